@@ -1,0 +1,213 @@
+"""The whole error family, arranged by what the caller can do about it.
+
+Every error that can cross a wire has a stable ``code`` (its class name). `to_wire` and
+`from_wire` carry an error between processes without pickling: code, text and determinacy.
+An error says what was wrong, with the operands, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Root of the family."""
+
+    determinate: bool = True
+    """True when the operation surely did not happen; False when it may have happened."""
+
+
+# -- the caller asked for something that cannot be: change the request ---------------------------
+
+
+class InvalidUsage(PenstockError):
+    """A rule of the interface was broken; the message names the operands."""
+
+
+class UnknownObject(InvalidUsage):
+    """No table, view or index of that name."""
+
+
+class ObjectExists(InvalidUsage):
+    """The name is taken."""
+
+
+class ObjectInUse(InvalidUsage):
+    """Other objects are built on it; drop them first."""
+
+
+class TypeMismatch(InvalidUsage):
+    """A row does not fit the table's columns."""
+
+
+class DuplicateKey(InvalidUsage):
+    """An inserted PRIMARY KEY is present already."""
+
+
+class AbsentRow(InvalidUsage):
+    """A row or key to delete or update is not there."""
+
+
+class QueryRejected(InvalidUsage):
+    """Spark rejected the statement; the message is Spark's."""
+
+
+class ReadBelowSince(InvalidUsage):
+    """The time is older than the retained history."""
+
+
+class ReadTooFarAhead(InvalidUsage):
+    """The time lies further ahead of the oracle than the limit."""
+
+
+class BadSettings(InvalidUsage):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+# -- wait, or try again ------------------------------------------------------------------------
+
+
+class WouldBlock(PenstockError):
+    """There is no room just now."""
+
+
+class Busy(PenstockError):
+    """A bounded resource is taken; try again later."""
+
+
+class DeadlineExceeded(PenstockError):
+    """The deadline passed first."""
+
+
+class Canceled(PenstockError):
+    """The operation was canceled on request."""
+
+
+# -- the other side is gone: reconnect ----------------------------------------------------------
+
+
+class Closed(PenstockError):
+    """This end was closed by its owner."""
+
+
+class Broken(PenstockError):
+    """The other end is gone."""
+
+
+class ActorDead(Broken):
+    """The actor stopped before it answered."""
+
+
+class Displaced(Broken):
+    """A newer connection took this one's place."""
+
+
+# -- somebody broke the protocol -----------------------------------------------------------------
+
+
+class ProtocolError(PenstockError):
+    """A message broke a rule of the protocol; the message names the rule."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our side tried to break the rule."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the rule; its connection is closed."""
+
+
+class FrameTooLarge(RemoteProtocolError):
+    """A frame announced more bytes than the limit; nothing was allocated."""
+
+
+class MalformedFrame(RemoteProtocolError):
+    """The bytes are not a frame of this protocol."""
+
+
+class UnknownCommand(RemoteProtocolError):
+    """A well-formed frame with a command this version does not know."""
+
+
+class IncompatibleVersion(RemoteProtocolError):
+    """The peers speak different protocol versions."""
+
+
+# -- storage --------------------------------------------------------------------------------------
+
+
+class StorageError(PenstockError):
+    """A store failed. `determinate` says whether the operation may have happened."""
+
+    def __init__(self, message: str, *, determinate: bool) -> None:
+        super().__init__(message)
+        self.determinate = determinate
+
+
+class StoreFull(StorageError):
+    """No space left on the device."""
+
+
+class Corrupt(StorageError):
+    """Stored bytes are not what was written."""
+
+
+class LeaseLost(StorageError):
+    """The reader's lease expired and the part is gone."""
+
+
+class Fenced(StorageError):
+    """Another process took over; this one must stop writing."""
+
+
+class StateDirectoryError(PenstockError):
+    """The state directory cannot be used: in use, of a newer version, or not writable."""
+
+
+class AddressInUse(PenstockError):
+    """The address to listen on is taken."""
+
+
+# -- the engine -------------------------------------------------------------------------------------
+
+
+class EngineError(PenstockError):
+    """Spark, or the process that holds it."""
+
+
+class DefiniteError(EngineError):
+    """The data make the expression fail: the error belongs to the view, from a time on."""
+
+
+class EngineLost(EngineError):
+    """The engine died; it is replaced and the job sent again."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine cannot be started; the message says why (no Java, for example)."""
+
+
+class ViewInError(PenstockError):
+    """The view holds an error at the time read: error or correct, never wrong."""
+
+
+def _family(root: type[PenstockError]) -> dict[str, type[PenstockError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _family(child)
+    return found
+
+
+def to_wire(error: BaseException) -> tuple[str, str, bool]:
+    """(code, text, determinate) of an error; strangers travel as `PenstockError`."""
+    if isinstance(error, PenstockError):
+        return type(error).__name__, str(error), error.determinate
+    return "PenstockError", f"{type(error).__name__}: {error}", False
+
+
+def from_wire(code: str, text: str, determinate: bool) -> PenstockError:
+    """The error that `to_wire` named; an unknown code becomes the root class."""
+    kind = _family(PenstockError).get(code, PenstockError)
+    if issubclass(kind, StorageError):
+        return kind(text, determinate=determinate)
+    error = kind(text)
+    error.determinate = determinate
+    return error

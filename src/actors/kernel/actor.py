@@ -1,0 +1,208 @@
+"""What an actor is, its address, and the context through which alone it touches the world.
+
+An actor handles one message at a time. It reads clocks, draws randomness, sets timers, spawns
+children and runs effects only through `Context`, so that a simulation can replace all of them.
+The result of an effect comes back as a message of the actor itself, into reserved room.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import anyio
+
+from actors.errors import DeadlineExceeded
+from actors.kernel.clock import Clock
+from actors.kernel.mailbox import Mailbox, MailboxStatistics, Reply
+
+if TYPE_CHECKING:
+    from actors.kernel.supervisor import Cell, Policy
+
+M = TypeVar("M")
+N = TypeVar("N")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Address(Generic[M]):
+    """Where to send an actor its messages. Cheap to copy, safe to keep after its death."""
+
+    __slots__ = ("_mailbox",)
+
+    def __init__(self, mailbox: Mailbox[M]) -> None:
+        self._mailbox = mailbox
+
+    @property
+    def path(self) -> str:
+        """Name of the actor in the tree, for people."""
+        return self._mailbox.path
+
+    def __repr__(self) -> str:
+        return f"<{self.path}>"
+
+    async def send(self, message: M) -> None:
+        """Sends, waiting for room. Raises `Closed` or `Broken`."""
+        await self._mailbox.send(message)
+
+    def send_nowait(self, message: M) -> None:
+        """Sends if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
+        self._mailbox.send_nowait(message)
+
+    def reply(self, message: M) -> bool:
+        """Answers an earlier request, in the room that request reserved: never waits.
+
+        False when the actor has stopped (counted there as unhandled).
+        """
+        return self._mailbox.deliver(message)
+
+    async def ask(
+        self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None
+    ) -> R:
+        """Sends ``make(reply)`` and waits for the answer.
+
+        Raises what the actor failed the reply with, `ActorDead` when it stops first, and
+        `DeadlineExceeded`.
+        """
+        reply: Reply[R] = Reply(self._mailbox.asks)
+        try:
+            with anyio.fail_after(None if deadline_ms is None else deadline_ms / 1000):
+                await self._mailbox.send(make(reply))
+                return await reply.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.path} did not answer in {deadline_ms} ms") from None
+        finally:
+            self._mailbox.asks.discard(reply)
+
+    def statistics(self) -> MailboxStatistics:
+        """The mailbox at this moment."""
+        return self._mailbox.statistics()
+
+
+class Effect:
+    """A running effect or timer; cancel it when its result no longer matters."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self._scope = scope
+
+    def cancel(self) -> None:
+        """Stops it; its result message is not sent."""
+        self._scope.cancel()
+
+
+class Context(Generic[M]):
+    """An actor's only way to the world."""
+
+    def __init__(self, cell: Cell[M]) -> None:
+        self._cell = cell
+
+    @property
+    def self(self) -> Address[M]:
+        """This actor's own address."""
+        return self._cell.address
+
+    @property
+    def path(self) -> str:
+        """This actor's path."""
+        return self._cell.path
+
+    @property
+    def clock(self) -> Clock:
+        """The clock (also for code below that needs one)."""
+        return self._cell.system.clock
+
+    @property
+    def random(self) -> random.Random:
+        """The system's seeded source of randomness."""
+        return self._cell.system.random
+
+    def now_ms(self) -> int:
+        """Wall clock in milliseconds since the epoch."""
+        return self._cell.system.clock.now_ms()
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds that never go back."""
+        return self._cell.system.clock.monotonic_ms()
+
+    def spawn(
+        self,
+        factory: Callable[[], Actor[N]],
+        name: str,
+        *,
+        mailbox: int | None = None,
+        policy: Policy | None = None,
+    ) -> Address[N]:
+        """Starts a child; it is stopped with (before) this actor."""
+        return self._cell.system.spawn_below(self._cell, factory, name, mailbox, policy)
+
+    async def stop_child(self, child: Address[Any]) -> None:
+        """Stops a child and waits until it has stopped."""
+        await self._cell.stop_child(child)
+
+    def watch(self, other: Address[Any], message: M) -> None:
+        """Delivers `message` here when `other` stops (at once if it has)."""
+        self._cell.system.watch(other, self._cell.address, message)
+
+    def stop(self) -> None:
+        """Asks this actor to stop after the current message."""
+        self._cell.request_stop()
+
+    def after(self, delay_ms: float, message: M) -> Effect:
+        """A timer: delivers `message` here after `delay_ms`."""
+
+        async def timer() -> None:
+            await anyio.sleep(delay_ms / 1000)
+
+        return self.effect(timer, done=lambda _: message)
+
+    def effect(
+        self,
+        run: Callable[[], Coroutine[Any, Any, T] | Awaitable[T]],
+        *,
+        done: Callable[[T], M | None],
+        failed: Callable[[Exception], M | None] | None = None,
+    ) -> Effect:
+        """Runs a coroutine beside the actor; its result comes back as a message.
+
+        ``done(result)`` (or ``failed(error)``) makes the message; None sends nothing. Without
+        `failed` an error crashes the actor. Effects are cancelled when the actor stops.
+        """
+        scope = anyio.CancelScope()
+
+        async def body() -> None:
+            message: M | None
+            with scope:
+                try:
+                    message = done(await cast("Awaitable[T]", run()))
+                except Exception as error:
+                    if failed is None:
+                        raise
+                    message = failed(error)
+                if message is not None:
+                    self._cell.address.reply(message)
+
+        self._cell.start_soon(body)
+        return Effect(scope)
+
+
+class Actor(Generic[M]):
+    """One mailbox, one task, no shared mutable state. Subclass and write `receive`."""
+
+    ctx: Context[M]
+
+    async def on_start(self) -> None:
+        """Runs before the first message."""
+
+    async def receive(self, message: M) -> None:
+        """Handles one message."""
+        raise NotImplementedError
+
+    async def on_stop(self) -> None:
+        """Runs after the last message, children already stopped."""
+
+    def describe(self) -> str:
+        """What it is doing or waiting for, for people."""
+        return ""

@@ -1,0 +1,1 @@
+"""Plans and engine jobs as frozen structs: what to compute, never how. Pure."""

@@ -1,0 +1,176 @@
+"""Jobs for the engine and their answers: declarative, complete, never closures.
+
+Sent to the `SparkExecutor` actor (which adds a reply slot) and by it, as msgpack frames, to the
+child process that holds PySpark. Rows travel as Arrow IPC streams when small, as files when
+large. A job is a pure function of its message: sending it again gives the same answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from actors.plan.delta import DeltaPlan
+from actors.plan.schema import Schema
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Updates handed to the engine: inline Arrow, files, or both (their union).
+
+    Parquet `files` hold parts (columns, ``__time``, ``__diff``); of these only rows with
+    ``lower <= __time < upper`` are read. `arrow` is one IPC stream of exactly the rows meant,
+    with the same columns. With `advance_to` set, times below it are raised to it. `columns`
+    names and orders the user columns.
+    """
+
+    schema: Schema
+    arrow: bytes | None = None
+    arrow_file: str | None = None
+    """The same as `arrow`, as an IPC file: for rows above `engine_inline_bytes_max`."""
+    files: tuple[str, ...] = ()
+    lower: int = 0
+    upper: int = 1 << 62
+    advance_to: int | None = None
+
+
+class Analyze(msgspec.Struct, frozen=True, tag=True):
+    """Asks Spark for the schema of each text over the given (empty) tables."""
+
+    job_id: str
+    tables: tuple[tuple[str, Schema], ...]
+    texts: tuple[str, ...]
+    conf: tuple[tuple[str, str], ...] = ()
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Makes a dataflow's plan known to the engine; later jobs name it by `dataflow`.
+
+    The engine builds the plan once on empty inputs and checks the output's schema. Sent again
+    to a new engine by the executor.
+    """
+
+    job_id: str
+    dataflow: str
+    plan: DeltaPlan
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """Runs strata `first` to `last` (inclusive) of a prepared plan in one Spark job.
+
+    `inputs` gives every input that these strata read and do not make themselves; an input left
+    out is empty.
+    """
+
+    job_id: str
+    dataflow: str
+    first: int
+    last: int
+    inputs: dict[str, Rows]
+    lo: int
+    hi: int
+
+
+class Difference(msgspec.Struct, frozen=True, tag=True):
+    """Plain Spark: the query over whole contents, minus old contents.
+
+    `tables` are the contents of each source up to a time (weights summed, rows repeated by
+    their weight). The answer holds (columns, ``__time`` = `time`, ``__diff``): what must be
+    appended to turn `old` into the query's result. Without `old` it is the result itself.
+    """
+
+    job_id: str
+    sql: str
+    tables: tuple[tuple[str, Rows], ...]
+    output: Schema
+    time: int
+    old: Rows | None = None
+    conf: tuple[tuple[str, str], ...] = ()
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Drops a prepared plan. No answer."""
+
+    job_id: str
+    dataflow: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Cancels a job wherever it is: waiting, planning or running."""
+
+    job_id: str
+
+
+Job: TypeAlias = Analyze | Prepare | Step | Difference | Forget | Cancel
+
+
+class Analyzed(msgspec.Struct, frozen=True, tag=True):
+    """Spark's schemas, one for each text; `deterministic` of each (as far as Spark tells)."""
+
+    job_id: str
+    schemas: tuple[Schema, ...]
+    deterministic: tuple[bool, ...] = ()
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """The plan is known."""
+
+    job_id: str
+
+
+class RowsDone(msgspec.Struct, frozen=True, tag=True):
+    """The updates that a Step or Difference made: Arrow IPC stream inline, or an IPC file.
+
+    The reader removes `arrow_file` when it has read it.
+    """
+
+    job_id: str
+    rows: int
+    arrow: bytes | None = None
+    arrow_file: str | None = None
+    spark_ms: float = 0.0
+
+
+class JobFailed(msgspec.Struct, frozen=True, tag=True):
+    """The job failed. `code` is an error class of `actors.errors`.
+
+    ``DefiniteError``: the data make an expression fail; ``QueryRejected``: analysis refused the
+    text; ``Canceled``; ``EngineLost``: retry.
+    """
+
+    job_id: str
+    code: str
+    text: str
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """First message of a child: the engine is up."""
+
+    job_id: str
+    spark_version: str
+    java_version: str
+    pid: int
+    jvm_pid: int
+
+
+Answer: TypeAlias = Analyzed | Prepared | RowsDone | JobFailed | EngineReady
+
+
+class Run(msgspec.Struct, frozen=True, tag=True):
+    """To the executor actor: run this job and answer `reply` (a `kernel.Reply[Answer]`).
+
+    A failure is given to the reply as the error itself (`DefiniteError`, `QueryRejected`,
+    `Canceled`, `EngineLost`, …), never as a `JobFailed`.
+    """
+
+    job: Job
+    reply: Any
+
+
+class CancelJob(msgspec.Struct, frozen=True, tag=True):
+    """To the executor actor: the job's caller gets `Canceled` at once."""
+
+    job_id: str
+
+
+ExecutorMessage: TypeAlias = Run | CancelJob

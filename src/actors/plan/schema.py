@@ -1,0 +1,125 @@
+"""Columns and their types, named as Spark names them, and the same as Arrow.
+
+A type is Spark's DDL text in lower case (``bigint``, ``decimal(12,2)``, ``array<string>``,
+``struct<a:int,b:string>``, ``map<string,int>``). Parts, arrangements and messages hold Arrow;
+`arrow_type` is the one place that ties the two. Three columns belong to the system: `TIME`,
+`DIFF` and, only in parts that hold error updates, `ERROR`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.errors import InvalidUsage
+
+TIME: Final = "__time"
+DIFF: Final = "__diff"
+ERROR: Final = "__error"
+SYSTEM_COLUMNS: Final = frozenset({TIME, DIFF, ERROR})
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column: its name, Spark type text, and whether it may hold NULL."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """Columns in order, and the names of the PRIMARY KEY's (empty: a bag)."""
+
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names in order."""
+        return tuple(column.name for column in self.columns)
+
+    def ddl(self) -> str:
+        """As Spark's DDL: ``a bigint, b string``, with names quoted."""
+        return ", ".join(
+            f"`{column.name.replace('`', '``')}` {column.type}"
+            + ("" if column.nullable else " not null")
+            for column in self.columns
+        )
+
+    def arrow(self) -> pa.Schema:
+        """The user columns as Arrow (all nullable there: updates of errors hold NULLs)."""
+        return pa.schema([pa.field(c.name, arrow_type(c.type)) for c in self.columns])
+
+    def arrow_updates(self) -> pa.Schema:
+        """The user columns, then `TIME` and `DIFF`, as parts hold them."""
+        return pa.schema(
+            [*self.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())]
+        )
+
+
+_SIMPLE: Final[dict[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "void": pa.null(),
+}
+
+
+@lru_cache(maxsize=1024)
+def arrow_type(text: str) -> pa.DataType:
+    """The Arrow type that holds a Spark type. Raises `InvalidUsage` for one we cannot store."""
+    text = text.strip()
+    low = text.lower()
+    if low in _SIMPLE:
+        return _SIMPLE[low]
+    if low in ("decimal", "dec", "numeric"):
+        return pa.decimal128(10, 0)
+    if low.startswith(("decimal(", "dec(", "numeric(")) and low.endswith(")"):
+        digits = [int(part) for part in low[low.index("(") + 1 : -1].split(",")]
+        return pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
+    if low.startswith(("varchar(", "char(")) and low.endswith(")"):
+        return pa.string()
+    if low.startswith("array<") and low.endswith(">"):
+        return pa.list_(pa.field("element", arrow_type(text[6:-1])))
+    if low.startswith("map<") and low.endswith(">"):
+        key, value = _split(text[4:-1])
+        return pa.map_(arrow_type(key), arrow_type(value))
+    if low.startswith("struct<") and low.endswith(">"):
+        fields = []
+        for field in _split(text[7:-1]):
+            name, _, kind = field.partition(":")
+            fields.append(pa.field(name.strip().strip("`"), arrow_type(kind)))
+        return pa.struct(fields)
+    raise InvalidUsage(f"column type {text!r} is not supported")
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the top-level commas."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        if char in "<(":
+            depth += 1
+        elif char in ">)":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    return [*parts, text[start:]]

@@ -1,0 +1,136 @@
+"""Updates as Arrow tables: consolidation, time, and the IPC form in which they travel.
+
+An updates table has the user columns, then `TIME` and `DIFF` (int64), and `ERROR` only where it
+holds error updates. Rows compare bit by bit and null-safe: what was inserted is retracted by
+the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.errors import MalformedFrame
+from actors.plan.schema import DIFF, TIME, Schema
+
+
+def to_ipc(table: pa.Table) -> bytes:
+    """One Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def from_ipc(data: bytes) -> pa.Table:
+    """The table in an IPC stream. Raises `MalformedFrame`."""
+    try:
+        return pa.ipc.open_stream(data).read_all()
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OSError, ValueError) as error:
+        raise MalformedFrame(f"not an Arrow IPC stream: {error}") from None
+
+
+def empty_updates(schema: Schema) -> pa.Table:
+    """No updates, with the right columns."""
+    return schema.arrow_updates().empty_table()
+
+
+def with_time(rows: pa.Table, time: int, diff: int) -> pa.Table:
+    """Rows as updates at one time with one diff."""
+    count = rows.num_rows
+    return rows.append_column(
+        pa.field(TIME, pa.int64()), pa.repeat(pa.scalar(time, pa.int64()), count)
+    ).append_column(pa.field(DIFF, pa.int64()), pa.repeat(pa.scalar(diff, pa.int64()), count))
+
+
+def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The table with one column replaced in place."""
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
+def advance(updates: pa.Table, to: int) -> pa.Table:
+    """Raises times below `to` to it."""
+    return set_column(updates, TIME, pc.max_element_wise(updates[TIME], pa.scalar(to, pa.int64())))
+
+
+def between(updates: pa.Table, lower: int, upper: int) -> pa.Table:
+    """Updates with ``lower <= time < upper``."""
+    times = updates[TIME]
+    return updates.filter(
+        pc.and_(
+            pc.greater_equal(times, pa.scalar(lower, pa.int64())),
+            pc.less(times, pa.scalar(upper, pa.int64())),
+        )
+    )
+
+
+def negate(updates: pa.Table) -> pa.Table:
+    """All diffs with the other sign."""
+    return set_column(updates, DIFF, pc.negate(updates[DIFF]))
+
+
+def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
+    """All rows of all tables (same columns, any order), in `schema`."""
+    parts = [table.select(schema.names).cast(schema) for table in tables]
+    return pa.concat_tables(parts) if parts else schema.empty_table()
+
+
+def distinct_times(updates: pa.Table) -> list[int]:
+    """The times that occur, ascending."""
+    return sorted(pc.unique(updates[TIME]).to_pylist())
+
+
+def _groupable(kind: pa.DataType) -> bool:
+    return not (pa.types.is_nested(kind) or pa.types.is_null(kind))
+
+
+def consolidate(updates: pa.Table) -> pa.Table:
+    """Sums the diffs of equal rows (at equal times when there is `TIME`) and drops zeros.
+
+    Works for every column type; nested columns go row by row and are slower.
+    """
+    if updates.num_rows == 0:
+        return updates
+    names = [name for name in updates.column_names if name != DIFF]
+    if all(_groupable(updates.schema.field(name).type) for name in names):
+        summed = _sum_groups(updates, names)
+    else:
+        summed = _sum_nested(updates, names)
+    kept = summed.filter(pc.not_equal(summed[DIFF], pa.scalar(0, pa.int64())))
+    return kept.select(updates.column_names).cast(updates.schema)
+
+
+def _bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Floats as their bits, so that -0.0, 0.0 and every NaN keep apart and equal themselves."""
+    if not pa.types.is_floating(column.type):
+        return column
+    kind = pa.int64() if pa.types.is_float64(column.type) else pa.int32()
+    return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+
+
+def _sum_groups(updates: pa.Table, names: Sequence[str]) -> pa.Table:
+    columns = {name: _bits(updates[name]) for name in names}
+    keyed = pa.table([*columns.values(), updates[DIFF]], names=[*names, DIFF])
+    grouped = keyed.group_by(list(names), use_threads=False).aggregate([(DIFF, "sum")])
+    arrays = []
+    for name in names:
+        column = grouped[name]
+        kind = updates.schema.field(name).type
+        if pa.types.is_floating(kind):
+            column = pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+        arrays.append(column)
+    return pa.table([*arrays, grouped[f"{DIFF}_sum"]], names=[*names, DIFF])
+
+
+def _sum_nested(updates: pa.Table, names: Sequence[str]) -> pa.Table:
+    first: dict[str, int] = {}
+    sums: dict[str, int] = {}
+    rows = updates.select(list(names)).to_pylist()
+    for index, (row, diff) in enumerate(zip(rows, updates[DIFF].to_pylist(), strict=True)):
+        key = repr(row)
+        first.setdefault(key, index)
+        sums[key] = sums.get(key, 0) + diff
+    kept = updates.select(list(names)).take(pa.array(list(first.values()), pa.int64()))
+    return kept.append_column(pa.field(DIFF, pa.int64()), pa.array(list(sums.values()), pa.int64()))

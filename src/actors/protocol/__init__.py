@@ -1,0 +1,1 @@
+"""Messages that cross a wire or a room: compute commands, client requests, frames."""

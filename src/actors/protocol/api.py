@@ -1,0 +1,225 @@
+"""Requests of the Python client to the controller, and its answers.
+
+Every request has a `request` number, unique within its connection; its answers carry the same.
+`Subscribe` is answered by many `Changes` until `Unsubscribe` or an error; every other request
+by exactly one answer. Rows travel as Arrow IPC streams. New fields last, with defaults.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from actors.plan.schema import Schema
+from actors.progress import Frontier, Time
+
+PROTOCOL_VERSION = 1
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """First frame of the client: its protocol version and name."""
+
+    version: int
+    client: str = ""
+
+
+class Welcomed(msgspec.Struct, frozen=True, tag=True):
+    """First frame of the service."""
+
+    version: int
+    service: str
+
+
+class CreateTable(msgspec.Struct, frozen=True, tag=True):
+    """Makes a table; `retain_history_ms` None: the service's default."""
+
+    request: int
+    name: str
+    schema: Schema
+    retain_history_ms: int | None = None
+
+
+class CreateView(msgspec.Struct, frozen=True, tag=True):
+    """Makes a maintained view of a Spark SQL query. Answered when it is in the catalog."""
+
+    request: int
+    name: str
+    sql: str
+    retain_history_ms: int | None = None
+    conf: dict[str, str] = {}
+
+
+class CreateIndex(msgspec.Struct, frozen=True, tag=True):
+    """Keeps an object ready by `key` for peeks."""
+
+    request: int
+    name: str
+    on: str
+    key: tuple[str, ...]
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Drops an object by name; refused with `ObjectInUse` while others stand on it."""
+
+    request: int
+    name: str
+
+
+class TableChange(msgspec.Struct, frozen=True):
+    """Changes to one table, all at one time.
+
+    `insert`: whole rows. `delete`: whole rows, or for a keyed table rows of its key columns.
+    `update` (keyed tables): rows that hold the key columns and the columns to set.
+    """
+
+    table: str
+    insert: bytes | None = None
+    delete: bytes | None = None
+    update: bytes | None = None
+
+
+class Write(msgspec.Struct, frozen=True, tag=True):
+    """Changes tables atomically, at one time. Answered by `Written` when durable."""
+
+    request: int
+    changes: tuple[TableChange, ...]
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """Contents of an object at `as_of` (None: the latest written time), by `key` or whole."""
+
+    request: int
+    name: str
+    as_of: Time | None = None
+    key: bytes | None = None
+    """Arrow IPC stream of the key values looked for (one row or more)."""
+    key_columns: tuple[str, ...] = ()
+    deadline_ms: int | None = None
+
+
+class Subscribe(msgspec.Struct, frozen=True, tag=True):
+    """Changes of an object. `from_` None: contents now, then changes; a frontier F: the changes
+    with ``time >= F`` only, as a resuming subscriber wants them."""
+
+    request: int
+    name: str
+    from_: Frontier | None = None
+    as_of: Time | None = None
+
+
+class Unsubscribe(msgspec.Struct, frozen=True, tag=True):
+    """Ends the subscribe (or cancels the read or wait) of that request number."""
+
+    request: int
+    target: int
+
+
+class WaitFor(msgspec.Struct, frozen=True, tag=True):
+    """Answered when every time up to and including `time` is sealed in the object."""
+
+    request: int
+    name: str
+    time: Time
+    deadline_ms: int | None = None
+
+
+class Status(msgspec.Struct, frozen=True, tag=True):
+    """All objects with their frontiers, and the oracle's time."""
+
+    request: int
+
+
+class Explain(msgspec.Struct, frozen=True, tag=True):
+    """A view's plan as text."""
+
+    request: int
+    name: str
+
+
+Request: TypeAlias = (
+    CreateTable
+    | CreateView
+    | CreateIndex
+    | Drop
+    | Write
+    | Read
+    | Subscribe
+    | Unsubscribe
+    | WaitFor
+    | Status
+    | Explain
+)
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """It is done; `text` where there is something to say (Explain)."""
+
+    request: int
+    text: str = ""
+
+
+class Written(msgspec.Struct, frozen=True, tag=True):
+    """The write is durable, at `time`."""
+
+    request: int
+    time: Time
+    rows: int
+
+
+class Contents(msgspec.Struct, frozen=True, tag=True):
+    """Rows of a read: columns and ``__diff``, Arrow IPC stream; read at `as_of`."""
+
+    request: int
+    as_of: Time
+    arrow: bytes
+
+
+class Changes(msgspec.Struct, frozen=True, tag=True):
+    """Updates with ``lower <= time < upper`` of a subscribe; `arrow` None: progress only."""
+
+    request: int
+    lower: Frontier
+    upper: Frontier
+    arrow: bytes | None = None
+
+
+class ObjectStatus(msgspec.Struct, frozen=True):
+    """One object as `Status` shows it."""
+
+    name: str
+    kind: str
+    since: Time
+    upper: Frontier
+    lag_ms: int
+    state: str = ""
+    text: str = ""
+    mode: str = ""
+    steps: int = 0
+    step_ms: float = 0.0
+    spark_ms: float = 0.0
+    rows_in: int = 0
+    rows_out: int = 0
+    schema: Schema | None = None
+    sql: str = ""
+
+
+class StatusReport(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Status`."""
+
+    request: int
+    time: Time
+    tables_upper: Frontier
+    objects: tuple[ObjectStatus, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The request failed; `code` is an error class of `actors.errors`."""
+
+    request: int
+    code: str
+    text: str
+    determinate: bool = True
+
+
+Answer: TypeAlias = Done | Written | Contents | Changes | StatusReport | Failed

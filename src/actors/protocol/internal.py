@@ -1,0 +1,246 @@
+"""Messages between the actors of one replica: sources, dataflows and workers.
+
+They stay inside the process and pass by reference; Arrow tables in them are immutable.
+Directions: commands go down (worker → dataflow → listen and fetch tasks), data and progress
+come up in room that a request reserved (`Address.reply`), so no cycle of actors can block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from actors.errors import PenstockError
+from actors.progress import Frontier, ObjectId, ShardId, Time
+from actors.protocol.compute import Command, SubscribeBatch
+
+# -- the sequencer: one order of all that renders --------------------------------------------------
+
+
+class Propose(msgspec.Struct, frozen=True, tag=True):
+    """Worker 0 (or a storage half) asks for a command to be ordered; `generation` is the count
+    of connections so far: commands of a displaced connection are dropped, never applied late."""
+
+    generation: int
+    command: Command
+
+
+class Sequenced(msgspec.Struct, frozen=True, tag=True):
+    """Command number `index` of the one order; every worker receives every index, in order."""
+
+    index: int
+    generation: int
+    command: Command
+
+
+# -- listen and fetch -------------------------------------------------------------------------------
+
+
+class DescribedPart(msgspec.Struct, frozen=True):
+    """A part of a batch, under a lease of the listen task that described it.
+
+    `lower`/`upper` bound the batch's times; in a snapshot, `upper` is ``as_of + 1``.
+    `part` is persist's own `Part`.
+    """
+
+    key: str
+    shard: ShardId
+    part: Any
+    lower: Time
+    upper: Frontier
+    bytes: int
+    rows: int
+    path: str | None = None
+    """Path of the blob as Spark can read it (None: inline)."""
+
+
+class StartListen(msgspec.Struct, frozen=True, tag=True):
+    """The start signal: snapshot at `as_of` if wanted, then all later batches."""
+
+    as_of: Time
+    snapshot: bool
+
+
+class Grant(msgspec.Struct, frozen=True, tag=True):
+    """The consumer has taken what was described: describe up to this many more bytes (at least
+    one batch)."""
+
+    bytes: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """The consumer is done with these parts: their leases return."""
+
+    keys: tuple[str, ...]
+
+
+class Described(msgspec.Struct, frozen=True, tag=True):
+    """Listen task → dataflow: parts with times in [lower, upper), and progress to `upper`."""
+
+    dataflow: ObjectId
+    incarnation: int
+    source: int
+    parts: tuple[DescribedPart, ...]
+    lower: Time
+    upper: Frontier
+    snapshot: bool = False
+
+
+class ListenFailed(msgspec.Struct, frozen=True, tag=True):
+    """The listen task's last message: the source freezes."""
+
+    dataflow: ObjectId
+    incarnation: int
+    source: int
+    error: PenstockError
+
+
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """Dataflow → fetch task: get this part; `time` is returned with the result."""
+
+    time: Frontier
+    part: DescribedPart
+
+
+class Fetched(msgspec.Struct, frozen=True, tag=True):
+    """Fetch task → dataflow: the part's updates, with the time that it was asked for."""
+
+    dataflow: ObjectId
+    incarnation: int
+    source: int
+    time: Frontier
+    key: str
+    updates: pa.Table
+
+
+class FetchFailed(msgspec.Struct, frozen=True, tag=True):
+    """A part could not be read: the time never completes, the source freezes."""
+
+    dataflow: ObjectId
+    incarnation: int
+    source: int
+    time: Frontier
+    key: str
+    error: PenstockError
+
+
+# -- workers and dataflows ----------------------------------------------------------------------------
+
+
+class StartSources(msgspec.Struct, frozen=True, tag=True):
+    """Dataflow → each worker: start the tasks of this incarnation; answered by one
+    `SourceStarted` a source. The worker with ``hash(dataflow, source) % N`` starts the listen
+    task, every worker a fetch task. Tasks of an earlier incarnation are stopped first."""
+
+    dataflow: ObjectId
+    incarnation: int
+
+
+class SourceStarted(msgspec.Struct, frozen=True, tag=True):
+    """Worker → dataflow. `fetch` is an Address; `listen` too, on one worker only."""
+
+    dataflow: ObjectId
+    incarnation: int
+    worker: int
+    source: int
+    fetch: Any
+    listen: Any = None
+
+
+class Scheduled(msgspec.Struct, frozen=True, tag=True):
+    """Worker 0 → dataflow: the suspension ends."""
+
+
+class CompactionAllowed(msgspec.Struct, frozen=True, tag=True):
+    """Worker 0 → dataflow: external readers need nothing below `frontier`."""
+
+    frontier: Frontier
+
+
+class WritesAllowed(msgspec.Struct, frozen=True, tag=True):
+    """Worker 0 → dataflow: read-only ended."""
+
+
+class Install(msgspec.Struct, frozen=True, tag=True):
+    """Dataflow → each worker: its partition of an index's updates in [lower, upper); answered
+    by `Installed`. `snapshot`: replaces everything (a fresh incarnation); times are already
+    advanced to as_of."""
+
+    dataflow: ObjectId
+    incarnation: int
+    lower: Time
+    upper: Frontier
+    updates: pa.Table
+    snapshot: bool = False
+
+
+class Installed(msgspec.Struct, frozen=True, tag=True):
+    """Worker → dataflow."""
+
+    dataflow: ObjectId
+    incarnation: int
+    worker: int
+    upper: Frontier
+
+
+class DataflowProgress(msgspec.Struct, frozen=True, tag=True):
+    """Dataflow → every worker: frontiers of the export; the worker reports them."""
+
+    dataflow: ObjectId
+    write: Frontier
+    input: Frontier
+    output: Frontier
+
+
+class DataflowStatus(msgspec.Struct, frozen=True, tag=True):
+    """Dataflow → worker 0: state for people, with the measures of the last step."""
+
+    dataflow: ObjectId
+    state: str
+    text: str = ""
+    hi: Frontier = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    step_ms: float = 0.0
+    spark_ms: float = 0.0
+    steps: int = 0
+
+
+class Emit(msgspec.Struct, frozen=True, tag=True):
+    """Dataflow → worker 0: a batch of a subscribe; answered by `Emitted` when the client's
+    queue has room again."""
+
+    dataflow: ObjectId
+    incarnation: int
+    batch: SubscribeBatch
+
+
+class Emitted(msgspec.Struct, frozen=True, tag=True):
+    """Worker 0 → dataflow: the batch was passed on; the next may come."""
+
+    dataflow: ObjectId
+    incarnation: int
+    upper: Frontier
+
+
+DataflowMessage: TypeAlias = (
+    Scheduled
+    | CompactionAllowed
+    | WritesAllowed
+    | SourceStarted
+    | Described
+    | ListenFailed
+    | Fetched
+    | FetchFailed
+    | Installed
+    | Emitted
+)
+"""What a dataflow hears from others (its own effects' results come on top)."""
+
+DataflowReport: TypeAlias = StartSources | Install | Emit | DataflowProgress | DataflowStatus
+"""What a worker hears from dataflows."""
+
+ListenMessage: TypeAlias = StartListen | Grant | Release
+FetchMessage: TypeAlias = Fetch

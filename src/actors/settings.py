@@ -1,0 +1,157 @@
+"""Every limit, with its unit, and the asserted relations between limits.
+
+`Settings` is one frozen record; `Settings.check` holds the arithmetic that ties limits to one
+another. Values come from defaults, a TOML file, ``PENSTOCK_*`` environment variables and flags,
+in rising precedence (`load`).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actors.errors import BadSettings
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All options of a service. Sizes in bytes, delays in milliseconds."""
+
+    # where
+    state_dir: str = "state"
+    listen: str = "127.0.0.1:6874"
+    """host:port of the client listener; port 0 takes a free one."""
+    cluster_listen: str = ""
+    """host:port of the replica protocol's listener; empty: in process only."""
+    workers: int = 2
+
+    # mailboxes and frames
+    mailbox_messages_max: int = 1024
+    frame_bytes_max: int = 64 * 1024 * 1024
+    engine_frame_bytes_max: int = 512 * 1024 * 1024
+    connections_max: int = 64
+    stash_responses_max: int = 4096
+    """Responses one channel adapter keeps for nonces not yet served."""
+    requests_in_flight_max: int = 256
+    """Per client connection."""
+    connect_timeout_ms: int = 5_000
+    idle_timeout_ms: int = 30_000
+    keepalive_ms: int = 5_000
+
+    # time
+    retain_history_ms: int = 3_600_000
+    """How far a since trails its upper, unless an object says otherwise."""
+    oracle_reserve_ms: int = 5_000
+    read_ahead_ms_max: int = 60_000
+    peek_deadline_ms: int = 30_000
+    group_commit_ms: int = 2
+    """How long the first write of a group waits for company."""
+    hold_downgrade_ms: int = 1_000
+    maintenance_ms: int = 250
+
+    # storage
+    part_bytes_target: int = 64 * 1024 * 1024
+    inline_part_bytes_max: int = 16 * 1024
+    inline_bytes_per_shard_max: int = 256 * 1024
+    batches_per_shard_max: int = 24
+    """Compaction starts beyond this many batches."""
+    reader_lease_ms: int = 900_000
+    blob_orphan_grace_ms: int = 600_000
+
+    # dataflows
+    inflight_bytes_per_dataflow_max: int = 64 * 1024 * 1024
+    fetches_in_flight_max: int = 8
+    """Per fetch task."""
+    lookup_rows_max: int = 200_000
+    """A step that touches more rows of one arrangement scans its shard in Spark instead."""
+    hidden_rows_whole_max: int = 2_000
+    """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
+    retry_delay_ms_min: int = 50
+    retry_delay_ms_max: int = 10_000
+    result_bytes_max: int = 48 * 1024 * 1024
+    """Of one peek; larger is an error to the reader."""
+    subscribe_inflight_bytes_max: int = 16 * 1024 * 1024
+    error_text_bytes_max: int = 4096
+
+    # engine
+    spark_master: str = "local[*]"
+    spark_driver_memory: str = "1g"
+    spark_conf: dict[str, str] = {}
+    engine_start_timeout_ms: int = 120_000
+    engine_jobs_in_flight_max: int = 8
+    engine_inline_bytes_max: int = 8 * 1024 * 1024
+    """Rows above this size go to the engine as a file."""
+    engine_attempts_max: int = 5
+    """A job that kills the engine this often is given up with `EngineLost`."""
+
+    # stopping
+    shutdown_deadline_ms: int = 15_000
+
+    def check(self) -> None:
+        """Raises `BadSettings` when a limit is out of range or two contradict each other."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int) and value <= 0:
+                raise BadSettings(f"{name} = {value}: must be greater than zero")
+        relations = [
+            (
+                self.inline_part_bytes_max <= self.inline_bytes_per_shard_max,
+                "inline_part_bytes_max must not exceed inline_bytes_per_shard_max",
+            ),
+            (
+                self.result_bytes_max < self.frame_bytes_max,
+                "result_bytes_max must be less than frame_bytes_max: a result travels in a frame",
+            ),
+            (
+                self.engine_inline_bytes_max < self.engine_frame_bytes_max,
+                "engine_inline_bytes_max must be less than engine_frame_bytes_max",
+            ),
+            (
+                self.keepalive_ms * 2 <= self.idle_timeout_ms,
+                "keepalive_ms must be at most half of idle_timeout_ms",
+            ),
+            (
+                self.retry_delay_ms_min <= self.retry_delay_ms_max,
+                "retry_delay_ms_min must not exceed retry_delay_ms_max",
+            ),
+        ]
+        for holds, text in relations:
+            if not holds:
+                raise BadSettings(text)
+
+
+def load(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings from defaults, a TOML file, the environment and flags, in rising precedence.
+
+    Raises `BadSettings` naming the file, variable or flag that does not fit.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            values |= tomllib.loads(file.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise BadSettings(f"cannot read settings from {file}: {error}") from None
+    fields = {field.name: field for field in msgspec.structs.fields(Settings)}
+    for name, text in (os.environ if environment is None else environment).items():
+        key = name.removeprefix("PENSTOCK_").lower()
+        if name.startswith("PENSTOCK_") and key in fields and key != "spark_conf":
+            values[key] = int(text) if _is_int(fields[key], text) else text
+    values |= {key: value for key, value in (flags or {}).items() if value is not None}
+    try:
+        settings = msgspec.convert(values, Settings)
+    except msgspec.ValidationError as error:
+        raise BadSettings(f"settings: {error}") from None
+    settings.check()
+    return settings
+
+
+def _is_int(field: msgspec.structs.FieldInfo, text: str) -> bool:
+    return field.type in (int, "int") and text.lstrip("-").isdigit()
