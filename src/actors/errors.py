@@ -15,7 +15,7 @@ class PenstockError(Exception):
     """True when the operation surely did not happen; False when it may have happened."""
 
 
-# -- the caller asked for something that cannot be: change the request ---------------------------
+# -- the caller asked for something that cannot be: change the request -------------------------
 
 
 class InvalidUsage(PenstockError):
@@ -81,7 +81,7 @@ class Canceled(PenstockError):
     """The operation was canceled on request."""
 
 
-# -- the other side is gone: reconnect ----------------------------------------------------------
+# -- the other side is gone: reconnect ---------------------------------------------------------
 
 
 class Closed(PenstockError):
@@ -100,7 +100,7 @@ class Displaced(Broken):
     """A newer connection took this one's place."""
 
 
-# -- somebody broke the protocol -----------------------------------------------------------------
+# -- somebody broke the protocol ---------------------------------------------------------------
 
 
 class ProtocolError(PenstockError):
@@ -131,7 +131,7 @@ class IncompatibleVersion(RemoteProtocolError):
     """The peers speak different protocol versions."""
 
 
-# -- storage --------------------------------------------------------------------------------------
+# -- storage -----------------------------------------------------------------------------------
 
 
 class StorageError(PenstockError):
@@ -166,7 +166,7 @@ class AddressInUse(PenstockError):
     """The address to listen on is taken."""
 
 
-# -- the engine -------------------------------------------------------------------------------------
+# -- the engine --------------------------------------------------------------------------------
 
 
 class EngineError(PenstockError):

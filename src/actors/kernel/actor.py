@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
@@ -57,9 +57,7 @@ class Address(Generic[M]):
         """
         return self._mailbox.deliver(message)
 
-    async def ask(
-        self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None
-    ) -> R:
+    async def ask(self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None) -> R:
         """Sends ``make(reply)`` and waits for the answer.
 
         Raises what the actor failed the reply with, `ActorDead` when it stops first, and
@@ -176,7 +174,7 @@ class Context(Generic[M]):
             message: M | None
             with scope:
                 try:
-                    message = done(await cast("Awaitable[T]", run()))
+                    message = done(await run())
                 except Exception as error:
                     if failed is None:
                         raise

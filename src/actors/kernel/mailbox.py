@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -219,9 +220,28 @@ class Mailbox(Generic[M]):
             waiter = self._senders.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+        self.fail_asks(broken)
+
+    def fail_asks(self, broken: str | None) -> None:
+        """Answers open asks with `ActorDead`; what was asked may have happened.
+
+        An ask whose message (by its field ``reply``) still waits here is left alone: a
+        restarted receiver will answer it.
+        """
         why = f"crashed: {broken}" if broken else "stopped"
+        waiting = {id(getattr(envelope.message, "reply", None)) for envelope in self._queue}
         for reply in list(self.asks):
-            reply.fail(ActorDead(f"{self.path} {why} before it answered"))
+            if id(reply) in waiting:
+                continue
+            error = ActorDead(f"{self.path} {why} before it answered")
+            error.determinate = False
+            reply.fail(error)
+
+    def put_back(self, envelopes: Sequence[Envelope[M]]) -> None:
+        """Returns messages received but not handled to the front (the receiver crashed)."""
+        self._queue.extendleft(reversed(envelopes))
+        self._reserved += sum(envelope.reserved for envelope in envelopes)
+        self._received -= len(envelopes)
 
     def statistics(self) -> MailboxStatistics:
         """Depth, high-water mark and counts."""

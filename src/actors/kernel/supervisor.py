@@ -113,7 +113,7 @@ class Cell(Generic[M]):
                 try:
                     await self._live()
                     return
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 (a crash of any kind has its policy)
                     cause = _innermost(error)
                     broken = f"{type(cause).__name__}: {cause}"
                     if self._stopping or not await self._survives(cause):
@@ -147,6 +147,9 @@ class Cell(Generic[M]):
                 token = TRACEPARENT.set(envelope.traceparent)
                 try:
                     await actor.receive(envelope.message)
+                except BaseException:
+                    self.mailbox.put_back(batch[index + 1 :])
+                    raise
                 finally:
                     TRACEPARENT.reset(token)
                 if self._stopping:
@@ -159,6 +162,7 @@ class Cell(Generic[M]):
         await self._stop_children()
         story = f"{self.path} failed after {list(self.story)}: {type(error).__name__}: {error}"
         log.error(story, exc_info=error)
+        self.mailbox.fail_asks(f"{type(error).__name__}: {error}")
         if self.policy.kind == "restart":
             now = self.system.clock.monotonic_ms()
             self._crashes.append(now)

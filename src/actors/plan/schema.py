@@ -55,9 +55,7 @@ class Schema(msgspec.Struct, frozen=True):
 
     def arrow_updates(self) -> pa.Schema:
         """The user columns, then `TIME` and `DIFF`, as parts hold them."""
-        return pa.schema(
-            [*self.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())]
-        )
+        return pa.schema([*self.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
 
 
 _SIMPLE: Final[dict[str, pa.DataType]] = {

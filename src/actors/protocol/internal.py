@@ -16,7 +16,7 @@ from actors.errors import PenstockError
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import Command, SubscribeBatch
 
-# -- the sequencer: one order of all that renders --------------------------------------------------
+# -- the sequencer: one order of all that renders ----------------------------------------------
 
 
 class Propose(msgspec.Struct, frozen=True, tag=True):
@@ -35,7 +35,7 @@ class Sequenced(msgspec.Struct, frozen=True, tag=True):
     command: Command
 
 
-# -- listen and fetch -------------------------------------------------------------------------------
+# -- listen and fetch --------------------------------------------------------------------------
 
 
 class DescribedPart(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class FetchFailed(msgspec.Struct, frozen=True, tag=True):
     error: PenstockError
 
 
-# -- workers and dataflows ----------------------------------------------------------------------------
+# -- workers and dataflows ---------------------------------------------------------------------
 
 
 class StartSources(msgspec.Struct, frozen=True, tag=True):
