@@ -1,0 +1,55 @@
+"""Runs every benchmark of this folder, one after another, and writes RESULTS.md."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from measure import Measure
+
+HERE = Path(__file__).parent
+NOT_BENCHMARKS = {"measure.py", "run_all.py"}
+
+
+def main() -> int:
+    """Exit status 1 when a benchmark fails; a figure short of its target is only reported."""
+    quick = ["--quick"] if "--quick" in sys.argv else []
+    lines = [
+        "# Results",
+        "",
+        f"Written by `make bench` on {platform.machine()}, Python {platform.python_version()}"
+        f"{', quick (smoke) run' if quick else ''}. Read ratios, not absolute times.",
+        "",
+        "| measure | ours | peer | ratio | target | |",
+        "|---|---|---|---|---|---|",
+    ]
+    failed = 0
+    for script in sorted(HERE.glob("*.py")):
+        if script.name in NOT_BENCHMARKS:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "measures.json"
+            done = subprocess.run(
+                [sys.executable, str(script), "--json", str(file), *quick], check=False
+            )
+            failed += done.returncode != 0
+            if file.exists():
+                for m in msgspec.json.decode(file.read_bytes(), type=list[Measure]):
+                    target = "–" if m.target is None else f"≤ {m.target:g}"
+                    verdict = m.line().rsplit(" ", 1)[1]
+                    lines.append(
+                        f"| {m.name} | {m.ours:.1f} {m.unit} | {m.peer:.1f} {m.unit} "
+                        f"| {m.ratio:.3f} | {target} | {verdict} |"
+                    )
+    if not quick:
+        (HERE / "RESULTS.md").write_text("\n".join(lines) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Updates as Arrow: consolidation against a plain count, and the IPC form."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.errors import InvalidUsage, MalformedFrame
+from actors.plan.schema import DIFF, TIME, Column, Schema, arrow_type
+from actors.plan.updates import (
+    advance,
+    between,
+    consolidate,
+    distinct_times,
+    from_ipc,
+    negate,
+    to_ipc,
+    with_time,
+)
+
+SCHEMA = Schema((Column("a", "int"), Column("f", "double"), Column("s", "string")))
+rows = st.tuples(
+    st.sampled_from([None, 1, 2]),
+    st.sampled_from([None, 0.0, -0.0, 1.5, math.nan]),
+    st.sampled_from([None, "", "x"]),
+    st.integers(0, 3),
+    st.integers(-2, 2),
+)
+
+
+def table_of(values: list[tuple[Any, ...]]) -> pa.Table:
+    names = [*SCHEMA.names, TIME, DIFF]
+    columns = [[value[index] for value in values] for index in range(len(names))]
+    return pa.table(dict(zip(names, columns, strict=True)), schema=SCHEMA.arrow_updates())
+
+
+def counted(values: list[tuple[Any, ...]]) -> Counter[tuple[str, ...]]:
+    sums: Counter[tuple[str, ...]] = Counter()
+    for *row, diff in values:
+        sums[tuple(map(repr, row))] += diff
+    return Counter({row: diff for row, diff in sums.items() if diff})
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+@given(st.lists(rows, max_size=30))
+def test_consolidate_equals_counting_bit_by_bit(values: list[tuple[Any, ...]]) -> None:
+    result = consolidate(table_of(values))
+    assert result.schema == SCHEMA.arrow_updates()
+    assert len(rows_of(result)) == len(counted(values))
+    assert counted(rows_of(result)) == counted(values)
+
+
+@given(st.lists(rows, max_size=20))
+def test_consolidate_of_nested_columns(values: list[tuple[Any, ...]]) -> None:
+    flat = table_of(values)
+    nested = flat.append_column("l", pa.array([[v[0], v[0]] for v in values], pa.list_(pa.int32())))
+    result = consolidate(nested)
+    assert counted(rows_of(result.drop(["l"]).select(flat.column_names))) == counted(values)
+
+
+def test_times_can_be_cut_and_advanced() -> None:
+    table = table_of([(1, 1.0, "x", t, 1) for t in range(5)])
+    assert distinct_times(between(table, 1, 3)) == [1, 2]
+    assert distinct_times(advance(table, 3)) == [3, 4]
+    assert consolidate(pa.concat_tables([table, negate(table)])).num_rows == 0
+
+
+def test_ipc_round_trip_and_garbage() -> None:
+    table = with_time(pa.table({"a": [1, None]}), 7, 2)
+    assert from_ipc(to_ipc(table)).equals(table)
+    with pytest.raises(MalformedFrame):
+        from_ipc(b"not arrow at all")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("BIGINT", pa.int64()),
+        ("decimal(12, 2)", pa.decimal128(12, 2)),
+        ("array<struct<a:int,b:map<string,decimal(3,1)>>>", None),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+    ],
+)
+def test_spark_types_as_arrow(text: str, kind: pa.DataType | None) -> None:
+    made = arrow_type(text)
+    assert kind is None or made == kind
+
+
+def test_nested_type_text() -> None:
+    made = arrow_type("struct<a:int,b:array<decimal(3,1)>>")
+    value = pa.array([{"a": 1, "b": [Decimal("1.5")]}], made)
+    assert value.to_pylist() == [{"a": 1, "b": [Decimal("1.5")]}]
+
+
+def test_unknown_type_is_named() -> None:
+    with pytest.raises(InvalidUsage, match="interval"):
+        arrow_type("interval day")
