@@ -36,6 +36,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connections_max: int = 64
     stash_responses_max: int = 4096
     """Responses one channel adapter keeps for nonces not yet served."""
+    responses_in_flight_max: int = 64
+    """Of one worker: handed to its channel adapter and not yet taken by the client."""
+    peeks_pending_max: int = 16_384
+    """Of one replica's client; more are refused with `Busy`."""
     requests_in_flight_max: int = 256
     """Per client connection."""
     connect_timeout_ms: int = 5_000
@@ -45,6 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # time
     retain_history_ms: int = 3_600_000
     """How far a since trails its upper, unless an object says otherwise."""
+    index_history_ms: int = 60_000
+    """How far back an index serves reads; older ones are read from the shard."""
     oracle_reserve_ms: int = 5_000
     read_ahead_ms_max: int = 60_000
     peek_deadline_ms: int = 30_000
@@ -66,6 +72,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inflight_bytes_per_dataflow_max: int = 64 * 1024 * 1024
     fetches_in_flight_max: int = 8
     """Per fetch task."""
+    fetch_attempts_max: int = 5
+    """Of one part, while the store answers indeterminately; then the source freezes."""
+    described_in_flight_max: int = 16
+    """Descriptions that a listen task sends ahead of its consumer's grants."""
     lookup_rows_max: int = 200_000
     """A step that touches more rows of one arrangement scans its shard in Spark instead."""
     hidden_rows_whole_max: int = 2_000
@@ -83,6 +93,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spark_conf: dict[str, str] = {}
     engine_start_timeout_ms: int = 120_000
     engine_jobs_in_flight_max: int = 8
+    engine_queue_max: int = 1024
+    """Jobs that wait for a place in the engine; more are refused with `Busy`."""
+    engine_cancel_timeout_ms: int = 10_000
+    """An engine that has not let go of a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows above this size go to the engine as a file."""
     engine_attempts_max: int = 5

@@ -1,0 +1,6 @@
+"""Collections kept ready by key, as immutable sorted runs of Arrow. What others use."""
+
+from actors.arrangement.arrangement import Arrangement as Arrangement
+from actors.arrangement.arrangement import ArrangementStatistics as ArrangementStatistics
+from actors.arrangement.arrangement import Limits as Limits
+from actors.arrangement.arrangement import partition as partition

@@ -54,6 +54,8 @@ class DescribedPart(msgspec.Struct, frozen=True):
     rows: int
     path: str | None = None
     """Path of the blob as Spark can read it (None: inline)."""
+    snapshot: bool = False
+    """Of a snapshot: times are to be raised to ``upper - 1``."""
 
 
 class StartListen(msgspec.Struct, frozen=True, tag=True):
@@ -65,7 +67,7 @@ class StartListen(msgspec.Struct, frozen=True, tag=True):
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
     """The consumer has taken what was described: describe up to this many more bytes (at least
-    one batch)."""
+    one batch). Exactly one Grant for each Described, empty progress included."""
 
     bytes: int
 

@@ -1,0 +1,368 @@
+"""An arrangement: a collection kept ready by key, with its times.
+
+Theory of operation. Inserts become runs (`run`), sorted by key hash (`hashing`); a lookup
+searches every run; `maintain` merges runs (`merge`) so that there are few. Everything a reader
+needs is one immutable record (`_State`) swapped whole, so lookups take no lock and see one
+moment. Small runs stay in memory, within a budget; larger ones are mapped files.
+
+Rules.
+- One thread inserts at a time; `maintain` may run beside it and beside any number of readers.
+  A merge replaces exactly the runs it read: an insert that came meanwhile is kept, because
+  inserts only append and merges exclude one another.
+- ``lower <= time < upper`` for every insert, with `lower` the upper before it.
+- Reads are at ``time < before`` with ``since < before <= upper``; beyond either end they are
+  refused, never wrong.
+- A lookup answers a superset: all updates whose key columns equal a given row as Spark may
+  see it, some others, and every error update (an error belongs to the whole collection).
+  Neither consolidated nor ordered.
+
+It does not persist: a new arrangement starts empty, whatever the directory held.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.arrangement.hashing import Hashes, check_key_type, hash_columns, key_hashes
+from actors.arrangement.matching import conform
+from actors.arrangement.merge import merge, merge_from, wants_compaction
+from actors.arrangement.run import HASH, Run, in_memory, on_disk, sort
+from actors.errors import Closed, InvalidUsage, ReadBelowSince
+from actors.plan.schema import ERROR, TIME, Schema
+from actors.progress import Frontier, Time, format_frontier
+
+_RUN_NUMBERS: Final = itertools.count()
+"""Of the process: a new arrangement in the directory of an old one never meets its file names."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one arrangement; sizes in bytes."""
+
+    memory_run_bytes_max: int = 1 << 20
+    """Larger runs become files."""
+    memory_bytes_max: int = 4 << 20
+    """Of all runs in memory together."""
+    memory_runs_max: int = 8
+    """Beyond this an insert merges small runs itself, so that lookups stay fast between calls
+    of `maintain`."""
+    block_bytes: int = 64 << 20
+    """Target size of a block of a merged run: what a merge holds in memory."""
+
+
+class ArrangementStatistics(msgspec.Struct, frozen=True):
+    """An arrangement at one moment."""
+
+    rows: int
+    """Updates held, before consolidation."""
+    runs: int
+    bytes_mapped: int
+    bytes_memory: int
+    rows_read: int
+    """Updates that lookups have copied out of runs so far."""
+
+
+class _State(msgspec.Struct, frozen=True):
+    runs: tuple[Run, ...] = ()
+    upper: Frontier = 0
+    since: Time = 0
+
+
+def partition(updates: pa.Table, key: tuple[str, ...], count: int) -> list[pa.Table]:
+    """Updates split over `count` owners by key hash, the same way in every process.
+
+    Equal keys (and all error updates) have one owner. Raises `InvalidUsage` for a count below 1.
+    """
+    if count < 1:
+        raise InvalidUsage(f"cannot split updates over {count} partitions: give at least 1")
+    if count == 1:
+        return [updates]
+    owners = key_hashes(updates, key) % np.uint64(count)
+    order = np.argsort(owners, kind="stable")
+    sizes = np.bincount(owners.astype(np.int64), minlength=count)
+    sorted_updates = updates.take(pa.array(order))
+    starts = np.cumsum(sizes) - sizes
+    return [
+        sorted_updates.slice(int(start), int(size))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+class Arrangement:
+    """A collection by key. Synchronous and blocking (files): call it off the event loop."""
+
+    def __init__(
+        self, directory: Path, schema: Schema, key: tuple[str, ...], limits: Limits | None = None
+    ) -> None:
+        """Empty, with `directory` for its own files (made if needed, old runs removed).
+
+        An empty `key` makes every lookup a scan. Raises `InvalidUsage` when the key is not of
+        the schema or cannot be compared.
+        """
+        self.schema = schema
+        self.key = key
+        self._limits = limits or Limits()
+        self._updates_schema = schema.arrow_updates()
+        self._run_schema = self._updates_schema.insert(0, pa.field(HASH, pa.uint64()))
+        for name in key:
+            if name not in schema.names:
+                raise InvalidUsage(f"key column {name} is not one of {', '.join(schema.names)}")
+            check_key_type(name, self._updates_schema.field(name).type)
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob("run-*.arrow"):
+            left.unlink()
+        self._state = _State()
+        self._rows_read = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        """Guards the swap of `_state`; held for an instant only."""
+        self._merging = threading.Lock()
+        """Held while runs are merged: one merge at a time."""
+
+    @property
+    def upper(self) -> Frontier:
+        """Everything below is in."""
+        return self._state.upper
+
+    @property
+    def since(self) -> Time:
+        """Reads need ``before > since`` (any `before` while it is 0)."""
+        return self._state.since
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def insert(self, updates: pa.Table, upper: Frontier) -> None:
+        """Adds updates with times from the present upper to below `upper`, and moves it there.
+
+        Raises `InvalidUsage` when `upper` goes back or a time lies outside, `Closed`, and
+        `StorageError` (then nothing was inserted).
+        """
+        self._check_open()
+        lower = self._state.upper
+        if upper < lower:
+            raise InvalidUsage(
+                f"upper {format_frontier(upper)} is before the arrangement's own, "
+                f"{format_frontier(lower)}: insert what follows it"
+            )
+        if updates.num_rows:
+            times = pc.min_max(updates[TIME])
+            low, high = times["min"].as_py(), times["max"].as_py()
+            if low < lower or high >= upper:
+                raise InvalidUsage(
+                    f"updates at times {low} to {high} do not lie in [{lower}, {upper})"
+                )
+        run = self._make_run(updates) if updates.num_rows else None
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                runs = self._state.runs if run is None else (*self._state.runs, run)
+                self._state = _State(runs, upper, self._state.since)
+        if closed:
+            if run is not None:
+                run.remove()
+            self._check_open()
+        self._merge_small()
+
+    def _make_run(self, updates: pa.Table) -> Run | None:
+        schema = self._updates_schema
+        if ERROR in updates.column_names and updates[ERROR].null_count < updates.num_rows:
+            schema = schema.append(pa.field(ERROR, pa.string()))
+        updates = updates.select(schema.names).cast(schema)
+        hashes = key_hashes(updates, self.key)
+        state, limits = self._state, self._limits
+        size = updates.nbytes + hashes.nbytes
+        in_use = sum(run.bytes for run in state.runs if run.path is None)
+        if size <= limits.memory_run_bytes_max and in_use + size <= limits.memory_bytes_max:
+            return in_memory(sort(updates, hashes, len(hashes)), state.since)
+        block_rows = max(1, limits.block_bytes * updates.num_rows // max(1, size))
+        schema = schema.insert(0, pa.field(HASH, pa.uint64()))
+        return on_disk(sort(updates, hashes, block_rows), schema, state.since, self._new_path())
+
+    def allow_compaction(self, since: Time) -> None:
+        """Reads below `since` are given up; `maintain` may then advance times to it. A since
+        that lies further back than the present one changes nothing."""
+        with self._lock:
+            state = self._state
+            self._state = _State(state.runs, state.upper, max(state.since, since))
+
+    # -- maintenance ------------------------------------------------------------------------------
+
+    def maintain(self) -> None:
+        """Merges runs until few are left, and compacts old times. May run beside an insert.
+
+        Raises `StoreFull` and `StorageError`; the arrangement is then as it was.
+        """
+        with self._merging:
+            while not self._closed and self._maintain_once():
+                pass
+
+    def _maintain_once(self) -> bool:
+        state = self._state
+        start = merge_from([run.rows for run in state.runs])
+        if start < len(state.runs):
+            self._replace(start, len(state.runs), state)
+            return True
+        for index, run in enumerate(state.runs):
+            if wants_compaction(run, state.since):
+                self._replace(index, index + 1, state)
+                return True
+        return False
+
+    def _merge_small(self) -> None:
+        """Keeps the number of runs in memory down between calls of `maintain`, with work that
+        the memory budget bounds. A merge under way already does as well."""
+        limits = self._limits
+        if sum(run.path is None for run in self._state.runs) <= limits.memory_runs_max:
+            return
+        if not self._merging.acquire(blocking=False):
+            return
+        try:
+            state = self._state
+            start = merge_from([run.rows for run in state.runs])
+            while start < len(state.runs) and (
+                sum(run.bytes for run in state.runs[start:]) > limits.memory_bytes_max
+            ):
+                start += 1
+            if len(state.runs) - start > 1:
+                self._replace(start, len(state.runs), state)
+        finally:
+            self._merging.release()
+
+    def _replace(self, first: int, last: int, seen: _State) -> None:
+        """Merges ``seen.runs[first:last]`` into one run, and swaps that in."""
+        old = seen.runs[first:last]
+        limits = self._limits
+        new = merge(
+            old,
+            self._run_schema,
+            seen.since,
+            self._new_path(),
+            memory_bytes=limits.memory_run_bytes_max,
+            block_bytes=limits.block_bytes,
+        )
+        with self._lock:
+            state = self._state
+            swapped = not self._closed
+            if swapped:
+                assert state.runs[first:last] == old, "merges exclude one another"
+                middle = () if new is None else (new,)
+                runs = (*state.runs[:first], *middle, *state.runs[last:])
+                self._state = _State(runs, state.upper, state.since)
+        for run in old if swapped else [new]:
+            if run is not None:
+                run.remove()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def lookup(self, keys: pa.Table, before: Time) -> pa.Table:
+        """Updates with ``time < before`` whose key equals a row of `keys` (columns by position):
+        a superset, and all error updates (then with column ``__error``).
+
+        The cost follows the keys and what they match. Key types that compare only after a
+        rounding conversion (a bigint with a double) make it a scan. Raises `ReadBelowSince`,
+        `InvalidUsage` (`before` beyond upper, wrong number of columns) and `Closed`.
+        """
+        if keys.num_columns != len(self.key):
+            raise InvalidUsage(
+                f"{keys.num_columns} key columns given ({', '.join(keys.column_names)}), "
+                f"the arrangement has {len(self.key)}: {', '.join(self.key)}"
+            )
+        state = self._readable(before)
+        wanted = self._wanted(keys)
+        if wanted is None:
+            return self._scan(state, before)
+        found = [batch for run in state.runs if run.time_min < before for batch in run.find(wanted)]
+        with self._lock:
+            self._rows_read += sum(batch.num_rows for batch in found)
+        return self._answer(found, state, before)
+
+    def _wanted(self, keys: pa.Table) -> Hashes | None:
+        """Hashes to look for, ascending and distinct; None when a lookup cannot be narrowed."""
+        if not self.key:
+            return None
+        columns = []
+        kept = np.ones(keys.num_rows, np.bool_)
+        for name, given in zip(self.key, keys.columns, strict=True):
+            conformed = conform(given, self._updates_schema.field(name).type)
+            if conformed is None:
+                return None
+            columns.append(conformed[0])
+            if conformed[1]:
+                kept &= np.array(conformed[1], np.bool_)
+        return np.unique(hash_columns(columns, keys.num_rows)[kept])
+
+    def scan(self, before: Time) -> pa.Table:
+        """All updates with ``time < before``; mapped rows are not copied unless a time filter
+        is needed. Raises as `lookup` does."""
+        return self._scan(self._readable(before), before)
+
+    def _scan(self, state: _State, before: Time) -> pa.Table:
+        found = [block.rows for run in state.runs if run.time_min < before for block in run.blocks]
+        return self._answer(found, state, before)
+
+    def _readable(self, before: Time) -> _State:
+        self._check_open()
+        state = self._state
+        if state.since and before <= state.since:
+            raise ReadBelowSince(
+                f"contents before {before} were given up: the arrangement's since is {state.since}"
+            )
+        if before > state.upper:
+            raise InvalidUsage(
+                f"contents before {before} are not complete: "
+                f"the arrangement's upper is {format_frontier(state.upper)}"
+            )
+        return state
+
+    def _answer(self, batches: list[pa.RecordBatch], state: _State, before: Time) -> pa.Table:
+        if not batches:
+            return self._updates_schema.empty_table()
+        if any(ERROR in batch.schema.names for batch in batches):
+            tables = [pa.Table.from_batches([batch]) for batch in batches]
+            table = pa.concat_tables(tables, promote_options="default")
+        else:
+            table = pa.Table.from_batches(batches)
+        if any(run.time_max >= before for run in state.runs):
+            table = table.filter(pc.less(table[TIME], pa.scalar(before, pa.int64())))
+        names = list(self._updates_schema.names)
+        if ERROR in table.column_names and table[ERROR].null_count < table.num_rows:
+            names.append(ERROR)
+        return table.select(names)
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    def statistics(self) -> ArrangementStatistics:
+        """Sizes at this moment."""
+        runs = self._state.runs
+        return ArrangementStatistics(
+            rows=sum(run.rows for run in runs),
+            runs=len(runs),
+            bytes_mapped=sum(run.bytes for run in runs if run.path is not None),
+            bytes_memory=sum(run.bytes for run in runs if run.path is None),
+            rows_read=self._rows_read,
+        )
+
+    def close(self, remove: bool = True) -> None:
+        """Ends it; with `remove` its files go too. Tables already read stay good."""
+        with self._lock:
+            self._closed = True
+            runs = self._state.runs
+            self._state = _State((), self._state.upper, self._state.since)
+        if remove:
+            for run in runs:
+                run.remove()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the arrangement in {self._directory} was closed")
+
+    def _new_path(self) -> Path:
+        return self._directory / f"run-{next(_RUN_NUMBERS):08d}.arrow"

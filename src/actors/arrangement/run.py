@@ -1,0 +1,201 @@
+"""A run: updates sorted by key hash, immutable, in memory or as a mapped Arrow IPC file.
+
+Theory of operation. A run is a sequence of blocks (record batches) with `HASH` as first
+column; hashes rise from row to row and from block to block. A lookup is a binary search in the
+hash column and a `take` of what it found, so it costs what its keys cost: neither reads the
+rest of the run, which for a mapped file stays on disk until touched.
+
+A file is written whole, then mapped, and never changes; removing it while readers use the
+mapping is safe (the pages live as long as the map). It is a cache: nothing is fsynced, nothing
+is read back after a restart.
+
+Invariants: ``time_min <= every time <= time_max``; no time below `since` (they were advanced).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.arrangement.hashing import ERROR_HASH, Hashes
+from actors.errors import StorageError, StoreFull
+from actors.plan.schema import ERROR, TIME
+from actors.progress import Time
+
+HASH: Final = "__hash"
+_SAMPLES_PER_BLOCK: Final = 1024
+
+
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive rows of a run, and their hash column as numpy sees it (no copy)."""
+
+    rows: Any
+    hashes: Hashes
+
+    def find(self, wanted: Hashes) -> pa.RecordBatch | None:
+        """The rows whose hash is among `wanted` (ascending, distinct); None if there are none."""
+        first = np.searchsorted(self.hashes, wanted, "left")
+        last = np.searchsorted(self.hashes, wanted, "right")
+        counts = last - first
+        total = int(counts.sum())
+        if total == 0:
+            return None
+        before = np.cumsum(counts) - counts
+        places = np.repeat(first - before, counts) + np.arange(total)
+        return self.rows.take(pa.array(places))
+
+
+class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """Sorted updates, and what is known of them without looking."""
+
+    blocks: tuple[Block, ...]
+    path: Path | None
+    """The mapped file; None: in memory."""
+    rows: int
+    bytes: int
+    since: Time
+    """Times below it have been advanced to it."""
+    time_min: Time
+    time_max: Time
+    time_middle: Time
+    """About half of the rows have times at or below it."""
+    has_errors: bool
+
+    def find(self, wanted: Hashes) -> list[pa.RecordBatch]:
+        """Rows by hash (`wanted` ascending, distinct), and all error updates."""
+        if self.has_errors:
+            wanted = np.unique(np.append(wanted, ERROR_HASH))
+        found = []
+        for block in self.blocks:
+            low = np.searchsorted(wanted, block.hashes[0], "left")
+            high = np.searchsorted(wanted, block.hashes[-1], "right")
+            if low < high and (rows := block.find(wanted[low:high])) is not None:
+                found.append(rows)
+        return found
+
+    def between(self, lower: np.uint64, upper: np.uint64 | None) -> list[pa.RecordBatch]:
+        """Rows with ``lower <= hash < upper`` (None: no upper end), without copying."""
+        found = []
+        for block in self.blocks:
+            first = int(np.searchsorted(block.hashes, lower, "left"))
+            last = len(block.hashes)
+            if upper is not None:
+                last = int(np.searchsorted(block.hashes, upper, "left"))
+            if first < last:
+                found.append(block.rows.slice(first, last - first))
+        return found
+
+    def remove(self) -> None:
+        """Unlinks the file, if there is one. Its mapping stays good for those who hold it."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+class _Facts:
+    """Gathers a run's summary while its blocks go by."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.bytes = 0
+        self.time_min: int | None = None
+        self.time_max = 0
+        self.has_errors = False
+        self._samples: list[npt.NDArray[np.int64]] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Rows are never empty."""
+        times: npt.NDArray[np.int64] = rows.column(TIME).to_numpy()
+        low, high = int(times.min()), int(times.max())
+        self.time_min = low if self.time_min is None else min(low, self.time_min)
+        self.time_max = max(high, self.time_max)
+        self._samples.append(times[:: max(1, len(times) // _SAMPLES_PER_BLOCK)].copy())
+        if ERROR in rows.schema.names:
+            self.has_errors |= rows.column(ERROR).null_count < rows.num_rows
+        self.rows += rows.num_rows
+        self.bytes += rows.nbytes
+
+    def run(self, blocks: tuple[Block, ...], path: Path | None, since: Time) -> Run:
+        """The run, once all is known."""
+        samples = np.concatenate(self._samples)
+        middle = int(np.partition(samples, len(samples) // 2)[len(samples) // 2])
+        assert self.time_min is not None
+        return Run(
+            blocks=blocks,
+            path=path,
+            rows=self.rows,
+            bytes=path.stat().st_size if path is not None else self.bytes,
+            since=since,
+            time_min=self.time_min,
+            time_max=self.time_max,
+            time_middle=middle,
+            has_errors=self.has_errors,
+        )
+
+
+def _block(rows: pa.RecordBatch) -> Block:
+    return Block(rows, rows.column(HASH).to_numpy())
+
+
+def sort(updates: pa.Table, hashes: Hashes, block_rows: int) -> Iterator[pa.RecordBatch]:
+    """Updates (without `HASH`) in hash order, with `HASH`, in blocks of `block_rows`."""
+    order = np.argsort(hashes, kind="stable")
+    keyed = updates.add_column(0, pa.field(HASH, pa.uint64()), pa.array(hashes)).combine_chunks()
+    for start in range(0, len(order), block_rows):
+        taken = keyed.take(pa.array(order[start : start + block_rows]))
+        yield as_batch(taken)
+
+
+def as_batch(table: pa.Table) -> pa.RecordBatch:
+    """A table as one record batch."""
+    (batch,) = table.combine_chunks().to_batches()
+    return batch
+
+
+def in_memory(batches: Iterable[pa.RecordBatch], since: Time) -> Run | None:
+    """A run that stays in memory; None when there are no rows."""
+    facts = _Facts()
+    blocks = []
+    for batch in batches:
+        if batch.num_rows:
+            facts.add(batch)
+            blocks.append(_block(batch))
+    return facts.run(tuple(blocks), None, since) if blocks else None
+
+
+def on_disk(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, since: Time, path: Path
+) -> Run | None:
+    """Writes sorted batches to `path` and maps them; None (and no file) when there are no rows.
+
+    Raises `StoreFull` and `StorageError`; then no file is left.
+    """
+    facts = _Facts()
+    try:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for batch in batches:
+                if batch.num_rows:
+                    facts.add(batch)
+                    writer.write_batch(batch)
+        if facts.rows == 0:
+            path.unlink()
+            return None
+        with pa.memory_map(str(path)) as source:
+            reader = pa.ipc.open_file(source)
+            mapped = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise _storage_error(error, path) from error
+    return facts.run(tuple(_block(batch) for batch in mapped), path, since)
+
+
+def _storage_error(error: OSError, path: Path) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"no space to write the arrangement run {path}", determinate=True)
+    return StorageError(f"cannot write the arrangement run {path}: {error}", determinate=True)

@@ -1,0 +1,188 @@
+"""FetchTask: one worker's fetcher for one source of one dataflow, from descriptions to rows.
+
+Theory of operation. Each `Fetch` is read from the blob store as an effect: at most
+`fetches_in_flight_max` at once, and not more than `inflight_bytes_per_dataflow_max` bytes of
+parts unless one part alone is larger. Others wait in order; only described parts can be asked
+for, so what waits is bounded by the listen task's credit.
+
+Every request is answered once, by `Fetched` or `FetchFailed`, **with the time it was asked
+for**. Answers come in any order: the dataflow counts them per time, so that a success never
+speaks for a failure. A failure here stops nothing else; it is the dataflow that never lets the
+failed time complete.
+
+A store that answers indeterminately is asked again, `fetch_attempts_max` times in all, with
+exponential backoff and jitter. A part that is missing or damaged is reported at once: no retry
+can bring it back.
+
+`Fetched` holds exactly the updates of the part's interval: a listened part's with
+``lower <= time < upper``; a snapshot part's below `upper`, with times raised to ``upper - 1``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from actors.errors import Corrupt, LeaseLost, PenstockError, StorageError
+from actors.kernel import Actor, Address
+from actors.plan.schema import Schema
+from actors.plan.updates import advance, between
+from actors.progress import TIME_MIN, ObjectId
+from actors.protocol.internal import DescribedPart, Fetch, Fetched, FetchFailed, FetchMessage
+from actors.settings import Settings
+
+if TYPE_CHECKING:
+    from actors.persist import PersistClient
+
+_ROWS_CUT_INLINE_MAX: Final = 20_000
+"""Cutting this many rows to their interval takes less than a hop to a thread and back."""
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """A request on its way; `attempt` counts from 1."""
+
+    fetch: Fetch
+    attempt: int = 1
+
+
+class _Done(msgspec.Struct, frozen=True):
+    job: _Job
+    updates: pa.Table
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    job: _Job
+    error: PenstockError
+
+
+_Message: TypeAlias = FetchMessage | _Job | _Done | _Failed
+
+
+class FetchTask(Actor[_Message]):
+    """Messages: `Fetch` in; `Fetched` and `FetchFailed` to `consumer`."""
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        schema: Schema,
+        dataflow: ObjectId,
+        incarnation: int,
+        source_index: int,
+        consumer: Address[Any],
+        settings: Settings,
+    ) -> None:
+        self._persist = persist
+        self._schema = schema
+        self._dataflow = dataflow
+        self._incarnation = incarnation
+        self._index = source_index
+        self._consumer = consumer
+        self._settings = settings
+        self._waiting: deque[_Job] = deque()
+        self._running = 0
+        self._running_bytes = 0
+        self._retrying = 0
+
+    async def receive(self, message: _Message) -> None:
+        """Handles one message."""
+        match message:
+            case Fetch():
+                self._waiting.append(_Job(message))
+            case _Job():  # its backoff is over; it has kept its place
+                self._retrying -= 1
+                self._run(message)
+            case _Done(job=job, updates=updates):
+                self._finish(job)
+                self._consumer.reply(
+                    Fetched(
+                        dataflow=self._dataflow,
+                        incarnation=self._incarnation,
+                        source=self._index,
+                        time=job.fetch.time,
+                        key=job.fetch.part.key,
+                        updates=updates,
+                    )
+                )
+            case _Failed(job=job, error=error):
+                self._failed(job, error)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        limits = self._settings
+        while self._waiting and self._running < limits.fetches_in_flight_max:
+            size = self._waiting[0].fetch.part.bytes
+            fits = self._running_bytes + size <= limits.inflight_bytes_per_dataflow_max
+            if self._running and not fits:
+                return
+            job = self._waiting.popleft()
+            self._running += 1
+            self._running_bytes += size
+            self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        part = job.fetch.part
+
+        async def read() -> pa.Table:
+            updates = await self._persist.fetch(part.part, self._schema)
+            if updates.num_rows <= _ROWS_CUT_INLINE_MAX:
+                return cut(updates, part)
+            return await self.ctx.clock.run_blocking(lambda: cut(updates, part))
+
+        def failed(error: Exception) -> _Failed:
+            if isinstance(error, PenstockError):
+                return _Failed(job, error)
+            raise error  # a bug here: the actor crashes
+
+        self.ctx.effect(read, done=lambda updates: _Done(job, updates), failed=failed)
+
+    def _finish(self, job: _Job) -> None:
+        self._running -= 1
+        self._running_bytes -= job.fetch.part.bytes
+
+    def _failed(self, job: _Job, error: PenstockError) -> None:
+        if _worth_retrying(error) and job.attempt < self._settings.fetch_attempts_max:
+            self._retrying += 1
+            self.ctx.after(self._backoff_ms(job.attempt), _Job(job.fetch, job.attempt + 1))
+            return
+        self._finish(job)
+        self._consumer.reply(
+            FetchFailed(
+                dataflow=self._dataflow,
+                incarnation=self._incarnation,
+                source=self._index,
+                time=job.fetch.time,
+                key=job.fetch.part.key,
+                error=error,
+            )
+        )
+
+    def _backoff_ms(self, attempt: int) -> float:
+        limits = self._settings
+        whole = min(limits.retry_delay_ms_max, limits.retry_delay_ms_min << (attempt - 1))
+        return whole * (0.5 + self.ctx.random.random() / 2)
+
+    def describe(self) -> str:
+        """What it is doing or waiting for."""
+        if not self._running:
+            return "idle"
+        return (
+            f"fetches {self._running} parts ({self._running_bytes} bytes, "
+            f"{self._retrying} between attempts), {len(self._waiting)} wait"
+        )
+
+
+def cut(updates: pa.Table, part: DescribedPart) -> pa.Table:
+    """The updates that the description means: its interval; a snapshot's as of ``upper - 1``."""
+    if part.snapshot:
+        return advance(between(updates, TIME_MIN, part.upper), part.upper - 1)
+    if part.lower <= part.part.time_min and part.part.time_max < part.upper:
+        return updates
+    return between(updates, part.lower, part.upper)
+
+
+def _worth_retrying(error: PenstockError) -> bool:
+    lost = isinstance(error, Corrupt | LeaseLost)
+    return isinstance(error, StorageError) and not error.determinate and not lost

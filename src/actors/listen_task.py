@@ -1,0 +1,342 @@
+"""ListenTask: one source of one dataflow, from its shard to part descriptions.
+
+Theory of operation. It opens a leased reader, waits for `StartListen`, takes the snapshot at
+`as_of` if wanted, then listens from ``as_of + 1`` on. What the shard shows becomes `Described`:
+part descriptions, never bytes, with the interval of times that is meant of them and progress to
+its upper. Every wait for the shard is an effect, so `Release` and stop are obeyed at once, also
+when caught up and idle.
+
+Room. The consumer answers each `Described` with exactly one `Grant`. A description is sent when
+none is unanswered, or when fewer than `described_in_flight_max` are and its bytes fit the
+credit (at first `inflight_bytes_per_dataflow_max`; a description takes its bytes, a grant gives
+its own). What may not be sent waits, and while parts wait the shard is not asked: so at most one
+answer of the shard is kept here. Progress without parts joins what waits, so that only the
+newest is told when there is room again. Small batches that wait together are described together.
+
+Leases. A part is held by the reader from the moment the shard names it (even while its
+description waits) until the consumer has released every description of it: a compacted batch
+may be described twice, in disjoint intervals. Parts whose times lie outside the interval are
+never described, and released at once. The reader's since follows what was listened to. It stays
+open until the task is stopped: who stops it gives up what it has not fetched.
+
+Errors. A listing that fails is told with `ListenFailed`, the task's last message: it then sends
+nothing more, whatever it is granted, so the source's frontier stays; it still obeys `Release`
+and stop. What it does not do: it reads no part, and filters no rows (a described part may
+repeat older updates, which its interval cuts off).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import anyio
+import msgspec
+
+from actors.errors import LocalProtocolError, PenstockError
+from actors.kernel import Actor, Address
+from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
+from actors.protocol.compute import SourceImport
+from actors.protocol.internal import (
+    Described,
+    DescribedPart,
+    Grant,
+    ListenFailed,
+    ListenMessage,
+    Release,
+    StartListen,
+)
+from actors.settings import Settings
+
+if TYPE_CHECKING:
+    from actors.persist import Batch, Part, PersistClient, Reader
+
+log = logging.getLogger("penstock.listen")
+
+_JOINED_SHARE: Final = 16
+"""Batches that wait are described together up to this part of the whole credit."""
+
+
+class _Opened(msgspec.Struct, frozen=True):
+    reader: Any
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    items: tuple[_Item, ...]
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    error: PenstockError
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """One description to be: parts (leased) and the interval that is meant of them."""
+
+    parts: tuple[Any, ...]
+    lower: Time
+    upper: Frontier
+    snapshot: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+_Message: TypeAlias = ListenMessage | _Opened | _Listed | _Failed
+
+
+class ListenTask(Actor[_Message]):
+    """Messages: `ListenMessage` in; `Described` and `ListenFailed` to `consumer`."""
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        source: SourceImport,
+        dataflow: ObjectId,
+        incarnation: int,
+        source_index: int,
+        consumer: Address[Any],
+        settings: Settings,
+    ) -> None:
+        self._persist = persist
+        self._shard = source.shard
+        self._dataflow = dataflow
+        self._incarnation = incarnation
+        self._index = source_index
+        self._consumer = consumer
+        self._settings = settings
+        self._reader: Reader | None = None
+        self._start: StartListen | None = None
+        self._snapshot_due = False
+        self._frontier: Frontier = 0
+        """Everything below was taken from the shard."""
+        self._listing = False
+        self._error: PenstockError | None = None
+        self._waiting: deque[_Item] = deque()
+        self._credit = settings.inflight_bytes_per_dataflow_max
+        self._unanswered = 0
+        self._leases: dict[str, str] = {}
+        """Key of a described part → the reader's key."""
+        self._uses: Counter[str] = Counter()
+        """Descriptions, sent or waiting, that need a part of the reader's."""
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def on_start(self) -> None:
+        """Opens the reader; its hold stands before the start signal comes."""
+        reader_id = (
+            f"{self._dataflow}-{self._incarnation}-{self._index}"
+            f"-{self.ctx.random.getrandbits(64):016x}"
+        )
+
+        async def open_reader() -> Reader:
+            # Shielded: a stop in the middle would leave a lease that nobody closes.
+            with anyio.CancelScope(shield=True):
+                reader = await self._persist.open_reader(self._shard, reader_id)
+                self._reader = reader
+            return reader
+
+        self.ctx.effect(open_reader, done=_Opened, failed=_failed)
+
+    async def on_stop(self) -> None:
+        """Closes the reader: all its leases return."""
+        if self._reader is not None:
+            try:
+                await self._reader.close()
+            except PenstockError as error:
+                log.warning(
+                    "%s: reader not closed, its lease will expire: %s", self.ctx.path, error
+                )
+
+    async def receive(self, message: _Message) -> None:
+        """Handles one message."""
+        match message:
+            case StartListen():
+                self._started(message)
+            case Grant(bytes=granted):
+                whole = self._settings.inflight_bytes_per_dataflow_max
+                self._credit = min(whole, self._credit + granted)
+                self._unanswered = max(0, self._unanswered - 1)
+            case Release(keys=keys):
+                self._release(self._leases.pop(key, None) for key in keys)
+            case _Opened():
+                pass
+            case _Listed(items=items):
+                self._listing = False
+                for item in items:
+                    self._append(item)
+            case _Failed(error=error):
+                self._fail(error)
+        self._go_on()
+
+    def _started(self, start: StartListen) -> None:
+        if self._start is not None:
+            raise LocalProtocolError(
+                f"{self.ctx.path}: StartListen as of {start.as_of} after one"
+                f" as of {self._start.as_of}; send it once"
+            )
+        self._start = start
+        self._snapshot_due = start.snapshot
+        self._frontier = start.as_of + 1
+
+    def _fail(self, error: PenstockError) -> None:
+        self._error = error
+        failed = ListenFailed(self._dataflow, self._incarnation, self._index, error)
+        self._consumer.reply(failed)
+
+    # -- describing -------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Sends what may be sent; asks the shard when nothing waits."""
+        if self._error is not None:
+            return
+        while self._waiting and self._may_send(self._waiting[0]):
+            self._send(self._waiting.popleft())
+        full = any(item.parts or item.snapshot for item in self._waiting)
+        if not self._listing and not full and self._reader is not None and self._start is not None:
+            self._list(self._reader, self._start)
+
+    def _may_send(self, item: _Item) -> bool:
+        if self._unanswered == 0:
+            return True
+        limit = self._settings.described_in_flight_max
+        return self._unanswered < limit and item.bytes <= self._credit
+
+    def _send(self, item: _Item) -> None:
+        parts = tuple(self._describe(item, index) for index in range(len(item.parts)))
+        self._unanswered += 1
+        self._credit -= item.bytes
+        self._consumer.reply(
+            Described(
+                dataflow=self._dataflow,
+                incarnation=self._incarnation,
+                source=self._index,
+                parts=parts,
+                lower=item.lower,
+                upper=item.upper,
+                snapshot=item.snapshot,
+            )
+        )
+
+    def _describe(self, item: _Item, index: int) -> DescribedPart:
+        part: Part = item.parts[index]
+        # Intervals are disjoint, so this is unique, inline parts and repeated ones included.
+        key = f"{self._shard}[{item.lower},{item.upper})#{index}"
+        self._leases[key] = part.key
+        return DescribedPart(
+            key=key,
+            shard=self._shard,
+            part=part,
+            lower=item.lower,
+            upper=item.upper,
+            bytes=part.bytes,
+            rows=part.rows,
+            path=self._persist.path(part),
+            snapshot=item.snapshot,
+        )
+
+    def _append(self, item: _Item) -> None:
+        """Queues a description, joined to the last one if that stays small."""
+        last = self._waiting[-1] if self._waiting else None
+        joined_max = self._settings.inflight_bytes_per_dataflow_max // _JOINED_SHARE
+        if last is None or last.snapshot or item.snapshot:
+            self._waiting.append(item)
+        elif not item.parts or not last.parts or last.bytes + item.bytes <= joined_max:
+            self._waiting[-1] = _Item(last.parts + item.parts, last.lower, item.upper)
+        else:
+            self._waiting.append(item)
+
+    # -- the shard --------------------------------------------------------------------------------
+
+    def _list(self, reader: Reader, start: StartListen) -> None:
+        if self._frontier >= EMPTY:
+            return  # nothing more will come: the reader stays for the leases
+        self._listing = True
+        if self._snapshot_due:
+            self._snapshot_due = False
+
+            async def snapshot() -> tuple[tuple[Part, ...], Frontier]:
+                await reader.downgrade(start.as_of)  # first: the snapshot may wait long
+                return await reader.snapshot(start.as_of)
+
+            self.ctx.effect(
+                snapshot, done=lambda found: self._take_snapshot(found[0]), failed=_failed
+            )
+            return
+
+        async def listen() -> tuple[tuple[Batch, ...], Frontier]:
+            await reader.downgrade(self._frontier)
+            return await reader.next(self._frontier)
+
+        self.ctx.effect(listen, done=lambda found: self._take_batches(*found), failed=_failed)
+
+    # The two below run in the effect, in the same turn of the loop as the reader's answer: no
+    # release can come between the reader's taking hold of a part and our counting it.
+
+    def _take_snapshot(self, parts: Iterable[Part]) -> _Listed:
+        kept = self._keep(parts, 0, self._frontier)
+        return _Listed((_Item(kept, 0, self._frontier, snapshot=True),))
+
+    def _take_batches(self, batches: Iterable[Batch], upper: Frontier) -> _Listed:
+        items = []
+        lower = self._frontier
+        for batch in batches:
+            high = min(batch.upper, upper)
+            kept = self._keep(batch.parts, lower, high)
+            if lower < high:
+                items.append(_Item(kept, lower, high))
+                lower = high
+        if lower < upper:
+            items.append(_Item((), lower, upper))
+        self._frontier = max(self._frontier, upper)
+        return _Listed(tuple(items))
+
+    def _keep(self, parts: Iterable[Part], lower: Time, upper: Frontier) -> tuple[Part, ...]:
+        """Parts that may hold times in the interval, counted; the others are released."""
+        kept, others = [], []
+        for part in parts:
+            self._uses[part.key] += 1
+            if part.rows and part.time_max >= lower and part.time_min < upper:
+                kept.append(part)
+            else:
+                others.append(part.key)
+        self._release(others)
+        return tuple(kept)
+
+    def _release(self, keys: Iterable[str | None]) -> None:
+        """Returns one use of each part; its lease when that was the last. None and inline parts
+        have no lease."""
+        free = []
+        for key in keys:
+            if key is None:
+                continue
+            self._uses[key] -= 1
+            if self._uses[key] == 0:
+                del self._uses[key]
+                if key:
+                    free.append(key)
+        if free and self._reader is not None:
+            self._reader.release(free)
+
+    def describe(self) -> str:
+        """What it is doing or waiting for."""
+        if self._error is not None:
+            return f"frozen at {format_frontier(self._frontier)}: {self._error}"
+        if self._reader is None:
+            return f"opens a reader of {self._shard}"
+        if self._start is None:
+            return "waits for the start signal"
+        if self._waiting:
+            return f"waits for a grant ({self._unanswered} descriptions unanswered)"
+        if self._frontier >= EMPTY:
+            return "has seen all of its shard"
+        return f"listens to {self._shard} from {format_frontier(self._frontier)}"
+
+
+def _failed(error: Exception) -> _Failed:
+    """Errors of the family freeze the source; any other is a bug here and crashes the actor."""
+    if isinstance(error, PenstockError):
+        return _Failed(error)
+    raise error
