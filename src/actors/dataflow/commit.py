@@ -1,0 +1,86 @@
+"""Making a step durable: parts first, then one compare-and-set for output and hidden state.
+
+A crash before the compare-and-set leaves parts that nothing names (persist collects them); one
+after it leaves a step that the next start finds done. An upper mismatch means that another
+replica was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pyarrow as pa
+
+from actors.dataflow.contents import error_update
+from actors.errors import StorageError
+from actors.persist import Append, Part, PersistClient, UpperMismatch
+from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
+from actors.protocol.compute import DataflowDescription, ViewExport
+from actors.telemetry import SPAN_COMMIT, span
+
+
+class ErrorChange(msgspec.Struct, frozen=True):
+    """An error update of the output: the text, when, and +1 (it fails) or -1 (no more)."""
+
+    text: str
+    time: Time
+    diff: int
+
+
+async def commit(
+    persist: PersistClient,
+    export: ViewExport,
+    interval: tuple[Time, Frontier],
+    output: pa.Table,
+    hidden: pa.Table | None,
+    errors: Sequence[ErrorChange],
+) -> bool:
+    """Appends [lo, hi) to the output's shard and, in the same set, to the hidden state's.
+
+    False when the upper was not `lo`: nothing was appended. Raises `StorageError`.
+    """
+    lo, hi = interval
+    schema = export.plan.output
+    with span(SPAN_COMMIT, lo=lo, hi=hi, rows=output.num_rows):
+        parts: list[Part] = []
+        if output.num_rows:
+            parts += await persist.write_parts(export.shard, output)
+        for change in errors:
+            update = error_update(schema, change.text, change.time, change.diff)
+            parts += await persist.write_parts(export.shard, update)
+        appends = [Append(export.shard, lo, hi, tuple(parts))]
+        if export.hidden_shard is not None:
+            hidden_parts: tuple[Part, ...] = ()
+            if hidden is not None and hidden.num_rows:
+                hidden_parts = await persist.write_parts(export.hidden_shard, hidden)
+            appends.append(Append(export.hidden_shard, lo, hi, hidden_parts))
+        outcome = await persist.append(appends)
+    return not isinstance(outcome, UpperMismatch)
+
+
+def holder(dataflow: ObjectId) -> str:
+    """Name of a dataflow's durable holds."""
+    return f"dataflow/{dataflow}"
+
+
+def holds_at(
+    description: DataflowDescription, export: ViewExport, lo: Frontier
+) -> list[tuple[ShardId, str, Time]]:
+    """The holds that a view at `lo` needs: its imports, its hidden state and its own output
+    stay readable at ``lo - 1``, from where a restart goes on."""
+    since = max(0, min(lo, EMPTY - 1) - 1)
+    shards = [source.shard for source in description.imports]
+    shards += [shard for shard in (export.shard, export.hidden_shard) if shard is not None]
+    return [(shard, holder(description.id), since) for shard in dict.fromkeys(shards)]
+
+
+async def move_holds(
+    persist: PersistClient, description: DataflowDescription, export: ViewExport, lo: Frontier
+) -> bool:
+    """Moves the view's holds; False when the store did not answer (the next move makes good)."""
+    try:
+        await persist.set_holds(holds_at(description, export, lo))
+    except StorageError:
+        return False
+    return True

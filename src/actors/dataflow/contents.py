@@ -1,0 +1,137 @@
+"""Contents of a shard at one time, as a job's input or as a table.
+
+Read through a leased reader of its own, whose lease is held until the job that uses the files
+is over. Large parts are named by path and never pass through this process; inline parts, and
+the few that hold error updates, are read and given as Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.dataflow.engine import Engine
+from actors.persist import PersistClient
+from actors.plan.jobs import Rows
+from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.updates import advance, between, consolidate
+from actors.progress import ShardId, Time
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """A shard at one time: its rows, and the errors it holds there."""
+
+    rows: Rows
+    errors: tuple[str, ...]
+
+
+def split_errors(updates: pa.Table) -> tuple[pa.Table, pa.Table | None]:
+    """Plain updates (without the error column), and the error updates if there are any."""
+    if ERROR not in updates.column_names:
+        return updates, None
+    held = pc.is_valid(updates[ERROR])
+    errors = updates.filter(held)
+    plain = updates.filter(pc.invert(held)).drop_columns([ERROR])
+    return plain, errors if errors.num_rows else None
+
+
+def error_sums(errors: Iterable[pa.Table]) -> dict[str, int]:
+    """The sum of the diffs of each error text; zeros are left out."""
+    sums: dict[str, int] = {}
+    for table in errors:
+        rows = zip(table[ERROR].to_pylist(), table[DIFF].to_pylist(), strict=True)
+        for text, diff in rows:
+            sums[text] = sums.get(text, 0) + diff
+    return {text: diff for text, diff in sums.items() if diff}
+
+
+def errors_held(sums: Mapping[str, int]) -> tuple[str, ...]:
+    """The errors that a collection with these sums holds."""
+    return tuple(sorted(text for text, diff in sums.items() if diff > 0))
+
+
+def error_update(schema: Schema, text: str, time: Time, diff: int) -> pa.Table:
+    """An error update: NULL columns, the text, a time and a diff."""
+    shape = schema.arrow_updates().append(pa.field(ERROR, pa.string()))
+    row = dict.fromkeys(schema.names) | {TIME: time, DIFF: diff, ERROR: text}
+    return pa.Table.from_pylist([row], schema=shape)
+
+
+def truncated(text: str, bytes_max: int) -> str:
+    """The text, cut to so many bytes of UTF-8."""
+    return text.encode()[:bytes_max].decode(errors="ignore")
+
+
+@asynccontextmanager
+async def contents(
+    persist: PersistClient,
+    engine: Engine,
+    shard: ShardId,
+    schema: Schema,
+    as_of: Time,
+    reader_id: str,
+) -> AsyncIterator[Contents]:
+    """The contents at `as_of`, times advanced to it; leased while the block runs.
+
+    Waits until the shard's upper is beyond `as_of`. Raises `ReadBelowSince` and the stores'
+    errors.
+    """
+    reader = await persist.open_reader(shard, reader_id)
+    rows: Rows | None = None
+    try:
+        parts, _ = await reader.snapshot(as_of)
+        files: list[str] = []
+        tables: list[pa.Table] = []
+        errors: list[pa.Table] = []
+        for part in parts:
+            path = None if part.has_errors or part.inline is not None else persist.path(part)
+            if path is not None:
+                files.append(path)
+                continue
+            plain, held = split_errors(between(await persist.fetch(part, schema), 0, as_of + 1))
+            tables.append(plain)
+            if held is not None:
+                errors.append(held)
+        table = await engine.clock.run_blocking(lambda: _together(tables, schema, as_of))
+        rows = await engine.pack(schema, table, as_of)
+        yield Contents(
+            msgspec.structs.replace(rows, files=tuple(files), lower=0, upper=as_of + 1),
+            errors_held(error_sums(errors)),
+        )
+    finally:
+        if rows is not None:
+            await engine.discard(rows)
+        await reader.close()
+
+
+async def scanned(
+    persist: PersistClient,
+    shard: ShardId,
+    schema: Schema,
+    as_of: Time,
+    reader_id: str,
+    *,
+    errors_only: bool = False,
+) -> AsyncGenerator[pa.Table, None]:
+    """The updates up to `as_of`, part by part, error column included where there is one.
+
+    Raises as `contents` does.
+    """
+    reader = await persist.open_reader(shard, reader_id)
+    try:
+        parts, _ = await reader.snapshot(as_of)
+        for part in parts:
+            if part.has_errors or not errors_only:
+                yield between(await persist.fetch(part, schema), 0, as_of + 1)
+    finally:
+        await reader.close()
+
+
+def _together(tables: list[pa.Table], schema: Schema, as_of: Time) -> pa.Table:
+    shape = schema.arrow_updates()
+    whole = [advance(table.select(shape.names).cast(shape), as_of) for table in tables]
+    return consolidate(pa.concat_tables(whole)) if whole else shape.empty_table()

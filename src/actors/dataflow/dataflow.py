@@ -1,0 +1,466 @@
+"""The dataflow actor: performs the machine's effects, and tells it what came of them.
+
+One actor a dataflow. It talks down to the listen and fetch tasks of its sources, sideways to
+the executor, and up to the workers (in reserved room, so it never waits for them). Long work
+runs beside it as effects, at most one stage at a time; a stage's result is a message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from actors.dataflow import events as m
+from actors.dataflow.engine import Engine
+from actors.dataflow.events import Step
+from actors.dataflow.gather import Piece
+from actors.dataflow.hydrate import Resumed
+from actors.dataflow.machine import Machine
+from actors.dataflow.passthrough import Passed, PassThrough
+from actors.dataflow.tasks import Tasks
+from actors.dataflow.view import Outcome, View
+from actors.errors import (
+    Broken,
+    Closed,
+    DefiniteError,
+    LocalProtocolError,
+    PenstockError,
+    ReadBelowSince,
+    ViewInError,
+)
+from actors.kernel import Actor, Address, Effect
+from actors.persist import PersistClient
+from actors.plan.jobs import ExecutorMessage
+from actors.progress import EMPTY, Frontier, Time
+from actors.protocol.compute import (
+    DataflowDescription,
+    SubscribeBatch,
+    SubscribeExport,
+    ViewExport,
+)
+from actors.protocol.internal import (
+    CompactionAllowed,
+    DataflowProgress,
+    DataflowReport,
+    DataflowStatus,
+    Described,
+    Emit,
+    Emitted,
+    Fetched,
+    FetchFailed,
+    Grant,
+    Installed,
+    ListenFailed,
+    Release,
+    Scheduled,
+    SourceStarted,
+    StartListen,
+    StartSources,
+    WritesAllowed,
+)
+from actors.settings import Settings
+
+T = TypeVar("T")
+
+log = logging.getLogger("penstock.dataflow")
+
+
+class StageDone(msgspec.Struct, frozen=True):
+    """To itself: a stage ended with this event, and this result."""
+
+    event: m.Event
+    result: Any = None
+
+
+class Measures(msgspec.Struct):
+    """Of the last step."""
+
+    started_ms: float = 0.0
+    rows_in: int = 0
+    rows_out: int = 0
+    step_ms: float = 0.0
+    spark_ms: float = 0.0
+
+
+class Dataflow(Actor[Any]):
+    """One dataflow's actor. `Any`: it hears `DataflowMessage`, and its own stages' results.
+
+    Nothing is written until `WritesAllowed` comes, unless `read_only` is false from the start.
+    """
+
+    def __init__(
+        self,
+        description: DataflowDescription,
+        workers: tuple[Address[DataflowReport], ...],
+        executor: Address[ExecutorMessage],
+        persist: PersistClient,
+        settings: Settings,
+        scratch: Path,
+        *,
+        read_only: bool = True,
+    ) -> None:
+        self._description = description
+        self._workers = workers
+        self._executor = executor
+        self._persist = persist
+        self._settings = settings
+        self._scratch = scratch
+        self._writable = not read_only
+        export = description.export
+        self._machine = Machine(
+            sources=len(description.imports),
+            durable=isinstance(export, ViewExport),
+            opaque=isinstance(export, ViewExport) and export.plan.mode == "opaque",
+            as_of=description.as_of,
+            until=description.until,
+            budget_bytes=settings.inflight_bytes_per_dataflow_max,
+            fetches_max=settings.fetches_in_flight_max * max(1, len(workers)),
+        )
+        self._view: View | None = None
+        self._passing: PassThrough | None = None
+        self._engine: Engine | None = None
+        self._tasks = Tasks(len(description.imports), len(workers))
+        self._stage: Effect | None = None
+        self._fills: deque[m.Fill] = deque()
+        self._filling = False
+        self._outcome: Outcome | Passed | None = None
+        self._held_commit: m.Commit | None = None
+        self._restoring: m.Restore | None = None
+        self._awaiting: set[int] = set()
+        self._measures = Measures()
+        self._moving_holds = False
+        self._holds_moved_ms = float("-inf")
+
+    async def on_start(self) -> None:
+        """Prepares the parts that need the context."""
+        description, export = self._description, self._description.export
+        if isinstance(export, ViewExport):
+            self._engine = Engine(
+                self._executor, self.ctx.clock, self._settings, self._scratch, description.id
+            )
+            self._view = View(self._engine, self._persist, description, export, self._scratch)
+        else:
+            self._passing = PassThrough(
+                description, len(self._workers), self._persist, self.ctx.clock
+            )
+
+    async def on_stop(self) -> None:
+        """The engine forgets the plan; arrangements go. (Jobs were cancelled with their stage.)"""
+        if self._engine is not None:
+            self._engine.forget()
+        if self._view is not None:
+            await self._view.close()
+
+    def describe(self) -> str:
+        """What it waits for, for people."""
+        return self._machine.waiting_for()
+
+    # -- what comes in -----------------------------------------------------------------------------
+
+    async def receive(self, message: Any) -> None:
+        """Handles one `DataflowMessage` or the result of a stage."""
+        match message:
+            case StageDone(event=event, result=result):
+                await self._stage_done(event, result)
+            case Described() | Fetched() | FetchFailed() | ListenFailed() | m.RetryDue():
+                await self._feed(message)
+            case SourceStarted():
+                await self._source_started(message)
+            case Installed(incarnation=incarnation, worker=worker):
+                await self._acknowledged(incarnation, worker, message.upper)
+            case Emitted(incarnation=incarnation):
+                await self._acknowledged(incarnation, 0, message.upper)
+            case Scheduled():
+                await self._feed(m.Schedule())
+            case WritesAllowed():
+                self._writable = True
+                held, self._held_commit = self._held_commit, None
+                if held is not None:
+                    await self._perform(held)
+                elif self._restoring is not None and self._stage is not None:
+                    # It may be waiting for another writer: now it may write itself.
+                    self._stage.cancel()
+                    self._restore(self._restoring)
+            case CompactionAllowed(frontier=frontier):
+                if frontier >= EMPTY:
+                    # Whoever said so stops this actor; until then it rests.
+                    await self._feed(m.Drop())
+
+    async def _feed(self, event: m.Event) -> None:
+        try:
+            effects = self._machine.handle(event)
+        except LocalProtocolError as error:
+            # A task broke the protocol: its source cannot be trusted, the incarnation freezes.
+            log.warning("%s: %s", self.ctx.path, error)
+            broken = ListenFailed(self._description.id, self._machine.incarnation, 0, error)
+            effects = self._machine.handle(broken)
+        for effect in effects:
+            await self._perform(effect)
+
+    async def _stage_done(self, event: m.Event, result: Any) -> None:
+        if isinstance(event, m.Restored | m.Failed):
+            self._restoring = None
+        match event:
+            case m.Computed(number=number) if number == self._machine.number:
+                self._outcome = result
+            case m.Committed(number=number) if number == self._machine.number:
+                started = self._measures.started_ms
+                self._measures.step_ms = self.ctx.monotonic_ms() - started
+            case m.Filled(incarnation=incarnation):
+                self._filling = False
+                if incarnation == self._machine.incarnation:
+                    self._fill_next()
+        await self._feed(event)
+
+    async def _source_started(self, message: SourceStarted) -> None:
+        if message.incarnation != self._machine.incarnation:
+            return
+        if self._tasks.started(message):
+            await self._feed(m.SourcesReady(message.incarnation))
+
+    async def _acknowledged(self, incarnation: int, worker: int, upper: Frontier) -> None:
+        """A worker has installed, or passed on, the step's updates."""
+        step = self._machine.step
+        if step is None or (incarnation, upper) != (step.incarnation, step.hi):
+            return
+        if worker in self._awaiting:
+            self._awaiting.discard(worker)
+            if not self._awaiting:
+                await self._feed(m.Installed(step.number))
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    async def _perform(self, effect: m.Effect) -> None:
+        match effect:
+            case m.Restore():
+                self._restore(effect)
+            case m.StartTasks(incarnation=incarnation):
+                self._tasks.clear()
+                self._tell_workers(StartSources(self._description.id, incarnation))
+            case m.Listen():
+                start = StartListen(effect.as_of, effect.snapshot)
+                await self._tasks.tell(effect.source, start)
+            case m.Ask(source=source, piece=piece):
+                await self._ask(source, piece)
+            case m.Return(source=source, keys=keys):
+                await self._tasks.tell(source, Release(keys))
+            case m.Answer(source=source, bytes=size):
+                await self._tasks.tell(source, Grant(size))
+            case m.Fill():
+                self._fills.append(effect)
+                self._fill_next()
+            case m.Compute(step=step):
+                self._compute(step)
+            case m.Commit():
+                self._commit(effect)
+            case m.Install(step=step):
+                if self._install(step):
+                    await self._feed(m.Drop())
+            case m.Report():
+                self._report(effect)
+            case m.Show(state=state, text=text):
+                self._show(state, text)
+            case m.RetryLater(attempt=attempt):
+                self.ctx.after(self._delay_ms(attempt), m.RetryDue(attempt))
+            case m.CancelWork():
+                self._cancel_work()
+            case m.Finish(lo=lo):
+                if isinstance(self._description.export, SubscribeExport) and lo < EMPTY:
+                    self._emit(SubscribeBatch(lo, EMPTY))
+                self._show("dropped", "complete: nothing more will come")
+
+    def _run_stage(
+        self,
+        number: int,
+        run: Callable[[], Awaitable[T]],
+        done: Callable[[T], StageDone],
+    ) -> None:
+        """Runs a stage beside the actor; failures become the machine's events."""
+        incarnation = self._machine.incarnation
+
+        def failed(error: Exception) -> StageDone:
+            if isinstance(error, DefiniteError) and number:
+                return StageDone(m.FailedDefinitely(number, str(error)))
+            if not isinstance(error, PenstockError):
+                log.exception("%s: a stage failed", self.ctx.path, exc_info=error)
+            text = f"{type(error).__name__}: {error}"
+            restart = isinstance(error, ReadBelowSince)
+            return StageDone(m.Failed(incarnation, number, text, restart))
+
+        self._stage = self.ctx.effect(run, done=done, failed=failed)
+
+    def _restore(self, effect: m.Restore) -> None:
+        incarnation, lo = effect.incarnation, effect.lo
+        self._restoring = effect
+        self._fills.clear()
+        self._filling = False
+        view, passing = self._view, self._passing
+        if view is not None:
+            writable = self._writable
+
+            def resumed(found: Resumed) -> StageDone:
+                as_of = min(found.lo, EMPTY - 1) - 1
+                in_error = bool(found.output_errors)
+                event = m.Restored(incarnation, found.lo, as_of, found.snapshots, in_error=in_error)
+                return StageDone(event)
+
+            self._run_stage(0, lambda: view.restore(incarnation, writable=writable), resumed)
+        elif passing is not None:
+
+            def started(event: m.Restored | ViewInError | ReadBelowSince) -> StageDone:
+                if isinstance(event, PenstockError):
+                    self._end_with(lo, event)
+                    return StageDone(m.Drop())
+                return StageDone(event)
+
+            self._run_stage(0, lambda: passing.restore(incarnation, lo), started)
+
+    def _end_with(self, lo: Time, error: PenstockError) -> None:
+        """A subscribe that cannot start, or go on: its one last batch says why."""
+        upper = max(lo, self._description.as_of) + 1
+        self._emit(SubscribeBatch(lo, upper, None, (type(error).__name__, str(error))))
+
+    def _fill_next(self) -> None:
+        view = self._view
+        if view is None or self._filling or not self._fills:
+            return
+        self._filling = True
+        fill = self._fills.popleft()
+        filled = m.Filled(self._machine.incarnation, fill.bytes)
+        self._run_stage(0, lambda: view.fill(fill.source, fill.rows), lambda _: StageDone(filled))
+
+    def _compute(self, step: Step) -> None:
+        self._outcome = None
+        rows_in = sum(table.num_rows for tables in step.deltas for table in tables)
+        self._measures = Measures(self.ctx.monotonic_ms(), rows_in)
+        computed = m.Computed(step.number)
+        view, passing = self._view, self._passing
+        if view is not None:
+            self._run_stage(
+                step.number, lambda: view.compute(step), lambda made: StageDone(computed, made)
+            )
+        elif passing is not None:
+            self._run_stage(
+                step.number,
+                lambda: passing.compute(step),
+                lambda made: StageDone(computed, made),
+            )
+
+    def _commit(self, effect: m.Commit) -> None:
+        view, step = self._view, effect.step
+        assert view is not None, "only a view is durable"
+        if not self._writable:
+            self._held_commit = effect
+            return
+        if step.error is not None or not step.times:
+            if not step.times:
+                self._measures = Measures(self.ctx.monotonic_ms())
+            self._outcome = view.without_change(step)
+        outcome = self._outcome
+        assert isinstance(outcome, Outcome)
+        self._measures.rows_out = outcome.deltas.output.num_rows
+        self._measures.spark_ms = outcome.deltas.spark_ms
+
+        def committed(done: bool) -> StageDone:
+            return StageDone(m.Committed(step.number) if done else m.Mismatched(step.number))
+
+        self._run_stage(step.number, lambda: view.commit(step, outcome), committed)
+
+    def _install(self, step: Step) -> bool:
+        """Passes the step on; True when a subscribe ends with it, in error."""
+        if not step.times and not step.snapshot:
+            self._measures = Measures(self.ctx.monotonic_ms())
+        view, outcome = self._view, self._outcome
+        if view is not None:
+            assert isinstance(outcome, Outcome)
+            computed = outcome
+            installed = StageDone(m.Installed(step.number))
+            self._run_stage(step.number, lambda: view.install(step, computed), lambda _: installed)
+            return False
+        assert self._passing is not None
+        if not isinstance(outcome, Passed) or outcome.number != step.number:
+            outcome = self._passing.make(step)  # nothing changed: cheap
+        self._measures.rows_out = outcome.rows
+        if outcome.batch is not None:
+            self._awaiting = {0}
+            self._emit(outcome.batch)
+            return outcome.batch.error is not None
+        self._awaiting = set(range(len(self._workers)))
+        for worker, install in zip(self._workers, outcome.installs, strict=True):
+            worker.reply(install)
+        return False
+
+    def _cancel_work(self) -> None:
+        if self._stage is not None:
+            self._stage.cancel()
+            self._stage = None
+        self._held_commit = None
+        self._fills.clear()
+        self._filling = False
+
+    # -- telling others ----------------------------------------------------------------------------
+
+    def _tell_workers(self, message: DataflowReport) -> None:
+        """In reserved room: a worker sends to its dataflows and must never wait for them."""
+        for worker in self._workers:
+            worker.reply(message)
+
+    async def _ask(self, source: int, piece: Piece) -> None:
+        try:
+            await self._tasks.ask(source, piece)
+        except (Closed, Broken) as error:
+            name, incarnation = self._description.id, self._machine.incarnation
+            lost = FetchFailed(name, incarnation, source, piece.time, piece.part.key, error)
+            self.ctx.self.reply(lost)
+
+    def _emit(self, batch: SubscribeBatch) -> None:
+        emit = Emit(self._description.id, self._machine.incarnation, batch)
+        self._workers[0].reply(emit)
+
+    def _report(self, effect: m.Report) -> None:
+        frontier = effect.frontier
+        if not isinstance(self._description.export, SubscribeExport):
+            self._tell_workers(DataflowProgress(self._description.id, frontier, frontier, frontier))
+        self._show(self._machine.state.value, "")
+        self._move_holds(frontier)
+
+    def _show(self, state: str, text: str) -> None:
+        measures, machine = self._measures, self._machine
+        self._workers[0].reply(
+            DataflowStatus(
+                dataflow=self._description.id,
+                state=state,
+                text=text,
+                hi=machine.lo,
+                rows_in=measures.rows_in,
+                rows_out=measures.rows_out,
+                step_ms=measures.step_ms,
+                spark_ms=measures.spark_ms,
+                steps=machine.steps,
+            )
+        )
+
+    def _move_holds(self, lo: Frontier) -> None:
+        """Lazily: a move is a compare-and-set on every import."""
+        view, now = self._view, self.ctx.monotonic_ms()
+        due = now - self._holds_moved_ms >= self._settings.hold_downgrade_ms
+        if view is None or self._moving_holds or not due or not self._writable:
+            return
+        self._moving_holds = True
+        self._holds_moved_ms = now
+
+        def moved(_: Any) -> None:
+            self._moving_holds = False
+
+        self.ctx.effect(lambda: view.move_holds(lo), done=moved, failed=moved)
+
+    def _delay_ms(self, attempt: int) -> float:
+        """Doubling with every attempt, with jitter so that many do not come back at once."""
+        least, most = self._settings.retry_delay_ms_min, self._settings.retry_delay_ms_max
+        delay = min(most, least * 2 ** min(attempt - 1, 30))
+        return float(delay * (0.5 + self.ctx.random.random() / 2))

@@ -1,0 +1,160 @@
+"""Jobs as one dataflow sends them: rows packed inline or as files, answers as Arrow.
+
+A job's id names its step: ``dataflow/incarnation/number/what``. Rows above
+`engine_inline_bytes_max` travel as files of the dataflow's own scratch folder, removed when the
+job is over; a large answer is mapped, not copied.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from anyio import get_cancelled_exc_class
+
+from actors.errors import (
+    Broken,
+    Closed,
+    LocalProtocolError,
+    MalformedFrame,
+    StorageError,
+    WouldBlock,
+)
+from actors.kernel import Address, Clock, Reply
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import (
+    Answer,
+    CancelJob,
+    Difference,
+    ExecutorMessage,
+    Forget,
+    Prepare,
+    Prepared,
+    Rows,
+    RowsDone,
+    Run,
+)
+from actors.plan.jobs import Step as StepJob
+from actors.plan.schema import Schema
+from actors.plan.updates import from_ipc, to_ipc
+from actors.progress import ObjectId
+from actors.settings import Settings
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What a job made, and how long Spark took."""
+
+    rows: pa.Table
+    spark_ms: float
+
+
+class Engine:
+    """The executor, as seen by one dataflow."""
+
+    def __init__(
+        self,
+        executor: Address[ExecutorMessage],
+        clock: Clock,
+        settings: Settings,
+        scratch: Path,
+        dataflow: ObjectId,
+    ) -> None:
+        self.clock = clock
+        self.settings = settings
+        self.dataflow = dataflow
+        self._executor = executor
+        self._scratch = scratch
+        self._files = 0
+        self._prepared = False
+
+    def job_id(self, incarnation: int, number: int, what: str) -> str:
+        """The name of one job of a step."""
+        return f"{self.dataflow}/{incarnation}/{number}/{what}"
+
+    async def prepare(self, plan: DeltaPlan, incarnation: int) -> None:
+        """Makes the plan known, once; the executor tells every new engine itself.
+
+        Raises what the executor answers with.
+        """
+        if self._prepared:
+            return
+        job = Prepare(self.job_id(incarnation, 0, "prepare"), self.dataflow, plan)
+        answer = await self._ask(job)
+        if not isinstance(answer, Prepared):
+            raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
+        self._prepared = True
+
+    async def pack(self, schema: Schema, updates: pa.Table, advance_to: int | None = None) -> Rows:
+        """Updates as a job's input: inline when small, else a file of ours."""
+        updates = updates.select([*schema.names, "__time", "__diff"]).cast(schema.arrow_updates())
+        if updates.nbytes <= self.settings.engine_inline_bytes_max:
+            return Rows(schema=schema, arrow=to_ipc(updates), advance_to=advance_to)
+        self._files += 1
+        path = self._scratch / "jobs" / f"rows-{self._files}.arrow"
+        await self.clock.run_blocking(lambda: _write_file(path, updates))
+        return Rows(schema=schema, arrow_file=str(path), advance_to=advance_to)
+
+    async def discard(self, rows: Rows) -> None:
+        """Removes the file that `pack` made, if it made one."""
+        path = rows.arrow_file
+        if path is not None:
+            await self.clock.run_blocking(lambda: Path(path).unlink(missing_ok=True))
+
+    async def run(self, job: StepJob | Difference) -> Made:
+        """Runs a job. Raises `DefiniteError`, `EngineLost` and whatever else it failed with."""
+        answer = await self._ask(job)
+        if not isinstance(answer, RowsDone):
+            raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
+        inline, path = answer.arrow, answer.arrow_file
+        if path is not None:
+            mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))
+            return Made(mapped, answer.spark_ms)
+        if inline is None:
+            raise LocalProtocolError(f"{job.job_id} was answered without rows or a file")
+        return Made(from_ipc(inline), answer.spark_ms)
+
+    async def _ask(self, job: Prepare | StepJob | Difference) -> Answer:
+        def run(reply: Reply[Answer]) -> ExecutorMessage:
+            return Run(job, reply)
+
+        try:
+            return await self._executor.ask(run)
+        except get_cancelled_exc_class():
+            # The caller has gone: so may the job. One that is missed ends by itself, unread.
+            with suppress(WouldBlock, Closed, Broken):
+                self._executor.send_nowait(CancelJob(job.job_id))
+            raise
+
+    def forget(self) -> None:
+        """Drops the prepared plan, without waiting."""
+        if self._prepared:
+            job = Forget(f"{self.dataflow}/forget", self.dataflow)
+            with suppress(WouldBlock, Closed, Broken):
+                self._executor.send_nowait(Run(job, Reply[Answer]()))
+
+
+def _write_file(path: Path, updates: pa.Table) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            pa.OSFile(str(path), "wb") as sink,
+            pa.ipc.new_file(sink, updates.schema) as writer,
+        ):
+            writer.write_table(updates)
+    except OSError as error:
+        raise StorageError(
+            f"rows for the engine could not be written to {path}: {error}", determinate=True
+        ) from None
+
+
+def _take_file(path: Path) -> pa.Table:
+    """The table in an IPC file, mapped; the name is removed, the pages stay while in use."""
+    try:
+        source = pa.memory_map(str(path))
+        table = pa.ipc.open_file(source).read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise MalformedFrame(f"the engine's answer {path} is not an Arrow file: {error}") from None
+    path.unlink(missing_ok=True)
+    return table

@@ -1,0 +1,262 @@
+"""What the dataflow machine hears and what it answers with: events, effects, and its step. Pure.
+
+Events of the sources (`Described`, `Fetched`, `FetchFailed`, `ListenFailed`) are the protocol's
+own messages. An event that names an incarnation or a step's number belongs to that one alone.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from actors.dataflow.gather import Piece
+from actors.progress import Frontier, Time
+from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step, named by (dataflow, incarnation, number)."""
+
+    incarnation: int
+    number: int
+    lo: Time
+    hi: Frontier
+    times: tuple[Time, ...]
+    """Distinct times at which the inputs changed, ascending; empty: only the upper moves."""
+    deltas: tuple[tuple[pa.Table, ...], ...]
+    """Per source, its updates below `hi`."""
+    in_error: bool
+    """The collection holds a definite error before this step."""
+    snapshot: bool = False
+    """First step of a pass-through incarnation whose deltas are contents at the as_of."""
+    error: str | None = None
+    """The definite failure that is this step's result."""
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """The suspension ends."""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What was durable has been read: go on from `lo`; sources read from `as_of`.
+
+    `fill`: snapshots (of the sources so marked in `snapshots`) fill states; otherwise they are
+    the rows of the first step.
+    """
+
+    incarnation: int
+    lo: Time
+    as_of: Time
+    snapshots: tuple[bool, ...]
+    fill: bool = True
+    in_error: bool = False
+
+
+class SourcesReady(msgspec.Struct, frozen=True):
+    """Listen and fetch tasks of this incarnation run."""
+
+    incarnation: int
+
+
+class Filled(msgspec.Struct, frozen=True):
+    """Rows of a snapshot are in the states."""
+
+    incarnation: int
+    bytes: int
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """The step's result is there."""
+
+    number: int
+
+
+class FailedDefinitely(msgspec.Struct, frozen=True):
+    """The data make the step fail."""
+
+    number: int
+    text: str
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """The step is durable."""
+
+    number: int
+
+
+class Mismatched(msgspec.Struct, frozen=True):
+    """Another replica moved the output's upper first."""
+
+    number: int
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """Arrangements and readers have the step's delta."""
+
+    number: int
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A stage failed indefinitely: a store or the engine; `number` 0: while hydrating.
+
+    `restart`: repeating the stage cannot help, only a new incarnation can.
+    """
+
+    incarnation: int
+    number: int
+    text: str
+    restart: bool = False
+
+
+class RetryDue(msgspec.Struct, frozen=True):
+    """The delay of retry number `attempt` is over."""
+
+    attempt: int
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Nobody needs the dataflow any more."""
+
+
+Event: TypeAlias = (
+    Schedule
+    | Restored
+    | SourcesReady
+    | Described
+    | Fetched
+    | FetchFailed
+    | ListenFailed
+    | Filled
+    | Computed
+    | FailedDefinitely
+    | Committed
+    | Mismatched
+    | Installed
+    | Failed
+    | RetryDue
+    | Drop
+)
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Read (or first make) the durable state; answer `Restored`."""
+
+    incarnation: int
+    lo: Time
+
+
+class StartTasks(msgspec.Struct, frozen=True):
+    """Start this incarnation's listen and fetch tasks; answer `SourcesReady`."""
+
+    incarnation: int
+
+
+class Listen(msgspec.Struct, frozen=True):
+    """The start signal of a source."""
+
+    source: int
+    as_of: Time
+    snapshot: bool
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Fetch a part."""
+
+    source: int
+    piece: Piece
+
+
+class Return(msgspec.Struct, frozen=True):
+    """The parts are done with: their leases return."""
+
+    source: int
+    keys: tuple[str, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """All parts of one description are done with: as many bytes may be described again."""
+
+    source: int
+    bytes: int
+
+
+class Fill(msgspec.Struct, frozen=True):
+    """Put rows of a snapshot into the states; answer `Filled`."""
+
+    source: int
+    rows: pa.Table
+    bytes: int
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """Compute the step; answer `Computed` or `FailedDefinitely`."""
+
+    step: Step
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """Make the step durable; answer `Committed` or `Mismatched`."""
+
+    step: Step
+
+
+class Install(msgspec.Struct, frozen=True):
+    """Give the delta to arrangements and readers; answer `Installed`."""
+
+    step: Step
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The frontier moved; `step`: by this step (None: restored)."""
+
+    frontier: Frontier
+    step: Step | None
+
+
+class Show(msgspec.Struct, frozen=True):
+    """State for people."""
+
+    state: str
+    text: str
+
+
+class RetryLater(msgspec.Struct, frozen=True):
+    """Wait (longer with every attempt), then `RetryDue`."""
+
+    attempt: int
+
+
+class CancelWork(msgspec.Struct, frozen=True):
+    """Whatever runs for this dataflow is of no use any more."""
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """Nothing more will come: `lo` reached `until` or the empty frontier."""
+
+    lo: Frontier
+
+
+Effect: TypeAlias = (
+    Restore
+    | StartTasks
+    | Listen
+    | Ask
+    | Return
+    | Answer
+    | Fill
+    | Compute
+    | Commit
+    | Install
+    | Report
+    | Show
+    | RetryLater
+    | CancelWork
+    | Finish
+)

@@ -1,0 +1,224 @@
+"""What has been described and fetched of each source: the bookkeeping below the machine. Pure.
+
+Theory of operation. A listen task describes parts; nothing is fetched until a step wants it, so
+a slow dataflow piles up descriptions, not bytes. A described part becomes a `Piece`: the part
+and the interval of times that is meant of it (a compacted batch may repeat older updates, which
+the interval cuts off). A piece is *waiting*, then *outstanding* (asked for), then its rows are
+*held* until the step that covers them takes them.
+
+Invariants:
+
+- a time is sealed for a source when the source has been described beyond it and no piece that
+  may hold an earlier time is waiting or outstanding; results are matched by (time, key) and
+  counted per time, so their order does not matter;
+- held rows lie in the piece's interval; rows beyond a step's `hi` stay held for the next step;
+- progress never goes back.
+
+What it does not do: it picks no times (`cutting` does), sends nothing, reads nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.errors import LocalProtocolError
+from actors.plan.schema import TIME
+from actors.plan.updates import advance, between
+from actors.progress import EMPTY, Frontier, Time, format_frontier
+from actors.protocol.internal import Described, DescribedPart, Fetched
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A described part, and the times ``lower <= time < upper`` that are meant of it."""
+
+    part: DescribedPart
+    lower: Time
+    upper: Frontier
+    time: Frontier
+    """The description's upper: fetches are counted by it."""
+    snapshot: bool
+    group: int
+    """The description that it came with: answered once all of its pieces are done with."""
+
+
+class _Group(msgspec.Struct):
+    pieces: int
+    bytes: int
+
+
+class Source:
+    """One source of a dataflow: described, outstanding and held."""
+
+    def __init__(self, index: int, as_of: Time, *, snapshot: bool) -> None:
+        self.index = index
+        self.as_of = as_of
+        self.progress: Frontier = 0 if snapshot else as_of + 1
+        self.waiting: deque[Piece] = deque()
+        self.outstanding: dict[tuple[Frontier, str], deque[Piece]] = {}
+        self.counts: dict[Frontier, int] = {}
+        """Outstanding fetches per time; a time without any is absent."""
+        self.outstanding_bytes = 0
+        self.held: list[pa.Table] = []
+        self._groups: dict[int, _Group] = {}
+        """Descriptions not yet answered."""
+        self._described = 0
+
+    def describe(self, described: Described) -> list[Piece]:
+        """Notes a description; returns pieces that hold nothing of interest (to be released).
+
+        Call `answers` with them next, also when there are none.
+        Raises `LocalProtocolError` when it leaves a gap or goes back.
+        """
+        snapshot = described.snapshot
+        if described.upper < self.progress or (described.lower > self.progress and not snapshot):
+            raise LocalProtocolError(
+                f"source {self.index} is described to {format_frontier(self.progress)}; a"
+                f" description of [{described.lower}, {described.upper}) does not continue it"
+            )
+        self._described += 1
+        size = sum(part.bytes for part in described.parts)
+        self._groups[self._described] = _Group(len(described.parts), size)
+        idle = []
+        for part in described.parts:
+            lower = 0 if snapshot else max(part.lower, described.lower)
+            upper = self.as_of + 1 if snapshot else min(part.upper, described.upper)
+            piece = Piece(part, lower, upper, described.upper, snapshot, self._described)
+            if part.rows and lower < upper:
+                self.waiting.append(piece)
+            else:
+                idle.append(piece)
+        self.progress = described.upper
+        return idle
+
+    def answers(self, done: Iterable[Piece]) -> list[int]:
+        """The pieces are done with: the bytes of every description that is answered thereby.
+
+        Without pieces it answers descriptions that had none.
+        """
+        for piece in done:
+            self._groups[piece.group].pieces -= 1
+        ended = [number for number, group in self._groups.items() if not group.pieces]
+        return [self._groups.pop(number).bytes for number in ended]
+
+    def ask(self, before: Frontier, room: int) -> Piece | None:
+        """The next waiting piece with times below `before`, now outstanding; None when there is
+        none, or it has more than `room` bytes and others are outstanding."""
+        for position, piece in enumerate(self.waiting):
+            if piece.lower >= before:
+                continue
+            if piece.part.bytes > room and self.outstanding:
+                return None
+            del self.waiting[position]
+            self.outstanding.setdefault((piece.time, piece.part.key), deque()).append(piece)
+            self.counts[piece.time] = self.counts.get(piece.time, 0) + 1
+            self.outstanding_bytes += piece.part.bytes
+            return piece
+        return None
+
+    def fetched(self, message: Fetched) -> tuple[Piece, pa.Table]:
+        """The piece that a result answers, and its rows of interest (not yet held).
+
+        Raises `LocalProtocolError` for a result that nobody asked for.
+        """
+        asked = self.outstanding.get((message.time, message.key))
+        if not asked:
+            raise LocalProtocolError(
+                f"source {self.index}: part {message.key!r} was fetched at"
+                f" {format_frontier(message.time)} but not asked for"
+            )
+        piece = asked.popleft()
+        if not asked:
+            del self.outstanding[message.time, message.key]
+        self.counts[message.time] -= 1
+        if not self.counts[message.time]:
+            del self.counts[message.time]
+        self.outstanding_bytes -= piece.part.bytes
+        return piece, _of_interest(message.updates, piece, self.as_of)
+
+    def hold(self, rows: pa.Table) -> None:
+        """Keeps rows for the step that covers them."""
+        if rows.num_rows:
+            self.held.append(rows)
+
+    def sealed(self, frontier: Frontier) -> bool:
+        """Whether every update below `frontier` is held (or was taken)."""
+        if self.progress < frontier:
+            return False
+        return not any(piece.lower < frontier for piece in self.pending())
+
+    def pending(self) -> Iterable[Piece]:
+        """Pieces whose rows are not here yet."""
+        yield from self.waiting
+        for pieces in self.outstanding.values():
+            yield from pieces
+
+    def filled(self) -> bool:
+        """Whether the whole snapshot was described and has arrived."""
+        return self.progress > self.as_of and not any(p.snapshot for p in self.pending())
+
+    def take(self, hi: Frontier) -> list[pa.Table]:
+        """Held rows below `hi`; the others stay held."""
+        taken, kept = [], []
+        for rows in self.held:
+            early = between(rows, 0, hi)
+            if early.num_rows == rows.num_rows:
+                taken.append(rows)
+                continue
+            if early.num_rows:
+                taken.append(early)
+            kept.append(between(rows, hi, EMPTY))
+        self.held = kept
+        return taken
+
+    def held_bytes(self) -> int:
+        """Bytes of the held rows."""
+        return sum(rows.nbytes for rows in self.held)
+
+    def validate(self) -> None:
+        """Asserts the invariants (tests call it after every event)."""
+        counted: dict[Frontier, int] = {}
+        for (time, _), pieces in self.outstanding.items():
+            assert pieces, "an answered fetch is still listed"
+            counted[time] = counted.get(time, 0) + len(pieces)
+        assert counted == self.counts, f"fetches are counted {self.counts}, listed {counted}"
+        listed = sum(p.part.bytes for pieces in self.outstanding.values() for p in pieces)
+        assert listed == self.outstanding_bytes
+        assert all(piece.upper <= self.progress for piece in self.pending() if not piece.snapshot)
+
+
+def _of_interest(updates: pa.Table, piece: Piece, as_of: Time) -> pa.Table:
+    """The updates that the piece means; those of a snapshot stand at its as_of. Fetch tasks
+    have seen to it already: then this is a look at the times."""
+    if not updates.num_rows:
+        return updates
+    times = pc.min_max(updates[TIME])
+    if times["min"].as_py() < piece.lower or times["max"].as_py() >= piece.upper:
+        updates = between(updates, piece.lower, piece.upper)
+    if piece.snapshot and times["min"].as_py() < as_of:
+        updates = advance(updates, as_of)
+    return updates
+
+
+def ask_parts(
+    sources: Sequence[Source], before: Frontier, room: int, fetches_max: int, *, busy: bool
+) -> list[tuple[Source, Piece]]:
+    """Pieces with times below `before` to be fetched now: at most `fetches_max` out in all, and
+    not more than `room` bytes; but one at least, unless something is under way (`busy`)."""
+    found: list[tuple[Source, Piece]] = []
+    out = sum(count for source in sources for count in source.counts.values())
+    for source in sources:
+        while out < fetches_max:
+            if room <= 0 and (out or busy):
+                return found
+            piece = source.ask(before, room)
+            if piece is None:
+                break
+            out += 1
+            room -= piece.part.bytes
+            found.append((source, piece))
+    return found

@@ -1,0 +1,172 @@
+"""From durable state to a running incarnation of a view.
+
+The output shard's upper U says everything. At 0 the view is *fresh*: it is computed whole at
+the `as_of`, and appended as [0, as_of + 1) at time `as_of`. Otherwise it *resumes* at lo = U:
+imports are read from U - 1, which the view's own durable holds keep readable. When a since has
+passed U - 1 nevertheless, the view is recomputed at the least readable time, the difference is
+appended there, and the times that cannot be known any more hold an error: a read there is
+refused, never wrong. Either way it ends by reading what a running view keeps: the hidden
+state, and the errors that imports and output hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from actors.dataflow.commit import ErrorChange, commit, move_holds
+from actors.dataflow.contents import error_sums, errors_held, scanned, split_errors, truncated
+from actors.dataflow.engine import Engine
+from actors.dataflow.recompute import recompute
+from actors.dataflow.step import empty_deltas
+from actors.dataflow.touched import HIDDEN, Touched, imports_looked_up
+from actors.errors import DefiniteError
+from actors.persist import PersistClient
+from actors.plan.schema import Schema
+from actors.progress import Frontier, ShardId, Time, is_empty
+from actors.protocol.compute import DataflowDescription, ViewExport
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """What a new incarnation starts with."""
+
+    lo: Frontier
+    snapshots: tuple[bool, ...]
+    """Imports whose contents fill arrangements."""
+    touched: Touched | None
+    output_errors: tuple[str, ...]
+    """Errors that the output holds at ``lo - 1``."""
+    source_errors: tuple[dict[str, int], ...]
+    """Per import, the sums of its error updates at ``lo - 1``."""
+
+
+async def restore(
+    engine: Engine,
+    persist: PersistClient,
+    description: DataflowDescription,
+    export: ViewExport,
+    incarnation: int,
+    scratch: Path,
+    *,
+    writable: bool,
+) -> Resumed:
+    """Hydrates when needed, then reads what is durable. Raises what stores and engine raise.
+
+    Without `writable` (read-only) a view that would have to write waits for its shard to be
+    written by another.
+    """
+    name = (incarnation, 0)
+    await engine.prepare(export.plan, incarnation)
+    upper = await persist.upper(export.shard)
+    while not is_empty(upper):
+        as_of = await _as_of_to_hydrate(persist, description, upper)
+        if as_of is None:
+            break
+        if writable:
+            await _hydrate(engine, persist, description, export, as_of, upper, name)
+        else:
+            await persist.wait_upper(export.shard, upper)
+        upper = await persist.upper(export.shard)
+    if is_empty(upper):
+        nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
+        return Resumed(upper, tuple(False for _ in description.imports), None, (), nothing)
+    await move_holds(persist, description, export, upper)
+    return await _resume(engine, persist, description, export, upper, name, scratch)
+
+
+async def _as_of_to_hydrate(
+    persist: PersistClient, description: DataflowDescription, upper: Frontier
+) -> Time | None:
+    """The time to compute the view at; None when it can go on from `upper`."""
+    sinces = [(await persist.state(source.shard)).since for source in description.imports]
+    since = max(sinces, default=0)
+    if upper == 0:
+        return max(since, description.as_of)
+    return since if since > upper - 1 else None
+
+
+async def _hydrate(
+    engine: Engine,
+    persist: PersistClient,
+    description: DataflowDescription,
+    export: ViewExport,
+    as_of: Time,
+    upper: Time,
+    name: tuple[int, int],
+) -> None:
+    """Computes the view at `as_of` and appends it; a mismatch is as good (another did it)."""
+    held: tuple[str, ...] = ()
+    if upper > 0:
+        reader_id = engine.job_id(*name, "errors")
+        held = await errors_of(persist, export.shard, export.plan.output, upper - 1, reader_id)
+    changes = [ErrorChange(text, as_of, -1) for text in held]
+    first = upper if upper > 0 else description.as_of
+    if as_of > first:
+        gap = f"contents from {first} to {as_of} cannot be known: the inputs were compacted"
+        changes += [ErrorChange(gap, first, 1), ErrorChange(gap, as_of, -1)]
+    try:
+        deltas = await recompute(engine, persist, export, description.imports, as_of, upper, name)
+    except DefiniteError as error:
+        text = truncated(str(error), engine.settings.error_text_bytes_max)
+        deltas = empty_deltas(export.plan)
+        changes.append(ErrorChange(text, as_of, 1))
+    await commit(persist, export, (upper, as_of + 1), deltas.output, deltas.hidden, changes)
+
+
+async def _resume(
+    engine: Engine,
+    persist: PersistClient,
+    description: DataflowDescription,
+    export: ViewExport,
+    upper: Time,
+    name: tuple[int, int],
+    scratch: Path,
+) -> Resumed:
+    plan = export.plan
+    reader_id = engine.job_id(*name, "resume")
+    output_errors = await errors_of(persist, export.shard, plan.output, upper - 1, reader_id)
+    source_errors = [
+        await _error_sums(persist, source.shard, source.schema, upper - 1, reader_id)
+        for source in description.imports
+    ]
+    if plan.mode == "opaque":
+        snapshots: Sequence[bool] = [False for _ in description.imports]
+        return Resumed(upper, tuple(snapshots), None, output_errors, tuple(source_errors))
+    place = scratch / str(name[0])
+    touched = await engine.clock.run_blocking(lambda: Touched(plan, place))
+    if export.hidden_shard is not None and plan.hidden is not None:
+        parts = scanned(persist, export.hidden_shard, plan.hidden.schema, upper - 1, reader_id)
+        async with aclosing(parts):
+            async for rows in parts:
+                await engine.clock.run_blocking(partial(touched.insert, HIDDEN, rows))
+        await engine.clock.run_blocking(touched.maintain)
+    return Resumed(upper, imports_looked_up(plan), touched, output_errors, tuple(source_errors))
+
+
+async def errors_of(
+    persist: PersistClient, shard: ShardId, schema: Schema, as_of: Time, reader_id: str
+) -> tuple[str, ...]:
+    """The errors that a shard holds at `as_of`. Raises `ReadBelowSince` and `StorageError`."""
+    return errors_held(await _error_sums(persist, shard, schema, as_of, reader_id))
+
+
+async def _error_sums(
+    persist: PersistClient, shard: ShardId, schema: Schema, as_of: Time, reader_id: str
+) -> dict[str, int]:
+    """The sums of a shard's error updates at `as_of`; reads only parts that hold any."""
+    state = await persist.state(shard)
+    if not any(part.has_errors for batch in state.batches for part in batch.parts):
+        return {}
+    tables = []
+    async with aclosing(
+        scanned(persist, shard, schema, as_of, reader_id, errors_only=True)
+    ) as parts:
+        async for updates in parts:
+            _, errors = split_errors(updates)
+            if errors is not None:
+                tables.append(errors)
+    return error_sums(tables)

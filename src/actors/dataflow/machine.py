@@ -1,0 +1,452 @@
+"""The life of one dataflow: a pure state machine, events in → effects out.
+
+Theory of operation. A dataflow moves its lower frontier `lo` forward in steps ``[lo, hi)``:
+
+1. *suspended* until it is scheduled; then *hydrating*: the shell restores what is durable (or
+   computes it at the `as_of`), starts this incarnation's sources, and fills the states that
+   lookups need from the sources' snapshots;
+2. *gathering* (*errored* while the collection holds a definite error): `hi` is picked from what
+   every source has described and the budget allows, its parts are asked for, and when every
+   time below `hi` is sealed for every source the step is cut;
+3. *running*: the shell computes the step's result; a definite failure over several distinct
+   times halves the interval, at a single time it becomes the step's result, an error;
+4. *committing*: durable parts and one compare-and-set; a mismatch means another replica was
+   first: a new incarnation goes on from the durable state;
+5. *installing*: arrangements and readers get the delta; then `lo` is `hi`.
+
+A step without updates skips 3: only the frontier moves. A source that fails *freezes* the
+dataflow: nothing past the failed time is ever cut; after a delay a new incarnation starts. An
+indefinite failure repeats its stage after a delay. *dropped* is final.
+
+Invariants (`validate`): `lo` never goes back within an incarnation, and `reported` never at all;
+a step covers ``lo <= time < hi`` with ``hi > lo``; at most one step exists, and only in states
+that carry one; rows taken lie below `hi`, all others stay held; an opaque view's step has at
+most one distinct time, and no healthy step holds an error update of an input.
+
+What it does not do: it sends nothing, reads no clock and computes no rows. What an event does
+in a state is `TRANSITIONS`; an event that is not listed there for the state is stale and is
+ignored (counted in `ignored`), as is one of another incarnation or step.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.dataflow.cutting import bound, error_times_of, pick_hi, put_back, take, times_of
+from actors.dataflow.events import (
+    Answer,
+    Ask,
+    CancelWork,
+    Commit,
+    Committed,
+    Compute,
+    Computed,
+    Drop,
+    Effect,
+    Event,
+    Failed,
+    FailedDefinitely,
+    Fill,
+    Filled,
+    Finish,
+    Install,
+    Installed,
+    Listen,
+    Mismatched,
+    Report,
+    Restore,
+    Restored,
+    RetryDue,
+    RetryLater,
+    Return,
+    Schedule,
+    Show,
+    SourcesReady,
+    StartTasks,
+    Step,
+)
+from actors.dataflow.gather import Piece, Source, ask_parts
+from actors.errors import PenstockError
+from actors.progress import EMPTY, Frontier, Time
+from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
+
+
+class State(enum.Enum):
+    """Where a dataflow is in its life."""
+
+    SUSPENDED = "suspended"
+    HYDRATING = "hydrating"
+    GATHERING = "gathering"
+    RUNNING = "running"
+    COMMITTING = "committing"
+    INSTALLING = "installing"
+    ERRORED = "errored"
+    FROZEN = "frozen"
+    DROPPED = "dropped"
+
+
+_REST: Final = (State.GATHERING, State.ERRORED)
+_CARRYING: Final = (State.RUNNING, State.COMMITTING, State.INSTALLING)
+_LIVE: Final = (State.HYDRATING, *_REST, *_CARRYING)
+
+TRANSITIONS: Final[dict[type[Event], tuple[tuple[State, ...], str]]] = {
+    # event: (states in which it means something, handler)
+    Schedule: ((State.SUSPENDED,), "_scheduled"),
+    Restored: ((State.HYDRATING,), "_restored"),
+    SourcesReady: ((State.HYDRATING,), "_sources_ready"),
+    Described: ((*_REST, *_CARRYING), "_described"),
+    Fetched: ((*_REST, *_CARRYING), "_fetched"),
+    Filled: (_REST, "_filled"),
+    FetchFailed: (_LIVE, "_source_failed"),
+    ListenFailed: (_LIVE, "_source_failed"),
+    Computed: ((State.RUNNING,), "_computed"),
+    FailedDefinitely: ((State.RUNNING,), "_failed_definitely"),
+    Committed: ((State.COMMITTING,), "_committed"),
+    Mismatched: ((State.COMMITTING,), "_mismatched"),
+    Installed: ((State.INSTALLING,), "_installed"),
+    Failed: (_LIVE, "_failed"),
+    RetryDue: ((*_LIVE, State.FROZEN), "_retry_due"),
+    Drop: (tuple(state for state in State if state is not State.DROPPED), "_dropped"),
+}
+
+
+class Machine:
+    """One dataflow's state; see the module's text."""
+
+    def __init__(
+        self,
+        *,
+        sources: int,
+        durable: bool,
+        opaque: bool = False,
+        as_of: Time = 0,
+        until: Frontier | None = None,
+        budget_bytes: int,
+        fetches_max: int,
+    ) -> None:
+        self.durable = durable
+        self.opaque = opaque
+        self.as_of = as_of
+        self.until = until
+        self.budget_bytes = budget_bytes
+        self.fetches_max = fetches_max
+        self.source_count = sources
+        self.state = State.SUSPENDED
+        self.incarnation = 0
+        self.number = 0
+        self.attempt = 0
+        self.steps = 0
+        self.lo: Frontier = 0
+        self.hi: Frontier | None = None
+        self.reported: Frontier | None = None
+        self.in_error = False
+        self.sources: tuple[Source, ...] = ()
+        self.step: Step | None = None
+        self.ignored = 0
+        self._restored_from: Restored | None = None
+        self._snapshot_due = False
+        self._fills = 0
+        self._filling_bytes = 0
+        self._retrying = False
+        self._restart_due = False
+        self._frozen: PenstockError | None = None
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What an event leads to. Raises `LocalProtocolError` for a broken description."""
+        states, handler = TRANSITIONS[type(event)]
+        if self.state not in states or not self._current(event):
+            self.ignored += 1
+            return []
+        effects: list[Effect] = getattr(self, handler)(event)
+        return effects
+
+    def _current(self, event: Event) -> bool:
+        incarnation = getattr(event, "incarnation", self.incarnation)
+        number = getattr(event, "number", 0)
+        return incarnation == self.incarnation and number in (0, self.number)
+
+    # -- starting ----------------------------------------------------------------------------------
+
+    def _scheduled(self, _: Event) -> list[Effect]:
+        return self._restart()
+
+    def _restart(self) -> list[Effect]:
+        """A new incarnation: everything not durable is forgotten."""
+        self.state = State.HYDRATING
+        self.incarnation += 1
+        self.sources = ()
+        self.step = None
+        self.hi = None
+        self._restored_from = None
+        self._fills = self._filling_bytes = 0
+        self._retrying = self._restart_due = False
+        self._frozen = None
+        return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
+
+    def _restored(self, event: Restored) -> list[Effect]:
+        self._restored_from = event
+        self.lo = event.lo
+        self.in_error = event.in_error
+        self._snapshot_due = any(event.snapshots) and not event.fill
+        self.sources = tuple(
+            Source(index, event.as_of, snapshot=snapshot)
+            for index, snapshot in enumerate(event.snapshots)
+        )
+        effects = self._report(None) if self.durable else []
+        if self.sources and self.lo < EMPTY:
+            return [*effects, StartTasks(self.incarnation)]
+        self.state = self._resting()
+        return [*effects, *self._go_on()]
+
+    def _sources_ready(self, _: SourcesReady) -> list[Effect]:
+        restored = self._restored_from
+        if restored is None:
+            return []
+        self.state = self._resting()
+        listens: list[Effect] = [
+            Listen(index, restored.as_of, snapshot)
+            for index, snapshot in enumerate(restored.snapshots)
+        ]
+        return [*listens, Show(self.state.value, "")]
+
+    # -- gathering ---------------------------------------------------------------------------------
+
+    def _described(self, event: Described) -> list[Effect]:
+        source = self.sources[event.source]
+        return [*self._done_with(source, source.describe(event)), *self._go_on()]
+
+    def _done_with(self, source: Source, pieces: list[Piece]) -> list[Effect]:
+        effects: list[Effect] = []
+        if pieces:
+            effects.append(Return(source.index, tuple(piece.part.key for piece in pieces)))
+        effects += [Answer(source.index, size) for size in source.answers(pieces)]
+        return effects
+
+    def _fetched(self, event: Fetched) -> list[Effect]:
+        source = self.sources[event.source]
+        piece, rows = source.fetched(event)
+        effects = self._done_with(source, [piece])
+        if piece.snapshot and not self._snapshot_due:
+            self._fills += 1
+            self._filling_bytes += rows.nbytes
+            effects.append(Fill(event.source, rows, rows.nbytes))
+        else:
+            source.hold(rows)
+        return effects + self._go_on()
+
+    def _filled(self, event: Filled) -> list[Effect]:
+        self._fills -= 1
+        self._filling_bytes -= event.bytes
+        return self._go_on()
+
+    def _go_on(self) -> list[Effect]:
+        """At rest: freezes, finishes, fills, asks for parts, or cuts the next step."""
+        if self.state not in _REST or self._retrying:
+            return []
+        if self._frozen is not None:
+            return self._freeze(self._frozen)
+        end = EMPTY if self.until is None else self.until
+        if self.lo >= end:
+            self.state = State.DROPPED
+            return [CancelWork(), Finish(self.lo)]
+        if not self._snapshot_due and not self._ready():
+            return self._ask(self._source_as_of() + 1)
+        if self.hi is None:
+            self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, self.until)
+            if self._snapshot_due and self.hi is not None:
+                # The first step is the whole snapshot and nothing else.
+                reach = self._source_as_of() + 1
+                self.hi = reach if all(s.progress >= reach for s in self.sources) else None
+        if self.hi is None:
+            return self._ask(self._source_as_of() + 1) if self._snapshot_due else []
+        if all(source.sealed(self.hi) for source in self.sources):
+            return self._cut(self.hi)
+        return self._ask(self.hi)
+
+    def _source_as_of(self) -> Time:
+        """From where this incarnation's sources read."""
+        return self._restored_from.as_of if self._restored_from is not None else self.as_of
+
+    def _ready(self) -> bool:
+        """Whether every snapshot has been filled into the states."""
+        return not self._fills and all(source.filled() for source in self.sources)
+
+    def _ask(self, before: Frontier) -> list[Effect]:
+        """Asks for parts below `before`; while states fill, within the budget (a step's `hi`
+        was picked within it)."""
+        room: int = EMPTY
+        if not self._snapshot_due and not self._ready():
+            out = sum(source.outstanding_bytes for source in self.sources)
+            room = self.budget_bytes - self._filling_bytes - out
+        asked = ask_parts(self.sources, before, room, self.fetches_max, busy=self._fills > 0)
+        return [Ask(source.index, piece) for source, piece in asked]
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def _cut(self, hi: Frontier) -> list[Effect]:
+        """Takes the step's rows; cuts shorter where several times must not share a step.
+
+        While in error a step looks at its last time only, so it may hold any; pass-through
+        exports carry errors as updates.
+        """
+        deltas = take(self.sources, hi)
+        flat = [table for tables in deltas for table in tables]
+        times = times_of(flat)
+        if self.durable and not self.in_error:
+            shorter = bound(times, error_times_of(flat), opaque=self.opaque)
+            if shorter is not None:
+                hi = shorter
+                put_back(self.sources, deltas)
+                deltas = take(self.sources, hi)
+        self._set_step(hi, times, deltas)
+        assert self.step is not None
+        if self.step.times or self._snapshot_due:
+            self.state = State.RUNNING
+            return [Compute(self.step)]
+        return self._computed(None)
+
+    def _set_step(
+        self, hi: Frontier, times: Sequence[Time], deltas: tuple[tuple[pa.Table, ...], ...]
+    ) -> None:
+        self.number += 1
+        self.hi = hi
+        self.step = Step(
+            self.incarnation,
+            self.number,
+            self.lo,
+            hi,
+            tuple(time for time in times if time < hi),
+            deltas,
+            self.in_error,
+            self._snapshot_due,
+        )
+
+    def _computed(self, _: Event | None) -> list[Effect]:
+        assert self.step is not None
+        if not self.durable:
+            self.state = State.INSTALLING
+            return [Install(self.step)]
+        self.state = State.COMMITTING
+        return [Commit(self.step)]
+
+    def _failed_definitely(self, event: FailedDefinitely) -> list[Effect]:
+        step = self.step
+        assert step is not None
+        if len(step.times) > 1 and not step.in_error:
+            hi = step.times[len(step.times) // 2]
+            put_back(self.sources, step.deltas)
+            self._set_step(hi, step.times, take(self.sources, hi))
+            assert self.step is not None
+            return [Compute(self.step)]
+        self.step = msgspec.structs.replace(step, error=event.text)
+        return self._computed(None)
+
+    def _committed(self, _: Committed) -> list[Effect]:
+        assert self.step is not None
+        self.state = State.INSTALLING
+        return [Install(self.step)]
+
+    def _mismatched(self, _: Mismatched) -> list[Effect]:
+        return [CancelWork(), *self._restart()]
+
+    def _installed(self, _: Installed) -> list[Effect]:
+        step = self.step
+        assert step is not None
+        if step.times:
+            self.in_error = step.error is not None
+        self.lo = step.hi
+        self.hi = None
+        self.step = None
+        self._snapshot_due = False
+        self.attempt = 0
+        self.steps += 1
+        self.state = self._resting()
+        return [*self._report(step), *self._go_on()]
+
+    def _report(self, step: Step | None) -> list[Effect]:
+        """Nothing below the as_of is reported, and nothing twice or backwards."""
+        if self.lo < self.as_of or (self.reported is not None and self.lo <= self.reported):
+            return []
+        self.reported = self.lo
+        return [Report(self.lo, step)]
+
+    def _resting(self) -> State:
+        return State.ERRORED if self.in_error else State.GATHERING
+
+    # -- failures ----------------------------------------------------------------------------------
+
+    def _source_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
+        """A step that was cut before is complete: let it become durable first."""
+        if self._frozen is None:
+            self._frozen = event.error
+        if self.state in (State.COMMITTING, State.INSTALLING):
+            return []
+        return self._freeze(self._frozen)
+
+    def _freeze(self, error: PenstockError) -> list[Effect]:
+        self.state = State.FROZEN
+        self.step = None
+        self.attempt += 1
+        text = f"{type(error).__name__}: {error}"
+        return [CancelWork(), Show("frozen", text), RetryLater(self.attempt)]
+
+    def _failed(self, event: Failed) -> list[Effect]:
+        """An indefinite failure: its stage is repeated after a delay."""
+        self.attempt += 1
+        self._retrying = True
+        self._restart_due = self._restart_due or event.restart
+        return [Show("stalled", event.text), RetryLater(self.attempt)]
+
+    def _retry_due(self, event: RetryDue) -> list[Effect]:
+        if event.attempt != self.attempt or not (self._retrying or self.state is State.FROZEN):
+            self.ignored += 1
+            return []
+        self._retrying = False
+        if self.state is State.RUNNING and self.step is not None and not self._restart_due:
+            return [Compute(self.step)]
+        # Whether a failed commit happened is told by the durable state alone, and a failed
+        # installation leaves states that must be built afresh.
+        return [CancelWork(), *self._restart()]
+
+    def _dropped(self, _: Drop) -> list[Effect]:
+        self.state = State.DROPPED
+        self.step = None
+        self.sources = ()
+        return [CancelWork()]
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def waiting_for(self) -> str:
+        """What it waits for, for people."""
+        if self._retrying:
+            return f"{self.state.value}, attempt {self.attempt} failed"
+        if self.state not in _REST:
+            return str(self.state.value)
+        parts = [
+            f"source {s.index} described to {s.progress}, {sum(s.counts.values())} fetches out"
+            for s in self.sources
+        ]
+        return f"{self.state.value} from {self.lo}: " + "; ".join(parts)
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        assert (self.step is not None) == (self.state in _CARRYING), (self.state, self.step)
+        if self.hi is not None:
+            assert self.hi > self.lo
+        if self.step is not None:
+            assert self.step.lo == self.lo
+            assert self.step.hi == self.hi
+            assert all(time < self.step.hi for time in self.step.times)
+            assert not (self.opaque and self.durable and not self.in_error) or (
+                len(self.step.times) <= 1
+            )
+        assert self.reported is None or self.reported >= self.as_of
+        assert self._fills >= 0
+        assert self._filling_bytes >= 0
+        for source in self.sources:
+            source.validate()

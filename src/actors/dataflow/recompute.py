@@ -1,0 +1,129 @@
+"""The view computed whole at one time, and what must be appended to get there.
+
+Used by hydration, by opaque views at every time, and by views in error. An incremental view is
+run from scratch by its own strata, so that what a later step retracts has the same bits and
+the hidden state is rebuilt with it; the difference to what is persisted is taken in Arrow. An
+opaque view is Spark's own query, the difference taken by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+
+import msgspec
+import pyarrow as pa
+
+from actors.dataflow.contents import contents, scanned, split_errors
+from actors.dataflow.engine import Engine
+from actors.dataflow.step import Deltas, whole_step
+from actors.errors import DefiniteError
+from actors.persist import PersistClient
+from actors.plan.jobs import Difference, Rows
+from actors.plan.schema import TIME, Schema
+from actors.plan.updates import concat, consolidate, negate, set_column
+from actors.progress import ShardId, Time
+from actors.protocol.compute import SourceImport, ViewExport
+
+
+async def recompute(
+    engine: Engine,
+    persist: PersistClient,
+    export: ViewExport,
+    imports: Sequence[SourceImport],
+    as_of: Time,
+    upper: Time,
+    name: tuple[int, int],
+) -> Deltas:
+    """What turns the persisted contents below `upper` into the query's result at `as_of`.
+
+    All updates stand at `as_of`. Waits until every import's upper is beyond it. Raises
+    `DefiniteError` when an import holds an error there or the data make the query fail,
+    `ReadBelowSince`, and the stores' and the engine's errors.
+    """
+    async with AsyncExitStack() as stack:
+        sources: list[Rows] = []
+        for index, source in enumerate(imports):
+            reader_id = engine.job_id(*name, f"source{index}")
+            shard, schema = source.shard, source.schema
+            given = await stack.enter_async_context(
+                contents(persist, engine, shard, schema, as_of, reader_id)
+            )
+            if given.errors:
+                raise DefiniteError(given.errors[0])
+            sources.append(given.rows)
+        if export.plan.mode == "opaque":
+            return await _difference(engine, persist, export, sources, as_of, upper, name, stack)
+        deltas = await whole_step(engine, export.plan, sources, as_of, name)
+    reader_id = engine.job_id(*name, "old")
+    output = await _less_old(
+        engine, persist, export.shard, export.plan.output, deltas.output, upper, as_of, reader_id
+    )
+    hidden = deltas.hidden
+    if hidden is not None and export.hidden_shard is not None and export.plan.hidden is not None:
+        shard, schema = export.hidden_shard, export.plan.hidden.schema
+        hidden = await _less_old(engine, persist, shard, schema, hidden, upper, as_of, reader_id)
+    return msgspec.structs.replace(deltas, output=output, hidden=hidden)
+
+
+async def _difference(
+    engine: Engine,
+    persist: PersistClient,
+    export: ViewExport,
+    sources: Sequence[Rows],
+    as_of: Time,
+    upper: Time,
+    name: tuple[int, int],
+    stack: AsyncExitStack,
+) -> Deltas:
+    plan = export.plan
+    old: Rows | None = None
+    if upper > 0:
+        reader_id = engine.job_id(*name, "old")
+        given = await stack.enter_async_context(
+            contents(persist, engine, export.shard, plan.output, upper - 1, reader_id)
+        )
+        old = given.rows
+    made = await engine.run(
+        Difference(
+            job_id=engine.job_id(*name, "whole"),
+            sql=plan.sql,
+            tables=tuple(zip(plan.sources, sources, strict=True)),
+            output=plan.output,
+            time=as_of,
+            old=old,
+            conf=plan.conf,
+        )
+    )
+    output = await engine.clock.run_blocking(
+        lambda: consolidate(concat([made.rows], plan.output.arrow_updates()))
+    )
+    return Deltas(output, None, made.spark_ms)
+
+
+async def _less_old(
+    engine: Engine,
+    persist: PersistClient,
+    shard: ShardId,
+    schema: Schema,
+    new: pa.Table,
+    upper: Time,
+    as_of: Time,
+    reader_id: str,
+) -> pa.Table:
+    """`new` minus what the shard holds below `upper`, at `as_of`."""
+    if upper == 0:
+        return new
+    shape = schema.arrow_updates()
+    tables = [new]
+    async with aclosing(scanned(persist, shard, schema, upper - 1, reader_id)) as parts:
+        async for updates in parts:
+            plain, _ = split_errors(updates)
+            tables.append(negate(concat([plain], shape)))
+
+    def subtract() -> pa.Table:
+        whole = concat(tables, shape)
+        times = pa.repeat(pa.scalar(as_of, pa.int64()), whole.num_rows)
+        return consolidate(set_column(whole, TIME, times))
+
+    return await engine.clock.run_blocking(subtract)

@@ -1,0 +1,207 @@
+"""A step of an incremental view: which strata run together, with which inputs, cut how.
+
+A stratum whose lookups need another stratum's output must wait for it, one Spark run each;
+unless all it needs of that output are groups of a hidden state small enough to be passed
+whole: then both run in one. From scratch (`whole_step`) every state is empty and all strata
+run in one.
+
+The last stratum's output is cut into deltas. Without hidden state it is the view's. With it,
+every row has the hidden columns, the view's columns prefixed ``o_``, and ``__keep`` (HAVING
+held): the hidden columns make one delta, the kept view's columns the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.dataflow.engine import Engine
+from actors.dataflow.touched import HIDDEN, Lookups, Touched
+from actors.errors import LocalProtocolError
+from actors.plan.delta import DeltaPlan, Stratum
+from actors.plan.jobs import Rows
+from actors.plan.jobs import Step as StepJob
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.updates import concat, consolidate
+from actors.progress import Frontier, Time
+
+OUTPUT_PREFIX: Final = "o_"
+KEEP: Final = "__keep"
+
+
+class Deltas(msgspec.Struct, frozen=True):
+    """What a step makes: the view's delta, its hidden state's, and what it cost."""
+
+    output: pa.Table
+    hidden: pa.Table | None = None
+    spark_ms: float = 0.0
+
+
+def cut(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, pa.Table | None]:
+    """The last stratum's output as (output delta, hidden delta), consolidated."""
+    shape = plan.output.arrow_updates()
+    if plan.hidden is None:
+        return consolidate(concat([wide], shape)), None
+    kept = wide.filter(wide[KEEP])
+    names = [f"{OUTPUT_PREFIX}{name}" for name in plan.output.names]
+    narrow = kept.select([*names, TIME, DIFF]).rename_columns(shape.names)
+    hidden = concat([wide], plan.hidden.schema.arrow_updates())
+    return consolidate(concat([narrow], shape)), consolidate(hidden)
+
+
+def empty_deltas(plan: DeltaPlan) -> Deltas:
+    """Nothing changed."""
+    hidden = None if plan.hidden is None else plan.hidden.schema.arrow_updates().empty_table()
+    return Deltas(plan.output.arrow_updates().empty_table(), hidden)
+
+
+def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
+    """Whether a stratum may run together with those before it, whose outputs are `made_here`."""
+    for lookup in stratum.lookups:
+        if lookup.target == HIDDEN and hidden_whole:
+            continue
+        if any(name in made_here for name, _ in lookup.origins):
+            return False
+    return True
+
+
+def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool) -> int:
+    """The last stratum of the run that begins with stratum `first`."""
+    last = first
+    while last + 1 < len(plan.strata):
+        made_here = [f"r{index}" for index in range(first, last + 1)]
+        if not fusable(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
+            break
+        last += 1
+    return last
+
+
+def input_names(plan: DeltaPlan, first: int, last: int) -> list[str]:
+    """Inputs that strata `first` to `last` read and do not make themselves."""
+    made_here = {f"r{index}" for index in range(first, last + 1)}
+    found = dict.fromkeys(name for s in plan.strata[first : last + 1] for name in s.inputs)
+    return [name for name in found if name not in made_here]
+
+
+def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
+    """The schema of a named input; a stratum's output is read off its Arrow columns."""
+    if name == HIDDEN and plan.hidden is not None:
+        return plan.hidden.schema
+    if name[0] in "ds":
+        return plan.source_schemas[int(name[1:])]
+    fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
+    return Schema(tuple(Column(field.name, spark_type(field.type)) for field in fields))
+
+
+def spark_type(kind: pa.DataType) -> str:
+    """Spark's name of an Arrow type that an engine's answer has."""
+    for test, text in _SIMPLE:
+        if test(kind):
+            return text
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp_ntz" if kind.tz is None else "timestamp"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"array<{spark_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{spark_type(kind.key_type)},{spark_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        inner = ",".join(f"{field.name}:{spark_type(field.type)}" for field in kind)
+        return f"struct<{inner}>"
+    raise LocalProtocolError(f"the engine answered with a column of type {kind}")
+
+
+_SIMPLE: Final = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "tinyint"),
+    (pa.types.is_int16, "smallint"),
+    (pa.types.is_int32, "int"),
+    (pa.types.is_int64, "bigint"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_large_string, "string"),
+    (pa.types.is_binary, "binary"),
+    (pa.types.is_large_binary, "binary"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_null, "void"),
+)
+
+
+async def delta_step(
+    engine: Engine,
+    plan: DeltaPlan,
+    touched: Touched,
+    deltas: Sequence[pa.Table],
+    interval: tuple[Time, Frontier],
+    name: tuple[int, int],
+    whole_state: Callable[[int], AbstractAsyncContextManager[Rows]],
+) -> Deltas:
+    """Runs the strata over the deltas ``lo <= time < hi`` and what they touch.
+
+    `name` is (incarnation, number). An import of which more than `lookup_rows_max` rows are
+    touched is given whole, as files that Spark scans: ``whole_state(import)``. Raises what the
+    engine, the arrangements and the stores raise.
+    """
+    lo, hi = interval
+    lookups = Lookups(touched, deltas, lo)
+    hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
+    spark_ms = 0.0
+    first = 0
+    wide: pa.Table | None = None
+    while first < len(plan.strata):
+        last = fused(plan, first, hidden_whole=hidden_whole)
+        strata = plan.strata[first : last + 1]
+        whole = hidden_whole and last > first
+        await engine.clock.run_blocking(partial(lookups.follow, strata, whole_hidden=whole))
+        async with AsyncExitStack() as stack:
+            inputs: dict[str, Rows] = {}
+            for input_name in input_names(plan, first, last):
+                rows = lookups.rows(input_name)
+                if rows is None or not rows.num_rows:
+                    continue
+                if input_name[0] == "s" and rows.num_rows > engine.settings.lookup_rows_max:
+                    given = whole_state(int(input_name[1:]))
+                    inputs[input_name] = await stack.enter_async_context(given)
+                    continue
+                packed = await engine.pack(schema_of(plan, input_name, rows), rows)
+                stack.push_async_callback(engine.discard, packed)
+                inputs[input_name] = packed
+            if not any(given_name[0] in "dr" for given_name in inputs):
+                # Nothing changed that these strata read, so neither does their output.
+                first, wide = last + 1, None
+                continue
+            job_id = engine.job_id(*name, f"{first}-{last}")
+            made = await engine.run(StepJob(job_id, engine.dataflow, first, last, inputs, lo, hi))
+        spark_ms += made.spark_ms
+        wide = made.rows
+        lookups.made(last, wide)
+        first = last + 1
+    if wide is None:
+        return msgspec.structs.replace(empty_deltas(plan), spark_ms=spark_ms)
+    last_output = wide
+    output, hidden = await engine.clock.run_blocking(lambda: cut(plan, last_output))
+    return Deltas(output, hidden, spark_ms)
+
+
+async def whole_step(
+    engine: Engine, plan: DeltaPlan, sources: Sequence[Rows], as_of: Time, name: tuple[int, int]
+) -> Deltas:
+    """The view from scratch at `as_of`: contents as deltas, every state empty, one run."""
+    last = len(plan.strata) - 1
+    inputs = {
+        input_name: sources[int(input_name[1:])]
+        for input_name in input_names(plan, 0, last)
+        if input_name.startswith("d")
+    }
+    made = await engine.run(
+        StepJob(engine.job_id(*name, "whole"), engine.dataflow, 0, last, inputs, 0, as_of + 1)
+    )
+    output, hidden = await engine.clock.run_blocking(lambda: cut(plan, made.rows))
+    return Deltas(output, hidden, made.spark_ms)

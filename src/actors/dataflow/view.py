@@ -1,0 +1,228 @@
+"""A maintained view: what the machine's effects mean for it, stage by stage.
+
+Holds what one incarnation keeps in memory: touched state, and the errors that the imports and
+the output hold. Each stage is one coroutine that the actor runs beside itself; the machine sees
+to it that they never overlap (fills come before the first step).
+
+Errors are data. While an import holds an error, or the data make the query fail, the output
+holds an error and keeps its last good contents; such a view is computed whole at the last time
+of each step, and when that succeeds the difference is appended and the error retracted there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from actors.dataflow.commit import ErrorChange, commit, move_holds
+from actors.dataflow.contents import contents, error_sums, errors_held, split_errors, truncated
+from actors.dataflow.engine import Engine
+from actors.dataflow.events import Step
+from actors.dataflow.hydrate import Resumed, restore
+from actors.dataflow.recompute import recompute
+from actors.dataflow.step import Deltas, delta_step, empty_deltas
+from actors.dataflow.touched import HIDDEN, Touched
+from actors.errors import DefiniteError
+from actors.persist import PersistClient
+from actors.plan.jobs import Rows
+from actors.plan.updates import concat
+from actors.progress import Frontier, Time
+from actors.protocol.compute import DataflowDescription, ViewExport
+from actors.telemetry import SPAN_STEP, span
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A computed step: its deltas, the output's error changes, and the plain source deltas."""
+
+    deltas: Deltas
+    errors: tuple[ErrorChange, ...] = ()
+
+
+class View:
+    """One view's stages."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        persist: PersistClient,
+        description: DataflowDescription,
+        export: ViewExport,
+        scratch: Path,
+    ) -> None:
+        self._engine = engine
+        self._persist = persist
+        self._description = description
+        self._export = export
+        self._scratch = scratch
+        self._touched: Touched | None = None
+        self._output_errors: tuple[str, ...] = ()
+        self._source_errors: tuple[dict[str, int], ...] = ()
+
+    async def restore(self, incarnation: int, *, writable: bool) -> Resumed:
+        """The durable state; what was kept of an earlier incarnation is removed first."""
+        await self.close()
+        resumed = await restore(
+            self._engine,
+            self._persist,
+            self._description,
+            self._export,
+            incarnation,
+            self._scratch,
+            writable=writable,
+        )
+        self._touched = resumed.touched
+        self._output_errors = resumed.output_errors
+        self._source_errors = resumed.source_errors
+        return resumed
+
+    async def fill(self, source: int, rows: pa.Table) -> None:
+        """Puts rows of an import's snapshot into its arrangements."""
+        touched = self._touched
+        if touched is None:
+            return
+        plain, _ = split_errors(rows)
+        await self._engine.clock.run_blocking(partial(touched.insert, f"s{source}", plain))
+
+    async def compute(self, step: Step) -> Outcome:
+        """The step's deltas. Raises `DefiniteError` and whatever stores and engine raise."""
+        with span(SPAN_STEP, dataflow=self._description.id, lo=step.lo, hi=step.hi):
+            return await self._compute(step)
+
+    async def _compute(self, step: Step) -> Outcome:
+        time = step.times[-1]
+        held = errors_after(self._source_errors, step, time)
+        if held:
+            raise DefiniteError(held[0])
+        name = (step.incarnation, step.number)
+        if step.in_error or self._export.plan.mode == "opaque":
+            deltas = await recompute(
+                self._engine,
+                self._persist,
+                self._export,
+                self._description.imports,
+                time,
+                step.lo,
+                name,
+            )
+            changes = tuple(ErrorChange(text, time, -1) for text in self._output_errors)
+            return Outcome(deltas, changes)
+        assert self._touched is not None, "an incremental view keeps touched state"
+        plan = self._export.plan
+        deltas = await delta_step(
+            self._engine,
+            plan,
+            self._touched,
+            await self._plain(step),
+            (step.lo, step.hi),
+            name,
+            partial(self._whole_state, step),
+        )
+        return Outcome(deltas)
+
+    @asynccontextmanager
+    async def _whole_state(self, step: Step, source: int) -> AsyncIterator[Rows]:
+        """All of an import below the step's `lo`, for a step that touches much of it."""
+        imported = self._description.imports[source]
+        reader_id = self._engine.job_id(step.incarnation, step.number, f"state{source}")
+        as_of = step.lo - 1
+        async with contents(
+            self._persist, self._engine, imported.shard, imported.schema, as_of, reader_id
+        ) as found:
+            yield found.rows
+
+    async def _plain(self, step: Step) -> list[pa.Table]:
+        """Per source, the plain updates of the step."""
+
+        def together() -> list[pa.Table]:
+            schemas = self._export.plan.source_schemas
+            return [
+                concat([split_errors(table)[0] for table in tables], schema.arrow_updates())
+                for tables, schema in zip(step.deltas, schemas, strict=True)
+            ]
+
+        return await self._engine.clock.run_blocking(together)
+
+    def without_change(self, step: Step) -> Outcome:
+        """What a step appends that had nothing to compute, or failed definitely.
+
+        A collection that holds an error already goes on holding it.
+        """
+        changes: tuple[ErrorChange, ...] = ()
+        if step.error is not None and not step.in_error:
+            bytes_max = self._engine.settings.error_text_bytes_max
+            text = truncated(step.error, bytes_max)
+            changes = (ErrorChange(text, step.times[-1], 1),)
+        return Outcome(empty_deltas(self._export.plan), changes)
+
+    async def commit(self, step: Step, outcome: Outcome) -> bool:
+        """Appends the step; False when another replica was first."""
+        deltas = outcome.deltas
+        return await commit(
+            self._persist,
+            self._export,
+            (step.lo, step.hi),
+            deltas.output,
+            deltas.hidden,
+            outcome.errors,
+        )
+
+    async def install(self, step: Step, outcome: Outcome) -> None:
+        """Brings what is kept in memory up to the step's `hi`."""
+        self._source_errors = tuple(
+            {text: diff for text, diff in merged.items() if diff}
+            for merged in _error_sums_after(self._source_errors, step, step.hi)
+        )
+        sums = dict.fromkeys(self._output_errors, 1)
+        for change in outcome.errors:
+            sums[change.text] = sums.get(change.text, 0) + change.diff
+        self._output_errors = errors_held(sums)
+        touched = self._touched
+        if touched is None or not step.times:
+            return
+        plain = await self._plain(step)
+        hidden = outcome.deltas.hidden
+
+        def insert() -> None:
+            for index, delta in enumerate(plain):
+                touched.insert(f"s{index}", delta)
+            if hidden is not None:
+                touched.insert(HIDDEN, hidden)
+            touched.maintain()
+
+        await self._engine.clock.run_blocking(insert)
+
+    async def move_holds(self, lo: Frontier) -> bool:
+        """Moves the durable holds up to a committed `lo`."""
+        return await move_holds(self._persist, self._description, self._export, lo)
+
+    async def close(self) -> None:
+        """Removes the arrangements."""
+        touched, self._touched = self._touched, None
+        if touched is not None:
+            await self._engine.clock.run_blocking(touched.close)
+
+
+def _error_sums_after(
+    before: tuple[dict[str, int], ...], step: Step, until: Frontier
+) -> list[dict[str, int]]:
+    """Per source, its error sums once the step's error updates below `until` are added."""
+    after = []
+    for sums, tables in zip(before, step.deltas, strict=True):
+        added = [errors for table in tables if (errors := split_errors(table)[1]) is not None]
+        early = [table.filter(table["__time"].to_numpy() < until) for table in added]
+        merged = dict(sums)
+        for text, diff in error_sums(early).items():
+            merged[text] = merged.get(text, 0) + diff
+        after.append(merged)
+    return after
+
+
+def errors_after(before: tuple[dict[str, int], ...], step: Step, time: Time) -> tuple[str, ...]:
+    """The errors that any source holds at `time`, a time of the step."""
+    sums = _error_sums_after(before, step, time + 1)
+    return tuple(sorted({text for merged in sums for text in errors_held(merged)}))

@@ -1,0 +1,502 @@
+"""The dataflow machine alone: no loop, no clock; events in, effects out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.dataflow import events as m
+from actors.dataflow.machine import TRANSITIONS, Machine, State
+from actors.errors import Corrupt, LocalProtocolError
+from actors.plan.schema import DIFF, ERROR, TIME
+from actors.progress import EMPTY
+from actors.protocol.internal import (
+    Described,
+    DescribedPart,
+    Fetched,
+    FetchFailed,
+    ListenFailed,
+)
+
+
+def updates(*times: int, error: str | None = None) -> pa.Table:
+    """One update a time; its row is the time."""
+    columns = {
+        "a": pa.array([None if error else time for time in times], pa.int64()),
+        TIME: pa.array(times, pa.int64()),
+        DIFF: pa.array([1] * len(times), pa.int64()),
+    }
+    if error is not None:
+        columns[ERROR] = pa.array([error] * len(times), pa.string())
+    return pa.table(columns)
+
+
+def part(key: str, lower: int, upper: int, size: int = 10) -> DescribedPart:
+    return DescribedPart(key, "s", None, lower, upper, bytes=size, rows=1)
+
+
+def described(
+    source: int, lower: int, upper: int, *parts: DescribedPart, incarnation: int = 1
+) -> Described:
+    return Described("d", incarnation, source, parts, lower, upper)
+
+
+def machine(**changes: object) -> Machine:
+    values: dict[str, object] = {
+        "sources": 1,
+        "durable": True,
+        "as_of": 4,
+        "budget_bytes": 100,
+        "fetches_max": 4,
+    }
+    return Machine(**(values | changes))  # type: ignore[arg-type]
+
+
+def running(made: Machine, lo: int = 5, **restored: object) -> Machine:
+    """A machine at rest, its sources started."""
+    made.handle(m.Schedule())
+    values: dict[str, object] = {
+        "incarnation": made.incarnation,
+        "lo": lo,
+        "as_of": lo - 1,
+        "snapshots": (False,) * made.source_count,
+    }
+    made.handle(m.Restored(**(values | restored)))  # type: ignore[arg-type]
+    made.handle(m.SourcesReady(made.incarnation))
+    made.validate()
+    return made
+
+
+def asks(effects: list[m.Effect]) -> list[m.Ask]:
+    return [effect for effect in effects if isinstance(effect, m.Ask)]
+
+
+def answer(made: Machine, ask: m.Ask, rows: pa.Table) -> list[m.Effect]:
+    effects = made.handle(
+        Fetched("d", made.incarnation, ask.source, ask.piece.time, ask.piece.part.key, rows)
+    )
+    made.validate()
+    return effects
+
+
+def kinds(effects: list[m.Effect]) -> list[str]:
+    return [type(effect).__name__ for effect in effects]
+
+
+def computing(effects: list[m.Effect]) -> m.Compute:
+    compute = effects[-1]
+    assert isinstance(compute, m.Compute)
+    return compute
+
+
+def one_step(made: Machine, upper: int, rows: pa.Table, lower: int | None = None) -> m.Compute:
+    """Described and fetched: the step is cut."""
+    lower = made.lo if lower is None else lower
+    (ask,) = asks(made.handle(described(0, lower, upper, part(f"p{upper}", lower, upper))))
+    return computing(answer(made, ask, rows))
+
+
+def finish(made: Machine) -> list[m.Effect]:
+    """Computed, committed, installed."""
+    effects: list[m.Effect] = []
+    for event in (m.Computed, m.Committed, m.Installed):
+        if made.state in TRANSITIONS[event][0]:
+            effects = made.handle(event(made.number))
+            made.validate()
+    return effects
+
+
+def test_the_table_names_handlers_that_exist() -> None:
+    for states, handler in TRANSITIONS.values():
+        assert hasattr(Machine, handler)
+        assert State.DROPPED not in states
+
+
+def test_a_step_goes_through_its_stages() -> None:
+    made = machine()
+    assert made.state.value == "suspended"
+    assert kinds(made.handle(m.Schedule())) == ["Show", "Restore"]
+    effects = made.handle(m.Restored(1, 5, 4, (False,)))
+    assert kinds(effects) == ["Report", "StartTasks"]
+    assert made.handle(m.SourcesReady(1))[0] == m.Listen(0, 4, False)
+    compute = one_step(made, 8, updates(5, 7))
+    assert (compute.step.lo, compute.step.hi, compute.step.times) == (5, 8, (5, 7))
+    assert kinds(made.handle(m.Computed(1))) == ["Commit"]
+    assert kinds(made.handle(m.Committed(1))) == ["Install"]
+    assert made.handle(m.Installed(1))[0] == m.Report(8, compute.step)
+    assert made.lo == 8
+
+
+def test_a_fetched_part_returns_its_lease_and_its_bytes() -> None:
+    made = running(machine())
+    (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
+    assert answer(made, ask, updates(6))[:2] == [m.Return(0, ("p",)), m.Answer(0, 10)]
+
+
+def test_every_description_is_answered_once_when_all_its_parts_are_done() -> None:
+    made = running(machine(sources=2))
+    assert made.handle(described(0, 5, 6)) == [m.Answer(0, 0)]
+    effects = made.handle(described(0, 6, 8, part("p", 6, 8), part("q", 6, 8, size=5)))
+    assert effects == []
+    first, second = asks(made.handle(described(1, 5, 8)))
+    assert m.Answer(0, 15) not in answer(made, first, updates(6))
+    assert m.Answer(0, 15) in answer(made, second, updates(6))
+
+
+def test_without_updates_only_the_upper_moves() -> None:
+    made = running(machine())
+    *_, commit = made.handle(described(0, 5, 9))
+    assert isinstance(commit, m.Commit)
+    assert commit.step.times == ()
+    finish(made)
+    assert made.lo == 9
+
+
+def test_hi_is_the_least_progress_and_later_rows_wait() -> None:
+    made = running(machine(sources=2))
+    assert made.handle(described(0, 5, 20, part("p", 5, 20))) == []
+    effects = made.handle(described(1, 5, 12))
+    (ask,) = asks(effects)
+    compute = computing(answer(made, ask, updates(6, 11, 12, 19)))
+    assert compute.step.hi == 12
+    assert compute.step.times == (6, 11)
+    finish(made)
+    compute = computing(made.handle(described(1, 12, 20)))
+    assert compute.step.times == (12, 19)
+
+
+def test_descriptions_pile_up_while_a_step_runs_and_the_budget_limits_the_next() -> None:
+    made = running(machine(budget_bytes=25))
+    one_step(made, 6, updates(5))
+    for time in range(6, 12):
+        assert made.handle(described(0, time, time + 1, part(f"q{time}", time, time + 1))) == []
+    effects = finish(made)
+    assert [ask.piece.part.key for ask in asks(effects)] == ["q6", "q7"]
+    assert made.hi == 8
+
+
+def test_a_batch_over_the_budget_is_taken_all_the_same() -> None:
+    made = running(machine(budget_bytes=5))
+    assert len(asks(made.handle(described(0, 5, 6, part("p", 5, 6, size=500))))) == 1
+
+
+def test_fetches_out_are_bounded() -> None:
+    made = running(machine(fetches_max=2, budget_bytes=1000))
+    parts = [part(f"p{index}", 5, 6) for index in range(5)]
+    first = asks(made.handle(described(0, 5, 6, *parts)))
+    assert len(first) == 2
+    assert len(asks(answer(made, first[1], updates(5)))) == 1
+
+
+def test_an_opaque_view_takes_one_time_a_step() -> None:
+    made = running(machine(opaque=True))
+    compute = one_step(made, 9, updates(5, 6, 8))
+    assert (compute.step.hi, compute.step.times) == (6, (5,))
+    compute = computing(finish(made))
+    assert (compute.step.hi, compute.step.times) == (8, (6,))
+    compute = computing(finish(made))
+    assert (compute.step.hi, compute.step.times) == (9, (8,))
+
+
+def test_snapshots_fill_before_the_first_step() -> None:
+    made = running(machine(), snapshots=(True,))
+    snapshot = Described("d", 1, 0, (part("p", 0, 5),), 0, 5, snapshot=True)
+    (ask,) = asks(made.handle(snapshot))
+    effects = answer(made, ask, updates(1, 4))
+    fill = effects[-1]
+    assert isinstance(fill, m.Fill)
+    assert fill.rows[TIME].to_pylist() == [4, 4]
+    assert made.handle(described(0, 5, 7)) == [m.Answer(0, 0)]
+    (commit,) = made.handle(m.Filled(1, fill.bytes))
+    assert isinstance(commit, m.Commit)
+    assert (commit.step.lo, commit.step.hi) == (5, 7)
+
+
+def test_filling_keeps_to_the_budget() -> None:
+    made = running(machine(budget_bytes=15), snapshots=(True,))
+    parts = tuple(part(f"p{index}", 0, 5) for index in range(3))
+    (ask,) = asks(made.handle(Described("d", 1, 0, parts, 0, 5, snapshot=True)))
+    fill = answer(made, ask, updates(1, 2))[-1]
+    assert isinstance(fill, m.Fill)
+    assert len(asks(made.handle(m.Filled(1, fill.bytes)))) == 1
+
+
+def test_a_pass_through_export_starts_with_the_snapshot() -> None:
+    made = running(machine(durable=False), lo=5, snapshots=(True,), fill=False)
+    made.lo = 0
+    snapshot = Described("d", 1, 0, (part("p", 0, 5),), 0, 5, snapshot=True)
+    (ask,) = asks(made.handle(snapshot))
+    made.handle(described(0, 5, 9))
+    compute = computing(answer(made, ask, updates(1, 3)))
+    assert compute.step.snapshot
+    assert (compute.step.lo, compute.step.hi, compute.step.times) == (0, 5, (4,))
+    assert kinds(made.handle(m.Computed(1))) == ["Install"]
+    effects = made.handle(m.Installed(1))
+    install = effects[-1]
+    assert isinstance(install, m.Install)
+    assert not install.step.snapshot
+    assert (install.step.lo, install.step.hi) == (5, 9)
+
+
+def test_a_definite_failure_halves_the_interval_down_to_one_time() -> None:
+    made = running(machine())
+    one_step(made, 9, updates(5, 6, 7, 8))
+    compute = computing(made.handle(m.FailedDefinitely(1, "bad")))
+    assert (compute.step.hi, compute.step.times) == (7, (5, 6))
+    compute = computing(made.handle(m.FailedDefinitely(2, "bad")))
+    assert compute.step.times == (5,)
+    made.validate()
+    (commit,) = made.handle(m.FailedDefinitely(3, "bad"))
+    assert isinstance(commit, m.Commit)
+    assert (commit.step.error, commit.step.times, commit.step.hi) == ("bad", (5,), 6)
+    compute = computing(finish(made))
+    assert made.in_error
+    # In error a step looks at its last time only: all that waits goes into one.
+    assert (compute.step.times, compute.step.in_error) == ((6, 7, 8), True)
+    finish(made)
+    assert not made.in_error
+    assert made.state is State.GATHERING
+
+
+def test_a_view_in_error_rests_errored_and_its_frontier_goes_on() -> None:
+    made = running(machine(), in_error=True)
+    assert made.state is State.ERRORED
+    made.handle(described(0, 5, 9))
+    finish(made)
+    assert made.state is State.ERRORED
+    assert made.lo == 9
+    one_step(made, 12, updates(9, 10))
+    (commit,) = made.handle(m.FailedDefinitely(made.number, "still"))
+    assert isinstance(commit, m.Commit)
+    finish(made)
+    assert made.in_error
+
+
+def test_an_error_of_an_input_stands_alone_in_its_step() -> None:
+    made = running(machine())
+    (first, second) = asks(made.handle(described(0, 5, 10, part("p", 5, 10), part("q", 5, 10))))
+    answer(made, first, updates(5, 6, 8))
+    compute = computing(answer(made, second, updates(6, error="upstream")))
+    assert (compute.step.hi, compute.step.times) == (6, (5,))
+    compute = computing(finish(made))
+    assert (compute.step.hi, compute.step.times) == (8, (6,))
+
+
+@pytest.mark.parametrize("kind", [FetchFailed, ListenFailed])
+def test_a_failed_source_freezes_and_never_advances(kind: type) -> None:
+    made = running(machine())
+    error = Corrupt("part p", determinate=True)
+    (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
+    if kind is FetchFailed:
+        failure = FetchFailed("d", 1, 0, ask.piece.time, "p", error)
+    else:
+        failure = ListenFailed("d", 1, 0, error)  # type: ignore[assignment]
+    effects = made.handle(failure)
+    assert kinds(effects) == ["CancelWork", "Show", "RetryLater"]
+    assert made.state is State.FROZEN
+    assert made.handle(described(0, 8, 20)) == []
+    assert made.lo == 5
+    effects = made.handle(m.RetryDue(1))
+    assert effects[-2:] == [m.CancelWork(), m.Show("hydrating", "")] or kinds(effects) == [
+        "CancelWork",
+        "Show",
+        "Restore",
+    ]
+    assert made.incarnation == 2
+    # What the dead incarnation's tasks still say is of no interest.
+    assert made.handle(described(0, 5, 9, incarnation=1)) == []
+
+
+def test_a_freeze_lets_a_commit_finish_first() -> None:
+    made = running(machine())
+    one_step(made, 8, updates(5))
+    made.handle(m.Computed(1))
+    assert made.handle(ListenFailed("d", 1, 0, Corrupt("x", determinate=True))) == []
+    made.handle(m.Committed(1))
+    effects = made.handle(m.Installed(1))
+    assert kinds(effects) == ["Report", "CancelWork", "Show", "RetryLater"]
+    assert made.lo == 8
+
+
+def test_a_mismatch_starts_a_new_incarnation_from_the_durable_state() -> None:
+    made = running(machine())
+    one_step(made, 8, updates(5))
+    made.handle(m.Computed(1))
+    effects = made.handle(m.Mismatched(1))
+    assert effects[-1] == m.Restore(2, 5)
+    made.handle(m.Restored(2, 11, 10, (False,)))
+    assert made.lo == 11
+
+
+def test_an_indefinite_failure_repeats_the_stage() -> None:
+    made = running(machine())
+    step = one_step(made, 8, updates(5)).step
+    effects = made.handle(m.Failed(1, 1, "EngineLost: gone"))
+    assert effects == [m.Show("stalled", "EngineLost: gone"), m.RetryLater(1)]
+    assert made.handle(m.RetryDue(1)) == [m.Compute(step)]
+    made.handle(m.Computed(1))
+    made.handle(m.Failed(1, 1, "StorageError: gone"))
+    assert kinds(made.handle(m.RetryDue(2))) == ["CancelWork", "Show", "Restore"]
+
+
+def test_a_failure_that_repeating_cannot_mend_starts_a_new_incarnation() -> None:
+    made = running(machine())
+    one_step(made, 8, updates(5))
+    made.handle(m.Failed(1, 1, "ReadBelowSince: 3", restart=True))
+    assert kinds(made.handle(m.RetryDue(1))) == ["CancelWork", "Show", "Restore"]
+
+
+def test_a_failed_restore_is_tried_again() -> None:
+    made = machine()
+    made.handle(m.Schedule())
+    made.handle(m.Failed(1, 0, "Busy: later"))
+    assert made.handle(m.RetryDue(1))[-1] == m.Restore(2, 0)
+
+
+def test_until_ends_it() -> None:
+    made = running(machine(until=7))
+    *_, commit = made.handle(described(0, 5, 20))
+    assert isinstance(commit, m.Commit)
+    assert commit.step.hi == 7
+    effects = finish(made)
+    assert effects[-2:] == [m.CancelWork(), m.Finish(7)]
+    assert made.state is State.DROPPED
+
+
+def test_inputs_that_are_complete_complete_the_output() -> None:
+    made = running(machine())
+    made.handle(described(0, 5, EMPTY))
+    assert finish(made)[-1] == m.Finish(EMPTY)
+
+
+def test_without_sources_the_output_is_complete() -> None:
+    made = machine(sources=0)
+    made.handle(m.Schedule())
+    effects = made.handle(m.Restored(1, 5, 4, ()))
+    assert isinstance(effects[-1], m.Commit)
+    assert finish(made)[-1] == m.Finish(EMPTY)
+
+
+def test_dropped_is_final() -> None:
+    made = running(machine())
+    one_step(made, 8, updates(5))
+    assert made.handle(m.Drop()) == [m.CancelWork()]
+    assert made.handle(m.Computed(1)) == []
+    assert made.handle(m.Schedule()) == []
+    assert made.ignored == 2
+
+
+def test_nothing_below_the_as_of_is_reported() -> None:
+    made = machine(as_of=20)
+    made.handle(m.Schedule())
+    assert kinds(made.handle(m.Restored(1, 5, 4, (False,)))) == ["StartTasks"]
+
+
+def test_a_gap_or_a_stranger_is_refused() -> None:
+    made = running(machine())
+    with pytest.raises(LocalProtocolError, match="does not continue"):
+        made.handle(described(0, 7, 9))
+    with pytest.raises(LocalProtocolError, match="not asked for"):
+        made.handle(Fetched("d", 1, 0, 9, "nobody", updates(5)))
+
+
+# -- whatever the order of arrival ---------------------------------------------------------------
+
+
+STAGE_DONE: dict[type[m.Effect], type[m.Computed | m.Committed | m.Installed]] = {
+    m.Compute: m.Computed,
+    m.Commit: m.Committed,
+    m.Install: m.Installed,
+}
+
+
+@dataclass
+class World:
+    """Sources' batches, and what the machine made of them."""
+
+    batches: list[list[tuple[int, int, list[list[int]]]]]
+    """Per source, (lower, upper, parts' times)."""
+    out: list[m.Ask] = field(default_factory=list)
+    taken: list[list[int]] = field(default_factory=list)
+    stages: list[m.Event] = field(default_factory=list)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    batches = []
+    for _ in range(draw(st.integers(1, 3))):
+        lower, source = 5, []
+        for _ in range(draw(st.integers(1, 5))):
+            upper = lower + draw(st.integers(1, 4))
+            times = st.lists(st.integers(lower, upper - 1), min_size=1, max_size=3)
+            source.append((lower, upper, draw(st.lists(times, max_size=3))))
+            lower = upper
+        batches.append(source)
+    return World(batches)
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(), st.randoms(use_true_random=False), st.booleans(), st.integers(1, 60))
+def test_any_order_of_arrival_seals_no_time_early(
+    world: World, random: Random, opaque: bool, budget: int
+) -> None:
+    made = running(machine(sources=len(world.batches), opaque=opaque, budget_bytes=budget))
+    world.taken = [[] for _ in world.batches]
+    rows = {
+        f"{source}/{index}/{position}": times
+        for source, batches in enumerate(world.batches)
+        for index, (_, _, parts) in enumerate(batches)
+        for position, times in enumerate(parts)
+    }
+    everything = [
+        sorted(time for _, _, parts in batches for times in parts for time in times)
+        for batches in world.batches
+    ]
+    next_batch = [0] * len(world.batches)
+    frontier = made.lo
+
+    def perform(effects: list[m.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, m.Ask):
+                world.out.append(effect)
+            elif isinstance(effect, m.Compute | m.Commit | m.Install):
+                world.stages.append(STAGE_DONE[type(effect)](effect.step.number))
+
+    while True:
+        choices = [("describe", s) for s, at in enumerate(next_batch) if at < len(world.batches[s])]
+        choices += [("fetch", index) for index in range(len(world.out))]
+        choices += [("stage", 0)] * bool(world.stages)
+        if not choices:
+            break
+        kind, index = random.choice(choices)
+        if kind == "describe":
+            lower, upper, parts = world.batches[index][next_batch[index]]
+            keys = [f"{index}/{next_batch[index]}/{position}" for position in range(len(parts))]
+            next_batch[index] += 1
+            given_parts = [part(key, lower, upper) for key in keys]
+            perform(made.handle(described(index, lower, upper, *given_parts)))
+        elif kind == "fetch":
+            ask = world.out.pop(index)
+            perform(answer(made, ask, updates(*rows[ask.piece.part.key])))
+        else:
+            event = world.stages.pop(0)
+            step = made.step
+            assert step is not None
+            if isinstance(event, m.Installed):
+                for source, tables in enumerate(step.deltas):
+                    times = sorted(time for table in tables for time in table[TIME].to_pylist())
+                    # Exactly the source's updates of this interval: none early, none late.
+                    assert times == [t for t in everything[source] if step.lo <= t < step.hi]
+                    world.taken[source] += times
+            perform(made.handle(event))
+        made.validate()
+        assert made.lo >= frontier
+        frontier = made.lo
+    reach = min(batches[-1][1] for batches in world.batches)
+    assert made.lo == reach
+    assert world.taken == [[t for t in times if t < reach] for times in everything]

@@ -1,0 +1,167 @@
+"""Compiled views on the in-memory engine: right at every time, however changes arrive."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from dataflow_house import (  # type: ignore[import-not-found]
+    PAIRS,
+    SETTINGS,
+    House,
+    contents,
+    shard,
+    surroundings,
+    table,
+    write,
+)
+from msgspec.structs import replace
+
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import Analyzed
+from actors.plan.schema import Schema
+from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
+from actors.settings import Settings
+from actors.testing.analysis import analyze
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.oracle import run_query
+from actors.views.compile import compile_view
+
+VIEWS = {
+    "filter": "select k, v from l where v > 2",
+    "join": "select l.k, l.v, r.v as w from l join r on l.k = r.k where l.v <> 1",
+    "self join": "select a.v, b.v as w from l a join l b on a.k = b.v",
+    "groups": "select k, count(*) as n, sum(v) as s from l group by k having count(*) > 1",
+    "global": "select count(*) as n, sum(v) as s from l",
+    "join groups": "select r.v as g, count(*) as n, avg(l.v) as a from l join r on l.k = r.k"
+    " group by r.v",
+    "opaque": "select distinct k from l where k in (select v from r)",
+}
+OPAQUE = {"opaque"}
+
+
+async def _analyze(tables: Any, texts: Any, _: Any) -> Analyzed:
+    known = dict(tables)
+    return Analyzed("", tuple(analyze(text, known) for text in texts))
+
+
+async def _description(persist: Any, sql: str) -> tuple[DataflowDescription, DeltaPlan]:
+    plan = await compile_view(sql, {"l": PAIRS, "r": PAIRS}, _analyze)
+    await shard(persist, "out", plan.output)
+    hidden = None
+    if plan.hidden is not None:
+        hidden = "hidden"
+        await shard(persist, hidden, plan.hidden.schema)
+    imports = tuple(SourceImport(name, PAIRS) for name in plan.sources)
+    export = ViewExport(plan, "out", hidden)
+    return DataflowDescription("u1", "view", imports, export, 0), plan
+
+
+class Tables:
+    """Two tables that change at random; every change takes one time."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.history: dict[str, list[tuple[int, tuple[int, int], int]]] = {"l": [], "r": []}
+        self.upper = 1
+
+    def changes(self, times: int) -> dict[str, list[tuple[int, int, int, int]]]:
+        """Changes of the next `times` times, per table."""
+        made: dict[str, list[tuple[int, int, int, int]]] = {"l": [], "r": []}
+        for time in range(self.upper, self.upper + times):
+            for name in made:
+                for _ in range(self.random.choice([0, 0, 1, 2, 3])):
+                    row, diff = self._change(name)
+                    self.history[name].append((time, row, diff))
+                    made[name].append((*row, time, diff))
+        self.upper += times
+        return made
+
+    def _change(self, name: str) -> tuple[tuple[int, int], int]:
+        present = [row for row, count in self.at(name, 1 << 60).items() if count > 0]
+        if present and self.random.random() < 0.4:
+            return self.random.choice(present), -1
+        return (self.random.randrange(4), self.random.randrange(5)), 1
+
+    def at(self, name: str, time: int) -> Counter[tuple[int, int]]:
+        """Contents of a table."""
+        found: Counter[tuple[int, int]] = Counter()
+        for at, row, diff in self.history[name]:
+            if at <= time:
+                found[row] += diff
+        return found
+
+
+def expected(plan: DeltaPlan, tables: Tables, time: int) -> list[tuple[Any, ...]]:
+    """The view's contents, as the oracle computes them."""
+    given: dict[str, tuple[Schema, Counter[tuple[int, int]]]] = {
+        name: (PAIRS, +tables.at(name, time)) for name in plan.sources
+    }
+    found = run_query(plan.sql, given, plan.output)
+    return sorted(((*row, count) for row, count in found.items()), key=repr)
+
+
+SMALL = {
+    "usual": {},
+    "hidden by key": {"hidden_rows_whole_max": 1},
+    "state scanned": {"lookup_rows_max": 1},
+    "rows in files": {"engine_inline_bytes_max": 1, "lookup_rows_max": 1},
+}
+"""Limits so small that a step takes its other path."""
+
+
+@pytest.mark.parametrize("limits", SMALL)
+@pytest.mark.parametrize("view", VIEWS)
+async def test_a_view_is_right_at_every_time(tmp_path: Path, view: str, limits: str) -> None:
+    seed = list(SMALL).index(limits)
+    await _live(tmp_path, view, seed, replace(SETTINGS, **SMALL[limits]), None)
+
+
+@pytest.mark.parametrize("view", ["join groups", "opaque"])
+async def test_parts_reach_the_engine_as_files(tmp_path: Path, view: str) -> None:
+    settings = replace(SETTINGS, inline_part_bytes_max=1, lookup_rows_max=1)
+    await _live(tmp_path, view, 7, settings, tmp_path / "state")
+
+
+async def _live(
+    tmp_path: Path, view: str, seed: int, settings: Settings, state: Path | None
+) -> None:
+    """Several lives of one view, with changes and compaction between and during them."""
+    tables, names = Tables(seed), itertools.count()
+    async with surroundings(state, settings) as (system, persist):
+        for name in ("l", "r"):
+            await shard(persist, name, PAIRS)
+            await write(persist, name, 1, table(PAIRS, (1, 1, 0, 1), (2, 1, 0, 1)))
+            tables.history[name] = [(0, (1, 1), 1), (0, (2, 1), 1)]
+        description, plan = await _description(persist, VIEWS[view])
+        assert (plan.mode == "opaque") == (view in OPAQUE), plan.reason
+        house: Any = None
+        for _ in range(5):
+            if house is None or tables.random.random() < 0.3:
+                if house is not None:
+                    await house.stop()
+                engine = InMemoryExecutor()
+                name = f"life{next(names)}"
+                house = House(
+                    system,
+                    persist,
+                    tmp_path,
+                    description,
+                    engine=engine,
+                    name=name,
+                    settings=settings,
+                )
+                await house.start()
+            made = tables.changes(tables.random.randint(1, 4))
+            for table_name, rows in made.items():
+                await write(persist, table_name, tables.upper, table(PAIRS, *rows))
+            await house.reported(tables.upper)
+            for shard_name in ("l", "r", "out"):
+                await persist.maintain(shard_name)
+        for time in range(tables.upper):
+            found = await contents(persist, "out", plan.output, time)
+            assert found == expected(plan, tables, time), f"at {time}"
