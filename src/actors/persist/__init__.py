@@ -1,0 +1,16 @@
+"""Durable, versioned shards: what the rest uses is re-exported here, once."""
+
+from actors.persist.client import PersistClient as PersistClient
+from actors.persist.location import Cas as Cas
+from actors.persist.location import VersionedData as VersionedData
+from actors.persist.reader import Reader as Reader
+from actors.persist.shard import TABLES_UPPER as TABLES_UPPER
+from actors.persist.shard import Append as Append
+from actors.persist.shard import Appended as Appended
+from actors.persist.shard import Batch as Batch
+from actors.persist.shard import Lease as Lease
+from actors.persist.shard import NewShard as NewShard
+from actors.persist.shard import Part as Part
+from actors.persist.shard import ShardState as ShardState
+from actors.persist.shard import UpperMismatch as UpperMismatch
+from actors.persist.shard import shard_key as shard_key

@@ -1,0 +1,84 @@
+"""One append over several shards, as a change of their documents: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from actors.errors import InvalidUsage
+from actors.persist.machine import Documents, Outcome
+from actors.persist.shard import (
+    TABLES_UPPER,
+    Append,
+    Appended,
+    ShardState,
+    TablesUpper,
+    UpperMismatch,
+    appended,
+    is_done,
+    mark,
+    with_hold,
+)
+from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time
+
+
+def check_append(appends: Sequence[Append], tables_upper: tuple[Frontier, Frontier] | None) -> None:
+    """Raises `InvalidUsage` for a call that can never be right."""
+    shards = [append.shard for append in appends]
+    if not shards and tables_upper is None:
+        raise InvalidUsage("an append needs at least one shard, or the tables' upper")
+    if len(set(shards)) < len(shards):
+        raise InvalidUsage(f"an append names a shard twice: {', '.join(sorted(shards))}")
+    if tables_upper is not None:
+        expected, new = tables_upper
+        if not TIME_MIN <= expected < new <= EMPTY:
+            raise InvalidUsage(f"the tables' upper cannot go from {expected} to {new}")
+
+
+def append_all(
+    documents: Documents,
+    appends: Sequence[Append],
+    tables_upper: tuple[Frontier, Frontier] | None,
+    writer: str,
+    call: int,
+) -> Outcome[Appended | UpperMismatch]:
+    """All appends, the holds that move with them and the tables' upper, or the first mismatch.
+
+    A call that is marked as done answers `Appended` and changes nothing.
+    """
+    tables = documents.tables
+    done = Appended(tuple((append.shard, append.upper) for append in appends))
+    witness: ShardState | TablesUpper = documents.shard(appends[0].shard) if appends else tables
+    if is_done(witness, writer, call):
+        return Outcome(done)
+    moved: TablesUpper | None = None
+    if tables_upper is not None:
+        expected, new = tables_upper
+        if tables.upper != expected:
+            return Outcome(UpperMismatch(TABLES_UPPER, expected, tables.upper))
+        moved = replace(tables, upper=new, writers=mark(tables.writers, writer, call, new))
+    become: dict[ShardId, ShardState | None] = {}
+    for append in appends:
+        state = documents.shard(append.shard)
+        floor = tables.upper if state.tables else TIME_MIN
+        then = appended(state, append, floor, writer, call)
+        if isinstance(then, UpperMismatch):
+            return Outcome(then)
+        become[append.shard] = then
+    holds = [hold for append in appends for hold in append.holds]
+    return Outcome(done, with_holds(documents, become, holds), moved)
+
+
+def with_holds(
+    documents: Documents,
+    become: dict[ShardId, ShardState | None],
+    holds: Sequence[tuple[ShardId, str, Time]],
+) -> dict[ShardId, ShardState | None]:
+    """Shards changed by holds, on top of what they become anyway; unchanged ones are left out."""
+    for shard, holder, since in holds:
+        state = become.get(shard) or documents.shard(shard)
+        then = with_hold(state, holder, since)
+        if then is not state:
+            become[shard] = then
+    return become

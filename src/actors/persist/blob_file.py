@@ -1,0 +1,200 @@
+"""Blobs as files of one folder, each written so that a power cut leaves all of it or nothing.
+
+Order of a write: a new temporary file → bytes → fsync → rename to its place → fsync of the folder
+(and of the parent when the folder is new). Temporary files live below ``.tmp`` beside the
+folders; what a killed process left there is removed at the next start, which is safe because
+the owner of the state directory is alone in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import Final
+
+from actors.kernel import Clock
+from actors.persist.location import BlobInfo, check_name, storage_error
+
+TEMPORARY: Final = ".tmp"
+_CHUNK_BYTES: Final = 1024 * 1024
+
+
+class FileBlob:
+    """A `Blob` on a local file system."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root
+        self._temporary = root / TEMPORARY
+        self._clock = clock
+
+    async def prepare(self) -> None:
+        """Makes the folders and removes temporary files. Raises `StorageError`."""
+        await self._clock.run_blocking(self._prepare)
+
+    def _prepare(self) -> None:
+        try:
+            self._temporary.mkdir(parents=True, exist_ok=True)
+            for entry in list(self._temporary.iterdir()):
+                entry.unlink()
+            sync_folder(self._root)
+            sync_folder(self._root.parent)
+        except OSError as error:
+            raise storage_error(f"prepare the blob folder {self._root}", error) from error
+
+    async def get(self, key: str) -> bytes | None:
+        """The file's bytes, or None. Raises `StorageError`."""
+        path = self._place(key)
+        return await self._clock.run_blocking(lambda: _read(path))
+
+    async def set(self, key: str, data: bytes) -> None:
+        """Writes a new file. Raises `StoreFull`, `StorageError`."""
+        await self._clock.run_blocking(lambda: self._set(key, data))
+
+    def _set(self, key: str, data: bytes) -> None:
+        temporary = self._temporary / key.replace("/", "@")
+        try:
+            with _no_leftover(temporary):
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+                with os.fdopen(descriptor, "wb", buffering=0) as file:
+                    view = memoryview(data)
+                    while view:
+                        view = view[file.write(view) :]
+                    os.fsync(file.fileno())
+                self._install(temporary, key)
+        except OSError as error:
+            raise storage_error(f"write blob {self._place(key)}", error) from error
+
+    async def adopt(self, key: str, path: Path) -> tuple[int, int]:
+        """Moves a file in; across file systems it is copied. Raises `StorageError`."""
+        return await self._clock.run_blocking(lambda: self._adopt(key, path))
+
+    def _adopt(self, key: str, path: Path) -> tuple[int, int]:
+        temporary = self._temporary / key.replace("/", "@")
+        try:
+            with _no_leftover(temporary):
+                try:
+                    os.rename(path, temporary)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                    shutil.copyfile(path, temporary)
+                    path.unlink()
+                size, checksum = _sync_and_sum(temporary)
+                self._install(temporary, key)
+        except OSError as error:
+            raise storage_error(f"take over {path} as blob {key}", error) from error
+        return size, checksum
+
+    def _install(self, temporary: Path, key: str) -> None:
+        """Renames into place and makes the name durable."""
+        place = self._place(key)
+        if not place.parent.is_dir():
+            place.parent.mkdir(exist_ok=True)
+            sync_folder(self._root)
+        try:
+            os.rename(temporary, place)
+        except FileNotFoundError:  # a collector removed the empty folder just now
+            place.parent.mkdir(exist_ok=True)
+            sync_folder(self._root)
+            os.rename(temporary, place)
+        try:
+            sync_folder(place.parent)
+        except OSError as error:
+            raise storage_error(
+                f"sync the folder of blob {place}", error, determinate=False
+            ) from error
+
+    async def delete(self, key: str) -> bool:
+        """Removes a file, and its folder when it was the last. Raises `StorageError`."""
+        place = self._place(key)
+        return await self._clock.run_blocking(lambda: _delete(place))
+
+    async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
+        """Files whose key starts with `prefix`. Raises `StorageError`."""
+        return await self._clock.run_blocking(lambda: self._list(prefix))
+
+    def _list(self, prefix: str) -> list[BlobInfo]:
+        found = []
+        try:
+            for folder in os.scandir(self._root):
+                matches = folder.name.startswith(prefix.partition("/")[0])
+                if folder.name == TEMPORARY or not matches or not folder.is_dir():
+                    continue
+                for entry in os.scandir(folder.path):
+                    key = f"{folder.name}/{entry.name}"
+                    if key.startswith(prefix):
+                        try:
+                            status = entry.stat()
+                        except FileNotFoundError:
+                            continue  # removed while we looked
+                        modified = status.st_mtime_ns // 1_000_000
+                        found.append(BlobInfo(key, status.st_size, modified))
+        except OSError as error:
+            raise storage_error(f"list the blobs in {self._root}", error) from error
+        return sorted(found, key=lambda info: info.key)
+
+    def path(self, key: str) -> str:
+        """The file's path."""
+        return str(self._place(key))
+
+    def _place(self, key: str) -> Path:
+        folder, _, name = key.partition("/")
+        return self._root / check_name(folder) / check_name(name)
+
+
+class _no_leftover:  # noqa: N801 - reads as a statement
+    """Removes the temporary file if the block fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_and_sum(path: Path) -> tuple[int, int]:
+    size, checksum = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size += len(chunk)
+            checksum = zlib.crc32(chunk, checksum)
+        os.fsync(file.fileno())
+    return size, checksum
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(f"read blob {path}", error) from error
+
+
+def _delete(path: Path) -> bool:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise storage_error(f"delete blob {path}", error) from error
+    try:
+        path.parent.rmdir()
+    except OSError:
+        return True  # not the last of its folder
+    return True

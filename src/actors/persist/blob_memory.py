@@ -1,0 +1,64 @@
+"""Blobs in memory, for tests and simulation."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from actors.kernel import Clock
+from actors.persist.location import BlobInfo, check_name, storage_error
+
+
+class MemoryBlob:
+    """A `Blob` that several clients of one test may share."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._objects: dict[str, tuple[bytes, int]] = {}
+
+    async def get(self, key: str) -> bytes | None:
+        """The object, or None."""
+        found = self._objects.get(_checked(key))
+        return None if found is None else found[0]
+
+    async def set(self, key: str, data: bytes) -> None:
+        """Keeps a new object."""
+        self._objects[_checked(key)] = (bytes(data), self._clock.now_ms())
+
+    async def adopt(self, key: str, path: Path) -> tuple[int, int]:
+        """Reads a file and removes it. Raises `StorageError`."""
+
+        def take() -> bytes:
+            try:
+                data = path.read_bytes()
+                path.unlink()
+            except OSError as error:
+                raise storage_error(f"take over {path} as blob {key}", error) from error
+            return data
+
+        data = await self._clock.run_blocking(take)
+        await self.set(key, data)
+        return len(data), zlib.crc32(data)
+
+    async def delete(self, key: str) -> bool:
+        """Removes an object."""
+        return self._objects.pop(_checked(key), None) is not None
+
+    async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
+        """Objects whose key starts with `prefix`."""
+        return [
+            BlobInfo(key, len(data), modified)
+            for key, (data, modified) in sorted(self._objects.items())
+            if key.startswith(prefix)
+        ]
+
+    def path(self, key: str) -> None:
+        """Memory has no paths."""
+        return
+
+
+def _checked(key: str) -> str:
+    folder, _, name = key.partition("/")
+    check_name(folder)
+    check_name(name)
+    return key

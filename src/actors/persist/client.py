@@ -1,0 +1,403 @@
+"""The front of this room: shards, shared by all actors of a process.
+
+A `PersistClient` owns a state directory (or two stores in memory) and keeps one cached state a
+shard. Appends are compare-and-sets over all shards they name and, for tables, their shared
+upper. Who waits for an upper is woken by the change itself: within a process nothing polls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import anyio
+import pyarrow as pa
+
+from actors.errors import Closed, Fenced, InvalidUsage, StorageError, UnknownObject
+from actors.kernel import Clock
+from actors.persist.appending import append_all, check_append, with_holds
+from actors.persist.blob_file import FileBlob
+from actors.persist.blob_memory import MemoryBlob
+from actors.persist.consensus_memory import MemoryConsensus
+from actors.persist.consensus_sqlite import SqliteConsensus
+from actors.persist.directory import StateDirectory
+from actors.persist.location import Blob, Cas, Consensus, VersionedData, check_name
+from actors.persist.machine import Documents, Machine, Mismatch, Outcome
+from actors.persist.part_store import PartStore
+from actors.persist.reader import LeaseBook, Reader
+from actors.persist.shard import (
+    TABLES_UPPER,
+    Append,
+    Appended,
+    NewShard,
+    Part,
+    ShardState,
+    UpperMismatch,
+    created,
+    is_done,
+    sealed,
+    shard_key,
+    without_hold,
+)
+from actors.persist.upkeep import Upkeep
+from actors.persist.waiting import Waiters
+from actors.plan.schema import Schema
+from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
+from actors.settings import Settings
+from actors.telemetry import SPAN_APPEND, TRACEPARENT, span
+
+
+class PersistClient:
+    """Durable shards. Open it with `open` or `in_memory`; every call may raise `StorageError`."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        settings: Settings,
+        clock: Clock,
+        *,
+        exclusive: bool = True,
+        random: Random | None = None,
+        directory: StateDirectory | None = None,
+    ) -> None:
+        """`exclusive`: no other process writes to these stores, so leases need no write of
+        their own, and one that is not of this process is of a dead one."""
+        self.consensus = consensus
+        self._settings = settings
+        self._clock = clock
+        self._exclusive = exclusive
+        self._directory = directory
+        self._waiters = Waiters()
+        self._closed = False
+        self._calls = count(1)
+        self._book = LeaseBook(clock, settings.reader_lease_ms, exclusive=exclusive)
+        self._machine = Machine(
+            consensus,
+            settings,
+            renew=self._book.renew,
+            changed=self._waiters.wake,
+            written=self._book.written,
+            reread=self._book.reread,
+        )
+        self._parts = PartStore(
+            blob, clock, random or Random(), settings.part_bytes_target, self._is_named
+        )
+        self._upkeep = Upkeep(
+            self._machine,
+            self._parts,
+            blob,
+            self._book,
+            settings,
+            clock,
+            scratch=None if directory is None else directory.scratch,
+            exclusive=exclusive,
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        settings: Settings,
+        clock: Clock,
+        random: Random | None = None,
+    ) -> PersistClient:
+        """Opens or makes a state directory, alone: `StateDirectoryError` when another process
+        has it, when it is of a newer format, or when it cannot be used; `Corrupt`,
+        `StorageError`."""
+        place = await clock.run_blocking(lambda: StateDirectory.open(directory))
+        try:
+            blob = FileBlob(place.blobs, clock)
+            await blob.prepare()
+            consensus = SqliteConsensus(place.consensus, clock)
+            await consensus.open()
+        except BaseException:
+            place.close()
+            raise
+        return cls(blob, consensus, settings, clock, random=random, directory=place)
+
+    @classmethod
+    async def in_memory(
+        cls, settings: Settings, clock: Clock, random: Random | None = None
+    ) -> PersistClient:
+        """Over fresh stores in memory, for tests."""
+        return cls(MemoryBlob(clock), MemoryConsensus(), settings, clock, random=random)
+
+    async def close(self) -> None:
+        """Closes readers, wakes who waits (`Closed`), frees the stores; twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            for shard in self._book.shards():
+                await self._book.close_readers(shard)
+                if not self._exclusive:
+                    try:
+                        await self._upkeep.heartbeat(shard)
+                    except (StorageError, UnknownObject):
+                        continue  # the leases expire
+            self._waiters.wake_all()
+            await self.consensus.close()
+            if self._directory is not None:
+                await self._clock.run_blocking(self._directory.close)
+
+    # -- documents of others ----------------------------------------------------------------------
+
+    async def head(self, key: str) -> VersionedData | None:
+        """A consensus document (of the catalog, of the oracle), or None."""
+        return await self.consensus.head(key)
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        """Changes documents that are no shards: all or none. An indeterminate failure is the
+        caller's to resolve."""
+        return await self.consensus.compare_and_set(ops)
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        """Keys of documents."""
+        return await self.consensus.list_keys(prefix)
+
+    async def list_shards(self) -> list[ShardId]:
+        """Every shard there is."""
+        prefix = shard_key("")
+        return [key.removeprefix(prefix) for key in await self.list_keys(prefix)]
+
+    # -- shards -----------------------------------------------------------------------------------
+
+    async def create_shards(self, new: Sequence[NewShard], extra: Sequence[Cas] = ()) -> bool:
+        """Creates all, with the `extra` keys, or none: False when a shard exists or an extra
+        key was changed. Raises `InvalidUsage`, `StorageError`."""
+        if not new:
+            return await self.compare_and_set(extra)
+        call = next(self._calls)
+        states = {
+            shard.id: created(shard, self._parts.writer, call)
+            for shard in new
+            if check_name(shard.id)
+        }
+
+        def change(documents: Documents) -> Outcome[bool]:
+            held = [documents.shards[shard] for shard in states]
+            first = held[0]
+            if first is not None and is_done(first, self._parts.writer, call):
+                return Outcome(True)
+            if any(state is not None for state in held):
+                return Outcome(False)
+            return Outcome(True, states)
+
+        try:
+            return await self._machine.change(list(states), change, extra=extra)
+        except Mismatch:
+            return False
+
+    async def drop_shards(self, ids: Sequence[ShardId], extra: Sequence[Cas] = ()) -> bool:
+        """Removes all, with the `extra` keys, or none: False when one does not exist or an
+        extra key was changed. Blobs go now, or when their readers are done."""
+        gone: dict[ShardId, ShardState] = {}
+
+        def change(documents: Documents) -> Outcome[bool]:
+            held = {shard: documents.shards[shard] for shard in ids}
+            if gone and all(state is None for state in held.values()):
+                return Outcome(True)  # by our attempt whose answer was lost, or by another
+            if any(state is None for state in held.values()):
+                return Outcome(False)
+            gone.update({shard: state for shard, state in held.items() if state is not None})
+            return Outcome(True, dict.fromkeys(held))
+
+        try:
+            done = await self._machine.change(list(ids), change, extra=extra)
+        except Mismatch:
+            return False
+        if done and not await self._applied(extra):
+            return False
+        if done:
+            await self._upkeep.dropped(list(gone.values()))
+        return done
+
+    async def _applied(self, extra: Sequence[Cas]) -> bool:
+        for op in extra:
+            head = await self.consensus.head(op.key)
+            if (None if head is None else head.data) != op.data:
+                return False
+        return True
+
+    async def state(self, shard: ShardId) -> ShardState:
+        """The state as this process knows it. Raises `UnknownObject`."""
+        return await self._machine.state(shard)
+
+    async def upper(self, shard: ShardId) -> Frontier:
+        """What is sealed; of a table, by the shared upper too. Raises `UnknownObject`."""
+        return (await self._observe(shard))[1]
+
+    async def tables_upper(self) -> Frontier:
+        """The upper that all tables share."""
+        return (await self._machine.tables()).upper
+
+    async def _observe(self, shard: ShardId) -> tuple[ShardState, Frontier]:
+        # The tables' upper first: what it seals is in any state seen later.
+        tables = await self._machine.tables()
+        state = await self._machine.state(shard)
+        return state, sealed(state, tables.upper)
+
+    async def wait_upper(self, shard: ShardId, beyond: Frontier) -> Frontier:
+        """The upper, once it is beyond a frontier. Raises `UnknownObject` (also when the shard
+        is dropped meanwhile), `InvalidUsage` (nothing is beyond the empty frontier), `Closed`."""
+        if beyond >= EMPTY:
+            raise InvalidUsage(f"shard {shard}: no upper lies beyond {format_frontier(beyond)}")
+        while True:
+            if self._closed:
+                raise Closed("the state directory is closed")
+            state, upper = await self._observe(shard)
+            if upper > beyond:
+                return upper
+            keys = [shard_key(shard)] + ([TABLES_UPPER] if state.tables else [])
+            await self._waiters.wait(keys)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    async def write_parts(self, shard: ShardId, updates: pa.Table) -> tuple[Part, ...]:
+        """Durable parts of these updates, sorted by time, small ones inline; to be appended or
+        given to `discard_parts`. Raises `UnknownObject`, `TypeMismatch`, `InvalidUsage`,
+        `StoreFull`, `StorageError`."""
+        state = await self.state(shard)
+        limits = self._settings
+        room = limits.inline_bytes_per_shard_max - state.inline_bytes
+        inline = limits.inline_part_bytes_max if room >= limits.inline_part_bytes_max else 0
+        return await self._parts.write(shard, state.schema, updates, inline)
+
+    async def adopt_file(
+        self,
+        shard: ShardId,
+        path: Path,
+        rows: int,
+        time_min: Time,
+        time_max: Time,
+        has_errors: bool = False,
+    ) -> Part:
+        """Moves a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
+        `write_parts` does."""
+        await self.state(shard)
+        return await self._parts.adopt(shard, path, rows, (time_min, time_max), has_errors)
+
+    async def discard_parts(self, parts: Sequence[Part]) -> None:
+        """Deletes parts that were written and will not be appended; others are left alone."""
+        await self._parts.discard(parts)
+
+    async def append(
+        self,
+        appends: Sequence[Append],
+        *,
+        tables_upper: tuple[Frontier, Frontier] | None = None,
+        extra: Sequence[Cas] = (),
+    ) -> Appended | UpperMismatch:
+        """Appends to all shards, moves the holds, moves the tables' upper from one value to
+        another, changes the `extra` keys: all or none. Done at most once, whatever fails.
+
+        Raises `UnknownObject`, `InvalidUsage` (an interval or a part does not fit),
+        `ReadBelowSince` (a new hold), `Fenced` (an extra key was changed by another),
+        `StoreFull`, `StorageError` (indeterminate: read the uppers again).
+        """
+        check_append(appends, tables_upper)
+        call = next(self._calls)
+        writer = self._parts.writer
+        shards = [append.shard for append in appends]
+        shards += [shard for append in appends for shard, _, _ in append.holds]
+        parts = [part for append in appends for part in append.parts]
+
+        def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
+            return append_all(documents, appends, tables_upper, writer, call)
+
+        traced = (TRACEPARENT.get() or "").endswith("01")
+        with span(SPAN_APPEND, shards=len(appends)) if traced else nullcontext():
+            try:
+                outcome = await self._machine.change(
+                    shards, change, tables=tables_upper is not None, extra=extra
+                )
+            except Mismatch:
+                keys = ", ".join(op.key for op in extra)
+                raise Fenced(
+                    f"nothing was appended: another process changed one of {keys}; read again",
+                    determinate=True,
+                ) from None
+            except BaseException as error:
+                if not isinstance(error, StorageError) or not error.determinate:
+                    self._parts.settle(parts, named=False)
+                raise
+        if isinstance(outcome, Appended):
+            self._parts.settle(parts, named=True)
+        return outcome
+
+    # -- holds ------------------------------------------------------------------------------------
+
+    async def set_hold(self, shard: ShardId, holder: str, since: Time) -> None:
+        """Takes or moves one durable hold; see `set_holds`."""
+        await self.set_holds([(shard, holder, since)])
+
+    async def set_holds(self, holds: Sequence[tuple[ShardId, str, Time]]) -> None:
+        """Takes or moves durable holds (shard, holder, since), all in one set. A hold that
+        exists never goes below the shard's since: it stops there. Raises `ReadBelowSince` for
+        a new one that asks for less, `UnknownObject`."""
+
+        def change(documents: Documents) -> Outcome[None]:
+            return Outcome(None, with_holds(documents, {}, holds))
+
+        if holds:
+            await self._machine.change([shard for shard, _, _ in holds], change)
+
+    async def drop_hold(self, shard: ShardId, holder: str) -> None:
+        """Gives up a hold; no error if there is none, or no shard."""
+
+        def change(documents: Documents) -> Outcome[None]:
+            state = documents.shards[shard]
+            then = state and without_hold(state, holder)
+            return Outcome(None) if then is state else Outcome(None, {shard: then})
+
+        await self._machine.change([shard], change)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def open_reader(self, shard: ShardId, reader_id: str) -> Reader:
+        """A reader under a lease at the shard's since. Raises `UnknownObject`."""
+
+        def change(documents: Documents) -> Outcome[Reader]:
+            # Under the shard's lock: no change is under way that does not know this lease.
+            since = documents.shard(shard).since
+            return Outcome(
+                Reader(shard, reader_id, since, self.wait_upper, self._book, self._observe)
+            )
+
+        reader = await self._machine.change([shard], change)
+        if not self._exclusive:
+            try:
+                await self._upkeep.heartbeat(shard)
+            except BaseException:
+                await reader.close()
+                raise
+        return reader
+
+    async def fetch(self, part: Part, schema: Schema) -> pa.Table:
+        """A part's updates, checked to be what was written. Raises `Corrupt` (a byte differs,
+        or the file is gone although it should be there), `LeaseLost` (it was deleted)."""
+        return await self._parts.fetch(part, schema)
+
+    def path(self, part: Part) -> str | None:
+        """A file that Spark can read; None for an inline part or in memory."""
+        return self._parts.path(part)
+
+    async def _is_named(self, shard: ShardId, key: str) -> bool:
+        state = await self._machine.refresh(shard)
+        return state is not None and key in state.blob_keys()
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    async def maintain(self, shard: ShardId) -> None:
+        """Compacts the shard if it is due, deletes parts that nobody needs, renews leases. Safe
+        at any time. Raises `UnknownObject`, `StoreFull`, `Corrupt`, `StorageError`."""
+        await self._upkeep.maintain(shard)
+
+    async def collect_orphans(self) -> int:
+        """Deletes blobs that were written and never named, once they are older than the grace;
+        how many it deleted."""
+        return await self._upkeep.collect_orphans()

@@ -1,0 +1,214 @@
+"""Compaction: which batches to merge, and merging them in bounded memory.
+
+**Which.** A shard may have so many batches, and so many bytes in its document. Beyond that, the
+newest batches are merged until half the allowed number is left, and older ones join as long as
+they are not more than twice the size of what is merged already. So sizes fall geometrically
+from old to new, an update is rewritten a logarithmic number of times, and what cancels each
+other is at most a fixed factor of what lives. A document over its budget sends every inline
+part, and what lies after it, to a blob.
+
+**How.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
+one; while they fit into the budget they are merged at once. Beyond that rows go to files by a
+hash of their user columns (equal rows meet in one file), and the files are merged one by one.
+The budget counts decoded bytes; a hash that puts everything into one file (a single huge group
+of equal rows, say) still needs that file in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.persist.location import storage_error
+from actors.persist.parts import part_schema
+from actors.persist.shard import Batch, ShardState
+from actors.plan.schema import ERROR, Schema
+from actors.plan.updates import advance, consolidate
+from actors.progress import Time
+
+GROWTH: Final = 2
+BATCH_BYTES_MIN: Final = 4096
+"""Smaller batches count as this much: an empty one costs something, too."""
+FILES_MAX: Final = 256
+
+
+def choose(
+    state: ShardState, batches_max: int, inline_bytes_max: int
+) -> tuple[tuple[Batch, ...], bool] | None:
+    """Adjacent batches to merge and whether the result must go to a blob; None: all is well."""
+    batches = state.batches
+    over = state.inline_bytes > inline_bytes_max
+    if len(batches) <= batches_max and not over:
+        return None
+    sizes = [max(BATCH_BYTES_MIN, batch.bytes) for batch in batches]
+    keep = max(1, batches_max // 2)
+    first = len(batches) - 1
+    if over:
+        first = min(i for i, batch in enumerate(batches) if batch.inline_bytes)
+    total = sum(sizes[first:])
+    while first > 0 and (first >= keep or sizes[first - 1] <= GROWTH * total):
+        first -= 1
+        total += sizes[first]
+    return batches[first:], over
+
+
+class Merger:
+    """Merges updates, spilling by hash beyond a budget. Blocking; one after the other."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        to: Time,
+        rows: int,
+        errors: bool,
+        bytes_max: int,
+        scratch: Path | None,
+    ) -> None:
+        """`rows` is how many will come; without `scratch` everything stays in memory."""
+        self._shape = part_schema(schema, errors=errors)
+        self._names = list(schema.names)
+        self._to = to
+        self._rows = rows
+        self._bytes_max = bytes_max
+        self._scratch = scratch
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._held_rows = 0
+        self._writers: list[Any] = []
+
+    def add(self, updates: pa.Table) -> None:
+        """Takes the updates of one part. Raises `StorageError`, `StoreFull`."""
+        table = updates
+        if ERROR in self._shape.names and ERROR not in table.column_names:
+            table = table.append_column(ERROR, pa.nulls(table.num_rows, pa.string()))
+        table = advance(table.select(self._shape.names), self._to)
+        if self._writers:
+            self._spill(table)
+            return
+        self._held.append(table)
+        self._held_bytes += table.nbytes
+        self._held_rows += table.num_rows
+        if self._held_bytes > self._bytes_max:
+            self._consolidate_held()
+            if self._scratch is not None and self._held_bytes > self._bytes_max:
+                self._start_spilling(self._scratch)
+
+    def _consolidate_held(self) -> None:
+        merged = consolidate(pa.concat_tables(self._held))
+        self._held, self._held_bytes = [merged], merged.nbytes
+
+    def _start_spilling(self, scratch: Path) -> None:
+        share = max(1, self._held_bytes * 2 // self._bytes_max + 1)
+        count = share * max(1, -(-self._rows // max(1, self._held_rows)))
+        try:
+            scratch.mkdir(parents=True)
+            for index in range(min(FILES_MAX, max(2, count))):
+                sink = pa.OSFile(str(scratch / f"{index}.arrow"), "wb")
+                self._writers.append((pa.ipc.new_stream(sink, self._shape), sink))
+        except OSError as error:
+            raise storage_error(f"spill to {scratch}", error) from error
+        for table in self._held:
+            self._spill(table)
+        self._held, self._held_bytes = [], 0
+
+    def _spill(self, table: pa.Table) -> None:
+        places = row_hashes(table.select(self._names)) % np.uint64(len(self._writers))
+        try:
+            for index, (writer, _) in enumerate(self._writers):
+                rows = np.flatnonzero(places == index)
+                if len(rows):
+                    writer.write_table(table.take(pa.array(rows)))
+        except OSError as error:
+            raise storage_error(f"spill to {self._scratch}", error) from error
+
+    def merged(self) -> Iterator[pa.Table]:
+        """The merged updates, table by table, each consolidated, none in two of them."""
+        if not self._writers:
+            if self._held:
+                yield consolidate(pa.concat_tables(self._held))
+            return
+        assert self._scratch is not None
+        try:
+            for writer, sink in self._writers:
+                writer.close()
+                sink.close()
+            for index in range(len(self._writers)):
+                path = self._scratch / f"{index}.arrow"
+                with pa.OSFile(str(path), "rb") as source:
+                    table = pa.ipc.open_stream(source).read_all()
+                os.unlink(path)
+                yield consolidate(table)
+        except OSError as error:
+            raise storage_error(f"read back {self._scratch}", error) from error
+
+    def close(self) -> None:
+        """Removes the files."""
+        self._held = []
+        if self._writers:
+            for writer, sink in self._writers:
+                try:
+                    writer.close()
+                    sink.close()
+                except (OSError, pa.ArrowException):
+                    continue  # they are removed all the same
+            self._writers = []
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def input_rows(inputs: Sequence[Batch]) -> int:
+    """Rows in all parts."""
+    return sum(part.rows for batch in inputs for part in batch.parts)
+
+
+def row_hashes(rows: pa.Table) -> Any:
+    """A uint64 for each row, the same for rows of the same bits. Nested columns count only where
+    there are no others."""
+    total = np.zeros(rows.num_rows, dtype=np.uint64)
+    flat = [name for name in rows.column_names if not pa.types.is_nested(rows[name].type)]
+    with np.errstate(over="ignore"):
+        for name in flat or rows.column_names:
+            total = (total ^ _column_hashes(rows[name])) * np.uint64(0x9E3779B97F4A7C15)
+            total ^= total >> np.uint64(29)
+    return total
+
+
+def _column_hashes(column: pa.ChunkedArray) -> Any:
+    values = column.combine_chunks()
+    if isinstance(values, pa.ChunkedArray):  # no chunk at all, or too many bytes for one
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], column.type)
+    kind = values.type
+    if pa.types.is_nested(kind):
+        texts = (repr(value).encode() for value in values.to_pylist())
+        return np.fromiter((zlib.crc32(text) for text in texts), np.uint64, len(values))
+    if pa.types.is_null(kind):
+        return np.zeros(len(values), dtype=np.uint64)
+    if pa.types.is_floating(kind):
+        values = values.view(pa.int64() if pa.types.is_float64(kind) else pa.int32())
+    elif pa.types.is_temporal(kind):
+        values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return _by_dictionary(values)
+    whole = pc.fill_null(values.cast(pa.int64()), pa.scalar(-1, pa.int64()))
+    return np.asarray(whole.to_numpy(zero_copy_only=False)).view(np.uint64)
+
+
+def _by_dictionary(values: pa.Array) -> Any:
+    """Strings, binaries and decimals: each distinct value is hashed once."""
+    encoded = values.dictionary_encode()
+    texts = (
+        value if isinstance(value, bytes) else str(value).encode()
+        for value in encoded.dictionary.to_pylist()
+    )
+    sums = np.fromiter((zlib.crc32(t) for t in texts), np.uint64, len(encoded.dictionary))
+    codes = pc.fill_null(encoded.indices, len(sums)).to_numpy(zero_copy_only=False)
+    return np.append(sums, np.uint64(0))[codes]

@@ -1,0 +1,40 @@
+"""Consensus in memory, for tests and simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.persist.location import Cas, VersionedData, check_ops
+
+
+class MemoryConsensus:
+    """A `Consensus` that several clients of one test may share."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, VersionedData] = {}
+
+    async def head(self, key: str) -> VersionedData | None:
+        """The document, or None."""
+        return self._documents.get(key)
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        """All or none."""
+        check_ops(ops)
+        for op in ops:
+            held = self._documents.get(op.key)
+            if (None if held is None else held.seqno) != op.expected:
+                return False
+        for op in ops:
+            if op.data is None:
+                self._documents.pop(op.key, None)
+            else:
+                seqno = 0 if op.expected is None else op.expected + 1
+                self._documents[op.key] = VersionedData(seqno, op.data)
+        return True
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        """Keys that start with `prefix`."""
+        return sorted(key for key in self._documents if key.startswith(prefix))
+
+    async def close(self) -> None:
+        """Nothing to release."""

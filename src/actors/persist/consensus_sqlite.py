@@ -1,0 +1,206 @@
+"""Consensus on SQLite: one file, one connection, one thread at a time.
+
+WAL with ``synchronous=FULL``: a commit that returned survives a power cut, at the price of one
+fsync. Sets that arrive while a commit is under way wait and then share the next transaction
+(and its fsync); each is still judged by itself and in order, so a mismatch of one does not
+touch the others. Errors before COMMIT are rolled back and determinate; an I/O error of COMMIT
+itself is indeterminate, as the log may hold the whole transaction all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+import apsw
+
+from actors.errors import Closed, Corrupt, StorageError, StoreFull
+from actors.kernel import Clock
+from actors.persist.blob_file import sync_folder
+from actors.persist.location import Cas, VersionedData, check_ops, storage_error
+
+R = TypeVar("R")
+
+_BUSY_MS: Final = 5_000
+_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS document"
+    " (key TEXT PRIMARY KEY NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL)"
+)
+
+
+class _Pending:
+    """One caller's set, and its answer."""
+
+    def __init__(self, ops: Sequence[Cas]) -> None:
+        self.ops = ops
+        self.answer: bool | StorageError | None = None
+
+
+class SqliteConsensus:
+    """A `Consensus` in one SQLite file."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._connection: Any = None
+        self._lock = anyio.Lock()
+        self._queue: list[_Pending] = []
+
+    async def open(self) -> None:
+        """Opens or creates the file. Raises `StorageError`, `Corrupt`."""
+        async with self._lock:
+            with anyio.CancelScope(shield=True):
+                await self._clock.run_blocking(self._open)
+
+    def _open(self) -> None:
+        try:
+            connection = apsw.Connection(str(self._path))
+            connection.set_busy_timeout(_BUSY_MS)
+            mode = connection.execute("PRAGMA journal_mode=WAL").get
+            if mode != "wal":
+                raise StorageError(
+                    f"{self._path}: SQLite cannot use a write-ahead log there (mode {mode!r});"
+                    " put the state directory on a local file system",
+                    determinate=True,
+                )
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(_TABLE)
+            sync_folder(self._path.parent)
+        except apsw.Error as error:
+            raise self._failed("open", error) from error
+        except OSError as error:
+            raise storage_error(f"sync the folder of {self._path}", error) from error
+        self._connection = connection
+
+    async def head(self, key: str) -> VersionedData | None:
+        """The document, or None. Raises `StorageError`."""
+        return await self._locked(lambda: self._head(key))
+
+    def _head(self, key: str) -> VersionedData | None:
+        row = self._connection.execute(
+            "SELECT seqno, data FROM document WHERE key = ?", (key,)
+        ).fetchone()
+        return None if row is None else VersionedData(row[0], row[1])
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        """Keys that start with `prefix`. Raises `StorageError`."""
+        return await self._locked(
+            lambda: [
+                row[0]
+                for row in self._connection.execute(
+                    "SELECT key FROM document WHERE substr(key, 1, ?) = ? ORDER BY key",
+                    (len(prefix), prefix),
+                )
+            ]
+        )
+
+    async def _locked(self, read: Callable[[], R]) -> R:
+        def guarded() -> R:
+            try:
+                return read()
+            except apsw.Error as error:
+                raise self._failed("read", error) from error
+
+        async with self._lock:
+            self._check_open()
+            # A thread cannot be cancelled: whoever left early would free the lock under it.
+            with anyio.CancelScope(shield=True):
+                result = await self._clock.run_blocking(guarded)
+        return result
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        """One transaction, shared with whoever else waits. Raises `StorageError`."""
+        check_ops(ops)
+        pending = _Pending(ops)
+        self._queue.append(pending)
+        try:
+            async with self._lock:
+                if pending.answer is None:
+                    self._check_open()
+                    group, self._queue = self._queue, []
+                    with anyio.CancelScope(shield=True):
+                        await self._clock.run_blocking(lambda: self._commit(group))
+        finally:
+            if pending in self._queue:
+                self._queue.remove(pending)
+        assert pending.answer is not None, "the group's leader answers all of it"
+        if isinstance(pending.answer, StorageError):
+            raise pending.answer
+        return pending.answer
+
+    def _commit(self, group: Sequence[_Pending]) -> None:
+        """Fills in the answer of every set; never raises."""
+        answers: list[bool] = []
+        started = False
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            answers = [self._apply(pending.ops) for pending in group]
+            started = True
+            self._connection.execute("COMMIT")
+        except apsw.Error as error:
+            full = isinstance(error, apsw.FullError)
+            failure = self._failed("write", error, determinate=full or not started)
+            self._roll_back()
+            for pending in group:
+                # One error object a caller: each raise adds to its traceback.
+                pending.answer = type(failure)(str(failure), determinate=failure.determinate)
+            return
+        for pending, answer in zip(group, answers, strict=True):
+            pending.answer = answer
+
+    def _apply(self, ops: Sequence[Cas]) -> bool:
+        run = self._connection.execute
+        for op in ops:
+            row = run("SELECT seqno FROM document WHERE key = ?", (op.key,)).fetchone()
+            if (None if row is None else row[0]) != op.expected:
+                return False
+        for op in ops:
+            if op.data is None:
+                run("DELETE FROM document WHERE key = ?", (op.key,))
+            elif op.expected is None:
+                run("INSERT INTO document VALUES (?, 0, ?)", (op.key, op.data))
+            else:
+                run(
+                    "UPDATE document SET seqno = seqno + 1, data = ? WHERE key = ?",
+                    (op.data, op.key),
+                )
+        return True
+
+    def _roll_back(self) -> None:
+        if not self._connection.in_transaction:
+            return
+        try:
+            self._connection.execute("ROLLBACK")
+        except apsw.Error:
+            # The connection is beyond use; the next BEGIN says so to its caller.
+            return
+
+    def _check_open(self) -> None:
+        if self._connection is None:
+            raise Closed(f"{self._path} is closed")
+
+    def _failed(self, what: str, error: apsw.Error, *, determinate: bool = True) -> StorageError:
+        if isinstance(error, apsw.FullError):
+            return StoreFull(
+                f"no space left to {what} {self._path}; free space, then try again",
+                determinate=determinate,
+            )
+        if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+            return Corrupt(
+                f"{self._path} is damaged ({error}): restore the state directory from a copy",
+                determinate=determinate,
+            )
+        return StorageError(
+            f"could not {what} {self._path}: {type(error).__name__}: {error}",
+            determinate=determinate,
+        )
+
+    async def close(self) -> None:
+        """Closes the file; waits for what is under way."""
+        async with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._clock.run_blocking(connection.close)

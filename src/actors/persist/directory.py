@@ -1,0 +1,123 @@
+"""The state directory: one process at a time, of a known format.
+
+The lock is `flock` on a file that stays: the kernel frees it however the process ends, so a
+stale lock cannot exist. The format is a number in a file of its own, written and synced before
+anything else; a directory of a newer format is refused before anything in it is touched.
+
+``LOCK``, ``FORMAT``, ``consensus.db`` (with SQLite's two companions), ``blob/``, ``scratch/``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from actors.errors import StateDirectoryError
+from actors.persist.blob_file import sync_folder
+
+FORMAT: Final = 1
+_LOCK: Final = "LOCK"
+_FORMAT: Final = "FORMAT"
+_CONSENSUS: Final = "consensus.db"
+
+
+class StateDirectory:
+    """A state directory that this process owns until `close`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    @property
+    def consensus(self) -> Path:
+        """The SQLite file."""
+        return self.path / _CONSENSUS
+
+    @property
+    def blobs(self) -> Path:
+        """The folder of all blobs."""
+        return self.path / "blob"
+
+    @property
+    def scratch(self) -> Path:
+        """For files that need not survive the process; emptied at its start."""
+        return self.path / "scratch" / "persist"
+
+    @classmethod
+    def open(cls, path: Path) -> StateDirectory:
+        """Makes the directory if needed and locks it; blocking. Raises `StateDirectoryError`
+        when it is in use, of a newer format, damaged or not writable."""
+        path = path.absolute()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StateDirectoryError(
+                f"cannot use the state directory {path}: {error.strerror}; make it writable for"
+                " this user, or choose another with --state-dir"
+            ) from error
+        try:
+            _lock(path, descriptor)
+            directory = cls(path, descriptor)
+            directory._check_format()
+            shutil.rmtree(directory.scratch, ignore_errors=True)
+            directory.scratch.mkdir(parents=True, exist_ok=True)
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, OSError):
+                raise StateDirectoryError(
+                    f"cannot use the state directory {path}: {error}; make it writable for this"
+                    " user, or free space"
+                ) from error
+            raise
+        return directory
+
+    def _check_format(self) -> None:
+        file = self.path / _FORMAT
+        if not file.exists():
+            if self.consensus.exists():
+                raise StateDirectoryError(
+                    f"the state directory {self.path} has lost its {_FORMAT} file; restore it"
+                    " from a copy"
+                )
+            temporary = self.path / f"{_FORMAT}.new"
+            with temporary.open("w") as written:
+                written.write(f"{FORMAT}\n")
+                written.flush()
+                os.fsync(written.fileno())
+            temporary.rename(file)
+            sync_folder(self.path)
+            sync_folder(self.path.parent)
+            return
+        text = file.read_text(errors="replace").strip()
+        if not text.isdecimal():
+            raise StateDirectoryError(
+                f"{file} holds {text[:40]!r}, not a number: restore the state directory from a copy"
+            )
+        if int(text) > FORMAT:
+            raise StateDirectoryError(
+                f"the state directory {self.path} has format {text}, this version reads up to"
+                f" {FORMAT}: use the newer version of the program, or another directory"
+            )
+
+    def close(self) -> None:
+        """Frees the lock; blocking."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        raise StateDirectoryError(
+            f"the state directory {path} is in use by process {owner or 'unknown'}; stop it, or"
+            " choose another directory with --state-dir"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -1,0 +1,133 @@
+"""Where durable bytes live: the two stores that everything in this room stands on.
+
+**Blob** keeps immutable objects by key. A key is written once; `set` is atomic (a reader sees
+all of it or nothing) and durable when it returns; deleting what is absent succeeds. **Consensus**
+keeps small documents by key, each with a seqno: 0 when it is created, one more at every change.
+`compare_and_set` changes several keys at once, all or none, durable when it returns; it answers
+False, having changed nothing, when one key is not at the seqno expected of it. Both are
+linearizable. A key that was deleted may be created again only by one who knows that nobody
+remembers the old one: seqnos start afresh.
+
+Errors are a `StorageError`. **Determinate**: the operation surely did not happen.
+**Indeterminate**: it may have happened, now or later; the caller must read again before it
+decides. Reading changes nothing, so a failed read is always determinate. A cancelled
+`compare_and_set` counts as indeterminate.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from actors.errors import InvalidUsage, StorageError, StoreFull
+
+
+class VersionedData(msgspec.Struct, frozen=True):
+    """A document and how often it was changed."""
+
+    seqno: int
+    data: bytes
+
+
+class Cas(msgspec.Struct, frozen=True):
+    """One key of a compare-and-set: `expected` None means absent, `data` None means delete."""
+
+    key: str
+    expected: int | None
+    data: bytes | None
+
+
+class BlobInfo(msgspec.Struct, frozen=True):
+    """What a listing tells of one blob."""
+
+    key: str
+    bytes: int
+    modified_ms: int
+    """Wall clock of the last write, milliseconds since the epoch."""
+
+
+class Blob(Protocol):
+    """Immutable objects by key ``folder/name``."""
+
+    async def get(self, key: str) -> bytes | None:
+        """The object, or None. Raises `StorageError`."""
+        ...
+
+    async def set(self, key: str, data: bytes) -> None:
+        """Writes a new object, durable on return. Raises `StorageError`, `StoreFull`."""
+        ...
+
+    async def adopt(self, key: str, path: Path) -> tuple[int, int]:
+        """Moves a file in, durable on return: its size and crc32. Raises as `set` does."""
+        ...
+
+    async def delete(self, key: str) -> bool:
+        """Removes an object; whether it was there. Raises `StorageError`."""
+        ...
+
+    async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
+        """All objects whose key starts with `prefix`, by key. Raises `StorageError`."""
+        ...
+
+    def path(self, key: str) -> str | None:
+        """The object's path in a file system that Spark can read, if there is one."""
+        ...
+
+
+class Consensus(Protocol):
+    """Small documents by key, changed by compare-and-set."""
+
+    async def head(self, key: str) -> VersionedData | None:
+        """The document, or None. Raises `StorageError`."""
+        ...
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        """All or none; False on a mismatch. Raises `StorageError`, `StoreFull`."""
+        ...
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        """All keys that start with `prefix`, in order. Raises `StorageError`."""
+        ...
+
+    async def close(self) -> None:
+        """Releases the store."""
+        ...
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]{0,199}")
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def check_name(name: str) -> str:
+    """The name itself if it can be part of a blob key. Raises `InvalidUsage`."""
+    if not _NAME.fullmatch(name):
+        raise InvalidUsage(
+            f"{name!r} cannot name a shard or blob: use letters, digits, '_', '-', '.', '=',"
+            " at most 200, not starting with '-', '.' or '='"
+        )
+    return name
+
+
+def check_ops(ops: Sequence[Cas]) -> None:
+    """Raises `InvalidUsage` for a set without keys, or with one key twice."""
+    keys = [op.key for op in ops]
+    if not keys:
+        raise InvalidUsage("a compare-and-set needs at least one key")
+    if len(set(keys)) < len(keys):
+        raise InvalidUsage(f"a compare-and-set names a key twice: {', '.join(sorted(keys))}")
+
+
+def storage_error(what: str, error: OSError, *, determinate: bool = True) -> StorageError:
+    """The family's error for one of the operating system."""
+    if error.errno in _FULL:
+        return StoreFull(
+            f"no space left to {what}: {error.strerror}; free space or raise the quota,"
+            " then try again",
+            determinate=determinate,
+        )
+    return StorageError(f"could not {what}: {error}", determinate=determinate)

@@ -1,0 +1,333 @@
+"""Makes changes of documents durable: compare-and-set in a loop, over several documents at once.
+
+A change is a function of the current documents that says what they become; it may run more than
+once and must not wait. The machine reads what it does not have in its cache, applies the
+change, sets all of it in one compare-and-set, and only then shows it in the cache and wakes who
+waits. Documents are locked in the order of their keys while that goes on, so that changes of one
+process do not fail each other and changes of different shards run side by side.
+
+- A mismatch: somebody else changed a document; all are read again and the change is asked anew.
+  When none of ours moved, an `extra` key did: `Mismatch`.
+- An indeterminate failure: all are read again, with backoff; the change finds its own mark in
+  them (`shard.is_done`) or is done afresh: never twice. When even reading fails, the cache is
+  forgotten and the failure goes to the caller, still indeterminate.
+- A determinate failure goes to the caller at once; nothing happened.
+
+The cache may be older than the store only where another process writes too; a set never is, as
+compare-and-set says so. The tables' upper is read **before** the shards and dropping a shard
+from the cache is the answer to an upper that somebody else moved: so a cached table is never
+older than the upper that seals it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Generic, TypeVar
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from actors.errors import PenstockError, StorageError, UnknownObject
+from actors.persist.documents import decode_shard, decode_tables, encode
+from actors.persist.location import Cas, Consensus, VersionedData
+from actors.persist.shard import (
+    FORMAT,
+    TABLES_UPPER,
+    ShardState,
+    TablesUpper,
+    shard_key,
+    validate,
+)
+from actors.progress import TIME_MIN, ShardId
+from actors.settings import Settings
+
+R = TypeVar("R")
+
+ATTEMPTS_MAX = 8
+"""Of one change whose outcome is open, and of reading it back."""
+
+
+class Documents(msgspec.Struct, frozen=True):
+    """What a change sees; an absent shard is None."""
+
+    shards: Mapping[ShardId, ShardState | None]
+    tables: TablesUpper
+
+    def shard(self, shard: ShardId) -> ShardState:
+        """Raises `UnknownObject`."""
+        state = self.shards[shard]
+        if state is None:
+            raise UnknownObject(f"no shard {shard}")
+        return state
+
+
+class Outcome(Generic[R]):
+    """What a change wants: documents that become something else (None: deleted), and the
+    answer to its caller. Without documents nothing is written."""
+
+    def __init__(
+        self,
+        result: R,
+        shards: Mapping[ShardId, ShardState | None] | None = None,
+        tables: TablesUpper | None = None,
+    ) -> None:
+        self.result = result
+        self.shards = dict(shards or {})
+        self.tables = tables
+
+
+Change = Callable[[Documents], Outcome[R]]
+
+
+class Mismatch(PenstockError):
+    """Inside this room: an extra key was not at its expected seqno."""
+
+
+class Machine:
+    """The documents of one process."""
+
+    def __init__(
+        self,
+        consensus: Consensus,
+        settings: Settings,
+        *,
+        renew: Callable[[ShardState], ShardState],
+        changed: Callable[[str], None],
+        written: Callable[[ShardState], None],
+        reread: Callable[[ShardState], None],
+    ) -> None:
+        """`renew` is asked for the leases of a state to be written; `written` hears of it when
+        it is, `reread` of one that was read, `changed` of each key that changed."""
+        self._consensus = consensus
+        self._settings = settings
+        self._renew = renew
+        self._changed = changed
+        self._written = written
+        self._reread = reread
+        self._shards: dict[ShardId, ShardState] = {}
+        self._tables = TablesUpper(FORMAT, TIME_MIN)
+        self._tables_seqno: int | None = None
+        self._tables_known = False
+        self._locks: dict[str, anyio.Lock] = {}
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def cached(self, shard: ShardId) -> ShardState | None:
+        """The state as this process knows it, without waiting."""
+        return self._shards.get(shard)
+
+    async def state(self, shard: ShardId) -> ShardState:
+        """From the cache, else from the store. Raises `UnknownObject`, `StorageError`."""
+        state = self._shards.get(shard)
+        if state is None:
+            await self.tables()
+            async with self._locked([shard_key(shard)]):
+                state = await self._known(shard)
+            if state is None:
+                raise UnknownObject(f"no shard {shard}")
+        return state
+
+    async def tables(self) -> TablesUpper:
+        """The tables' shared upper. Raises `StorageError`."""
+        if not self._tables_known:
+            async with self._locked([TABLES_UPPER]):
+                if not self._tables_known:
+                    await self._read_tables()
+        return self._tables
+
+    async def refresh(self, shard: ShardId) -> ShardState | None:
+        """The state as it is in the store now. Raises `StorageError`."""
+        async with self._locked([shard_key(shard)]):
+            return await self._read_shard(shard)
+
+    async def _known(self, shard: ShardId) -> ShardState | None:
+        state = self._shards.get(shard)
+        return state if state is not None else await self._read_shard(shard)
+
+    async def _read_shard(self, shard: ShardId) -> ShardState | None:
+        key = shard_key(shard)
+        head = await self._consensus.head(key)
+        held = self._shards.get(shard)
+        if head is None:
+            self._shards.pop(shard, None)
+            if held is not None:
+                self._changed(key)
+            return None
+        state = replace(decode_shard(key, head.data), seqno=head.seqno)
+        self._shards[shard] = state
+        self._reread(state)
+        if held is not None and held.seqno != state.seqno:
+            self._changed(key)
+        return state
+
+    async def _read_tables(self) -> None:
+        head: VersionedData | None = await self._consensus.head(TABLES_UPPER)
+        seqno = None if head is None else head.seqno
+        if self._tables_known and seqno != self._tables_seqno:
+            for shard, state in list(self._shards.items()):
+                if state.tables:
+                    del self._shards[shard]
+        self._tables = TablesUpper(FORMAT, TIME_MIN) if head is None else decode_tables(head.data)
+        self._tables_seqno = seqno
+        self._tables_known = True
+        self._changed(TABLES_UPPER)
+
+    # -- changing ---------------------------------------------------------------------------------
+
+    async def change(
+        self,
+        shards: Sequence[ShardId],
+        change: Change[R],
+        *,
+        tables: bool = False,
+        extra: Sequence[Cas] = (),
+    ) -> R:
+        """Applies `change` to these shards (and the tables' upper) with the `extra` keys, all
+        in one set. Raises what `change` raises, `Mismatch` and `StorageError`."""
+        names = sorted(set(shards))
+        keys = [shard_key(shard) for shard in names] + ([TABLES_UPPER] if tables else [])
+        await self.tables()
+        async with self._locked(keys):
+            uncertain = False
+            for attempt in range(ATTEMPTS_MAX):
+                held = {shard: await self._known(shard) for shard in names}
+                outcome = change(Documents(held, self._tables))
+                try:
+                    if await self._set(outcome, held, extra):
+                        return outcome.result
+                except StorageError as error:
+                    if error.determinate:
+                        raise
+                    uncertain = True
+                    await self._read_back(names, tables, error, attempt + 1)
+                    continue
+                before = {name: state and state.seqno for name, state in held.items()}
+                tables_before = self._tables_seqno
+                await self._read_all(names, tables)
+                after = {name: self._seqno(name) for name in names}
+                if before == after and tables_before == self._tables_seqno:
+                    raise Mismatch("an extra key was not at the seqno expected of it")
+            raise StorageError(
+                f"gave up after {ATTEMPTS_MAX} attempts to change {', '.join(names)}:"
+                + (" the store fails" if uncertain else " another process keeps changing it"),
+                determinate=not uncertain,
+            )
+
+    def _seqno(self, shard: ShardId) -> int | None:
+        state = self._shards.get(shard)
+        return None if state is None else state.seqno
+
+    async def _set(
+        self,
+        outcome: Outcome[R],
+        held: Mapping[ShardId, ShardState | None],
+        extra: Sequence[Cas],
+    ) -> bool:
+        if not outcome.shards and outcome.tables is None:
+            return True
+        ops = list(extra)
+        become: dict[ShardId, ShardState | None] = {}
+        for shard, state in outcome.shards.items():
+            old = held[shard]
+            if state is not None:
+                seqno = 0 if old is None else old.seqno + 1
+                state = replace(self._renew(state), seqno=seqno)
+                validate(state)
+            become[shard] = state
+            data = None if state is None else encode(state)
+            ops.append(Cas(shard_key(shard), None if old is None else old.seqno, data))
+        if outcome.tables is not None:
+            ops.append(Cas(TABLES_UPPER, self._tables_seqno, encode(outcome.tables)))
+        # Whoever is cancelled here has changed both the store and the cache, or neither.
+        with anyio.CancelScope(shield=True):
+            if not await self._consensus.compare_and_set(ops):
+                return False
+            self._show(become, outcome.tables)
+        return True
+
+    def _show(
+        self, become: Mapping[ShardId, ShardState | None], tables: TablesUpper | None
+    ) -> None:
+        """One turn of the loop: no reader sees half of a set."""
+        for shard, state in become.items():
+            if state is None:
+                self._shards.pop(shard, None)
+            else:
+                self._shards[shard] = state
+                self._written(state)
+        if tables is not None:
+            self._tables = tables
+            self._tables_seqno = 0 if self._tables_seqno is None else self._tables_seqno + 1
+            self._changed(TABLES_UPPER)
+        for shard in become:
+            self._changed(shard_key(shard))
+
+    async def _read_all(self, names: Sequence[ShardId], tables: bool) -> None:
+        if tables:
+            await self._read_tables()
+        for shard in names:
+            await self._read_shard(shard)
+
+    async def _read_back(
+        self, names: Sequence[ShardId], tables: bool, failure: StorageError, attempt: int
+    ) -> None:
+        """Reads what an open set may have changed; raises `failure` when that cannot be done."""
+        read = False
+        try:
+            while not read and attempt <= ATTEMPTS_MAX:
+                await self._pause(attempt)
+                try:
+                    await self._read_all(names, tables)
+                    read = True
+                except StorageError:
+                    attempt += 1
+        finally:
+            if not read:  # cancelled, or the store is gone: what we know may be out of date
+                self._forget(names, tables)
+        if not read:
+            raise failure
+
+    def _forget(self, names: Sequence[ShardId], tables: bool) -> None:
+        for shard in names:
+            self._shards.pop(shard, None)
+        if tables:
+            self._tables_known = False
+            for shard, state in list(self._shards.items()):
+                if state.tables:
+                    del self._shards[shard]
+            self._changed(TABLES_UPPER)
+        for shard in names:
+            self._changed(shard_key(shard))
+
+    async def _pause(self, attempt: int) -> None:
+        limits = self._settings
+        delay_ms = min(limits.retry_delay_ms_max, limits.retry_delay_ms_min * 2**attempt)
+        await anyio.sleep(delay_ms / 1000)
+
+    def _locked(self, keys: Sequence[str]) -> _Locks:
+        return _Locks(self._locks, keys)
+
+
+class _Locks:
+    """Several locks, always taken in the order of their keys; unused ones are forgotten."""
+
+    def __init__(self, locks: dict[str, anyio.Lock], keys: Sequence[str]) -> None:
+        self._locks = locks
+        self._keys = sorted(keys)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> None:
+        async with AsyncExitStack() as stack:
+            for key in self._keys:
+                lock = self._locks.setdefault(key, anyio.Lock())
+                await stack.enter_async_context(lock)
+            self._stack = stack.pop_all()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+        for key in self._keys:
+            lock = self._locks.get(key)
+            if lock is not None and not lock.statistics().tasks_waiting and not lock.locked():
+                del self._locks[key]

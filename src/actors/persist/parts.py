@@ -1,0 +1,166 @@
+"""Parts as bytes: updates to Parquet or inline Arrow and back, with a checksum over all of it.
+
+A Parquet part holds the user columns, ``__time``, ``__diff`` and, only where there are error
+updates, ``__error``; zstd; the format version stands in the file's metadata. Files written by
+Spark carry no such metadata: their version is that of their `Part`. Small updates stay inline,
+as an Arrow IPC stream in the shard's document. Rows are sorted by time, so that parts cover
+short spans of times and readers can leave them out. Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from actors.errors import Corrupt, InvalidUsage, MalformedFrame, StorageError, TypeMismatch
+from actors.persist.shard import Part
+from actors.plan.schema import ERROR, TIME, Schema
+from actors.plan.updates import from_ipc, to_ipc
+
+VERSION: Final = 1
+_VERSION_KEY: Final = b"penstock.part"
+_ROW_GROUP_ROWS: Final = 128 * 1024
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """A part without its key, and the bytes of its blob (None: it is inline)."""
+
+    part: Part
+    blob: bytes | None
+
+
+def part_schema(schema: Schema, *, errors: bool) -> pa.Schema:
+    """The columns of a part."""
+    shape = schema.arrow_updates()
+    return shape.append(pa.field(ERROR, pa.string())) if errors else shape
+
+
+def conform(updates: pa.Table, schema: Schema) -> pa.Table:
+    """The updates with exactly a part's columns, sorted by time; the error column is left out
+    when it holds nothing. Raises `TypeMismatch`, `InvalidUsage`."""
+    errors = ERROR in updates.column_names
+    if errors and updates[ERROR].null_count == updates.num_rows:
+        errors = False
+    shape = part_schema(schema, errors=errors)
+    missing = [name for name in shape.names if name not in updates.column_names]
+    if missing:
+        raise InvalidUsage(
+            f"updates lack the columns {', '.join(missing)}; they have"
+            f" {', '.join(updates.column_names)}"
+        )
+    table = updates.select(shape.names)
+    if not table.schema.equals(shape):
+        try:
+            table = table.cast(shape)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise TypeMismatch(f"updates do not fit the columns {schema.ddl()}: {error}") from None
+    return _by_time(table.replace_schema_metadata(None))
+
+
+def _by_time(table: pa.Table) -> pa.Table:
+    times = table[TIME]
+    if times.null_count:
+        raise InvalidUsage(f"{times.null_count} updates have no {TIME}")
+    if table.num_rows < 2:
+        return table
+    whole = times.combine_chunks()
+    if pc.all(pc.less_equal(whole[:-1], whole[1:])).as_py():
+        return table
+    return table.take(pc.sort_indices(table, sort_keys=[(TIME, "ascending")]))
+
+
+def encode(
+    updates: pa.Table, schema: Schema, *, inline_bytes_max: int, bytes_target: int
+) -> Iterator[Encoded]:
+    """Parts that together hold the updates, none if there are none; one at a time, so that no
+    more than one is in memory. Raises as `conform` does."""
+    table = conform(updates, schema)
+    rows = table.num_rows
+    if rows == 0:
+        return
+    size = max(1, table.nbytes)
+    if size <= inline_bytes_max:
+        data = to_ipc(table)
+        if len(data) <= inline_bytes_max:
+            yield Encoded(_describe(table, data, inline=True), None)
+            return
+    step = max(1, rows * bytes_target // size)
+    for start in range(0, rows, step):
+        piece = table.slice(start, step)
+        data = _to_parquet(piece)
+        yield Encoded(_describe(piece, data, inline=False), data)
+
+
+def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
+    bounds = pc.min_max(table[TIME])
+    return Part(
+        key="",
+        rows=table.num_rows,
+        bytes=len(data),
+        checksum=zlib.crc32(data),
+        inline=data if inline else None,
+        has_errors=ERROR in table.column_names,
+        time_min=bounds["min"].as_py(),
+        time_max=bounds["max"].as_py(),
+        version=VERSION,
+    )
+
+
+def _to_parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    marked = table.replace_schema_metadata({_VERSION_KEY: str(VERSION).encode()})
+    pq.write_table(marked, sink, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def decode(part: Part, data: bytes, schema: Schema) -> pa.Table:
+    """The updates in a part's bytes. Raises `Corrupt` when a byte is not what was written, and
+    `StorageError` for a part of a newer version."""
+    name = f"part {part.key}" if part.key else "inline part"
+    if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
+        raise Corrupt(
+            f"{name}: {len(data)} bytes with crc32 {zlib.crc32(data):08x}, written were"
+            f" {part.bytes} with {part.checksum:08x}; restore the file from a copy",
+            determinate=True,
+        )
+    _check_version(name, part.version)
+    try:
+        table = from_ipc(data) if part.inline is not None else _from_parquet(name, data)
+        shape = part_schema(schema, errors=part.has_errors)
+        table = table.select(shape.names)
+        if not table.schema.equals(shape):
+            table = table.cast(shape)
+    except (pa.ArrowException, OSError, KeyError, ValueError, MalformedFrame) as error:
+        raise Corrupt(
+            f"{name} does not hold the columns {schema.ddl()}: {error}", determinate=True
+        ) from error
+    if table.num_rows != part.rows:
+        raise Corrupt(
+            f"{name} holds {table.num_rows} rows, described were {part.rows}", determinate=True
+        )
+    return table.replace_schema_metadata(None)
+
+
+def _from_parquet(name: str, data: bytes) -> pa.Table:
+    source = pa.BufferReader(data)
+    table = pq.read_table(source, coerce_int96_timestamp_unit="us")
+    marks = table.schema.metadata or {}
+    if _VERSION_KEY in marks:
+        _check_version(name, int(marks[_VERSION_KEY]))
+    return table
+
+
+def _check_version(name: str, version: int) -> None:
+    if version > VERSION:
+        raise StorageError(
+            f"{name} has format {version}, this version reads up to {VERSION}: use the newer"
+            " version of the program",
+            determinate=True,
+        )

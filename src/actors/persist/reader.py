@@ -1,0 +1,239 @@
+"""Leased readers of a shard, and the book that this process keeps of them.
+
+A lease of this process costs no write of its own: the book is asked whenever a state is about to
+be written and adds the leases of all open readers, renewed. Where another process may write to
+the same shards a lease is also written when its reader opens, and again before it runs out.
+Blobs in use by readers of this process are counted by key; they are never deleted, whatever
+the state says.
+
+A part is taken in the same turn of the loop in which the state that names it was looked at, so
+nothing can retire and delete it in between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+
+from msgspec.structs import replace
+
+from actors.errors import Closed, LeaseLost, ReadBelowSince
+from actors.kernel import Clock
+from actors.persist.shard import Batch, Lease, Part, ShardState, renewed
+from actors.progress import Frontier, ShardId, Time
+
+
+class LeaseBook:
+    """The open readers of this process, and the blobs that they use."""
+
+    def __init__(self, clock: Clock, lease_ms: int, *, exclusive: bool) -> None:
+        self._clock = clock
+        self._lease_ms = lease_ms
+        self._exclusive = exclusive
+        self._readers: dict[ShardId, dict[str, Reader]] = {}
+        self._gone: dict[ShardId, set[str]] = {}
+        """Closed readers whose leases may still stand in the state."""
+        self._used: Counter[str] = Counter()
+
+    def add(self, reader: Reader) -> str:
+        """Enters a reader; the name of its lease, which no other open reader has."""
+        readers = self._readers.setdefault(reader.shard, {})
+        name, number = reader.reader_id, 1
+        while name in readers:
+            number += 1
+            name = f"{reader.reader_id}#{number}"
+        readers[name] = reader
+        self._gone.get(reader.shard, set()).discard(name)
+        return name
+
+    def remove(self, reader: Reader) -> None:
+        """Its lease goes with the next write of the shard."""
+        readers = self._readers.get(reader.shard, {})
+        if readers.pop(reader.lease_id, None) is None:
+            return
+        if not readers:
+            del self._readers[reader.shard]
+        self._gone.setdefault(reader.shard, set()).add(reader.lease_id)
+
+    async def close_readers(self, shard: ShardId) -> None:
+        """Closes all readers of a shard."""
+        for reader in list(self._readers.get(shard, {}).values()):
+            await reader.close()
+
+    def forget(self, shard: ShardId) -> None:
+        """The shard was dropped: its readers keep their parts, there is no lease to drop."""
+        self._gone.pop(shard, None)
+
+    def own(self, shard: ShardId) -> frozenset[str]:
+        """Leases of the open readers."""
+        return frozenset(self._readers.get(shard, ()))
+
+    def shards(self) -> list[ShardId]:
+        """Those with open readers."""
+        return list(self._readers)
+
+    def used(self, keys: Iterable[str]) -> set[str]:
+        """Those of the blobs that a reader of this process uses."""
+        return {key for key in keys if key in self._used}
+
+    def take(self, keys: Iterable[str]) -> None:
+        """Counts one more user of each blob."""
+        self._used.update(keys)
+
+    def give_back(self, keys: Iterable[str]) -> None:
+        """Counts one user less."""
+        for key in keys:
+            self._used[key] -= 1
+            if self._used[key] <= 0:
+                del self._used[key]
+
+    def renew(self, state: ShardState) -> ShardState:
+        """The state with leases as they are now.
+
+        Alone in the state directory, every lease that is not of an open reader is a dead one's.
+        """
+        now = self._clock.now_ms()
+        open_ = self._readers.get(state.id, {})
+        own = {
+            name: Lease(reader.since, reader.seqno_held(state.seqno), now + self._lease_ms)
+            for name, reader in open_.items()
+            if not reader.lost
+        }
+        gone: Iterable[str] = state.leases if self._exclusive else self._gone.get(state.id, ())
+        return renewed(state, own, frozenset(gone), now)
+
+    def written(self, state: ShardState) -> None:
+        """The state is durable: leases given up are gone from it."""
+        waiting = self._gone.get(state.id)
+        if waiting is not None:
+            waiting.intersection_update(state.leases)
+            if not waiting:
+                del self._gone[state.id]
+        for name, reader in self._readers.get(state.id, {}).items():
+            reader.registered = reader.registered or name in state.leases
+
+    def reread(self, state: ShardState) -> None:
+        """Somebody else wrote the state: a lease that we wrote and that is not there is lost."""
+        for name, reader in self._readers.get(state.id, {}).items():
+            if reader.registered and name not in state.leases:
+                reader.lost = True
+
+    def due(self, state: ShardState) -> bool:
+        """Whether the leases should be written for their own sake: never when alone, else when
+        less than half of their time is left or one is to be dropped."""
+        if self._exclusive:
+            return False
+        if self._gone.get(state.id):
+            return True
+        limit = self._clock.now_ms() + self._lease_ms // 2
+        leases = [state.leases.get(name) for name in self._readers.get(state.id, ())]
+        return any(lease is None or lease.expires_ms < limit for lease in leases)
+
+
+class Reader:
+    """Reads one shard under a lease: no since passes the reader's, and no part that it was told
+    of is deleted before `release` or `close`."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        reader_id: str,
+        since: Time,
+        wait_upper: Callable[[ShardId, Frontier], Awaitable[Frontier]],
+        book: LeaseBook,
+        observe: Callable[[ShardId], Awaitable[tuple[ShardState, Frontier]]],
+    ) -> None:
+        self.shard = shard
+        self.reader_id = reader_id
+        self.since = since
+        self.lost = False
+        self.registered = False
+        """Its lease was durable at least once."""
+        self._wait_upper = wait_upper
+        self._book = book
+        self._observe = observe
+        self._keys: set[str] = set()
+        self._seqno: int | None = None
+        self._closed = False
+        self.lease_id = book.add(self)
+
+    def seqno_held(self, current: int) -> int:
+        """The oldest state of which parts may be in use."""
+        return current if self._seqno is None else min(self._seqno, current)
+
+    async def snapshot(self, as_of: Time) -> tuple[tuple[Part, ...], Frontier]:
+        """Parts that together hold the contents at `as_of`, once it is sealed, and the upper of
+        the last batch among them. They may hold later times: keep rows with time <= as_of.
+
+        Raises `ReadBelowSince`, `LeaseLost`, `UnknownObject`, `Closed`, `StorageError`.
+        """
+        state, upper = await self._seen(as_of, as_of)
+        batches = [batch for batch in state.batches if batch.lower <= as_of]
+        if len(batches) < len(state.batches):
+            upper = batches[-1].upper if batches else state.batches[0].lower
+        parts = [part for batch in batches for part in batch.parts if part.time_min <= as_of]
+        self._take(state, parts)
+        return tuple(parts), upper
+
+    async def next(self, frontier: Frontier) -> tuple[tuple[Batch, ...], Frontier]:
+        """What was sealed from `frontier` on, once there is anything, and the new upper. A
+        batch may repeat earlier times: keep rows with time >= frontier; parts that hold only
+        such are left out. Raises as `snapshot` does."""
+        state, upper = await self._seen(frontier, frontier)
+        batches = []
+        for batch in state.batches:
+            if batch.upper > frontier:
+                parts = tuple(part for part in batch.parts if part.time_max >= frontier)
+                batches.append(replace(batch, parts=parts))
+        self._take(state, [part for batch in batches for part in batch.parts])
+        return tuple(batches), upper
+
+    async def _seen(self, beyond: Frontier, time: Time) -> tuple[ShardState, Frontier]:
+        """The state once its upper is beyond a frontier. No waiting after the last look."""
+        while True:
+            self._check()
+            state, upper = await self._observe(self.shard)
+            self._check()
+            if time < state.since:
+                raise ReadBelowSince(
+                    f"shard {self.shard}: {time} lies below its since {state.since}"
+                )
+            if upper > beyond:
+                return state, upper
+            await self._wait_upper(self.shard, beyond)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"reader {self.reader_id} of shard {self.shard} is closed")
+        if self.lost:
+            raise LeaseLost(
+                f"the lease of reader {self.reader_id} on shard {self.shard} expired; open the"
+                " reader again, and renew leases more often than they run out",
+                determinate=True,
+            )
+
+    def _take(self, state: ShardState, parts: Iterable[Part]) -> None:
+        keys = {part.key for part in parts if part.key} - self._keys
+        if self._seqno is None and keys:
+            self._seqno = state.seqno
+        self._keys |= keys
+        self._book.take(keys)
+
+    def release(self, keys: Iterable[str]) -> None:
+        """These parts are no longer needed. Unknown keys, and those of inline parts, are fine."""
+        free = self._keys.intersection(keys)
+        self._keys -= free
+        self._book.give_back(free)
+        if not self._keys:
+            self._seqno = None
+
+    async def downgrade(self, since: Time) -> None:
+        """Nothing below `since` will be read; made durable with the shard's next write."""
+        self.since = max(self.since, since)
+
+    async def close(self) -> None:
+        """Gives back all parts and the lease; closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._book.remove(self)
+            self.release(set(self._keys))

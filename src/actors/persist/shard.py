@@ -1,0 +1,386 @@
+"""The state of one shard and every way in which it may change: pure, no clock, no store.
+
+A shard is one durable collection. Its state is one small document: where its batches lie, what
+may be read (`since`), what is sealed (`upper`), who holds what. Each function here takes a state
+and gives the next one, or raises, or answers with a value that says why not; `machine.py` makes
+the change durable by compare-and-set and counts `seqno`.
+
+Rules
+- Batches are contiguous: each starts where the one before ends, the last ends at `upper`. Those
+  of an idle shard do not multiply: an append of nothing extends the last batch.
+- Times in a batch lie in its interval: ``lower <= t < upper``. Compaction raises times to
+  `compact_to` only, one below the since: so contents are exact at every ``t >= since``, **and**
+  a reader that listens from ``frontier == since`` can still tell what it has seen (``t < since``)
+  from what it has not, although a merged batch holds both.
+- ``since = min(holds and leases)``, and never goes back. A hold lasts until it is dropped; a
+  lease until it expires. Without any, the since stays. It moves in `renewed` alone, the last
+  step of every change.
+- A part that compaction replaced is *retired*: its blob may be deleted when no lease was taken
+  before it was retired (``lease.seqno < retired.seqno``) and no reader of this process uses it.
+- The last append of each writer is remembered by its number, so that one whose answer was lost
+  is never done twice.
+- A shard of a *table* is sealed up to the greater of its own upper and the tables' shared upper:
+  what is appended to it must not lie below either.
+
+What it does not do: decide when to compact (`compaction.py`), or know which readers live in this
+process (`reader.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from actors.errors import Corrupt, InvalidUsage, ReadBelowSince
+from actors.plan.schema import Schema
+from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time, format_frontier
+
+FORMAT: Final = 1
+"""Of the state documents."""
+TABLES_UPPER: Final = "tables_upper"
+"""Key of the tables' shared upper; also the `shard` of a mismatch on it."""
+WRITERS_MAX: Final = 16
+
+Bytes: TypeAlias = bytes
+
+
+def shard_key(shard: ShardId) -> str:
+    """The consensus key of a shard's state."""
+    return f"shard/{shard}"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Immutable updates: a Parquet blob, or inline as an Arrow IPC stream (then `key` is "")."""
+
+    key: str
+    rows: int
+    bytes: int
+    checksum: int
+    """crc32 of the blob, or of the inline bytes."""
+    inline: Bytes | None
+    has_errors: bool
+    time_min: Time
+    time_max: Time
+    version: int
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """All updates of one interval of times."""
+
+    lower: Time
+    upper: Frontier
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def inline_bytes(self) -> int:
+        """Of the parts that live in the state document."""
+        return sum(part.bytes for part in self.parts if part.inline is not None)
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A reader's promise from us: no since beyond its own, no blob deleted that it may know."""
+
+    since: Time
+    seqno: int
+    """The oldest state of which the reader may still use parts."""
+    expires_ms: int
+
+
+class Retired(msgspec.Struct, frozen=True):
+    """A blob that no batch names since state `seqno`."""
+
+    key: str
+    seqno: int
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """The last call of one writer that changed this document."""
+
+    call: int
+    seqno: int
+
+
+class ShardState(msgspec.Struct, frozen=True):
+    """The state document of a shard."""
+
+    version: int
+    id: ShardId
+    schema: Schema
+    seqno: int
+    since: Time
+    upper: Frontier
+    batches: tuple[Batch, ...] = ()
+    holds: dict[str, Time] = {}
+    leases: dict[str, Lease] = {}
+    tables: bool = False
+    """Sealed up to the tables' shared upper, too."""
+    retired: tuple[Retired, ...] = ()
+    writers: dict[str, Mark] = {}
+
+    @property
+    def inline_bytes(self) -> int:
+        """Of all inline parts."""
+        return sum(batch.inline_bytes for batch in self.batches)
+
+    def blob_keys(self) -> set[str]:
+        """Every blob that this state names, the retired ones included."""
+        live = {part.key for batch in self.batches for part in batch.parts if part.key}
+        return live | {retired.key for retired in self.retired}
+
+
+class TablesUpper(msgspec.Struct, frozen=True):
+    """The shared upper of all tables."""
+
+    version: int
+    upper: Frontier
+    writers: dict[str, Mark] = {}
+
+
+class NewShard(msgspec.Struct, frozen=True):
+    """A shard to create."""
+
+    id: ShardId
+    schema: Schema
+    since: Time = TIME_MIN
+    upper: Frontier = TIME_MIN
+    holds: dict[str, Time] = {}
+    tables: bool = False
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Updates of [lower, upper) for one shard; `holds` (shard, holder, since) move with it."""
+
+    shard: ShardId
+    lower: Frontier
+    upper: Frontier
+    parts: tuple[Part, ...]
+    holds: tuple[tuple[ShardId, str, Time], ...] = ()
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """It is durable; the uppers of the shards appended to."""
+
+    uppers: tuple[tuple[ShardId, Frontier], ...]
+
+
+class UpperMismatch(msgspec.Struct, frozen=True):
+    """Nothing was appended: the shard was not at the upper expected."""
+
+    shard: ShardId
+    expected: Frontier
+    current: Frontier
+
+
+def validate(state: ShardState) -> None:
+    """The invariants, as inequalities. Raises `Corrupt` naming the one that is broken."""
+    end: Frontier | None = None
+    for batch in state.batches:
+        _hold(state, batch.lower < batch.upper, "batch.lower < batch.upper", batch)
+        _hold(state, end is None or end == batch.lower, "batches are contiguous", batch)
+        end = batch.upper
+        for part in batch.parts:
+            ordered = batch.lower <= part.time_min <= part.time_max < batch.upper
+            _hold(state, ordered, "lower <= time_min <= time_max < upper", part.key, batch)
+            _hold(state, part.rows > 0, "rows > 0", part.key)
+            _hold(state, (part.key == "") == (part.inline is not None), "inline has no key", part)
+    _hold(state, end is None or end == state.upper, "the last batch ends at upper", end)
+    _hold(state, state.since >= TIME_MIN, "0 <= since", state.since)
+    _hold(state, TIME_MIN <= state.upper <= EMPTY, "0 <= upper <= empty", state.upper)
+    for holder, since in state.holds.items():
+        _hold(state, state.since <= since, "since <= hold", holder, since)
+    for reader, lease in state.leases.items():
+        _hold(state, state.since <= lease.since, "since <= lease.since", reader, lease)
+    for retired in state.retired:
+        _hold(state, retired.seqno <= state.seqno + 1, "retired.seqno <= seqno", retired)
+    live = [part.key for batch in state.batches for part in batch.parts if part.key]
+    keys = live + [retired.key for retired in state.retired]
+    _hold(state, len(keys) == len(set(keys)), "a blob is named once")
+
+
+def _hold(state: ShardState, holds: bool, rule: str, *operands: object) -> None:
+    if not holds:
+        shown = ", ".join(repr(operand)[:200] for operand in operands)
+        raise Corrupt(
+            f"shard {state.id} at seqno {state.seqno} (since {state.since}, upper"
+            f" {format_frontier(state.upper)}) breaks {rule!r}: {shown}",
+            determinate=True,
+        )
+
+
+# -- transitions ----------------------------------------------------------------------------------
+
+
+def created(new: NewShard, writer: str, call: int) -> ShardState:
+    """The first state. Raises `InvalidUsage` for a hold below the since."""
+    for holder, since in new.holds.items():
+        if since < new.since:
+            raise InvalidUsage(
+                f"shard {new.id}: hold {holder} at {since} lies below its since {new.since}"
+            )
+    state = ShardState(
+        version=FORMAT,
+        id=new.id,
+        schema=new.schema,
+        seqno=0,
+        since=new.since,
+        upper=new.upper,
+        holds=dict(new.holds),
+        tables=new.tables,
+    )
+    return replace(_marked(state, writer, call), seqno=0)
+
+
+def _marked(state: ShardState, writer: str, call: int) -> ShardState:
+    return replace(state, writers=mark(state.writers, writer, call, state.seqno + 1))
+
+
+def mark(writers: Mapping[str, Mark], writer: str, call: int, seqno: int) -> dict[str, Mark]:
+    """The writers with this call noted; the longest silent ones fall out beyond a bound."""
+    kept = {**writers, writer: Mark(call, seqno)}
+    while len(kept) > WRITERS_MAX:
+        del kept[min(kept, key=lambda name: (kept[name].seqno, name))]
+    return kept
+
+
+def is_done(document: ShardState | TablesUpper, writer: str, call: int) -> bool:
+    """Whether this call of this writer changed the document already."""
+    found = document.writers.get(writer)
+    return found is not None and found.call == call
+
+
+def sealed(state: ShardState, tables: Frontier) -> Frontier:
+    """What readers may take as the upper."""
+    return max(state.upper, tables) if state.tables else state.upper
+
+
+def appended(
+    state: ShardState, append: Append, floor: Frontier, writer: str, call: int
+) -> ShardState | UpperMismatch:
+    """The updates of [lower, upper), provided that the upper is `lower`.
+
+    `floor`: no time may lie below it (the tables' shared upper, for a table). Raises
+    `InvalidUsage` when the interval or a part does not fit.
+    """
+    if append.lower >= append.upper or append.upper > EMPTY:
+        raise InvalidUsage(
+            f"append to {state.id}: [{append.lower}, {append.upper}) is not an interval of times"
+        )
+    if state.upper != append.lower:
+        return UpperMismatch(state.id, append.lower, state.upper)
+    known = state.blob_keys()
+    for part in append.parts:
+        fits = max(append.lower, floor) <= part.time_min <= part.time_max < append.upper
+        if not fits or part.rows <= 0:
+            raise InvalidUsage(
+                f"append to {state.id}: part {part.key or 'inline'} holds {part.rows} rows at"
+                f" times {part.time_min} to {part.time_max}, the interval is"
+                f" [{max(append.lower, floor)}, {append.upper})"
+            )
+        if part.key in known or (part.key and not part.key.startswith(f"{state.id}/")):
+            raise InvalidUsage(
+                f"append to {state.id}: part {part.key} was appended before or written for"
+                " another shard"
+            )
+        if part.key:
+            known.add(part.key)
+    if not append.parts and state.batches:
+        last = replace(state.batches[-1], upper=append.upper)
+        batches = (*state.batches[:-1], last)
+    else:
+        batches = (*state.batches, Batch(append.lower, append.upper, append.parts))
+    return _marked(replace(state, batches=batches, upper=append.upper), writer, call)
+
+
+def with_hold(state: ShardState, holder: str, since: Time) -> ShardState:
+    """A hold taken or moved; one that exists is never moved below the since (it stops there).
+
+    Raises `ReadBelowSince` for a new holder that asks for what is gone already.
+    """
+    if since < state.since:
+        if holder not in state.holds:
+            raise ReadBelowSince(
+                f"shard {state.id}: cannot hold {since} for {holder}, its since is {state.since}"
+            )
+        since = state.since
+    if state.holds.get(holder) == since:
+        return state
+    return replace(state, holds={**state.holds, holder: since})
+
+
+def without_hold(state: ShardState, holder: str) -> ShardState:
+    """A hold given up; no error if there is none."""
+    if holder not in state.holds:
+        return state
+    holds = {name: since for name, since in state.holds.items() if name != holder}
+    return replace(state, holds=holds)
+
+
+def renewed(
+    state: ShardState, own: Mapping[str, Lease], gone: frozenset[str], now_ms: int
+) -> ShardState:
+    """Leases as they are now: this process's `own`, those of others until they expire; `gone`
+    ones are dropped. The last step of every change: only here does the since follow, since only
+    here is everything known that holds it."""
+    leases = {
+        reader: lease
+        for reader, lease in state.leases.items()
+        if reader not in gone and reader not in own and lease.expires_ms > now_ms
+    }
+    for reader, lease in own.items():
+        leases[reader] = replace(lease, since=max(lease.since, state.since))
+    held = [*state.holds.values(), *(lease.since for lease in leases.values())]
+    since = max(state.since, min(held, default=state.since))
+    return replace(state, leases=leases, since=since)
+
+
+def compact_to(state: ShardState, upper: Frontier) -> Time:
+    """To which time a batch that ends at `upper` may have its times raised."""
+    return max(TIME_MIN, min(state.since, upper) - 1)
+
+
+def compacted(
+    state: ShardState, inputs: Sequence[Batch], parts: tuple[Part, ...]
+) -> ShardState | None:
+    """Adjacent batches replaced by one with the same contents; None when they are not there any
+    more. The last one may have been extended meanwhile."""
+    starts = [i for i, batch in enumerate(state.batches) if batch.lower == inputs[0].lower]
+    if not starts:
+        return None
+    first = starts[0]
+    found = state.batches[first : first + len(inputs)]
+    if len(found) != len(inputs):
+        return None
+    for wanted, batch in zip(inputs, found, strict=True):
+        if (wanted.lower, wanted.parts) != (batch.lower, batch.parts):
+            return None
+    merged = Batch(inputs[0].lower, found[-1].upper, parts)
+    batches = (*state.batches[:first], merged, *state.batches[first + len(inputs) :])
+    kept = {part.key for part in parts}
+    keys = [part.key for batch in found for part in batch.parts if part.key not in kept]
+    retired = tuple(Retired(key, state.seqno + 1) for key in keys if key)
+    return replace(state, batches=batches, retired=(*state.retired, *retired))
+
+
+def deletable(state: ShardState, own: frozenset[str]) -> tuple[str, ...]:
+    """Retired blobs that no reader of another process can know; `own` leases do not count."""
+    held = min(
+        (lease.seqno for reader, lease in state.leases.items() if reader not in own),
+        default=state.seqno,
+    )
+    return tuple(retired.key for retired in state.retired if retired.seqno <= held)
+
+
+def collected(state: ShardState, keys: frozenset[str]) -> ShardState:
+    """Retired blobs that were deleted are forgotten."""
+    if not any(retired.key in keys for retired in state.retired):
+        return state
+    retired = tuple(retired for retired in state.retired if retired.key not in keys)
+    return replace(state, retired=retired)

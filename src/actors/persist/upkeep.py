@@ -1,0 +1,217 @@
+"""Keeping shards small: runs compaction, deletes blobs that nothing names or uses.
+
+One compaction at a time in a process, whatever asks: that bounds its memory. A blob goes in this
+order: no batch names it (retired) → no reader of this process uses it and no lease of another
+can → its file is deleted → the state forgets it. A crash in between repeats the last steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import anyio
+
+from actors.errors import LeaseLost, StorageError, UnknownObject
+from actors.kernel import Clock
+from actors.persist.compaction import Merger, choose, input_rows
+from actors.persist.location import Blob
+from actors.persist.machine import Documents, Machine, Outcome
+from actors.persist.part_store import PartStore
+from actors.persist.reader import LeaseBook
+from actors.persist.shard import (
+    Batch,
+    Part,
+    ShardState,
+    collected,
+    compact_to,
+    compacted,
+    deletable,
+)
+from actors.progress import ShardId
+from actors.settings import Settings
+
+_ROUNDS_MAX = 8
+"""Compactions of one shard in a row."""
+_DECODED_TARGETS = 2
+"""Decoded bytes that a merge keeps in memory, in parts of the target size."""
+
+
+class Upkeep:
+    """Compaction and collection for the shards of one process."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        parts: PartStore,
+        blob: Blob,
+        book: LeaseBook,
+        settings: Settings,
+        clock: Clock,
+        *,
+        scratch: Path | None,
+        exclusive: bool,
+    ) -> None:
+        self._machine = machine
+        self._parts = parts
+        self._blob = blob
+        self._book = book
+        self._settings = settings
+        self._clock = clock
+        self._scratch = scratch
+        self._exclusive = exclusive
+        self._one = anyio.Lock()
+        self._numbers = count(1)
+
+    async def maintain(self, shard: ShardId) -> None:
+        """Compacts while there is a reason to, collects, writes leases that need it. Raises
+        `UnknownObject`, `StorageError`, `Corrupt`."""
+        async with self._one:
+            limits = self._settings
+            for _ in range(_ROUNDS_MAX):
+                state = await self._machine.state(shard)
+                chosen = choose(
+                    state, limits.batches_per_shard_max, limits.inline_bytes_per_shard_max // 2
+                )
+                if chosen is None or not await self._compact(state, *chosen):
+                    break
+            await self._collect(shard)
+            if self._book.due(await self._machine.state(shard)):
+                await self.heartbeat(shard)
+
+    async def heartbeat(self, shard: ShardId) -> None:
+        """Writes the leases of this process's readers."""
+
+        def change(documents: Documents) -> Outcome[None]:
+            return Outcome(None, {shard: documents.shard(shard)})
+
+        await self._machine.change([shard], change)
+
+    # -- compaction -------------------------------------------------------------------------------
+
+    async def _compact(self, state: ShardState, inputs: tuple[Batch, ...], to_blob: bool) -> bool:
+        """Merges the batches; False when somebody else was first."""
+        keys = [part.key for batch in inputs for part in batch.parts if part.key]
+        self._book.take(keys)
+        try:
+            parts = await self._merge(state, inputs, to_blob)
+        except LeaseLost:
+            await self._machine.refresh(state.id)
+            return False
+        finally:
+            self._book.give_back(keys)
+        try:
+            done = await self._machine.change(
+                [state.id], lambda documents: _replace(documents, state.id, inputs, parts)
+            )
+        except StorageError as error:
+            self._parts.settle(parts, named=False)
+            if error.determinate:
+                await self._drop(parts)
+            raise
+        if done:
+            self._parts.settle(parts, named=True)
+        else:
+            await self._drop(parts)
+        return done
+
+    async def _drop(self, parts: Sequence[Part]) -> None:
+        await self._parts.discard(parts)
+
+    async def _merge(
+        self, state: ShardState, inputs: Sequence[Batch], to_blob: bool
+    ) -> tuple[Part, ...]:
+        limits = self._settings
+        scratch = None if self._scratch is None else self._scratch / f"{next(self._numbers)}"
+        merger = Merger(
+            state.schema,
+            to=compact_to(state, inputs[-1].upper),
+            rows=input_rows(inputs),
+            errors=any(part.has_errors for batch in inputs for part in batch.parts),
+            bytes_max=_DECODED_TARGETS * limits.part_bytes_target,
+            scratch=scratch,
+        )
+        written: list[Part] = []
+        try:
+            for batch in inputs:
+                for part in batch.parts:
+                    updates = await self._parts.fetch(part, state.schema)
+                    await self._clock.run_blocking(partial(merger.add, updates))
+            tables = merger.merged()
+            while True:
+                table = await self._clock.run_blocking(lambda: next(tables, None))
+                if table is None:
+                    return tuple(written)
+                inline = 0 if to_blob or written else limits.inline_part_bytes_max
+                written += await self._parts.write(state.id, state.schema, table, inline)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._drop(written)
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._clock.run_blocking(merger.close)
+
+    # -- collection -------------------------------------------------------------------------------
+
+    async def _collect(self, shard: ShardId) -> None:
+        """Deletes retired blobs that nobody can use."""
+        state = await self._machine.state(shard)
+        own = frozenset(state.leases) if self._exclusive else self._book.own(shard)
+        keys = deletable(state, own)
+        used = self._book.used(keys)
+        gone = frozenset(await self._parts.delete(key for key in keys if key not in used))
+        if not gone:
+            return
+
+        def change(documents: Documents) -> Outcome[None]:
+            now = documents.shard(shard)
+            then = collected(now, gone)
+            return Outcome(None) if then is now else Outcome(None, {shard: then})
+
+        await self._machine.change([shard], change)
+
+    async def dropped(self, states: Sequence[ShardState]) -> None:
+        """The shards are gone: so are their blobs, as far as no reader uses them."""
+        for state in states:
+            self._book.forget(state.id)
+            self._parts.forget(state.id)
+            keys = state.blob_keys()
+            await self._parts.delete(sorted(keys - self._book.used(keys)))
+
+    async def collect_orphans(self) -> int:
+        """Deletes blobs that no state names, that nobody here writes or reads, and that are
+        older than the grace; how many. Raises `StorageError`."""
+        infos = await self._blob.list_keys()
+        limit = self._clock.now_ms() - self._settings.blob_orphan_grace_ms
+        folders: dict[ShardId, list[str]] = {}
+        for info in infos:
+            if info.modified_ms <= limit:
+                folders.setdefault(info.key.partition("/")[0], []).append(info.key)
+        count_ = 0
+        for shard, keys in folders.items():
+            try:
+                # After the listing: what was appended since then is named by this state.
+                named = (await self._machine.state(shard)).blob_keys()
+            except UnknownObject:
+                named = set()
+            except StorageError:
+                continue  # what cannot be read names who knows what
+            orphans = [key for key in keys if key not in named and not self._parts.pending(key)]
+            used = self._book.used(orphans)
+            count_ += len(await self._parts.delete(key for key in orphans if key not in used))
+        return count_
+
+
+def _replace(
+    documents: Documents, shard: ShardId, inputs: Sequence[Batch], parts: tuple[Part, ...]
+) -> Outcome[bool]:
+    state = documents.shards[shard]
+    if state is None:
+        return Outcome(False)
+    if parts and any(batch.parts == parts for batch in state.batches):
+        return Outcome(True)  # an earlier attempt, whose answer was lost
+    merged = compacted(state, inputs, parts)
+    return Outcome(False) if merged is None else Outcome(True, {shard: merged})

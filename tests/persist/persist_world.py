@@ -1,0 +1,141 @@
+"""A small world for the tests of the client: stores that fail when told to, and short words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from actors.errors import StorageError
+from actors.kernel import SystemClock
+from actors.persist import (
+    Append,
+    Appended,
+    Cas,
+    Part,
+    PersistClient,
+    Reader,
+    UpperMismatch,
+    VersionedData,
+)
+from actors.persist.blob_memory import MemoryBlob
+from actors.persist.consensus_memory import MemoryConsensus
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.progress import EMPTY
+from actors.settings import Settings
+
+SCHEMA = Schema((Column("a", "bigint"),))
+TINY = Settings(
+    inline_part_bytes_max=1,
+    inline_bytes_per_shard_max=1,
+    batches_per_shard_max=4,
+    retry_delay_ms_min=1,
+    retry_delay_ms_max=2,
+    blob_orphan_grace_ms=1,
+)
+"""Everything goes to blobs."""
+INLINE = replace(TINY, inline_part_bytes_max=2000, inline_bytes_per_shard_max=6000)
+
+
+class Clock(SystemClock):
+    """The machine's clock, which a test may put forward."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+class FlakyConsensus(MemoryConsensus):
+    """Fails once when told to, before or after it did what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fail: str | None = None
+        self.sets = 0
+        self.reads_fail = 0
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        self.sets += 1
+        fail, self.fail = self.fail, None
+        if fail == "determinate":
+            raise StorageError("made up", determinate=True)
+        if fail == "before":
+            raise StorageError("made up", determinate=False)
+        done = await super().compare_and_set(ops)
+        if fail == "after":
+            raise StorageError("made up", determinate=False)
+        return done
+
+    async def head(self, key: str) -> VersionedData | None:
+        if self.reads_fail:
+            self.reads_fail -= 1
+            raise StorageError("made up", determinate=True)
+        return await super().head(key)
+
+
+class Stores:
+    """Stores in memory that several clients share."""
+
+    def __init__(self, settings: Settings = TINY, *, exclusive: bool = True) -> None:
+        self.clock = Clock()
+        self.blob = MemoryBlob(self.clock)
+        self.consensus = FlakyConsensus()
+        self.settings = settings
+        self.exclusive = exclusive
+
+    def client(self) -> PersistClient:
+        return PersistClient(
+            self.blob, self.consensus, self.settings, self.clock, exclusive=self.exclusive
+        )
+
+    async def keys(self) -> set[str]:
+        return {info.key for info in await self.blob.list_keys()}
+
+
+KINDS = ("file", "memory", "inline")
+
+
+async def client_of(kind: str, folder: Path) -> PersistClient:
+    """Over each pair of stores, and with all parts inline."""
+    if kind == "file":
+        return await PersistClient.open(folder / "state", TINY, SystemClock())
+    return await PersistClient.in_memory(TINY if kind == "memory" else INLINE, SystemClock())
+
+
+def updates(*rows: tuple[int | None, int, int]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    arrays = [pa.array(values, pa.int64()) for values in columns]
+    return pa.table(arrays, names=["a", TIME, DIFF])
+
+
+async def add(
+    client: PersistClient, shard: str, upper: int, *rows: tuple[int | None, int, int]
+) -> Appended | UpperMismatch:
+    lower = (await client.state(shard)).upper
+    parts = await client.write_parts(shard, updates(*rows))
+    return await client.append([Append(shard, lower, upper, parts)])
+
+
+async def rows_of(
+    client: PersistClient, parts: Sequence[Part], low: int = 0, high: int = EMPTY
+) -> list[tuple[int, int, int]]:
+    """The sum of all updates with low <= time < high."""
+    total: dict[tuple[int, int], int] = {}
+    for part in parts:
+        table = await client.fetch(part, SCHEMA)
+        for a, time, diff in zip(*[c.to_pylist() for c in table.columns], strict=True):
+            if low <= time < high:
+                total[(a, time)] = total.get((a, time), 0) + diff
+    return sorted((a, time, diff) for (a, time), diff in total.items() if diff)
+
+
+async def contents(reader: Reader, client: PersistClient, as_of: int) -> list[tuple[int, int]]:
+    parts, upper = await reader.snapshot(as_of)
+    assert upper > as_of
+    total: dict[int, int] = {}
+    for a, _, diff in await rows_of(client, parts, high=as_of + 1):
+        total[a] = total.get(a, 0) + diff
+    return sorted(item for item in total.items() if item[1])

@@ -1,0 +1,150 @@
+"""Which batches are merged, and merging with more data than memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+
+from actors.persist.compaction import BATCH_BYTES_MIN, Merger, choose, row_hashes
+from actors.persist.shard import Batch, NewShard, Part, ShardState, created
+from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+
+SCHEMA = Schema((Column("a", "bigint"), Column("b", "string")))
+
+
+def shard_of(sizes: list[int], inline: bool = False) -> ShardState:
+    state = created(NewShard("s", SCHEMA), "w", 1)
+    data = b"" if inline else None
+    batches = tuple(
+        Batch(i, i + 1, (Part("" if inline else f"s/{i}", 1, size, 0, data, False, i, i, 1),))
+        for i, size in enumerate(sizes)
+    )
+    return replace(state, batches=batches, upper=len(sizes))
+
+
+def sizes_after(sizes: list[int], most: int) -> tuple[list[int], int]:
+    """Batch sizes after one compaction, and how much it rewrote."""
+    chosen = choose(shard_of(sizes), most, 1 << 40)
+    if chosen is None:
+        return sizes, 0
+    count = len(chosen[0])
+    rewritten = sum(sizes[-count:])
+    return [*sizes[:-count], rewritten], rewritten
+
+
+def test_batches_stay_few_and_each_update_is_rewritten_a_logarithmic_number_of_times() -> None:
+    sizes: list[int] = []
+    written = 0
+    unit = BATCH_BYTES_MIN
+    for _ in range(20_000):
+        sizes.append(unit)
+        sizes, rewritten = sizes_after(sizes, 24)
+        written += rewritten
+        assert len(sizes) <= 24
+    assert written / (20_000 * unit) < 2 * math.log2(20_000 / 12)
+
+
+def test_nothing_to_do() -> None:
+    assert choose(shard_of([100] * 24), 24, 1 << 20) is None
+    assert choose(shard_of([]), 1, 1) is None
+
+
+def test_a_document_over_its_budget_goes_to_a_blob() -> None:
+    chosen = choose(shard_of([1000] * 5, inline=True), 24, 4000)
+    assert chosen is not None
+    assert len(chosen[0]) == 5
+    assert chosen[1]
+
+
+def table(rows: list[tuple[int | None, str | None, int, int]]) -> pa.Table:
+    kinds = [pa.int64(), pa.string(), pa.int64(), pa.int64()]
+    columns = list(zip(*rows, strict=True)) or [()] * 4
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, kinds, strict=True)]
+    return pa.table(arrays, names=["a", "b", TIME, DIFF])
+
+
+@pytest.mark.parametrize("spills", [False, True])
+def test_merging_sums_equal_rows_with_and_without_files(spills: bool, tmp_path: Path) -> None:
+    scratch = tmp_path / "spill"
+    merger = Merger(
+        SCHEMA,
+        to=50,
+        rows=20_000,
+        errors=False,
+        bytes_max=50_000 if spills else 1 << 30,
+        scratch=scratch,
+    )
+    expected: Counter[tuple[int, str, int]] = Counter()
+    for number in range(10):
+        rows = [
+            (n, str(n % 7), (n * 31 + number) % 100, 1 if (n + number) % 3 else -2)
+            for n in range(number * 100, number * 100 + 2000)
+        ]
+        for a, b, time, diff in rows:
+            expected[(a, b, max(50, time))] += diff
+        merger.add(table(rows))  # type: ignore[arg-type]
+    assert scratch.exists() is spills
+    found: Counter[tuple[int, str, int]] = Counter()
+    biggest = 0
+    for merged in merger.merged():
+        biggest = max(biggest, merged.nbytes)
+        for a, b, time, diff in zip(*[c.to_pylist() for c in merged.columns], strict=True):
+            assert (a, b, time) not in found, "equal rows meet"
+            assert diff != 0
+            found[(a, b, time)] = diff
+    assert found == {key: diff for key, diff in expected.items() if diff}
+    if spills:
+        assert biggest < 50_000
+    merger.close()
+    assert not scratch.exists()
+
+
+def test_errors_meet_parts_without_errors() -> None:
+    merger = Merger(SCHEMA, to=5, rows=3, errors=True, bytes_max=1 << 20, scratch=None)
+    merger.add(table([(1, "x", 2, 1)]))
+    bad = table([(None, None, 3, 1)]).append_column(ERROR, pa.array(["bad"], pa.string()))
+    merger.add(bad)
+    (merged,) = merger.merged()
+    assert sorted(merged[ERROR].to_pylist(), key=str) == [None, "bad"]
+    merger.add(bad.set_column(3, DIFF, pa.array([-1], pa.int64())))
+    (merged,) = merger.merged()
+    assert merged[ERROR].to_pylist() == [None]
+
+
+def test_equal_rows_have_equal_hashes_whatever_their_chunks() -> None:
+    columns = {
+        "i": pa.array([1, None, 3, 1, None], pa.int32()),
+        "f": pa.array([0.0, -0.0, math.nan, 0.0, -0.0], pa.float64()),
+        "g": pa.array([0.5, None, 1.0, 0.5, None], pa.float32()),
+        "s": pa.array(["x", None, "z", "x", None], pa.string()),
+        "d": pa.array([Decimal("1.5"), None, Decimal("2.0"), Decimal("1.5"), None]),
+        "y": pa.array([b"x", None, b"z", b"x", None], pa.binary()),
+        "t": pa.array([True, None, False, True, None], pa.bool_()),
+        "z": pa.array([1, None, 3, 1, None], pa.timestamp("us", tz="UTC")),
+        "e": pa.array([1, None, 3, 1, None], pa.date32()),
+        "l": pa.array([["x"], None, ["z"], ["x"], None], pa.list_(pa.string())),
+        "n": pa.nulls(5),
+    }
+    whole = pa.table(columns)
+    for rows in (whole, *(whole.select([name]) for name in columns)):
+        hashes = row_hashes(rows)
+        assert hashes[0] == hashes[3]
+        assert hashes[1] == hashes[4]
+        pieces = pa.concat_tables([rows.slice(2, 2), rows.slice(0, 1)])
+        assert np.array_equal(row_hashes(pieces), hashes[[2, 3, 0]])
+    assert len(set(row_hashes(whole).tolist())) == 3
+    assert len(row_hashes(whole.slice(0, 0))) == 0
+
+
+def test_hashes_spread() -> None:
+    rows = pa.table({"a": pa.array(range(10_000), pa.int64())})
+    counts = np.bincount((row_hashes(rows) % np.uint64(16)).astype(np.int64), minlength=16)
+    assert counts.min() > 400
+    assert counts.max() < 900

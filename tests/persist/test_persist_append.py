@@ -1,0 +1,330 @@
+"""Shards through their client: appending, reading, waiting, and stores that fail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pyarrow.parquet as pq
+import pytest
+from msgspec.structs import replace
+from persist_world import (  # type: ignore[import-not-found]
+    KINDS,
+    SCHEMA,
+    TINY,
+    Stores,
+    add,
+    client_of,
+    contents,
+    rows_of,
+    updates,
+)
+
+from actors.errors import (
+    Closed,
+    Corrupt,
+    Fenced,
+    InvalidUsage,
+    LeaseLost,
+    StorageError,
+    UnknownObject,
+)
+from actors.kernel import SystemClock
+from actors.persist import (
+    TABLES_UPPER,
+    Append,
+    Appended,
+    Cas,
+    NewShard,
+    PersistClient,
+    UpperMismatch,
+    VersionedData,
+)
+from actors.progress import EMPTY
+
+
+@pytest.fixture(params=KINDS)
+async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PersistClient]:
+    made = await client_of(request.param, tmp_path)
+    yield made
+    await made.close()
+
+
+def exists(path: str) -> bool:
+    return Path(path).exists()
+
+
+def remove(path: str) -> None:
+    Path(path).unlink()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+async def test_append_then_snapshot_then_listen(client: PersistClient) -> None:
+    assert await client.create_shards([NewShard("s", SCHEMA)])
+    assert await add(client, "s", 5, (1, 2, 1), (2, 3, 1)) == Appended((("s", 5),))
+    assert await add(client, "s", 9, (1, 7, -1)) == Appended((("s", 9),))
+    assert await client.upper("s") == 9
+    reader = await client.open_reader("s", "r")
+    assert await contents(reader, client, 2) == [(1, 1)]
+    assert await contents(reader, client, 6) == [(1, 1), (2, 1)]
+    assert await contents(reader, client, 8) == [(2, 1)]
+    batches, upper = await reader.next(5)
+    assert (upper, len(batches)) == (9, 1)
+    assert await rows_of(client, batches[0].parts, low=5) == [(1, 7, -1)]
+    await reader.close()
+    await reader.close()
+    with pytest.raises(Closed):
+        await reader.next(5)
+
+
+async def test_a_mismatch_changes_nothing(client: PersistClient) -> None:
+    await client.create_shards([NewShard("s", SCHEMA), NewShard("t", SCHEMA, upper=5)])
+    both = [Append("s", 0, 9, ()), Append("t", 4, 9, ())]
+    assert await client.append(both) == UpperMismatch("t", 4, 5)
+    assert (await client.upper("s"), await client.upper("t")) == (0, 5)
+    parts = await client.write_parts("s", updates((1, 3, 1)))
+    with pytest.raises(InvalidUsage, match=r"the interval is \[5, 9\)"):
+        await client.append([Append("s", 0, 9, parts), Append("t", 5, 9, parts)])
+    assert await client.upper("s") == 0
+    with pytest.raises(UnknownObject, match="no shard x"):
+        await client.append([Append("s", 0, 9, ()), Append("x", 0, 9, ())])
+    with pytest.raises(InvalidUsage, match="twice"):
+        await client.append([Append("s", 0, 9, ()), Append("s", 0, 9, ())])
+    with pytest.raises(InvalidUsage, match="at least one"):
+        await client.append([])
+    both = [Append("s", 0, 9, parts), Append("t", 5, 9, ())]
+    assert await client.append(both) == Appended((("s", 9), ("t", 9)))
+
+
+async def test_shards_are_created_and_dropped_with_other_documents(client: PersistClient) -> None:
+    assert await client.create_shards([NewShard("s", SCHEMA)], [Cas("catalog", None, b"1")])
+    assert not await client.create_shards([NewShard("s", SCHEMA)], [Cas("catalog", 0, b"2")])
+    assert not await client.create_shards([NewShard("t", SCHEMA)], [Cas("catalog", 5, b"2")])
+    assert await client.head("catalog") == VersionedData(0, b"1")
+    assert await client.list_shards() == ["s"]
+    with pytest.raises(UnknownObject):
+        await client.state("t")
+    assert not await client.drop_shards(["s"], [Cas("catalog", 5, b"2")])
+    assert not await client.drop_shards(["s", "t"], [Cas("catalog", 0, b"2")])
+    assert await client.drop_shards(["s"], [Cas("catalog", 0, b"2")])
+    assert await client.head("catalog") == VersionedData(1, b"2")
+    assert not await client.drop_shards(["s"])
+    with pytest.raises(UnknownObject):
+        await client.upper("s")
+    assert await client.create_shards([], [Cas("oracle", None, b"")])
+    with pytest.raises(InvalidUsage, match="cannot name a shard"):
+        await client.create_shards([NewShard("../s", SCHEMA)])
+
+
+async def test_tables_share_one_upper(client: PersistClient) -> None:
+    await client.create_shards([NewShard(t, SCHEMA, tables=True) for t in ("t1", "t2")])
+    assert await client.tables_upper() == 0
+    parts = await client.write_parts("t1", updates((1, 7, 1)))
+    append = Append("t1", 0, 8, parts)
+    assert await client.append([append], tables_upper=(3, 8)) == UpperMismatch(TABLES_UPPER, 3, 0)
+    assert await client.append([append], tables_upper=(0, 8)) == Appended((("t1", 8),))
+    assert await client.append([], tables_upper=(8, 20)) == Appended(())
+    assert [await client.upper(t) for t in ("t1", "t2")] == [20, 20]
+    assert (await client.state("t1")).upper == 8
+    late = await client.write_parts("t2", updates((1, 19, 1)))
+    with pytest.raises(InvalidUsage, match=r"the interval is \[20, 31\)"):
+        await client.append([Append("t2", 0, 31, late)], tables_upper=(20, 31))
+    with pytest.raises(InvalidUsage, match="cannot go from 20 to 20"):
+        await client.append([], tables_upper=(20, 20))
+    on_time = await client.write_parts("t2", updates((1, 25, 1)))
+    await client.append([Append("t2", 0, 31, on_time)], tables_upper=(20, 31))
+    reader = await client.open_reader("t1", "r")
+    assert await contents(reader, client, 30) == [(1, 1)]
+    assert await reader.next(8) == ((), 31)
+    reader = await client.open_reader("t2", "r")
+    assert await contents(reader, client, 30) == [(1, 1)]
+
+
+async def test_an_extra_key_that_changed_fences(client: PersistClient) -> None:
+    await client.create_shards([NewShard("s", SCHEMA)])
+    with pytest.raises(Fenced, match="catalog") as caught:
+        await client.append([Append("s", 0, 5, ())], extra=[Cas("catalog", 3, b"")])
+    assert caught.value.determinate
+    assert await client.upper("s") == 0
+    await client.append([Append("s", 0, 5, ())], extra=[Cas("catalog", None, b"x")])
+    assert await client.head("catalog") == VersionedData(0, b"x")
+
+
+async def test_waiters_are_woken(client: PersistClient) -> None:
+    await client.create_shards([NewShard("s", SCHEMA), NewShard("t", SCHEMA, tables=True)])
+    found: list[tuple[str, int]] = []
+
+    async def wait(shard: str, beyond: int) -> None:
+        found.append((shard, await client.wait_upper(shard, beyond)))
+
+    async def wait_for_drop() -> None:
+        with pytest.raises(UnknownObject):
+            await client.wait_upper("s", 100)
+        found.append(("s", -1))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait, "s", 3)
+            group.start_soon(wait, "t", 3)
+            group.start_soon(wait_for_drop)
+            await anyio.wait_all_tasks_blocked()
+            await client.append([Append("s", 0, 3, ())])
+            await anyio.wait_all_tasks_blocked()
+            assert found == []
+            await client.append([Append("s", 3, 5, ())])
+            await client.append([], tables_upper=(0, 4))
+            await client.drop_shards(["s"])
+    assert sorted(found) == [("s", -1), ("s", 5), ("t", 4)]
+    with pytest.raises(InvalidUsage, match="beyond"):
+        await client.wait_upper("t", EMPTY)
+
+
+async def test_closing_wakes_waiters() -> None:
+    client = Stores().client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+
+    async def wait() -> None:
+        with pytest.raises(Closed):
+            await client.wait_upper("s", 3)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            await client.close()
+
+
+async def test_a_snapshot_waits_and_a_listener_too(client: PersistClient) -> None:
+    await client.create_shards([NewShard("s", SCHEMA)])
+    reader = await client.open_reader("s", "r")
+    found: list[object] = []
+
+    async def read() -> None:
+        found.append(await contents(reader, client, 4))
+
+    async def listen() -> None:
+        found.append((await reader.next(3))[1])
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            await add(client, "s", 3, (1, 1, 1))
+            group.start_soon(listen)
+            await anyio.wait_all_tasks_blocked()
+            assert found == []
+            await add(client, "s", 5, (2, 4, 1))
+    assert sorted(found, key=str) == [5, [(1, 1), (2, 1)]]
+
+
+async def test_a_file_of_spark_is_taken_over(client: PersistClient, tmp_path: Path) -> None:
+    await client.create_shards([NewShard("s", SCHEMA)])
+    file = tmp_path / "part-0.parquet"
+    pq.write_table(updates((1, 2, 1), (2, 3, 1)), file)
+    part = await client.adopt_file("s", file, 2, 2, 3)
+    await client.append([Append("s", 0, 5, (part,))])
+    assert await rows_of(client, [part]) == [(1, 2, 1), (2, 3, 1)]
+    path = client.path(part)
+    assert path is None or exists(path)
+    with pytest.raises(InvalidUsage, match="0 rows"):
+        await client.adopt_file("s", tmp_path / "x", 0, 2, 3)
+
+
+@pytest.mark.parametrize("fail", ["before", "after"])
+async def test_an_open_failure_appends_exactly_once(fail: str) -> None:
+    stores = Stores()
+    client = stores.client()
+    stores.consensus.fail = fail
+    assert await client.create_shards([NewShard("s", SCHEMA), NewShard("t", SCHEMA)])
+    for shard in ("s", "t"):
+        await add(client, shard, 5, (1, 2, 1))
+    parts = await client.write_parts("s", updates((1, 6, 1)))
+    stores.consensus.fail = fail
+    stores.consensus.reads_fail = 2
+    appends = [Append("s", 5, 9, parts), Append("t", 5, 9, ())]
+    found = await client.append(appends, tables_upper=(0, 4), extra=[Cas("x", None, b"")])
+    assert found == Appended((("s", 9), ("t", 9)))
+    stores.consensus.fail = fail
+    assert await client.append([], tables_upper=(4, 6)) == Appended(())
+    stores.consensus.fail = fail
+    await client.set_hold("s", "h", 4)
+    stores.consensus.fail = fail
+    assert await client.drop_shards(["t"], [Cas("x", 0, None)])
+    assert await client.head("x") is None
+    fresh = stores.client()
+    reader = await fresh.open_reader("s", "r")
+    assert await contents(reader, fresh, 8) == [(1, 2)]
+    assert await fresh.tables_upper() == 6
+    assert (await fresh.state("s")).holds == {"h": 4}
+    with pytest.raises(UnknownObject):
+        await fresh.state("t")
+
+
+async def test_a_determinate_failure_is_the_callers() -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    parts = await client.write_parts("s", updates((1, 2, 1)))
+    stores.consensus.fail = "determinate"
+    with pytest.raises(StorageError, match="made up"):
+        await client.append([Append("s", 0, 5, parts)])
+    assert await client.upper("s") == 0
+    assert await client.append([Append("s", 0, 5, parts)]) == Appended((("s", 5),))
+
+
+async def test_a_store_that_never_answers_leaves_it_open() -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    parts = await client.write_parts("s", updates((1, 2, 1)))
+    stores.consensus.fail = "after"
+    stores.consensus.reads_fail = 1000
+    with pytest.raises(StorageError) as caught:
+        await client.append([Append("s", 0, 5, parts)])
+    assert not caught.value.determinate
+    stores.consensus.reads_fail = 0
+    await client.discard_parts(parts)
+    assert await client.upper("s") == 5
+    assert await rows_of(client, parts) == [(1, 2, 1)], "not discarded: it may be named"
+
+
+async def test_two_clients_racing_on_a_shard_do_not_both_win() -> None:
+    stores = Stores(exclusive=False)
+    one, two = stores.client(), stores.client()
+    await one.create_shards([NewShard("s", SCHEMA), NewShard("t", SCHEMA, tables=True)])
+    assert await two.upper("s") == 0
+    assert await two.upper("t") == 0
+    await add(one, "s", 5, (1, 2, 1))
+    assert await two.append([Append("s", 0, 9, ())]) == UpperMismatch("s", 0, 5)
+    assert isinstance(await two.append([Append("s", 5, 9, ())]), Appended)
+    assert await one.append([Append("s", 5, 7, ())]) == UpperMismatch("s", 5, 9)
+    parts = await one.write_parts("t", updates((1, 2, 1)))
+    await one.append([Append("t", 0, 5, parts)], tables_upper=(0, 5))
+    moved = await two.append([], tables_upper=(0, 7))
+    assert moved == UpperMismatch(TABLES_UPPER, 0, 5)
+    reader = await two.open_reader("t", "r")
+    assert await contents(reader, two, 4) == [(1, 1)], "the upper never outruns the contents"
+
+
+async def test_a_missing_or_damaged_blob_is_named(tmp_path: Path) -> None:
+    client = await PersistClient.open(tmp_path, TINY, SystemClock())
+    await client.create_shards([NewShard("s", SCHEMA)])
+    await add(client, "s", 5, (1, 2, 1))
+    (part,) = (await client.state("s")).batches[0].parts
+    path = client.path(part)
+    assert path is not None
+    flip(Path(path))
+    with pytest.raises(Corrupt, match=part.key):
+        await client.fetch(part, SCHEMA)
+    remove(path)
+    with pytest.raises(Corrupt, match="gone although shard s names it"):
+        await client.fetch(part, SCHEMA)
+    with pytest.raises(LeaseLost, match="compacted away"):
+        await client.fetch(replace(part, key="s/another"), SCHEMA)
+    await client.close()

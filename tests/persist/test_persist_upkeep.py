@@ -1,0 +1,336 @@
+"""Shards through their client: holds, leases, compaction and collection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+from msgspec.structs import replace
+from persist_world import (  # type: ignore[import-not-found]
+    KINDS,
+    SCHEMA,
+    TINY,
+    Stores,
+    add,
+    client_of,
+    contents,
+    rows_of,
+    updates,
+)
+
+from actors.errors import (
+    LeaseLost,
+    ReadBelowSince,
+    UnknownObject,
+)
+from actors.kernel import SystemClock
+from actors.persist import (
+    Append,
+    Appended,
+    Cas,
+    NewShard,
+    PersistClient,
+    Reader,
+    shard_key,
+)
+
+
+@pytest.fixture(params=KINDS)
+async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PersistClient]:
+    made = await client_of(request.param, tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_holds_move_the_since(client: PersistClient) -> None:
+    await client.create_shards([NewShard("s", SCHEMA, holds={"a": 0}), NewShard("t", SCHEMA)])
+    await add(client, "s", 9, (1, 2, 1))
+    await client.set_holds([("s", "b", 3), ("t", "b", 1)])
+    assert (await client.state("s")).since == 0
+    append = Append("t", 0, 9, (), holds=(("s", "a", 5), ("s", "b", 4)))
+    await client.append([append])
+    assert (await client.state("s")).since == 4
+    reader = await client.open_reader("s", "r")
+    with pytest.raises(ReadBelowSince, match="3 lies below its since 4"):
+        await reader.snapshot(3)
+    with pytest.raises(ReadBelowSince):
+        await reader.next(3)
+    assert await contents(reader, client, 4) == [(1, 1)]
+    await client.set_hold("s", "b", 2)
+    assert (await client.state("s")).holds == {"a": 5, "b": 4}
+    with pytest.raises(ReadBelowSince, match="cannot hold 2 for c"):
+        await client.set_hold("s", "c", 2)
+    await client.drop_hold("s", "b")
+    assert (await client.state("s")).since == 4, "the reader holds it"
+    await reader.downgrade(7)
+    await client.set_hold("s", "a", 6)
+    assert (await client.state("s")).since == 6
+    await client.drop_hold("s", "nobody")
+    await client.drop_hold("x", "nobody")
+    with pytest.raises(UnknownObject):
+        await client.set_hold("x", "a", 1)
+
+
+async def test_compaction_keeps_contents_and_bounds_batches(client: PersistClient) -> None:
+    await client.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    reader = await client.open_reader("s", "r")
+    for time in range(40):
+        retracted = [(time % 3, time, -1)] if time > 2 else []
+        await add(client, "s", time + 1, (time % 3, time, 1), *retracted)
+        await client.set_hold("s", "h", max(0, time - 5))
+        await reader.downgrade(max(0, time - 5))
+        await client.maintain("s")
+        assert len((await client.state("s")).batches) <= 4
+        if time > 10:
+            for as_of in range(time - 5, time + 1):
+                assert await contents(reader, client, as_of) == [(0, 1), (1, 1), (2, 1)]
+    state = await client.state("s")
+    assert sum(part.rows for batch in state.batches for part in batch.parts) < 40
+    await reader.close()
+    await client.maintain("s")
+    await client.maintain("s")
+    state = await client.state("s")
+    assert state.retired == ()
+    assert state.inline_bytes <= 6000
+    assert await client.collect_orphans() == 0
+
+
+async def test_a_merge_larger_than_memory_goes_through_files(tmp_path: Path) -> None:
+    settings = replace(TINY, part_bytes_target=4096)
+    client = await PersistClient.open(tmp_path, settings, SystemClock())
+    await client.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    for time in range(6):
+        added = [(n, time, 1) for n in range(500)]
+        dropped = [(n, time, -1) for n in range(400) if time]
+        await add(client, "s", time + 1, *added, *dropped)
+    await client.set_hold("s", "h", 5)
+    await client.maintain("s")
+    state = await client.state("s")
+    assert len(state.batches) == 1
+    assert len(state.batches[0].parts) > 4
+    assert sum(part.rows for part in state.batches[0].parts) == 600
+    reader = await client.open_reader("s", "r")
+    found = dict(await contents(reader, client, 5))
+    assert found == {n: 1 if n < 400 else 6 for n in range(500)}
+    assert [path.name for path in files(tmp_path / "scratch")] == []
+    await client.close()
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_a_reader_that_opens_while_the_since_moves_holds_what_it_is_told() -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await add(client, "s", 9, (1, 2, 1))
+    entered, go_on = anyio.Event(), anyio.Event()
+    original = stores.consensus.compare_and_set
+
+    async def slow(ops: Sequence[Cas]) -> bool:
+        entered.set()
+        await go_on.wait()
+        done: bool = await original(ops)
+        return done
+
+    stores.consensus.compare_and_set = slow
+    readers: list[Reader] = []
+
+    async def open_() -> None:
+        readers.append(await client.open_reader("s", "r"))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.set_hold, "s", "h", 5)
+            await entered.wait()
+            group.start_soon(open_)
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+    assert readers[0].since == 5
+    await client.set_hold("s", "h", 8)
+    assert (await client.state("s")).since == 5
+    assert await contents(readers[0], client, 5) == [(1, 1)]
+
+
+async def test_a_part_in_use_is_not_deleted() -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    for time in range(5):
+        await add(client, "s", time + 1, (time, time, 1))
+    reader = await client.open_reader("s", "r")
+    parts, _ = await reader.snapshot(4)
+    before = await stores.keys()
+    assert before == {part.key for part in parts}
+    await client.maintain("s")
+    assert before < await stores.keys()
+    assert await rows_of(client, parts) == [(n, n, 1) for n in range(5)]
+    reader.release([parts[0].key, "", "unknown"])
+    await client.maintain("s")
+    assert parts[0].key not in await stores.keys()
+    with pytest.raises(LeaseLost):
+        await client.fetch(parts[0], SCHEMA)
+    assert len(await rows_of(client, parts[1:])) == 4
+    await reader.close()
+    await client.maintain("s")
+    assert await stores.keys() == (await client.state("s")).blob_keys()
+    assert (await client.state("s")).retired == ()
+
+
+async def test_leases_of_another_process_keep_since_and_parts_until_they_expire() -> None:
+    stores = Stores(exclusive=False)
+    here, there = stores.client(), stores.client()
+    await here.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    for time in range(5):
+        await add(here, "s", time + 1, (time, time, 1))
+    reader = await there.open_reader("s", "r")
+    parts, _ = await reader.snapshot(4)
+    await here.set_hold("s", "h", 4)
+    assert (await here.state("s")).since == 0
+    await here.maintain("s")
+    assert len((await here.state("s")).retired) == 5
+    assert len(await rows_of(there, parts)) == 5
+    sets = stores.consensus.sets
+    await there.maintain("s")
+    assert stores.consensus.sets <= sets + 1, "a lease is not written while it is young"
+    stores.clock.ahead_ms = stores.settings.reader_lease_ms + 1
+    await add(here, "s", 6, (5, 5, 1))
+    assert (await here.state("s")).since == 4
+    await here.maintain("s")
+    assert (await here.state("s")).retired == ()
+    await there.append([Append("s", 5, 7, ())])  # a mismatch: it reads the state again
+    with pytest.raises(LeaseLost, match="reader r on shard s expired"):
+        await reader.snapshot(5)
+    with pytest.raises(LeaseLost):
+        await there.fetch(parts[0], SCHEMA)
+    await reader.close()
+
+
+async def test_a_lease_of_a_dead_process_does_not_outlive_it_where_we_are_alone() -> None:
+    stores = Stores()
+    dead = stores.client()
+    await dead.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await dead.open_reader("s", "r")
+    await add(dead, "s", 5, (1, 2, 1))
+    client = stores.client()
+    assert set((await client.state("s")).leases) == {"r"}
+    await client.set_hold("s", "h", 3)
+    state = await client.state("s")
+    assert (state.since, state.leases) == (3, {})
+
+
+async def test_opening_and_closing_readers_costs_no_write_where_we_are_alone() -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    sets = stores.consensus.sets
+    one, two = [await client.open_reader("s", "same") for _ in range(2)]
+    assert one.lease_id != two.lease_id
+    await one.close()
+    assert stores.consensus.sets == sets
+    await client.set_hold("s", "h", 5)
+    assert (await client.state("s")).since == 0
+    assert set((await client.state("s")).leases) == {two.lease_id}
+
+
+async def test_orphans_are_collected_after_the_grace() -> None:
+    stores = Stores()
+    dead = stores.client()
+    await dead.create_shards([NewShard("s", SCHEMA)])
+    await add(dead, "s", 5, (1, 2, 1))
+    lost = await dead.write_parts("s", updates((1, 6, 1)))
+    client = stores.client()
+    waiting = await client.write_parts("s", updates((2, 6, 1)))
+    unwanted = await client.write_parts("s", updates((3, 6, 1)))
+    await client.discard_parts(unwanted)
+    assert len(await stores.keys()) == 3
+    stores.clock.ahead_ms = 60_000
+    assert await client.collect_orphans() == 1
+    assert lost[0].key not in await stores.keys()
+    assert isinstance(await client.append([Append("s", 5, 9, waiting)]), Appended)
+    assert await client.collect_orphans() == 0
+    assert len(await stores.keys()) == 2
+
+
+async def test_a_dropped_shard_leaves_no_blob() -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    await add(client, "s", 5, (1, 2, 1))
+    await add(client, "s", 6, (2, 5, 1))
+    reader = await client.open_reader("s", "r")
+    parts, _ = await reader.snapshot(4)
+    await client.drop_shards(["s"])
+    assert await stores.keys() == {part.key for part in parts}
+    assert await rows_of(client, parts) == [(1, 2, 1)]
+    await reader.close()
+    stores.clock.ahead_ms = 60_000
+    assert await client.collect_orphans() == 1
+    assert await stores.keys() == set()
+
+
+async def test_a_compaction_that_lost_the_race_changes_nothing() -> None:
+    stores = Stores(exclusive=False)
+    one, two = stores.client(), stores.client()
+    await one.create_shards([NewShard("s", SCHEMA)])
+    for time in range(6):
+        await add(one, "s", time + 1, (time, time, 1))
+    assert len((await two.state("s")).batches) == 6
+    await one.maintain("s")
+    compacted = await one.state("s")
+    await two.maintain("s")
+    fresh = stores.client()
+    assert (await fresh.state("s")).batches == compacted.batches
+    reader = await fresh.open_reader("s", "r")
+    assert len(await contents(reader, fresh, 5)) == 6
+
+
+@pytest.mark.parametrize("fail", ["before", "after"])
+async def test_an_open_failure_of_a_compaction_loses_nothing(fail: str) -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    for time in range(6):
+        await add(client, "s", time + 1, (time, time, 1))
+    stores.consensus.fail = fail
+    await client.maintain("s")
+    state = await stores.client().state("s")
+    assert len(state.batches) <= 4
+    assert await stores.keys() == state.blob_keys()
+    reader = await client.open_reader("s", "r")
+    assert len(await contents(reader, client, 5)) == 6
+
+
+async def test_many_actors_on_one_shard(client: PersistClient) -> None:
+    await client.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    won: list[int] = []
+
+    async def write(number: int) -> None:
+        while True:
+            upper = await client.upper("s")
+            parts = await client.write_parts("s", updates((number, upper, 1)))
+            found = await client.append([Append("s", upper, upper + 1, parts)])
+            if isinstance(found, Appended):
+                won.append(number)
+                return
+            await client.discard_parts(parts)
+
+    async def tidy() -> None:
+        for _ in range(5):
+            await client.maintain("s")
+            await client.set_hold("s", "h", max(0, await client.upper("s") - 1))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for number in range(12):
+                group.start_soon(write, number)
+                if number % 4 == 0:
+                    group.start_soon(tidy)
+    assert sorted(won) == list(range(12))
+    reader = await client.open_reader("s", "r")
+    assert await contents(reader, client, 11) == [(n, 1) for n in range(12)]
+    assert (await client.state("s")).id == "s"
+    assert await client.head(shard_key("s")) is not None

@@ -1,0 +1,210 @@
+"""Transitions of a shard's state, one by one."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from actors.errors import Corrupt, InvalidUsage, ReadBelowSince, StorageError
+from actors.persist.documents import decode_shard, encode
+from actors.persist.shard import (
+    FORMAT,
+    WRITERS_MAX,
+    Append,
+    Batch,
+    Lease,
+    Mark,
+    NewShard,
+    Part,
+    Retired,
+    ShardState,
+    UpperMismatch,
+    appended,
+    collected,
+    compact_to,
+    compacted,
+    created,
+    deletable,
+    is_done,
+    mark,
+    renewed,
+    sealed,
+    validate,
+    with_hold,
+    without_hold,
+)
+from actors.plan.schema import Column, Schema
+from actors.progress import EMPTY
+
+SCHEMA = Schema((Column("a", "bigint"),))
+
+
+def part(key: str, low: int, high: int | None = None) -> Part:
+    high = low if high is None else high
+    return Part(f"s/{key}", 1, 10, 0, None, False, low, high, 1)
+
+
+def new(**fields: object) -> ShardState:
+    return created(NewShard("s", SCHEMA, **fields), "w", 1)  # type: ignore[arg-type]
+
+
+def settled(state: ShardState) -> ShardState:
+    return renewed(state, {}, frozenset(), 10)
+
+
+def grown(state: ShardState, upper: int, *parts: Part, call: int = 9) -> ShardState:
+    after = appended(state, Append("s", state.upper, upper, parts), 0, "w", call)
+    assert isinstance(after, ShardState)
+    validate(after)
+    return replace(after, seqno=state.seqno + 1)
+
+
+def test_append_checks_the_upper_and_marks_the_call() -> None:
+    state = grown(new(), 5, part("a", 2), call=7)
+    assert state.upper == 5
+    assert is_done(state, "w", 7)
+    assert not is_done(state, "w", 6)
+    assert not is_done(state, "other", 7)
+    assert appended(state, Append("s", 4, 9, ()), 0, "w", 8) == UpperMismatch("s", 4, 5)
+    closed = grown(state, EMPTY)
+    assert appended(closed, Append("s", 5, 9, ()), 0, "w", 9) == UpperMismatch("s", 5, EMPTY)
+
+
+def test_idle_appends_do_not_add_batches() -> None:
+    state = grown(grown(new(), 5), 6)
+    assert state.batches == (Batch(0, 6, ()),)
+    state = grown(grown(state, 8, part("a", 7)), 20)
+    assert [(b.lower, b.upper, len(b.parts)) for b in state.batches] == [(0, 6, 0), (6, 20, 1)]
+
+
+@pytest.mark.parametrize(
+    ("append", "floor", "text"),
+    [
+        (Append("s", 5, 5, ()), 0, "not an interval"),
+        (Append("s", 5, EMPTY + 1, ()), 0, "not an interval"),
+        (Append("s", 5, 9, (part("b", 4),)), 0, r"the interval is \[5, 9\)"),
+        (Append("s", 5, 9, (part("b", 9),)), 0, r"the interval is \[5, 9\)"),
+        (Append("s", 5, 9, (part("b", 6),)), 7, r"the interval is \[7, 9\)"),
+        (Append("s", 5, 9, (part("a", 6),)), 0, "appended before"),
+        (Append("s", 5, 9, (part("b", 6), part("b", 6))), 0, "appended before"),
+        (Append("s", 5, 9, (replace(part("b", 6), key="t/b"),)), 0, "another"),
+        (Append("s", 5, 9, (replace(part("b", 6), rows=0),)), 0, "0 rows"),
+    ],
+)
+def test_an_append_that_can_never_be_right(append: Append, floor: int, text: str) -> None:
+    state = grown(new(), 5, part("a", 2))
+    with pytest.raises(InvalidUsage, match=text):
+        appended(state, append, floor, "w", 9)
+
+
+def test_since_is_the_least_hold_or_lease_and_never_goes_back() -> None:
+    state = settled(with_hold(with_hold(new(), "h1", 3), "h2", 8))
+    assert state.since == 3
+    state = renewed(state, {"r": Lease(5, 0, 100)}, frozenset(), 10)
+    state = settled(with_hold(state, "h1", 9))
+    assert state.since == 5
+    assert renewed(state, {}, frozenset(), 99).since == 5
+    state = renewed(state, {}, frozenset(), 100)
+    assert (state.since, state.leases) == (8, {})
+    state = settled(without_hold(settled(without_hold(state, "h2")), "h1"))
+    assert (state.since, state.holds) == (9, {})
+    assert without_hold(state, "h1") is state
+    with pytest.raises(ReadBelowSince, match="cannot hold 4 for h3, its since is 9"):
+        with_hold(state, "h3", 4)
+    state = with_hold(state, "h3", 9)
+    assert with_hold(state, "h3", 2) is state, "one that exists stops at the since"
+
+
+def test_own_leases_are_renewed_and_given_up_ones_go() -> None:
+    state = replace(new(), leases={"mine": Lease(0, 0, 5), "theirs": Lease(0, 0, 50)})
+    state = renewed(state, {"mine": Lease(2, 1, 90)}, frozenset(), 10)
+    assert state.leases == {"mine": Lease(2, 1, 90), "theirs": Lease(0, 0, 50)}
+    state = renewed(state, {}, frozenset({"mine"}), 10)
+    assert set(state.leases) == {"theirs"}
+
+
+def test_compaction_replaces_adjacent_batches_only_while_they_are_there() -> None:
+    state = new()
+    for index in range(4):
+        state = grown(state, 10 * (index + 1), part(f"p{index}", 10 * index))
+    inputs = state.batches[1:3]
+    merged = compacted(state, inputs, (part("m", 25),))
+    assert merged is not None
+    validate(merged)
+    assert [(b.lower, b.upper) for b in merged.batches] == [(0, 10), (10, 30), (30, 40)]
+    assert merged.retired == (Retired("s/p1", 5), Retired("s/p2", 5))
+    assert compacted(merged, inputs, (part("n", 25),)) is None
+    last = state.batches[3:]
+    extended = grown(state, 99)
+    merged = compacted(extended, last, ())
+    assert merged is not None
+    assert merged.batches[-1] == Batch(30, 99, ())
+    validate(merged)
+
+
+def test_compaction_keeps_one_time_below_the_since() -> None:
+    state = replace(new(), since=20, upper=50)
+    assert compact_to(state, 50) == 19
+    assert compact_to(state, 10) == 9
+    assert compact_to(replace(state, since=0), 10) == 0
+
+
+def test_a_retired_part_waits_for_leases_that_may_know_it() -> None:
+    state = replace(
+        new(),
+        seqno=9,
+        retired=(Retired("s/a", 4), Retired("s/b", 7)),
+        leases={"old": Lease(0, 5, 99), "own": Lease(0, 1, 99)},
+    )
+    assert deletable(state, frozenset({"own"})) == ("s/a",)
+    assert deletable(state, frozenset()) == ()
+    assert deletable(state, frozenset({"own", "old"})) == ("s/a", "s/b")
+    assert collected(state, frozenset({"s/a"})).retired == (Retired("s/b", 7),)
+    assert collected(state, frozenset({"s/x"})) is state
+
+
+def test_tables_are_sealed_by_the_shared_upper() -> None:
+    assert sealed(replace(new(tables=True), upper=5), 9) == 9
+    assert sealed(replace(new(tables=True), upper=10), 9) == 10
+    assert sealed(replace(new(), upper=5), 9) == 5
+
+
+def test_writers_are_few() -> None:
+    marks: dict[str, Mark] = {}
+    for number in range(2 * WRITERS_MAX):
+        marks = mark(marks, f"w{number}", 1, number)
+    assert len(marks) == WRITERS_MAX
+    assert f"w{2 * WRITERS_MAX - 1}" in marks
+    assert "w0" not in marks
+
+
+def test_a_hold_below_the_since_of_a_new_shard() -> None:
+    with pytest.raises(InvalidUsage, match="hold h at 3 lies below its since 5"):
+        new(since=5, holds={"h": 3})
+
+
+def test_documents_are_checked_when_read() -> None:
+    state = grown(new(holds={"h": 1}), 5, part("a", 2))
+    assert decode_shard("shard/s", encode(state)) == state
+    with pytest.raises(StorageError, match=f"has format {FORMAT + 1}"):
+        decode_shard("shard/s", encode(replace(state, version=FORMAT + 1)))
+    with pytest.raises(Corrupt, match="cannot be decoded"):
+        decode_shard("shard/s", encode(state)[:-3])
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"),
+    [
+        ({"upper": 6}, "the last batch ends at upper"),
+        ({"since": 2}, "since <= hold"),
+        ({"batches": (Batch(0, 2, ()), Batch(3, 5, ()))}, "contiguous"),
+        ({"batches": (Batch(0, 5, (part("a", 5),)),)}, "time_max < upper"),
+        ({"batches": (Batch(0, 5, (part("a", 2), part("a", 2))),)}, "named once"),
+        ({"leases": {"r": Lease(0, 0, 0)}}, "since <= lease.since"),
+    ],
+)
+def test_a_broken_rule_is_named(broken: dict[str, object], rule: str) -> None:
+    state = replace(new(since=1, holds={"h": 1}), upper=5, batches=(Batch(0, 5, ()),))
+    validate(state)
+    with pytest.raises(Corrupt, match=rule):
+        validate(replace(state, **broken))

@@ -1,0 +1,105 @@
+"""The state directory: its lock, its format, and what a killed process leaves in it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from actors.errors import StateDirectoryError
+from actors.kernel import SystemClock
+from actors.persist import NewShard, PersistClient
+from actors.persist.directory import FORMAT, StateDirectory
+from actors.plan.schema import DIFF, Column, Schema
+from actors.settings import Settings
+
+SCHEMA = Schema((Column("a", "bigint"),))
+
+
+async def opened(directory: Path) -> PersistClient:
+    return await PersistClient.open(directory, Settings(), SystemClock())
+
+
+def files(directory: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+
+
+async def test_one_process_at_a_time(tmp_path: Path) -> None:
+    first = await opened(tmp_path / "new" / "state")
+    with pytest.raises(StateDirectoryError, match=rf"state is in use by process {os.getpid()}"):
+        await opened(tmp_path / "new" / "state")
+    await first.create_shards([NewShard("s", SCHEMA)])
+    await first.close()
+    await first.close()
+    second = await opened(tmp_path / "new" / "state")
+    assert await second.list_shards() == ["s"]
+    await second.close()
+
+
+async def test_a_newer_format_is_refused_untouched(tmp_path: Path) -> None:
+    await (await opened(tmp_path)).close()
+    (tmp_path / "FORMAT").write_text(f"{FORMAT + 1}\n")
+    before = files(tmp_path)
+    with pytest.raises(StateDirectoryError, match=f"has format {FORMAT + 1}, .* up to {FORMAT}"):
+        await opened(tmp_path)
+    after = files(tmp_path)
+    assert {p for p in before if before[p] != after.get(p)} <= {tmp_path / "LOCK"}
+    (tmp_path / "FORMAT").write_text("junk")
+    with pytest.raises(StateDirectoryError, match="holds 'junk', not a number"):
+        await opened(tmp_path)
+    (tmp_path / "FORMAT").unlink()
+    with pytest.raises(StateDirectoryError, match="has lost its FORMAT file"):
+        await opened(tmp_path)
+
+
+async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateDirectoryError, match=r"file/state.*choose another"):
+        await opened(tmp_path / "file" / "state")
+
+
+def test_scratch_is_empty_at_the_start(tmp_path: Path) -> None:
+    directory = StateDirectory.open(tmp_path)
+    (directory.scratch / "left").mkdir()
+    directory.close()
+    directory = StateDirectory.open(tmp_path)
+    assert list(directory.scratch.iterdir()) == []
+    directory.close()
+
+
+async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    script = Path(__file__).with_name("crash_writer.py")
+    chance = random.Random(4)
+    acknowledged = 0
+    for _ in range(5):
+        writer = subprocess.Popen(  # noqa: ASYNC220 - the test has nothing else to do
+            [sys.executable, str(script), str(state)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        for _ in range(chance.randrange(2, 12)):
+            acknowledged = int(writer.stdout.readline())
+        writer.kill()
+        rest = writer.stdout.read().split("\n")
+        acknowledged = max([acknowledged, *(int(line) for line in rest[:-1])])
+        writer.stdout.close()
+        writer.wait()
+        client = await opened(state)
+        upper = await client.upper("s")
+        assert acknowledged <= upper <= acknowledged + 1
+        assert [await client.upper("t"), await client.tables_upper()] == [upper, upper]
+        for shard in ("s", "t"):
+            reader = await client.open_reader(shard, "r")
+            found: Counter[int] = Counter()
+            for part in (await reader.snapshot(upper - 1))[0]:
+                table = await client.fetch(part, SCHEMA)
+                for a, diff in zip(table["a"].to_pylist(), table[DIFF].to_pylist(), strict=True):
+                    found[a] += diff
+            assert found == {n: 300 if n % 2 else 1 for n in range(upper)}
+            await reader.close()
+        await client.close()
