@@ -1,0 +1,263 @@
+"""Schemas of queries without Spark: a small typer over sqlglot trees.
+
+It answers what Spark's analysis answers for the queries of tests: names, types, nullability
+(columns, counts and literals; all else may be NULL) of SELECT with joins, derived tables,
+groupings, set operators, windows and subqueries. Unknown names, aggregates in WHERE and
+functions outside the subset raise `QueryRejected`. Names of unnamed columns are the text, as
+Spark nearly has it. It checks no more than that: Spark refuses much that this lets pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from actors.errors import QueryRejected
+from actors.plan.schema import Column, Schema
+from actors.testing.expressions import (
+    Compiled,
+    common_type,
+    compile_expression,
+    decimal_digits,
+    decimal_type,
+)
+
+_INT_RESULTS: Final = (exp.RowNumber,)
+_RANKS: Final = ("rank", "denserank", "ntile", "rownumber")
+
+
+class Scope(msgspec.Struct):
+    """Columns that a SELECT's expressions may name: lower-cased name (and alias.name)."""
+
+    columns: dict[str, Column] = {}
+    ambiguous: set[str] = set()
+    tables: dict[str, tuple[Column, ...]] = {}
+    """Columns that ``*`` expands to, by source."""
+    nullable: bool = False
+
+    def add(self, alias: str, columns: tuple[Column, ...], shared: set[str]) -> None:
+        """Adds a source; columns in `shared` (USING) are not ambiguous."""
+        self.tables[alias] = tuple(c for c in columns if c.name.lower() not in shared)
+        for column in columns:
+            low = column.name.lower()
+            self.columns[f"{alias}.{low}"] = column
+            if low in self.columns and low not in shared:
+                self.ambiguous.add(low)
+            self.columns.setdefault(low, column)
+
+
+def analyze(sql: str, tables: Mapping[str, Schema]) -> Schema:
+    """The schema of a query. Raises `QueryRejected`."""
+    try:
+        trees = sqlglot.parse(sql, dialect="spark")
+    except SqlglotError as error:
+        raise QueryRejected(f"[PARSE_SYNTAX_ERROR] {error}") from None
+    if len(trees) != 1 or not isinstance(trees[0], exp.Query):
+        raise QueryRejected("[PARSE_SYNTAX_ERROR] not one query")
+    known = {name.lower(): schema.columns for name, schema in tables.items()}
+    return Schema(_Typer(known).query(trees[0], Scope()))
+
+
+def aggregate_type(tree: Any, argument: str) -> str:
+    """Spark's result type of an aggregate over a type. Raises `QueryRejected`."""
+    if isinstance(tree, exp.Count | exp.CountIf):
+        return "bigint"
+    if isinstance(tree, exp.Min | exp.Max | exp.First | exp.Last | exp.AnyValue):
+        return argument
+    if not isinstance(tree, exp.Sum | exp.Avg):
+        raise QueryRejected(f"the in-memory engine does not know {tree.sql(dialect='spark')}")
+    average = isinstance(tree, exp.Avg)
+    if argument.startswith("decimal"):
+        precision, scale = decimal_digits(argument)
+        if average:
+            return decimal_type(min(38, precision + 4), min(38, scale + 4))
+        return decimal_type(min(38, precision + 10), scale)
+    if argument in ("float", "double", "string") or average:
+        return "double"
+    if argument not in ("tinyint", "smallint", "int", "bigint", "void"):
+        raise QueryRejected(f"[DATATYPE_MISMATCH] {tree.sql()} over {argument}")
+    return "bigint"
+
+
+class _Typer:
+    def __init__(self, tables: Mapping[str, tuple[Column, ...]]) -> None:
+        self._tables = tables
+
+    def query(self, tree: Any, outer: Scope) -> tuple[Column, ...]:
+        """The columns of a query."""
+        with_ = tree.args.get("with_")
+        if with_ is not None:
+            inner = _Typer(dict(self._tables))
+            for cte in with_.expressions:
+                columns = _renamed(inner.query(cte.this, Scope()), cte)
+                inner._tables = {**inner._tables, cte.alias.lower(): columns}
+            bare = tree.copy()
+            bare.set("with_", None)
+            return inner.query(bare, outer)
+        if isinstance(tree, exp.Subquery):
+            return self.query(tree.this, outer)
+        if isinstance(tree, exp.SetOperation):
+            return self._set_operation(tree, outer)
+        if not isinstance(tree, exp.Select):
+            raise QueryRejected(f"the in-memory engine does not know {tree.key.upper()}")
+        return self._select(tree, outer)
+
+    def _set_operation(self, tree: Any, outer: Scope) -> tuple[Column, ...]:
+        left, right = self.query(tree.left, outer), self.query(tree.right, outer)
+        if len(left) != len(right):
+            raise QueryRejected("[NUM_COLUMNS_MISMATCH] sides of a set operator differ")
+        return tuple(
+            Column(a.name, common_type(a.type, b.type), a.nullable or b.nullable)
+            for a, b in zip(left, right, strict=True)
+        )
+
+    def _select(self, tree: Any, outer: Scope) -> tuple[Column, ...]:
+        scope = Scope({**outer.columns}, set(), {})
+        source = tree.args.get("from_")
+        joins = tree.args.get("joins") or []
+        if source is not None:
+            scope = Scope()
+            self._source(source.this, scope, set(), outer)
+        for join in joins:
+            self._join(join, scope, outer)
+        for name, column in outer.columns.items():
+            scope.columns.setdefault(name, column)
+        where = tree.args.get("where")
+        for condition in [*([where.this] if where else []), *(j.args.get("on") for j in joins)]:
+            if condition is None:
+                continue
+            if any(True for _ in condition.find_all(exp.AggFunc)) and not condition.find(
+                exp.Subquery, exp.Exists
+            ):
+                raise QueryRejected("[INVALID_WHERE_CONDITION] an aggregate in WHERE")
+            if self.type_of(condition, scope)[0] not in ("boolean", "void"):
+                raise QueryRejected(f"[DATATYPE_MISMATCH] {condition.sql()} is not boolean")
+        outputs: list[Column] = []
+        for item in tree.expressions:
+            made = self._project(item, scope)
+            outputs += made
+            for column in made:
+                # Later names of the list, GROUP BY and HAVING may refer to an alias.
+                scope.columns.setdefault(column.name.lower(), column)
+        having = tree.args.get("having")
+        if having is not None:
+            self.type_of(having.this, scope)
+        group = tree.args.get("group")
+        for key in group.expressions if group is not None else []:
+            self.type_of(key, scope)
+        return tuple(outputs)
+
+    def _join(self, join: Any, scope: Scope, outer: Scope) -> None:
+        side, kind = str(join.args.get("side") or ""), str(join.args.get("kind") or "")
+        if side in ("RIGHT", "FULL"):
+            scope.columns = {name: _null(column) for name, column in scope.columns.items()}
+            scope.tables = {a: tuple(map(_null, c)) for a, c in scope.tables.items()}
+        using = {item.name.lower() for item in join.args.get("using") or []}
+        target = Scope() if kind in ("SEMI", "ANTI") else scope
+        scope.nullable = side in ("LEFT", "FULL")
+        self._source(join.this, target, using, outer, nullable=scope.nullable)
+        if target is not scope:
+            for name, column in target.columns.items():
+                scope.columns.setdefault(name, column)
+
+    def _source(
+        self, tree: Any, scope: Scope, shared: set[str], outer: Scope, *, nullable: bool = False
+    ) -> None:
+        if isinstance(tree, exp.Subquery):
+            columns = _renamed(self.query(tree.this, outer), tree)
+        elif isinstance(tree, exp.Table) and isinstance(tree.this, exp.Identifier):
+            found = self._tables.get(tree.name.lower())
+            if found is None:
+                raise QueryRejected(f"[TABLE_OR_VIEW_NOT_FOUND] {tree.name}")
+            columns = found
+        else:
+            raise QueryRejected(f"the in-memory engine does not know {tree.sql()[:60]} in FROM")
+        if nullable:
+            columns = tuple(map(_null, columns))
+        scope.add(tree.alias_or_name.lower(), columns, shared)
+
+    def _project(self, tree: Any, scope: Scope) -> list[Column]:
+        if isinstance(tree, exp.Star):
+            return [column for columns in scope.tables.values() for column in columns]
+        if isinstance(tree, exp.Column) and isinstance(tree.this, exp.Star):
+            return list(scope.tables[tree.table.lower()])
+        kind, nullable = self.type_of(tree.unalias(), scope)
+        name = tree.alias or (tree.name if isinstance(tree, exp.Column) else "")
+        return [Column(name or tree.sql(dialect="spark").lower(), kind, nullable)]
+
+    def type_of(self, tree: Any, scope: Scope) -> tuple[str, bool]:
+        """(type, nullable) of an expression. Raises `QueryRejected`."""
+        known: dict[str, tuple[int, str]] = {}
+        for name, column in scope.columns.items():
+            if name not in scope.ambiguous:
+                known[name] = (0, column.type)
+        made: dict[str, Column] = {}
+
+        def replace(node: Any) -> Any:
+            kind = self._special(node, scope)
+            if kind is None:
+                return node
+            name = f"__made{len(made)}"
+            made[name] = Column(name, *kind)
+            return exp.column(name)
+
+        plain = tree.copy().transform(replace)
+        known |= {name: (0, column.type) for name, column in made.items()}
+        compiled: Compiled = compile_expression(plain, known)
+        return compiled[0], _nullable(plain, {**scope.columns, **made})
+
+    def _special(self, node: Any, scope: Scope) -> tuple[str, bool] | None:
+        """(type, nullable) of what is no scalar: aggregates, windows, subqueries."""
+        if isinstance(node, exp.Window):
+            inner = node.this
+            if inner.key in _RANKS:
+                return "int", False
+            return self.type_of(inner, scope)[0], True
+        if isinstance(node, exp.Filter):
+            return self.type_of(node.this, scope)
+        if isinstance(node, exp.AggFunc):
+            argument = node.this
+            if isinstance(argument, exp.Distinct):
+                argument = argument.expressions[0]
+            if isinstance(argument, exp.Star):
+                return "bigint", False
+            kind = aggregate_type(node, self.type_of(argument, scope)[0])
+            return kind, not isinstance(node, exp.Count | exp.CountIf)
+        if isinstance(node, exp.Exists) or (isinstance(node, exp.In) and node.args.get("query")):
+            self.query(node.args.get("query") or node.this, scope)
+            return "boolean", True
+        if isinstance(node, exp.Subquery):
+            return self.query(node.this, scope)[0].type, True
+        return None
+
+
+def _nullable(tree: Any, columns: Mapping[str, Column]) -> bool:
+    if isinstance(tree, exp.Paren | exp.Neg):
+        return _nullable(tree.this, columns)
+    if isinstance(tree, exp.Literal | exp.Boolean):
+        return False
+    if isinstance(tree, exp.Column):
+        name = f"{tree.table}.{tree.name}" if tree.table else tree.name
+        column = columns.get(name.lower())
+        return column is None or column.nullable
+    return True
+
+
+def _null(column: Column) -> Column:
+    return Column(column.name, column.type, True)
+
+
+def _renamed(columns: tuple[Column, ...], tree: Any) -> tuple[Column, ...]:
+    alias = tree.args.get("alias")
+    names = [item.name for item in alias.args.get("columns") or []] if alias else []
+    if not names:
+        return columns
+    return tuple(
+        Column(name, column.type, column.nullable)
+        for name, column in zip(names, columns, strict=True)
+    )

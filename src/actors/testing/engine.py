@@ -1,0 +1,292 @@
+"""The in-memory engine: answers the executor's messages in pure Python, without Spark.
+
+Steps run the delta nodes (`nodes`); `Difference` runs the query's text on SQLite (`oracle`), a
+route of its own; `Analyze` types with `analysis`. So everything above the engine can be tested
+without a JVM, with answers that are right.
+
+Hooks for tests: `Controls` holds jobs of a kind until they are released, fails the next ones,
+and counts what was run. A held job can be cancelled: its caller gets `Canceled` at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from decimal import localcontext
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors.errors import Canceled, InvalidUsage, PenstockError
+from actors.kernel import Actor, Effect, Reply
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import (
+    Analyze,
+    Analyzed,
+    Answer,
+    Cancel,
+    CancelJob,
+    Difference,
+    ExecutorMessage,
+    Forget,
+    Job,
+    Prepare,
+    Prepared,
+    Rows,
+    RowsDone,
+    Step,
+)
+from actors.plan.schema import DIFF, TIME, Schema, arrow_type
+from actors.plan.updates import advance, between, from_ipc, to_ipc
+from actors.testing.analysis import analyze
+from actors.testing.expressions import WIDE
+from actors.testing.nodes import Relation, Runner, frozen
+from actors.testing.oracle import run_query
+
+_VOLATILE: Final = ("rand", "uuid", "now", "current_timestamp", "monotonically_increasing_id")
+
+
+class Controls:
+    """What a test may do to the engine from outside; shared by reference with the actor."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """Jobs begun, by kind (``Step``, ``Difference``, …)."""
+        self.jobs: list[Job] = []
+        """Jobs begun, in order."""
+        self._holds: dict[str, anyio.Event] = {}
+        self._failures: dict[str, list[PenstockError]] = {}
+        self._begun: dict[str, anyio.Event] = {}
+
+    def hold(self, kind: str) -> None:
+        """Jobs of that kind wait, from now on, until `release`."""
+        self._holds.setdefault(kind, anyio.Event())
+
+    def release(self, kind: str) -> None:
+        """Lets held jobs of that kind go on."""
+        event = self._holds.pop(kind, None)
+        if event is not None:
+            event.set()
+
+    def fail_next(self, kind: str, error: PenstockError) -> None:
+        """The next job of that kind (after earlier ones of these) fails with `error`."""
+        self._failures.setdefault(kind, []).append(error)
+
+    async def wait_begun(self, kind: str, count: int = 1) -> None:
+        """Waits until `count` jobs of that kind have begun in all."""
+        while self.counts[kind] < count:
+            await self._begun.setdefault(kind, anyio.Event()).wait()
+
+    def begin(self, job: Job) -> None:
+        """Notes a job. Raises the failure that waits for it."""
+        kind = type(job).__name__
+        self.counts[kind] += 1
+        self.jobs.append(job)
+        event = self._begun.pop(kind, None)
+        if event is not None:
+            event.set()
+        failures = self._failures.get(kind)
+        if failures:
+            raise failures.pop(0)
+
+    async def held(self, job: Job) -> None:
+        """Waits while jobs of that kind are held."""
+        while (event := self._holds.get(type(job).__name__)) is not None:
+            await event.wait()
+
+
+class _Finished(msgspec.Struct, frozen=True):
+    job_id: str
+
+
+class InMemoryExecutor(Actor[Any]):
+    """Answers `Run` and `CancelJob` as the Spark executor does."""
+
+    def __init__(self, controls: Controls | None = None) -> None:
+        self.controls = controls or Controls()
+        self._plans: dict[str, DeltaPlan] = {}
+        self._running: dict[str, tuple[Effect, Reply[Answer]]] = {}
+
+    async def receive(self, message: ExecutorMessage | _Finished) -> None:
+        """One message."""
+        if isinstance(message, _Finished):
+            self._running.pop(message.job_id, None)
+        elif isinstance(message, CancelJob):
+            self._cancel(message.job_id)
+        elif isinstance(message.job, Cancel):
+            self._cancel(message.job.job_id)
+        elif isinstance(message.job, Forget):
+            self.controls.begin(message.job)
+            self._plans.pop(message.job.dataflow, None)
+            if message.reply is not None:
+                message.reply.set(Prepared(message.job.job_id))
+        else:
+            self._start(message.job, message.reply)
+
+    def describe(self) -> str:
+        """What is running."""
+        return f"{len(self._running)} jobs, {len(self._plans)} plans"
+
+    def _cancel(self, job_id: str) -> None:
+        found = self._running.pop(job_id, None)
+        if found is not None:
+            effect, reply = found
+            effect.cancel()
+            reply.fail(Canceled(f"job {job_id} was canceled"))
+
+    def _start(self, job: Job, reply: Reply[Answer]) -> None:
+        async def run() -> None:
+            try:
+                self.controls.begin(job)
+                await self.controls.held(job)
+                with localcontext(WIDE):
+                    reply.set(self.answer(job))
+            except PenstockError as error:
+                reply.fail(error)
+
+        effect = self.ctx.effect(run, done=lambda _: _Finished(job.job_id))
+        self._running[job.job_id] = (effect, reply)
+
+    def answer(self, job: Job) -> Answer:
+        """The job's answer. Raises what a job may fail with."""
+        if isinstance(job, Analyze):
+            tables = dict(job.tables)
+            schemas = tuple(analyze(text, tables) for text in job.texts)
+            plain = tuple(not any(f"{w}(" in t.lower() for w in _VOLATILE) for t in job.texts)
+            return Analyzed(job.job_id, schemas, plain)
+        if isinstance(job, Prepare):
+            _check(job.plan)
+            self._plans[job.dataflow] = job.plan
+            return Prepared(job.job_id)
+        if isinstance(job, Step):
+            plan = self._plans.get(job.dataflow)
+            if plan is None:
+                raise InvalidUsage(f"dataflow {job.dataflow!r} was not prepared")
+            made = run_step(plan, job)
+            return _done(job.job_id, made)
+        if isinstance(job, Difference):
+            return _done(job.job_id, run_difference(job))
+        raise InvalidUsage(f"the in-memory engine cannot run {type(job).__name__}")
+
+
+def _done(job_id: str, table: pa.Table) -> RowsDone:
+    return RowsDone(job_id, table.num_rows, to_ipc(table))
+
+
+def _check(plan: DeltaPlan) -> None:
+    """Runs the strata on empty inputs, as a preparation does, and checks the output's types."""
+    made = run_strata(plan, {}, 0, len(plan.strata) - 1, 1, 2)
+    if made is None:
+        return
+    found = dict(made.columns)
+    prefix = "" if plan.hidden is None else "o_"
+    wanted = [(prefix + column.name, column.type) for column in plan.output.columns]
+    if plan.hidden is not None:
+        wanted += [(column.name, column.type) for column in plan.hidden.schema.columns]
+    for name, kind in wanted:
+        if name not in found or arrow_type(found[name]) != arrow_type(kind):
+            raise InvalidUsage(f"the plan makes {name} as {found.get(name)}, not {kind}")
+
+
+def run_step(plan: DeltaPlan, job: Step) -> pa.Table:
+    """The updates that a step makes."""
+    inputs = {name: relation_of(rows) for name, rows in job.inputs.items()}
+    made = run_strata(plan, inputs, job.first, job.last, job.lo, job.hi)
+    if made is None:
+        raise InvalidUsage(f"the plan has no strata {job.first} to {job.last}")
+    return table_of(made)
+
+
+def run_strata(
+    plan: DeltaPlan,
+    inputs: Mapping[str, Relation],
+    first: int,
+    last: int,
+    lo: int,
+    hi: int,
+) -> Relation | None:
+    """The output of stratum `last`; inputs left out are empty."""
+    runner = Runner({**_empty_inputs(plan), **inputs}, lo, hi)
+    made = None
+    for index in range(first, last + 1):
+        made = runner.run(plan.strata[index].node)
+        runner.inputs[f"r{index}"] = made
+    return made
+
+
+def _empty_inputs(plan: DeltaPlan) -> dict[str, Relation]:
+    def empty(schema: Schema) -> Relation:
+        return Relation(tuple((c.name, c.type) for c in schema.columns), [])
+
+    found: dict[str, Relation] = {}
+    for index, schema in enumerate(plan.source_schemas):
+        found[f"d{index}"] = found[f"s{index}"] = empty(schema)
+    if plan.hidden is not None:
+        found["h"] = empty(plan.hidden.schema)
+        # Contributions have the hidden columns.
+        found["r0"] = empty(plan.hidden.schema)
+    return found
+
+
+def run_difference(job: Difference) -> pa.Table:
+    """What turns `old` into the query's result."""
+    tables = {}
+    for name, rows in job.tables:
+        contents: Counter[tuple[Any, ...]] = Counter()
+        for row, _, diff in relation_of(rows).updates:
+            contents[row] += diff
+        tables[name] = (rows.schema, contents)
+    result = run_query(job.sql, tables, job.output)
+    sums: dict[str, tuple[tuple[Any, ...], int]] = {}
+    old = [] if job.old is None else relation_of(job.old).updates
+    signed = [(row, count) for row, count in result.items()] + [(r, -d) for r, _, d in old]
+    for row, diff in signed:
+        key = repr(row)
+        sums[key] = (row, sums.get(key, (row, 0))[1] + diff)
+    columns = tuple((column.name, column.type) for column in job.output.columns)
+    updates = [(row, job.time, diff) for row, diff in sums.values() if diff]
+    return table_of(Relation(columns, updates))
+
+
+def relation_of(rows: Rows) -> Relation:
+    """Rows handed to a job, read."""
+    columns = tuple((column.name, column.type) for column in rows.schema.columns)
+    shape = rows.schema.arrow_updates()
+    tables = []
+    if rows.arrow is not None:
+        tables.append(from_ipc(rows.arrow))
+    if rows.arrow_file is not None:
+        with pa.ipc.open_file(Path(rows.arrow_file)) as reader:
+            tables.append(reader.read_all())
+    tables += [between(_part(path), rows.lower, rows.upper) for path in rows.files]
+    updates: list[tuple[tuple[Any, ...], int, int]] = []
+    for table in tables:
+        plain = table.select(shape.names).cast(shape)
+        if rows.advance_to is not None:
+            plain = advance(plain, rows.advance_to)
+        values = [list(map(frozen, plain[name].to_pylist())) for name in rows.schema.names]
+        rest = zip(plain[TIME].to_pylist(), plain[DIFF].to_pylist(), strict=True)
+        rowwise = zip(*values, strict=True) if values else iter([()] * plain.num_rows)
+        updates += [(tuple(row), t, d) for row, (t, d) in zip(rowwise, rest, strict=True)]
+    return Relation(columns, updates)
+
+
+def _part(path: str) -> pa.Table:
+    return pq.ParquetFile(path).read()
+
+
+def table_of(relation: Relation) -> pa.Table:
+    """A relation as an updates table."""
+    arrays: list[pa.Array] = []
+    fields: list[pa.Field] = []
+    for index, (name, kind) in enumerate(relation.columns):
+        fields.append(pa.field(name, arrow_type(kind)))
+        arrays.append(pa.array([row[index] for row, _, _ in relation.updates], arrow_type(kind)))
+    for name, position in ((TIME, 1), (DIFF, 2)):
+        fields.append(pa.field(name, pa.int64()))
+        arrays.append(pa.array([update[position] for update in relation.updates], pa.int64()))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))

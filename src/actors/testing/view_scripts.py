@@ -1,0 +1,397 @@
+"""View scripts: the text format in which a view's correctness is written down.
+
+One file holds tables, views, directives and changes (see docs of `penstock check-views`).
+`parse_script` reads it whole and raises `ScriptError` with the line of what is wrong. Rows are
+kept as texts of expressions; `rows_of` evaluates them and checks that nothing is removed that is
+not there. `--! random` generates the changes instead, from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, localcontext
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from sqlglot.errors import SqlglotError
+
+from actors.errors import InvalidUsage, PenstockError, QueryRejected
+from actors.plan.schema import Column, Schema, arrow_type
+from actors.testing.expressions import WIDE, cast_value, compile_text, decimal_digits
+
+Constant: TypeAlias = tuple[str, str]
+"""Text of an expression, and the type that it is cast to."""
+
+MODES: Final = ("incremental", "keyed", "opaque", "refused")
+POLICIES: Final = ("auto", "incremental", "incremental strict", "full")
+
+
+class ScriptError(InvalidUsage):
+    """The script is wrong; the message begins with file and line."""
+
+
+class ViewText(msgspec.Struct, frozen=True):
+    """A view as written; plain ones are inlined into those that read them."""
+
+    name: str
+    sql: str
+    line: int
+    materialized: bool
+
+
+class Expectation(msgspec.Struct, frozen=True):
+    """``--! expect``: a mode (or refusal), or an error in ``start <= t < end``."""
+
+    view: str
+    kind: str
+    text: str
+    line: int
+    start: int = 0
+    end: int = 0
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One ``+`` or ``-`` line."""
+
+    time: int
+    table: str
+    row: tuple[str, ...]
+    diff: int
+    line: int
+
+
+class RandomChanges(msgspec.Struct, frozen=True):
+    """``--! random ROWS BATCHES SEED``."""
+
+    rows: int
+    batches: int
+    seed: int
+
+
+class Script(msgspec.Struct):
+    """A script, read."""
+
+    path: str
+    tables: dict[str, Schema] = {}
+    views: list[ViewText] = []
+    expectations: list[Expectation] = []
+    policies: dict[str, str] = {}
+    conf: tuple[tuple[str, str], ...] = ()
+    times: list[int] = []
+    changes: list[Change] = []
+    random: RandomChanges | None = None
+
+
+class Update(msgspec.Struct, frozen=True):
+    """One evaluated change."""
+
+    time: int
+    table: str
+    row: tuple[Any, ...]
+    diff: int
+
+
+def parse_script(text: str, path: str = "script") -> Script:
+    """The script. Raises `ScriptError` with the line."""
+    script = Script(path)
+    pending: list[str] = []
+    first_line = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if pending:
+            pending.append(line)
+        elif stripped.startswith("--!"):
+            _directive(script, stripped[3:].split(), number)
+        elif not stripped or stripped.startswith("--"):
+            continue
+        elif stripped.startswith("@"):
+            _time(script, stripped[1:].strip(), number)
+        elif stripped[0] in "+-":
+            script.changes.append(_change(script, stripped, number))
+        else:
+            pending, first_line = [line], number
+        if pending and _code(line).endswith(";"):
+            statement = "\n".join(_code_of(one) for one in pending).strip().rstrip(";").strip()
+            _statement(script, statement, first_line)
+            pending = []
+    if pending:
+        raise _wrong(script, first_line, "the statement does not end with ';'")
+    _check_names(script)
+    return script
+
+
+def _wrong(script: Script, line: int, text: str) -> ScriptError:
+    return ScriptError(f"{script.path}:{line}: {text}")
+
+
+def _code(line: str) -> str:
+    return _code_of(line).rstrip()
+
+
+def _code_of(line: str) -> str:
+    """The line without a trailing comment (quotes respected)."""
+    return re.sub(r"^((?:[^'-]|'(?:[^'\\]|\\.)*'|-(?!-))*)--.*$", r"\1", line)
+
+
+def _directive(script: Script, words: list[str], line: int) -> None:
+    name, rest = (words[0], words[1:]) if words else ("", [])
+    try:
+        if name == "expect" and len(rest) >= 4 and rest[1] == "error":
+            start, end = int(rest[2]), int(rest[3])
+            text = " ".join(rest[4:])
+            script.expectations.append(Expectation(rest[0], "error", text, line, start, end))
+        elif name == "expect" and len(rest) >= 2 and rest[1] in MODES:
+            text = " ".join(rest[2:])
+            script.expectations.append(Expectation(rest[0], rest[1], text, line))
+        elif name == "policy" and " ".join(rest[1:]) in POLICIES:
+            script.policies[rest[0]] = " ".join(rest[1:])
+        elif name == "conf" and len(rest) >= 2:
+            script.conf = (*script.conf, (rest[0], " ".join(rest[1:])))
+        elif name == "random" and len(rest) == 3:
+            script.random = RandomChanges(*(int(word) for word in rest))
+        else:
+            raise _wrong(script, line, f"unknown directive: --! {' '.join(words)}")
+    except ValueError:
+        raise _wrong(script, line, f"not a whole number in: --! {' '.join(words)}") from None
+
+
+def _time(script: Script, text: str, line: int) -> None:
+    text = _code(text).strip()
+    if not text.lstrip("-").isdigit():
+        raise _wrong(script, line, f"@ {text}: a time is a whole number")
+    time = int(text)
+    if time < 0 or (script.times and time <= script.times[-1]):
+        raise _wrong(script, line, f"@ {time}: times must not be negative and must increase")
+    script.times.append(time)
+
+
+def _change(script: Script, text: str, line: int) -> Change:
+    found = re.fullmatch(r"([+-])(\d*)\s+(\w+)\s*\((.*)\)\s*;?\s*", _code(text), re.DOTALL)
+    if found is None:
+        raise _wrong(script, line, "a change is: + TABLE (values), with +N or -N for copies")
+    if not script.times:
+        raise _wrong(script, line, "a change before the first '@ TIME'")
+    sign, count, name, values = found.groups()
+    schema = script.tables.get(name.lower())
+    if schema is None:
+        raise _wrong(script, line, f"no table named {name!r} above this line")
+    row = tuple(value.strip() for value in split_top(values))
+    if len(row) != len(schema.columns):
+        raise _wrong(
+            script, line, f"{name} has {len(schema.columns)} columns, the row has {len(row)}"
+        )
+    diff = int(count or 1) * (1 if sign == "+" else -1)
+    return Change(script.times[-1], name.lower(), row, diff, line)
+
+
+def split_top(text: str) -> list[str]:
+    """Splits at commas outside quotes and brackets."""
+    parts, depth, start, quote = [], 0, 0, ""
+    index = 0
+    while index < len(text):
+        char = text[index]
+        if quote:
+            if char == "\\":
+                index += 1
+            elif char == quote:
+                quote = ""
+        elif char in "'\"`":
+            quote = char
+        elif char in "([<":
+            depth += 1
+        elif char in ")]>":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+        index += 1
+    return [*parts, text[start:]]
+
+
+def _statement(script: Script, text: str, line: int) -> None:
+    table = re.fullmatch(r"create\s+table\s+(\w+)\s*\((.*)\)", text, re.IGNORECASE | re.DOTALL)
+    if table is not None:
+        name = _new_name(script, table.group(1), line)
+        script.tables[name] = _schema(script, table.group(2), line)
+        return
+    view = re.fullmatch(
+        r"create\s+(materialized\s+)?view\s+(\w+)\s+as\s+(.*)", text, re.IGNORECASE | re.DOTALL
+    )
+    if view is None:
+        raise _wrong(script, line, "expected CREATE TABLE or CREATE [MATERIALIZED] VIEW … AS")
+    name = _new_name(script, view.group(2), line)
+    script.views.append(ViewText(name, view.group(3), line, view.group(1) is not None))
+
+
+def _new_name(script: Script, name: str, line: int) -> str:
+    low = name.lower()
+    if low in script.tables or any(view.name == low for view in script.views):
+        raise _wrong(script, line, f"{name} exists already")
+    return low
+
+
+def _schema(script: Script, text: str, line: int) -> Schema:
+    columns: list[Column] = []
+    key: tuple[str, ...] = ()
+    for part in split_top(text):
+        words = part.strip()
+        primary = re.fullmatch(r"primary\s+key\s*\((.*)\)", words, re.IGNORECASE)
+        if primary is not None:
+            key = tuple(name.strip().strip("`") for name in primary.group(1).split(","))
+            continue
+        column = re.fullmatch(r"(`[^`]+`|\w+)\s+(.*?)(\s+not\s+null)?", words, re.I | re.DOTALL)
+        if column is None:
+            raise _wrong(script, line, f"not a column: {words!r}")
+        kind = re.sub(r"\s+", "", column.group(2)).lower()
+        try:
+            arrow_type(kind)
+        except (InvalidUsage, ValueError) as error:
+            raise _wrong(script, line, str(error)) from None
+        columns.append(Column(column.group(1).strip("`"), kind, column.group(3) is None))
+    return Schema(tuple(columns), key)
+
+
+def _check_names(script: Script) -> None:
+    views = {view.name for view in script.views}
+    for expectation in script.expectations:
+        if expectation.view.lower() not in views:
+            raise _wrong(script, expectation.line, f"no view named {expectation.view!r}")
+    if script.random is not None and script.changes:
+        raise _wrong(script, script.changes[0].line, "a script has changes or --! random, not both")
+
+
+def inlined(script: Script, view: ViewText) -> str:
+    """The view's text with the plain views before it as table expressions."""
+    plain = [v for v in script.views if not v.materialized and v.line < view.line]
+    used: list[ViewText] = []
+    wanted = view.sql.lower()
+    for other in reversed(plain):
+        if re.search(rf"\b{re.escape(other.name)}\b", wanted):
+            used.insert(0, other)
+            wanted += " " + other.sql.lower()
+    if not used:
+        return view.sql
+    heads = ", ".join(f"{other.name} AS ({other.sql})" for other in used)
+    own = re.match(r"\s*with\s+", view.sql, re.IGNORECASE)
+    return f"WITH {heads}, {view.sql[own.end() :]}" if own else f"WITH {heads} {view.sql}"
+
+
+def rows_of(script: Script, known: Mapping[Constant, Any] | None = None) -> list[Update]:
+    """The changes, evaluated; `known` values come from the engine. Raises `ScriptError`."""
+    if script.random is not None:
+        return list(_random_updates(script, script.random))
+    present: Counter[tuple[str, tuple[Any, ...]]] = Counter()
+    updates = []
+    for change in script.changes:
+        row = tuple(
+            _value(script, change, constant, known or {}) for constant in _constants(script, change)
+        )
+        present[change.table, row] += change.diff
+        if present[change.table, row] < 0:
+            raise _wrong(script, change.line, f"{change.table} does not hold {row} so often")
+        updates.append(Update(change.time, change.table, row, change.diff))
+    return updates
+
+
+def foreign_constants(script: Script) -> list[Constant]:
+    """The values in changes that only Spark can evaluate."""
+    found: dict[Constant, None] = {}
+    for change in script.changes:
+        for text, kind in _constants(script, change):
+            try:
+                _evaluated(text, kind)
+            except QueryRejected:
+                found[text, kind] = None
+            except (PenstockError, ValueError):
+                continue
+    return list(found)
+
+
+def _constants(script: Script, change: Change) -> list[Constant]:
+    columns = script.tables[change.table].columns
+    return [(text, column.type) for text, column in zip(change.row, columns, strict=True)]
+
+
+def _evaluated(text: str, kind: str) -> Any:
+    _, function = compile_text(text, {})
+    with localcontext(WIDE):
+        return cast_value(function(()), kind)
+
+
+def _value(
+    script: Script, change: Change, constant: Constant, known: Mapping[Constant, Any]
+) -> Any:
+    text, kind = constant
+    if constant in known:
+        return known[constant]
+    try:
+        return _evaluated(text, kind)
+    except (PenstockError, SqlglotError, ValueError) as error:
+        raise _wrong(script, change.line, f"{text} is not a {kind}: {error}") from None
+
+
+def times_of(script: Script) -> list[int]:
+    """All times of the script, ascending."""
+    if script.random is None:
+        return script.times
+    return [10 * (batch + 1) for batch in range(script.random.batches)]
+
+
+def _random_updates(script: Script, spec: RandomChanges) -> Iterator[Update]:
+    """NULLs, duplicates, deletes, updates, skewed keys, empty batches."""
+    generator = random.Random(spec.seed)
+    present: dict[str, list[tuple[Any, ...]]] = {name: [] for name in script.tables}
+    for time in times_of(script):
+        if generator.random() < 0.1:
+            continue
+        for _ in range(max(1, spec.rows // max(1, spec.batches))):
+            table = generator.choice(list(script.tables))
+            rows = present[table]
+            dice = generator.random()
+            if rows and dice < 0.35:
+                old = rows.pop(generator.randrange(len(rows)))
+                yield Update(time, table, old, -1)
+                if dice > 0.2:
+                    continue
+            duplicate = rows and generator.random() < 0.15
+            row = generator.choice(rows) if duplicate else _random_row(script, table, generator)
+            rows.append(row)
+            yield Update(time, table, row, 1)
+
+
+def _random_row(script: Script, table: str, generator: random.Random) -> tuple[Any, ...]:
+    return tuple(
+        None
+        if column.nullable and generator.random() < 0.15
+        else random_value(column.type, generator)
+        for column in script.tables[table].columns
+    )
+
+
+def random_value(kind: str, generator: random.Random) -> Any:
+    """A value of a type from a small, skewed range, so that keys meet."""
+    small = min(generator.randrange(8), generator.randrange(8))
+    if kind in ("tinyint", "smallint", "int", "bigint"):
+        return small - 2
+    if kind in ("float", "double"):
+        return (small - 3) / 2
+    if kind.startswith("decimal"):
+        precision, scale = decimal_digits(kind)
+        digits = max(1, min(precision, 6))
+        return Decimal(generator.randrange(-(10**digits) + 1, 10**digits)).scaleb(-scale)
+    if kind == "boolean":
+        return small % 2 == 0
+    if kind == "date":
+        return date(2013, 1, 1) + timedelta(days=small)
+    if kind.startswith("timestamp"):
+        zone = None if kind == "timestamp_ntz" else UTC
+        return datetime(2013, 1, 1, tzinfo=zone) + timedelta(hours=small)
+    if kind == "binary":
+        return bytes([small])
+    if kind == "string" or kind.startswith(("varchar", "char")):
+        return "abcdefgh"[small]
+    raise InvalidUsage(f"--! random does not make values of type {kind}")

@@ -1,0 +1,131 @@
+"""SQL text → delta plan: parse, ask Spark, resolve, ask again for types, derive.
+
+Spark is the authority: its analysis of the view's own text gives the output schema and refuses
+what is not Spark SQL; its analysis of the query as resolved must give the same types. Whatever
+cannot be resolved, typed or derived makes the view opaque, with a reason that names it; nothing
+is guessed. `compile_view` is pure but for what `analyze` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from actors.errors import InvalidUsage, QueryRejected
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import Analyzed
+from actors.plan.relational import Opaque, ViewPlan
+from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
+from actors.views import rule_opaque
+from actors.views.build import Query, Types, build, check_types, probe_texts, read_types
+from actors.views.delta import derive
+from actors.views.fingerprint import fingerprint
+from actors.views.grouping import group
+from actors.views.parse import (
+    Parsed,
+    qualify_view,
+    read_tables,
+    refuse_volatile,
+    refuse_volatile_text,
+)
+from actors.views.resolve import Unsupported, resolve
+
+Conf: TypeAlias = tuple[tuple[str, str], ...]
+Tables: TypeAlias = tuple[tuple[str, Schema], ...]
+Analyze: TypeAlias = Callable[[Tables, tuple[str, ...], Conf], Awaitable[Analyzed]]
+
+
+async def compile_view(
+    sql: str, tables: Mapping[str, Schema], analyze: Analyze, conf: Conf = ()
+) -> DeltaPlan:
+    """The plan that maintains a view. `tables`: what the query may name.
+
+    Raises `QueryRejected` (Spark's refusal, a volatile function, a column that cannot be
+    stored), `UnknownObject`, and what `analyze` raises.
+    """
+    sql = sql.strip().rstrip(";").strip()
+    tree, reason, sources = read_tables(sql, tables)
+    if tree is None:
+        refuse_volatile_text(sql)
+    else:
+        refuse_volatile(tree, deterministic=True)
+    given = tuple((name, tables[name]) for name in sources)
+    analyzed = await analyze(given, (sql,), conf)
+    output = analyzed.schemas[0]
+    _check_output(output)
+    if tree is not None and analyzed.deterministic:
+        refuse_volatile(tree, deterministic=analyzed.deterministic[0])
+    schemas = tuple(tables[name] for name in sources)
+    parsed = qualify_view(tree, reason, sources, tables)
+    try:
+        view, types = await _relational(parsed, tables, output, analyze, conf)
+        strata, hidden = derive(view, schemas, types)
+        plan = DeltaPlan(
+            sources=sources,
+            source_schemas=schemas,
+            output=output,
+            sql=sql,
+            mode="incremental",
+            reason="",
+            strata=strata,
+            hidden=hidden,
+            conf=conf,
+        )
+    except Unsupported as why:
+        plan = rule_opaque.derive(Opaque(sql, str(why)), sources, schemas, output, conf)
+    return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
+
+
+async def _relational(
+    parsed: Parsed,
+    tables: Mapping[str, Schema],
+    output: Schema,
+    analyze: Analyze,
+    conf: Conf,
+) -> tuple[ViewPlan, Types | None]:
+    """The relational plan and the types of its grouping. Raises `Unsupported`."""
+    if parsed.tree is None:
+        raise Unsupported(parsed.reason)
+    if any(key.lower() == "spark.sql.casesensitive" for key, _ in conf):
+        raise Unsupported("the setting spark.sql.caseSensitive")
+    sources = parsed.sources
+    resolved = resolve(parsed.tree, sources, tables)
+    query = Query(resolved, group(resolved))
+    outputs = resolved.outputs
+    if len(outputs) != len(output.columns):
+        raise Unsupported(f"a select list of {len(outputs)} for {len(output.columns)} columns")
+    texts = probe_texts(query, sources)
+    given = tuple((name, tables[name]) for name in sources)
+    try:
+        answer = await analyze(given, texts, conf)
+    except QueryRejected as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise Unsupported(
+            f"an expression that is not a scalar of the resolved query: {line}"
+        ) from None
+    check_types(output, answer.schemas[0])
+    types = None if query.grouping is None else read_types(query, answer.schemas)
+    return build(query, sources, output, types), types
+
+
+def _check_output(output: Schema) -> None:
+    seen: set[str] = set()
+    for column in output.columns:
+        low = column.name.lower()
+        if low in seen:
+            raise QueryRejected(
+                f"the view has two columns named {column.name!r}: give one an alias"
+            )
+        seen.add(low)
+        if column.name in SYSTEM_COLUMNS or low.startswith("__"):
+            raise QueryRejected(f"column name {column.name!r} is reserved: give it an alias")
+        try:
+            arrow_type(column.type)
+        except InvalidUsage:
+            raise QueryRejected(
+                f"column {column.name!r} has type {column.type}, which cannot be stored: cast it"
+            ) from None
+        if column.type == "void":
+            raise QueryRejected(f"column {column.name!r} has no type: cast the NULL")

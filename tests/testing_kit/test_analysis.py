@@ -1,0 +1,55 @@
+"""Schemas of queries without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.errors import QueryRejected
+from actors.plan.schema import Column, Schema
+from actors.testing.analysis import analyze
+
+TABLES = {
+    "t": Schema((Column("a", "int", False), Column("g", "string"), Column("d", "decimal(10,2)"))),
+    "u": Schema((Column("a", "int", False), Column("y", "bigint"))),
+}
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns"),
+    [
+        ("select a, d from t", [("a", "int", False), ("d", "decimal(10,2)", True)]),
+        ("select t.*, y from t join u using (a)", 4),
+        ("select * from t join u using (a)", 4),
+        ("select u.a from t left join u on t.a = u.a", [("a", "int", True)]),
+        ("select g, sum(a) as s, avg(d) as m, count(*) as n from t group by g", 4),
+        ("select avg(d) as m from t", [("m", "decimal(14,6)", True)]),
+        ("select sum(d) as s from t", [("s", "decimal(20,2)", True)]),
+        ("select a from t union all select y from u", [("a", "bigint", True)]),
+        ("with q(x) as (select a from t) select x + 1 as y from q", [("y", "int", True)]),
+        ("select rank() over (order by a) as r from t", [("r", "int", False)]),
+        ("select a as b, b + 1 as c from t", [("b", "int", False), ("c", "int", True)]),
+        ("select a from t where exists (select 1 from u where u.a = t.a)", [("a", "int", False)]),
+    ],
+)
+def test_schemas(sql: str, columns: list[tuple[str, str, bool]] | int) -> None:
+    found = analyze(sql, TABLES).columns
+    if isinstance(columns, int):
+        assert len(found) == columns
+    else:
+        assert [(c.name, c.type, c.nullable) for c in found] == columns
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select x from t",
+        "select a from t join u on true",
+        "select a from nothing",
+        "select a from t where sum(a) > 1",
+        "select from from",
+        "select a + g from t where g",
+    ],
+)
+def test_refusals(sql: str) -> None:
+    with pytest.raises(QueryRejected):
+        analyze(sql, TABLES)

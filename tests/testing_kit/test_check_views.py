@@ -1,0 +1,97 @@
+"""check-views: the scripts of this repository, and that a wrong view is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from actors.kernel import System
+from actors.plan.delta import DeltaPlan, Where
+from actors.plan.jobs import Answer, Job, Prepare
+from actors.settings import Settings
+from actors.testing import check_views
+from actors.testing.check_views import Report, check_scripts, script_files
+from actors.testing.engine import InMemoryExecutor
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
+
+
+async def checked(*paths: Path, splits: int = 2) -> Report:
+    with anyio.fail_after(100):
+        async with System(seed=1) as system:
+            executor = system.spawn(InMemoryExecutor, "engine")
+            return await check_scripts(paths, executor, splits, 0, exact_decimals=False)
+
+
+@pytest.mark.parametrize("path", IN_MEMORY, ids=lambda path: path.stem)
+async def test_the_scripts_hold_on_the_in_memory_engine(path: Path) -> None:
+    report = await checked(path)
+    assert report.views
+    assert report.ok, [view.line() for view in report.views]
+
+
+async def test_a_failed_expectation_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "s.view"
+    script.write_text(
+        "--! expect v opaque\n--! expect w refused\n--! expect v error 1 2\n"
+        "create table t (a int);\n"
+        "create materialized view v as select a from t;\n"
+        "create materialized view w as select a from t;\n@ 1\n+ t (1)\n"
+    )
+    report = await checked(script)
+    assert not report.ok
+    assert "expected refused, found incremental" in report.views[1].line()
+    assert "at 1 it answers" in report.views[0].failed
+    assert report.summary() == (
+        "2 views: 2 exact, 0 wrong, 0 refused; 2 incremental, 0 keyed, 0 opaque"
+    )
+
+
+class Liar(InMemoryExecutor):
+    """Leaves out what a filter would keep."""
+
+    def answer(self, job: Job) -> Answer:
+        if isinstance(job, Prepare) and job.plan.strata:
+            return super().answer(msgspec.structs.replace(job, plan=_crippled(job.plan)))
+        return super().answer(job)
+
+
+def _crippled(plan: DeltaPlan) -> DeltaPlan:
+    stratum = plan.strata[0]
+    node = Where(stratum.node, "a <> 2")
+    return msgspec.structs.replace(plan, strata=(msgspec.structs.replace(stratum, node=node),))
+
+
+async def test_a_wrong_view_is_found_and_shown(tmp_path: Path) -> None:
+    script = tmp_path / "s.view"
+    script.write_text(
+        "create table t (a int);\ncreate materialized view v as select a from t;\n"
+        "@ 1\n+ t (1)\n@ 3\n+2 t (2)\n"
+    )
+    lines: list[str] = []
+    async with System(seed=1) as system:
+        executor = system.spawn(Liar, "engine")
+        report = await check_scripts(
+            [script],
+            executor,
+            show=lambda result, done, total: lines.append(f"{done}/{total} {result.line()}"),
+        )
+    assert not report.ok
+    assert lines == [
+        f"1/1 WRONG  incremental  {script}:v  at 3: 1 rows differ, first (2,): weight 0, not 2"
+    ]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_the_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    code = check_views.main([SCRIPTS], 0, 0, report, Settings())
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    views = msgspec.json.decode(report.read_bytes())["views"]
+    assert f"{len(views)} views: " in printed.splitlines()[-1]

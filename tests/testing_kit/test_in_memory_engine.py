@@ -1,0 +1,189 @@
+"""The in-memory executor: jobs, files, cancelling, holding, failing."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from actors.errors import Canceled, DefiniteError, EngineLost, InvalidUsage, QueryRejected
+from actors.kernel import Address, System
+from actors.plan.jobs import (
+    Analyze,
+    CancelJob,
+    Difference,
+    Forget,
+    Job,
+    Prepare,
+    Prepared,
+    Rows,
+    Run,
+    Step,
+)
+from actors.plan.schema import Column, Schema
+from actors.plan.updates import from_ipc, to_ipc
+from actors.testing.engine import Controls, InMemoryExecutor, relation_of, table_of
+from actors.testing.maintain import Engine
+from actors.testing.nodes import Relation
+from actors.views.compile import compile_view
+
+T = Schema((Column("a", "int"), Column("g", "string")))
+
+
+class Bench:
+    def __init__(self, system: System) -> None:
+        self.controls = Controls()
+        self.address: Address[Any] = system.spawn(lambda: InMemoryExecutor(self.controls), "engine")
+        self.engine = Engine(self.address, "t")
+
+    async def run(self, job: Job) -> Any:
+        return await self.engine.run(job)
+
+    async def prepared(self, sql: str) -> str:
+        plan = await compile_view(sql, {"t": T}, self.engine.analyze())
+        await self.run(Prepare("p", "v", plan))
+        return "v"
+
+
+def with_bench(body: Callable[[Bench], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    """A test with an engine of its own, started and stopped in the test's own task."""
+
+    async def test() -> None:
+        with anyio.fail_after(30):
+            async with System(seed=1) as system:
+                await body(Bench(system))
+
+    return test
+
+
+def rows(*updates: tuple[tuple[Any, ...], int, int]) -> Rows:
+    columns = tuple((column.name, column.type) for column in T.columns)
+    return Rows(schema=T, arrow=to_ipc(table_of(Relation(columns, list(updates)))))
+
+
+@with_bench
+async def test_a_step_runs_the_prepared_plan(bench: Bench) -> None:
+    name = await bench.prepared("select g, count(*) as n from t group by g")
+    made = await bench.run(
+        Step("s", name, 0, 1, {"d0": rows(((1, "x"), 3, 1), ((2, "x"), 4, 1))}, 3, 5)
+    )
+    table = from_ipc(made.arrow).to_pylist()
+    assert [(r["o_g"], r["o_n"], r["__time"], r["__diff"]) for r in table] == [
+        ("x", 1, 3, 1),
+        ("x", 1, 4, -1),
+        ("x", 2, 4, 1),
+    ]
+    assert made.rows == 3
+    assert bench.controls.counts["Step"] == 1
+
+
+def test_rows_come_from_files_within_their_interval(tmp_path: Path) -> None:
+    given = rows(((1, "x"), 1, 1), ((2, "y"), 5, 1), ((3, "z"), 9, 1))
+    assert given.arrow is not None
+    part = tmp_path / "part.parquet"
+    pq.write_table(from_ipc(given.arrow), part)
+    file = tmp_path / "rows.arrow"
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, T.arrow_updates()) as writer:
+        writer.write_table(from_ipc(given.arrow))
+    found = relation_of(
+        Rows(
+            schema=T,
+            arrow_file=str(file),
+            files=(str(part),),
+            lower=2,
+            upper=9,
+            advance_to=4,
+        )
+    )
+    assert [(row[0], time) for row, time, _ in found.updates] == [(1, 4), (2, 5), (3, 9), (2, 5)]
+
+
+@with_bench
+async def test_difference_is_the_query_less_the_old(bench: Bench) -> None:
+    output = Schema((Column("g", "string"), Column("n", "bigint")))
+    sql = "select g, count(*) as n from t group by g having count(*) > 1"
+    old = Rows(
+        schema=output,
+        arrow=to_ipc(table_of(Relation((("g", "string"), ("n", "bigint")), [(("y", 5), 1, 1)]))),
+    )
+    tables = (("t", rows(((1, "x"), 1, 2), ((2, "y"), 1, 1))),)
+    made = await bench.run(Difference("d", sql, tables, output, 7, old))
+    assert {tuple(row.values()) for row in from_ipc(made.arrow).to_pylist()} == {
+        ("x", 2, 7, 1),
+        ("y", 5, 7, -1),
+    }
+
+
+@with_bench
+async def test_errors_of_the_data_are_definite_on_both_routes(bench: Bench) -> None:
+    name = await bench.prepared("select 1 / a as r from t")
+    with pytest.raises(DefiniteError, match="DIVIDE_BY_ZERO"):
+        await bench.run(Step("s", name, 0, 0, {"d0": rows(((0, "x"), 1, 1))}, 1, 2))
+    output = Schema((Column("r", "double"),))
+    tables = (("t", rows(((0, "x"), 1, 1))),)
+    with pytest.raises(DefiniteError, match="DIVIDE_BY_ZERO"):
+        await bench.run(Difference("d", "select 1 / a as r from t", tables, output, 1))
+
+
+@with_bench
+async def test_refusals_reach_the_caller(bench: Bench) -> None:
+    with pytest.raises(QueryRejected):
+        await bench.run(Analyze("a", (("t", T),), ("select nothing from t",)))
+    with pytest.raises(InvalidUsage, match="not prepared"):
+        await bench.run(Step("s", "unknown", 0, 0, {}, 0, 1))
+
+
+@with_bench
+async def test_a_forgotten_plan_is_gone(bench: Bench) -> None:
+    name = await bench.prepared("select a from t")
+    assert isinstance(await bench.run(Forget("f", name)), Prepared)
+    with pytest.raises(InvalidUsage):
+        await bench.run(Step("s", name, 0, 0, {}, 0, 1))
+
+
+@with_bench
+async def test_a_held_job_waits_and_can_be_cancelled(bench: Bench) -> None:
+    name = await bench.prepared("select a from t")
+    bench.controls.hold("Step")
+    done: list[str] = []
+
+    async def step(job_id: str) -> None:
+        try:
+            await bench.run(Step(job_id, name, 0, 0, {}, 0, 1))
+            done.append(f"{job_id} done")
+        except Canceled:
+            done.append(f"{job_id} canceled")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(step, "one")
+        group.start_soon(step, "two")
+        await bench.controls.wait_begun("Step", 2)
+        assert done == []
+        await bench.address.send(CancelJob("one"))
+        while not done:
+            await anyio.lowlevel.checkpoint()
+        assert done == ["one canceled"]
+        bench.controls.release("Step")
+    assert done == ["one canceled", "two done"]
+
+
+@with_bench
+async def test_the_next_job_fails_as_told(bench: Bench) -> None:
+    bench.controls.fail_next("Analyze", EngineLost("gone"))
+    job = Analyze("a", (("t", T),), ("select a from t",))
+    with pytest.raises(EngineLost):
+        await bench.run(job)
+    assert (await bench.run(job)).schemas[0].names == ("a",)
+
+
+@with_bench
+async def test_an_answer_may_be_asked_for_without_the_helper(bench: Bench) -> None:
+    answer: Any = await bench.address.ask(
+        lambda reply: Run(Analyze("a", (("t", T),), ("select g from t",)), reply), 5_000
+    )
+    assert answer.schemas[0].names == ("g",)

@@ -1,0 +1,220 @@
+"""Compiling SQL: modes, reasons, lookups, output types."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.errors import QueryRejected, UnknownObject
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import Analyzed
+from actors.plan.schema import Column, Schema
+from actors.testing.analysis import analyze
+from actors.views.compile import compile_view
+from actors.views.explain import explain
+from actors.views.fingerprint import fingerprint
+from actors.views.lookups import Origin
+
+TABLES = {
+    "flights": Schema(
+        (
+            Column("id", "int", False),
+            Column("Carrier", "string"),
+            Column("delay", "int"),
+            Column("cancelled", "boolean"),
+            Column("fare", "decimal(10,2)"),
+            Column("ratio", "double"),
+        )
+    ),
+    "carriers": Schema((Column("carrier", "string"), Column("name", "string"))),
+    "big": Schema((Column("id", "bigint"), Column("carrier", "string"), Column("x", "bigint"))),
+}
+
+
+async def answers(
+    tables: tuple[tuple[str, Schema], ...],
+    texts: tuple[str, ...],
+    conf: tuple[tuple[str, str], ...],
+) -> Analyzed:
+    return Analyzed("a", tuple(analyze(text, dict(tables)) for text in texts), (True,) * len(texts))
+
+
+async def compiled(sql: str) -> DeltaPlan:
+    return await compile_view(sql, TABLES, answers)
+
+
+INCREMENTAL = [
+    "select * from flights",
+    "select id as key, delay * 2 as twice from flights where delay > 3 or Carrier is null;",
+    "select f.id, c.name from flights f join carriers c on f.carrier = c.carrier",
+    "select f.id, c.name from flights f, carriers c where f.carrier = c.carrier and f.id > 1",
+    "select f.id, c.name from flights f join carriers c using (carrier)",
+    "select a.id, b.id as other from flights a join flights b on a.carrier = b.carrier",
+    "with c as (select carrier as k, upper(name) as n from carriers) "
+    "select id, n from flights join c on carrier = k",
+    "select q.id from (select id, delay from flights where delay > 0) q where q.delay < 9",
+    "select carrier, count(*) as n, avg(delay) as a from flights group by carrier",
+    "select upper(carrier) as c, sum(fare) / count(*) as f from flights group by 1",
+    "select lower(carrier) as c, sum(delay) as s from flights group by c having s > 3",
+    "select count(*) as n from flights",
+    "select carrier, count_if(cancelled) as c, sum(delay) filter (where not cancelled) as d "
+    "from flights group by carrier",
+    "select id from flights order by id",
+]
+
+
+@pytest.mark.parametrize("sql", INCREMENTAL)
+async def test_is_incremental(sql: str) -> None:
+    plan = await compiled(sql)
+    assert (plan.mode, plan.reason) == ("incremental", "")
+    assert plan.strata
+    assert plan.fingerprint
+
+
+OPAQUE = {
+    "select distinct carrier from flights": "DISTINCT",
+    "select id from flights limit 3": "LIMIT",
+    "select f.id from flights f left join carriers c on f.carrier = c.carrier": "LEFT JOIN",
+    "select f.id from flights f full outer join big b on f.id = b.id": "FULL OUTER JOIN",
+    "select f.id from flights f left semi join big b on f.id = b.id": "LEFT SEMI JOIN",
+    "select id from flights union all select id from flights": "UNION",
+    "select id from flights except select 1": "EXCEPT",
+    "select row_number() over (order by id) as r from flights": "window",
+    "select id from flights where id in (select id from big)": "subquery",
+    "select id from flights where delay > (select avg(x) from big)": "subquery",
+    "select max(delay) as m from flights": "aggregate MAX",
+    "select count(distinct delay) as m from flights": "DISTINCT",
+    "select avg(n) as a from (select count(*) as n from flights group by carrier) q": "table q",
+    "select sum(ratio) as r from flights": "order of rows",
+    "select f.id, g.n from flights f join (select carrier, count(*) as n from flights "
+    "group by carrier) g on f.carrier = g.carrier": "derived table g",
+    "select delay + 1 as delay, count(*) as n from flights group by id, delay having delay > 1": (
+        "both a column and an alias"
+    ),
+}
+
+
+@pytest.mark.parametrize(("sql", "reason"), OPAQUE.items())
+async def test_is_opaque_with_the_construct_named(sql: str, reason: str) -> None:
+    plan = await compiled(sql)
+    assert plan.mode == "opaque"
+    assert reason in plan.reason
+    assert plan.strata == ()
+    assert plan.sql == sql
+
+
+@pytest.mark.parametrize(
+    ("sql", "text"),
+    [
+        ("select now() as t, id from flights", "now()"),
+        ("select id from flights where current_date > date '2013-01-01'", "current_date"),
+        ("select rand() as r from flights", "rand()"),
+        ("select uuid() as u from flights", "uuid()"),
+        ("select id, delay as id from flights", "two columns"),
+        ("select id as __time from flights", "reserved"),
+        ("select missing from flights", "missing"),
+        ("select 1 as x", "at least one table"),
+        ("insert into flights values (1)", "not INSERT"),
+        ("select id from flights; select 1", "one query"),
+        ("select id from flights tablesample (10 percent)", "TABLESAMPLE"),
+    ],
+)
+async def test_is_refused(sql: str, text: str) -> None:
+    with pytest.raises(QueryRejected, match=text.replace("(", r"\(").replace(")", r"\)")):
+        await compiled(sql)
+
+
+async def test_an_unknown_table_is_named() -> None:
+    with pytest.raises(UnknownObject, match="nowhere"):
+        await compiled("select * from nowhere")
+    with pytest.raises(UnknownObject, match="not qualified"):
+        await compiled("select * from db.flights")
+
+
+async def test_sources_are_the_catalogs_names_in_order_of_mention() -> None:
+    plan = await compiled("select c.name from CARRIERS c join Flights f on c.carrier = f.carrier")
+    assert plan.sources == ("carriers", "flights")
+    assert plan.source_schemas == (TABLES["carriers"], TABLES["flights"])
+
+
+def lookups(plan: DeltaPlan) -> list[tuple[str, tuple[str, ...], tuple[Origin, ...]]]:
+    return [(k.target, k.key, k.origins) for s in plan.strata for k in s.lookups]
+
+
+async def test_a_join_is_looked_up_by_its_key_from_the_other_delta() -> None:
+    plan = await compiled("select id, name from flights f join carriers c on f.carrier = c.carrier")
+    assert lookups(plan) == [
+        ("s1", ("carrier",), (("d0", ("Carrier",)),)),
+        ("s0", ("Carrier",), (("d1", ("carrier",)),)),
+    ]
+
+
+async def test_keys_of_other_types_or_expressions_ask_for_the_whole_state() -> None:
+    plan = await compiled("select f.id from flights f join big b on f.id = b.id")
+    assert {(target, key) for target, key, _ in lookups(plan)} == {("s0", ()), ("s1", ())}
+    plan = await compiled("select f.id from flights f join big b on upper(f.carrier) = b.carrier")
+    assert {(target, key) for target, key, _ in lookups(plan)} == {("s0", ()), ("s1", ())}
+
+
+async def test_chained_lookups_come_after_their_origins() -> None:
+    plan = await compiled(
+        "select f.id from big b join flights f on b.carrier = f.carrier "
+        "join carriers c on f.carrier = c.carrier"
+    )
+    for stratum in plan.strata:
+        filled: set[str] = set()
+        for lookup in stratum.lookups:
+            assert all(name[0] == "d" or name in filled for name, _ in lookup.origins)
+            filled.add(lookup.target)
+    # Equal keys are closed transitively: every lookup starts at a delta.
+    assert {name[0] for _, _, origins in lookups(plan) for name, _ in origins} == {"d"}
+
+
+async def test_a_hierarchy_asks_for_the_whole_state_once() -> None:
+    plan = await compiled(
+        "select a.id from big a join big b on a.x = b.id join big c on b.x = c.id"
+    )
+    found = lookups(plan)
+    assert found == [("s0", (), ())] or all(key for _, key, _ in found)
+    for stratum in plan.strata:
+        wholes = {k.target for k in stratum.lookups if not k.key}
+        assert not any(k.key and k.target in wholes for k in stratum.lookups)
+
+
+async def test_an_aggregate_keeps_hidden_state_by_its_keys() -> None:
+    plan = await compiled(
+        "select carrier, count(*) as n, sum(delay) as s, avg(fare) as f, sum(b.x) as x "
+        "from flights join big b using (carrier) group by carrier"
+    )
+    assert plan.hidden is not None
+    assert plan.hidden.keys == ("k0",)
+    kinds = {column.name: column.type for column in plan.hidden.schema.columns}
+    assert kinds["n"] == "bigint"
+    assert sorted(set(kinds.values())) == ["bigint", "decimal(22,2)", "decimal(38,0)", "string"]
+    assert lookups(plan)[-1] == ("h", ("k0",), (("r0", ("k0",)),))
+    types = [column.type for column in plan.output.columns]
+    assert types == ["string", "bigint", "bigint", "decimal(14,6)", "bigint"]
+
+
+async def test_scans_read_only_the_columns_used() -> None:
+    plan = await compiled("select name from flights f join carriers c on f.carrier = c.carrier")
+    text = explain(plan)
+    assert "Input d0(Carrier)" in text
+    assert "delay" not in text.split("stratum 0")[1]
+
+
+async def test_explain_tells_mode_reason_strata_and_lookups() -> None:
+    text = explain(await compiled("select carrier, count(*) as n from flights group by carrier"))
+    assert text.startswith("mode: incremental\nsource 0: flights(")
+    assert "stratum 1: reads r0, h" in text
+    assert "lookup h by (k0) from r0(k0)" in text
+    opaque = explain(await compiled("select distinct carrier from flights"))
+    assert "mode: opaque (DISTINCT in the view)" in opaque
+
+
+async def test_the_fingerprint_follows_plan_conf_and_engine() -> None:
+    sql = "select id from flights"
+    plan = await compiled(sql)
+    assert plan.fingerprint == (await compiled(sql)).fingerprint
+    other = await compile_view(sql, TABLES, answers, (("spark.sql.ansi.enabled", "false"),))
+    assert other.fingerprint != plan.fingerprint
+    assert fingerprint(plan, "4.3.0") != fingerprint(plan, "4.4.0")

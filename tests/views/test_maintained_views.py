@@ -1,0 +1,115 @@
+"""Random updates in random splits, through compile and steps, equal the oracle at every time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from actors.kernel import System
+from actors.plan.schema import Column, Schema
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.maintain import Engine, Maintained, accumulated
+from actors.testing.oracle import Oracle, differences
+from actors.views.compile import compile_view
+
+TABLES = {
+    "a": Schema((Column("k", "int"), Column("g", "string"), Column("v", "int"))),
+    "b": Schema((Column("k", "int"), Column("c", "int"), Column("w", "bigint"))),
+    "c": Schema((Column("c", "int"), Column("name", "string"))),
+}
+
+VIEWS = {
+    "filter": "select k, v + 1 as v1 from a where v > 0 or g is null",
+    "two": "select a.g, b.w from a join b on a.k = b.k",
+    "three": "select a.v, b.w, c.name from a join b on a.k = b.k join c on b.c = c.c",
+    "theta": "select a.k, c.c from a join c on a.k < c.c",
+    "star": "select a.v, c.name from a, b, c where a.k = b.k and a.k = c.c and b.w > a.v",
+    "self": "select l.v, r.v as rv from a l join a r on l.k = r.k and l.g = r.g",
+    "hierarchy": "select x.k, z.w from b x join b y on x.c = y.k join b z on y.c = z.k",
+    "group": "select g, count(*) as n, sum(v) as s, avg(v) as m, count(v) as c from a group by g",
+    "joined_group": "select c.name, a.g, sum(a.v) as s, count(*) as n "
+    "from a join b on a.k = b.k join c on b.c = c.c group by c.name, a.g having count(*) > 1",
+    "total": "select count(*) as n, sum(w) as s, avg(w) as m from b",
+}
+
+VALUE = st.one_of(st.none(), st.integers(-1, 2))
+ROWS = {
+    "a": st.tuples(VALUE, st.one_of(st.none(), st.sampled_from("xy")), VALUE),
+    "b": st.tuples(VALUE, VALUE, VALUE),
+    "c": st.tuples(VALUE, st.one_of(st.none(), st.sampled_from("pq"))),
+}
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[tuple[int, str, tuple[Any, ...], int]], list[int]]:
+    """Updates that never remove what is not there, and where the steps end."""
+    present: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
+    updates = []
+    time = draw(st.integers(0, 2))
+    for _ in range(draw(st.integers(1, 14))):
+        time += draw(st.integers(0, 1))
+        table = draw(st.sampled_from(sorted(TABLES)))
+        rows = present[table]
+        remove: bool = draw(st.booleans())
+        if rows and remove:
+            row = rows.pop(draw(st.integers(0, len(rows) - 1)))
+            updates.append((time, table, row, -1))
+        else:
+            row = rows[0] if rows and draw(st.integers(0, 3)) == 0 else draw(ROWS[table])
+            rows.append(row)
+            updates.append((time, table, row, 1))
+    cuts = draw(st.sets(st.integers(1, time + 1)))
+    return updates, sorted({*cuts, time + 1})
+
+
+async def maintained(
+    sql: str, updates: list[tuple[int, str, tuple[Any, ...], int]], cuts: list[int]
+) -> None:
+    async with System(seed=1) as system:
+        engine = Engine(system.spawn(InMemoryExecutor, "engine"), "t")
+        plan = await compile_view(sql, TABLES, engine.analyze())
+        assert plan.mode == "incremental", plan.reason
+        view = Maintained(engine, plan, "v")
+        await view.prepare()
+        lo = 0
+        for hi in cuts:
+            deltas = [
+                [(row, t, d) for t, table, row, d in updates if table == source and lo <= t < hi]
+                for source in plan.sources
+            ]
+            await view.advance(deltas, lo, hi)
+            lo = hi
+    oracle = Oracle(TABLES)
+    for update in updates:
+        oracle.add(*update)
+    # A global aggregate has its row from the end of the first step on.
+    for time in range(cuts[0] - 1, cuts[-1]):
+        expected = oracle.contents(sql, plan.output, time)
+        found = accumulated(view.output, time)
+        assert differences(expected, found) == [], (time, expected, found)
+        assert all(weight > 0 for weight in found.values())
+    if plan.hidden is not None:
+        hidden = accumulated(view.hidden, cuts[-1])
+        assert all(weight == 1 for weight in hidden.values())
+        width = len(plan.hidden.keys)
+        assert all(n == 1 for n in Counter(row[:width] for row in hidden).values())
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(history=histories())
+def test_every_split_is_exact_at_every_time(
+    name: str, history: tuple[list[tuple[int, str, tuple[Any, ...], int]], list[int]]
+) -> None:
+    import anyio
+
+    updates, cuts = history
+    anyio.run(maintained, VIEWS[name], updates, cuts)
