@@ -1,0 +1,231 @@
+"""The engine's own process: ``python -m actors.spark.child FD``.
+
+Theory of operation. The parent hands over one end of a socket pair and sends `Start`; the child
+starts Spark and answers `EngineReady`. From then on the main thread only reads: plans are
+filed at once (so a step that follows its `Prepare` always finds it), jobs go to a bounded set
+of worker threads, each with its own sessions and its own fair pool; a canceler thread goes on
+interrupting a canceled job until its worker has returned, because Spark forgets a cancel that
+comes before the job. Answers are written by whichever thread has one, a frame at a time.
+
+The process lives no longer than either neighbour: end of file on the socket (the parent is
+gone) and the death of the JVM both end it at once, and the JVM ends with it, because it reads
+our end of a pipe. It holds no state that its parent could not give a successor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from actors.errors import PenstockError
+from actors.plan.jobs import Answer, Cancel, EngineReady, Forget, Job, JobFailed, Prepare, Step
+from actors.protocol.frames import HEADER, FrameCodec
+from actors.spark.failures import JvmGone
+from actors.spark.jobs import Engine, Ticket
+from actors.spark.session import open_session, spark_conf
+from actors.spark.start import ChildMessage, Start
+from actors.spark.steps import PreparedPlan, Slot
+
+CANCEL_AGAIN_SECONDS: Final = 0.05
+JVM_END_SECONDS: Final = 5.0
+"""A JVM that lives on after this has not died: the call itself failed."""
+LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+EXIT_PARENT_GONE: Final = 0
+EXIT_JVM_GONE: Final = 3
+EXIT_NOT_STARTED: Final = 4
+EXIT_FAULT: Final = 5
+
+
+class Wire:
+    """The socket: whole frames in, whole frames out, from any thread."""
+
+    def __init__(self, end: socket.socket, frame_bytes_max: int) -> None:
+        self._end = end
+        self._lock = threading.Lock()
+        self._codec: FrameCodec[ChildMessage] = FrameCodec(ChildMessage, frame_bytes_max)
+
+    def receive(self) -> ChildMessage | None:
+        """The next message; None when the parent is gone."""
+        while True:
+            header = self._exactly(HEADER.size)
+            if header is None:
+                return None
+            length = self._codec.check_length(header)
+            if length:
+                body = self._exactly(length)
+                return None if body is None else self._codec.decode(body)
+
+    def send(self, answer: Answer) -> None:
+        """Sends an answer; one too large to send is answered with its error."""
+        try:
+            data = self._codec.encode(answer)
+        except PenstockError as error:
+            data = self._codec.encode(JobFailed(answer.job_id, "EngineError", str(error)))
+        with self._lock:
+            self._end.sendall(data)
+
+    def _exactly(self, size: int) -> bytes | None:
+        data = bytearray(size)
+        view, got = memoryview(data), 0
+        while got < size:
+            count = self._end.recv_into(view[got:])
+            if count == 0:
+                return None
+            got += count
+        return bytes(data)
+
+
+class Child:
+    """The threads around an `Engine`."""
+
+    def __init__(self, wire: Wire, engine: Engine, jvm: Any) -> None:
+        self._wire = wire
+        self._engine = engine
+        self._jvm = jvm
+        self._plans: dict[str, PreparedPlan] = {}
+        self._tickets: dict[str, Ticket] = {}
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
+        self._wake = threading.Event()
+        self._serial = 0
+
+    def start(self) -> None:
+        """Starts the threads."""
+        threading.Thread(target=self._watch_jvm, name="jvm", daemon=True).start()
+        threading.Thread(target=self._cancel, name="cancel", daemon=True).start()
+        for number in range(self._engine.settings.engine_jobs_in_flight_max):
+            pool = f"worker-{number}"
+            threading.Thread(target=self._work, args=(pool,), name=pool, daemon=True).start()
+
+    def serve(self) -> None:
+        """Reads until the parent is gone."""
+        while (message := self._wire.receive()) is not None:
+            match message:
+                case Forget():
+                    self._plans.pop(message.dataflow, None)
+                case Cancel():
+                    self._mark_canceled(message.job_id)
+                case Start():
+                    raise PenstockError("Start came twice")
+                case _:
+                    self._accept(message)
+
+    def _accept(self, job: Job) -> None:
+        prepared = None
+        if isinstance(job, Prepare):
+            prepared = self._plans[job.dataflow] = PreparedPlan(job.plan)
+        elif isinstance(job, Step):
+            prepared = self._plans.get(job.dataflow)
+        self._serial += 1
+        ticket = Ticket(job, f"{job.job_id}#{self._serial}", prepared)
+        with self._lock:
+            self._tickets[job.job_id] = ticket
+        self._waiting.put(ticket)
+
+    def _mark_canceled(self, job_id: str) -> None:
+        with self._lock:
+            ticket = self._tickets.get(job_id)
+            if ticket is not None:
+                ticket.canceled.set()
+                self._wake.set()
+
+    def _work(self, pool: str) -> None:
+        try:
+            slot = self._engine.slot()
+            while True:
+                ticket = self._waiting.get()
+                answer = self._answer(slot, ticket, pool)
+                with self._lock:
+                    del self._tickets[ticket.job.job_id]
+                self._wire.send(answer)
+                _bound_log()
+        except OSError:
+            leave(EXIT_PARENT_GONE, "the parent is gone", self._jvm)
+        except BaseException as error:  # noqa: BLE001 - a worker's fault ends the process
+            leave(EXIT_FAULT, f"{pool} failed: {type(error).__name__}: {error}", self._jvm)
+
+    def _answer(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+        """The job's answer; none, but the end of this process, when the JVM died under it."""
+        try:
+            return self._engine.run(slot, ticket, pool)
+        except JvmGone as error:
+            threading.Event().wait(JVM_END_SECONDS)  # `_watch_jvm` ends the process meanwhile
+            return JobFailed(ticket.job.job_id, "EngineLost", str(error))
+
+    def _cancel(self) -> None:
+        while True:
+            self._wake.wait()
+            with self._lock:
+                groups = [t.group for t in self._tickets.values() if t.canceled.is_set()]
+                if not groups:
+                    self._wake.clear()
+            for group in groups:
+                try:
+                    self._engine.interrupt(group)
+                except Exception as error:  # noqa: BLE001 - tried again until the job is over
+                    print(f"cancel {group}: {error}", file=sys.stderr, flush=True)
+            threading.Event().wait(CANCEL_AGAIN_SECONDS)
+
+    def _watch_jvm(self) -> None:
+        code = self._jvm.wait()
+        leave(EXIT_JVM_GONE, f"the JVM ended with {code}", None)
+
+
+def leave(code: int, why: str, jvm: Any) -> None:
+    """Ends this process now, and the JVM with it."""
+    print(why, file=sys.stderr, flush=True)
+    if jvm is not None:
+        jvm.kill()
+    os._exit(code)
+
+
+def _bound_log() -> None:
+    """Empties the log when it is full: a job that fails for ever must not fill the disk."""
+    try:
+        if os.fstat(2).st_size > LOG_BYTES_MAX:
+            os.ftruncate(2, 0)
+    except OSError:
+        return  # not a file
+
+
+def _java_version(session: Any) -> str:
+    return str(session._jvm.java.lang.System.getProperty("java.version"))
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the child until its parent or its JVM is gone."""
+    end = socket.socket(fileno=int(arguments[0]))
+    end.set_inheritable(False)
+    first = Wire(end, 1 << 20).receive()
+    if not isinstance(first, Start):
+        leave(EXIT_PARENT_GONE, "no Start came", None)
+        return
+    settings, scratch = first.settings, Path(first.scratch)
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    try:
+        session = open_session(spark_conf(settings, scratch), scratch)
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the log tells
+        leave(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {error}", None)
+        return
+    jvm: Any = session.sparkContext._gateway.proc
+    wire = Wire(end, settings.engine_frame_bytes_max)
+    child = Child(wire, Engine(session, settings, scratch), jvm)
+    child.start()
+    wire.send(EngineReady("", session.version, _java_version(session), os.getpid(), jvm.pid))
+    try:
+        child.serve()
+    except OSError:
+        pass
+    except PenstockError as error:
+        leave(EXIT_FAULT, f"the parent broke the protocol: {error}", jvm)
+    leave(EXIT_PARENT_GONE, "the parent is gone", jvm)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,127 @@
+"""Plain Spark: a query over whole contents, minus the old contents of its view.
+
+Contents are the rows whose diffs sum to more than zero, each repeated by that sum. What is
+small is summed and repeated in Arrow and costs Spark nothing; the rest is done by Spark. Both
+keep the bits of a row (see `actors.spark.translate`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from actors.plan.jobs import Difference, RowsDone
+from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.updates import consolidate, negate
+from actors.spark.analysis import check_types, output_schema, query
+from actors.spark.bridge import Bridge
+from actors.spark.rows import Loaded, done, frame, load
+from actors.spark.steps import SMALL_BYTES_MAX, Slot
+from actors.spark.translate import consolidated, holds_floats, quote
+
+REPEATED_ROWS_MAX: Final = 2_000_000
+RESULT: Final = "__result"
+OLD: Final = "__old"
+
+
+def run_difference(slot: Slot, job: Difference) -> RowsDone:
+    """The updates at `job.time` that turn `old` into the query's result.
+
+    Raises `QueryRejected` when the query does not make `job.output`, and Spark's own errors.
+    """
+    started = time.perf_counter()
+    loaded = {name: load(rows) for name, rows in job.tables}
+    old = None if job.old is None else load(job.old)
+    all_rows = [*loaded.values(), *([] if old is None else [old])]
+    small = not any(rows.files for rows in all_rows) and (
+        sum(rows.bytes for rows in all_rows) <= SMALL_BYTES_MAX
+    )
+    bridge = slot.sessions.get(job.conf, small=small)
+    ready = {name: None if rows.files else _contents_here(rows.table)
+             for name, rows in loaded.items()}  # fmt: skip
+    raw = {name: f"__raw{index}" for index, name in enumerate(loaded) if ready[name] is None}
+    with bridge.views({view: frame(bridge, loaded[name]) for name, view in raw.items()}):
+        contents = {}
+        for name, rows in loaded.items():
+            table = ready[name]
+            if table is None:
+                contents[name] = _contents_in_spark(bridge, rows.rows.schema, raw[name])
+            else:
+                contents[name] = bridge.table(table)
+        with bridge.views(contents):
+            slot.check()
+            found = query(bridge, job.sql)
+            check_types(output_schema(found.schema), job.output, "the query", names=False)
+            found = found.toDF(*job.output.names)
+            slot.check()
+            if small:
+                table = _subtract_here(bridge, found, old, job.output)
+            else:
+                table = _subtract_in_spark(bridge, found, old, job.output)
+    table = table.add_column(
+        len(job.output.columns),
+        pa.field(TIME, pa.int64()),
+        pa.repeat(pa.scalar(job.time, pa.int64()), table.num_rows),
+    )
+    elapsed = (time.perf_counter() - started) * 1000
+    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+
+
+def floats_of(schema: Schema) -> set[str]:
+    """Columns whose bits a GROUP BY does not keep."""
+    return {column.name for column in schema.columns if holds_floats(column.type)}
+
+
+def _contents_in_spark(bridge: Bridge, schema: Schema, view: str) -> DataFrame:
+    rows = f"SELECT * FROM {quote(view)}"
+    text = consolidated(rows, schema.names, floats_of(schema), by_time=False, keep="> 0")
+    repeated = f"explode(sequence(1L, {DIFF})) AS {DIFF}"
+    return bridge.sql(text).selectExpr(*map(quote, schema.names), repeated).drop(DIFF)
+
+
+def _contents_here(updates: pa.Table) -> pa.Table | None:
+    """The rows themselves; None when there are too many to repeat here."""
+    summed = consolidate(updates.drop_columns([TIME]))
+    kept = summed.filter(pc.greater(summed[DIFF], pa.scalar(0, pa.int64())))
+    weights = kept[DIFF].to_numpy()
+    if weights.sum() > REPEATED_ROWS_MAX:
+        return None
+    rows = kept.drop_columns([DIFF])
+    if (weights == 1).all():
+        return rows
+    return rows.take(pa.array(np.repeat(np.arange(len(weights)), weights)))
+
+
+def _subtract_here(
+    bridge: Bridge, found: DataFrame, old: Loaded | None, output: Schema
+) -> pa.Table:
+    result = bridge.collect(found, output.arrow())
+    ones = pa.repeat(pa.scalar(1, pa.int64()), result.num_rows)
+    result = result.append_column(pa.field(DIFF, pa.int64()), ones)
+    if old is not None and old.table.num_rows:
+        gone = negate(old.table.drop_columns([TIME])).rename_columns(result.column_names)
+        result = pa.concat_tables([result, gone.cast(result.schema)])
+    return consolidate(result)
+
+
+def _with_diff(output: Schema) -> pa.Schema:
+    return output.arrow().append(pa.field(DIFF, pa.int64()))
+
+
+def _subtract_in_spark(
+    bridge: Bridge, found: DataFrame, old: Loaded | None, output: Schema
+) -> pa.Table:
+    names = [*map(quote, output.names)]
+    frames = {RESULT: found}
+    rows = f"SELECT {', '.join([*names, f'1L AS {DIFF}'])} FROM {quote(RESULT)}"
+    if old is not None and not old.empty:
+        frames[OLD] = frame(bridge, old)
+        rows += f"\nUNION ALL SELECT {', '.join([*names, f'-{DIFF}'])} FROM {quote(OLD)}"
+    text = consolidated(rows, output.names, floats_of(output), by_time=False)
+    with bridge.views(frames):
+        return bridge.collect(bridge.sql(text), _with_diff(output))

@@ -1,0 +1,97 @@
+"""What a failed job means: `code` and text for its `JobFailed`.
+
+Spark names its errors by a condition and a SQLSTATE. The class (first two characters) tells who
+is to blame:
+
+- data exceptions (22), cardinality (21), constraint-like (23), errors raised by the query itself
+  (P0), external routines (38, 39) and limits that the data exceed (54): the same job fails in
+  the same way again, so the error belongs to the view: ``DefiniteError``;
+- what analysis refuses: ``QueryRejected``;
+- everything else may go away (a lost file, a lost executor, no memory): ``EngineLost``.
+
+An error raised inside a task arrives wrapped: conditions are looked for along the whole chain
+of causes, and in the text, where Spark always writes ``[CONDITION] … SQLSTATE: xxxxx``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import AnalysisException, PySparkException
+
+from actors.errors import PenstockError, to_wire
+from actors.plan.jobs import JobFailed
+
+DEFINITE_CLASSES: Final = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0"})
+_NAMED: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\][^\0]*?SQLSTATE: ([0-9A-Z]{5})")
+_PLAN_TREE: Final = re.compile(r";(?: line \d+ pos \d+;?)?\s*\n['+]?[A-Z:]")
+_LINES_MAX: Final = 6
+
+
+class JvmGone(Exception):
+    """The JVM did not answer: it has most likely died."""
+
+
+def failed(job_id: str, error: BaseException, text_bytes_max: int) -> JobFailed:
+    """The answer for a job that ended in `error`. Raises `JvmGone` when the JVM did not answer."""
+    code, text = describe(error)
+    return JobFailed(job_id, code, _clip(text, text_bytes_max))
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """(error class of `actors.errors`, short text). Raises `JvmGone`."""
+    if isinstance(error, PenstockError):
+        code, text, _ = to_wire(error)
+        return code, text
+    if isinstance(error, AnalysisException):
+        return "QueryRejected", short_text(str(error))
+    texts = [str(link) for link in _chain(error)]
+    for text in texts:
+        for condition, state in _NAMED.findall(text):
+            if state[:2] in DEFINITE_CLASSES:
+                return "DefiniteError", _from(text, condition)
+    whole = short_text(texts[0]) or type(error).__name__
+    if _is_gone(error):
+        raise JvmGone(whole) from error
+    return "EngineLost", f"{type(error).__name__}: {whole}"
+
+
+def short_text(text: str) -> str:
+    """Spark's own words without the plan tree and the JVM's stack."""
+    text = text.split("\n\nJVM stacktrace:")[0]
+    tree = _PLAN_TREE.search(text)
+    if tree:
+        text = text[: tree.start()]
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    kept = [line for line in lines if line and not line.lstrip().startswith("at ")]
+    return "\n".join(kept[:_LINES_MAX])
+
+
+def _from(text: str, condition: str) -> str:
+    """The text from the condition's name on."""
+    at = text.find(f"[{condition}]")
+    return short_text(text[max(at, 0) :])
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        cause = getattr(link, "_cause", None)
+        link = cause if isinstance(cause, BaseException) else link.__cause__
+
+
+def _is_gone(error: BaseException) -> bool:
+    if isinstance(error, Py4JJavaError | PySparkException):
+        return "Cannot call methods on a stopped SparkContext" in str(error)
+    return isinstance(error, Py4JNetworkError | Py4JError | ConnectionError)
+
+
+def _clip(text: str, bytes_max: int) -> str:
+    data = text.encode()
+    return text if len(data) <= bytes_max else data[:bytes_max].decode(errors="ignore") + "…"

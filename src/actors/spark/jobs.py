@@ -1,0 +1,101 @@
+"""Jobs to answers: what a worker thread of the child does with one message.
+
+A job is a pure function of its message and of the plan prepared under its name. Every job gets
+exactly one answer; failures become `JobFailed` (`actors.spark.failures`). A job that was
+canceled answers ``Canceled`` whatever else happened to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from actors.errors import InvalidUsage, UnknownObject
+from actors.plan.jobs import Analyze, Answer, Difference, Job, JobFailed, Prepare, RowsDone, Step
+from actors.settings import Settings
+from actors.spark.analysis import analyze
+from actors.spark.difference import run_difference
+from actors.spark.failures import failed
+from actors.spark.session import ThreadSessions
+from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
+from actors.spark.steps import PreparedPlan, Slot, prepare, run_step
+
+
+class Ticket:
+    """A job on its way through the child. `group` names its Spark jobs, for the canceler."""
+
+    __slots__ = ("canceled", "group", "job", "prepared")
+
+    def __init__(self, job: Job, group: str, prepared: PreparedPlan | None) -> None:
+        self.job = job
+        self.group = group
+        self.prepared = prepared
+        self.canceled = threading.Event()
+
+
+class Engine:
+    """The session, and what all worker threads share."""
+
+    def __init__(self, session: SparkSession, settings: Settings, scratch: Path) -> None:
+        self.session = session
+        self.settings = settings
+        self.out = scratch / OUT_FOLDER
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._temporary = scratch / CHILD_FOLDER
+        self._user = frozenset(settings.spark_conf)
+
+    def slot(self) -> Slot:
+        """For one worker thread."""
+        sessions = ThreadSessions(self.session, self._user, self._temporary)
+        return Slot(sessions, self.out, self.settings.engine_inline_bytes_max, threading.Event())
+
+    def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+        """The answer to a job. Raises `JvmGone` when the JVM did not answer."""
+        job_id = ticket.job.job_id
+        if ticket.canceled.is_set():
+            return _canceled(job_id)
+        slot.canceled = ticket.canceled
+        try:
+            context: Any = self.session.sparkContext
+            context.setJobGroup(ticket.group, type(ticket.job).__name__, interruptOnCancel=True)
+            if slot.pool != pool:  # a property of this thread, here and in the JVM
+                context.setLocalProperty("spark.scheduler.pool", pool)
+                slot.pool = pool
+            answer = _dispatch(slot, ticket)
+        except Exception as error:  # noqa: BLE001 - every failure becomes the job's answer
+            if ticket.canceled.is_set():
+                return _canceled(job_id)
+            return failed(job_id, error, self.settings.error_text_bytes_max)
+        if ticket.canceled.is_set():
+            if isinstance(answer, RowsDone) and answer.arrow_file is not None:
+                Path(answer.arrow_file).unlink(missing_ok=True)
+            return _canceled(job_id)
+        return answer
+
+    def interrupt(self, group: str) -> None:
+        """Cancels the Spark jobs of a group, running and to come."""
+        self.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
+
+
+def _dispatch(slot: Slot, ticket: Ticket) -> Answer:
+    job = ticket.job
+    match job:
+        case Analyze():
+            return analyze(slot.sessions.get(job.conf, small=True), job)
+        case Prepare() if ticket.prepared is not None:
+            return prepare(slot, ticket.prepared, job)
+        case Step() if ticket.prepared is not None:
+            return run_step(slot, ticket.prepared, job)
+        case Step():
+            raise UnknownObject(f"no plan was prepared under the name {job.dataflow!r}")
+        case Difference():
+            return run_difference(slot, job)
+        case _:
+            raise InvalidUsage(f"{type(job).__name__} is not a job that runs")
+
+
+def _canceled(job_id: str) -> JobFailed:
+    return JobFailed(job_id, "Canceled", "canceled on request")

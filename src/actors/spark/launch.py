@@ -1,0 +1,179 @@
+"""The parent's side of a child: start it, talk to it, end it with all that it started.
+
+The child leads a process group of its own, so that ending it takes the JVM along even when
+neither reads its pipe any more. It gets one end of a socket pair and a log file for whatever it
+and the JVM print; the log's tail is part of the error when it does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from actors.errors import EngineUnavailable
+from actors.kernel.clock import Clock
+from actors.plan.jobs import Answer, EngineReady
+from actors.protocol.frames import HEADER, FrameCodec
+from actors.settings import Settings
+from actors.spark.java import JavaHome, find_java
+from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
+
+LOG_TAIL_BYTES: Final = 2000
+READ_BYTES_MAX: Final = 4 * 1024 * 1024
+DROPPED_VARIABLES: Final = (
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "SPARK_REMOTE",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "PYSPARK_SUBMIT_ARGS",
+    "PYSPARK_GATEWAY_PORT",
+    "PYSPARK_GATEWAY_SECRET",
+    "PYSPARK_PIN_THREAD",
+)
+"""Variables of other Spark installations: the child runs the one it was installed with."""
+
+
+class EngineProcess:
+    """A running child."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        settings: Settings,
+        scratch: Path,
+        clock: Clock,
+    ) -> None:
+        self._process = process
+        self._reader, self._writer = streams
+        self._settings = settings
+        self._scratch = scratch
+        self._clock = clock
+        self._killed = False
+        limit = settings.engine_frame_bytes_max
+        self._out: FrameCodec[ChildMessage] = FrameCodec(ChildMessage, limit)
+        self._in: FrameCodec[Answer] = FrameCodec(Answer, limit)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, and its group's."""
+        return self._process.pid
+
+    def send(self, message: ChildMessage) -> None:
+        """Sends without waiting: what is in flight is bounded, and the child always reads.
+
+        Raises `LocalProtocolError` when the message is over the frame limit.
+        """
+        data = self._out.encode(message)
+        if not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def receive(self) -> Answer | None:
+        """The next answer; None when the child is gone."""
+        try:
+            length = self._in.check_length(await self._reader.readexactly(HEADER.size))
+            return self._in.decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def ready(self) -> EngineReady:
+        """Waits until the engine is up. Raises `EngineUnavailable` with the log's tail."""
+        seconds = self._settings.engine_start_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(seconds):
+                first = await self.receive()
+        except TimeoutError:
+            raise EngineUnavailable(
+                f"the engine was not up after {seconds} s (engine_start_timeout_ms); "
+                f"its log ends:\n{await self._log_tail()}"
+            ) from None
+        if not isinstance(first, EngineReady):
+            raise EngineUnavailable(
+                f"the engine ended before it was up; its log ends:\n{await self._log_tail()}"
+            )
+        return first
+
+    def kill(self) -> None:
+        """Kills the child and all that it started, at once."""
+        if not self._killed:
+            self._killed = True
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    async def end(self) -> None:
+        """Kills it, waits until it is gone, and removes its files (not its answers)."""
+        self.kill()
+        self._writer.transport.abort()
+        spare = self._scratch / CHILD_FOLDER
+        with anyio.CancelScope(shield=True):
+            await self._process.wait()
+            await self._clock.run_blocking(lambda: shutil.rmtree(spare, ignore_errors=True))
+
+    async def _log_tail(self) -> str:
+        path = log_path(self._scratch)
+        data = await self._clock.run_blocking(path.read_bytes)
+        return data[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+
+def log_path(directory: Path) -> Path:
+    """Where the children of a folder log."""
+    return directory / "engine.log"
+
+
+def clean(directory: Path) -> None:
+    """Makes the engine's folder, without what earlier children left in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (CHILD_FOLDER, OUT_FOLDER):
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+
+async def launch(settings: Settings, directory: Path, clock: Clock) -> EngineProcess:
+    """Starts a child; `EngineProcess.ready` waits for it.
+
+    Raises `EngineUnavailable` when there is no Java or the process cannot be started.
+    """
+    java = await clock.run_blocking(lambda: find_java(directory / "java"))
+    if not isinstance(java, JavaHome):
+        raise java
+    source = str(Path(__file__).parents[2])
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
+    environment |= {"JAVA_HOME": str(java.home), "PYTHONPATH": path}
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    log = os.open(log_path(directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "actors.spark.child", str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        raise EngineUnavailable(f"the engine's process cannot be started: {error}") from None
+    finally:
+        theirs.close()
+        os.close(log)
+    try:
+        streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
+        made = EngineProcess(process, streams, settings, directory, clock)
+        made.send(Start(settings, str(directory)))
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        ours.close()
+        raise
+    return made

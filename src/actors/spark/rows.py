@@ -1,0 +1,160 @@
+"""Rows in and out of Spark: Arrow and Parquet to temporary views, results to Arrow.
+
+Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILE_BYTES_MAX` together)
+are read here and become one local relation, which Spark plans without a scan; large parts are
+scanned by Spark. Either way the rows are those that `Rows` means: of files only
+``lower <= time < upper``, times below `advance_to` raised to it, updates of errors left out
+(`dataflow` deals with errors), columns in the schema's types.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import expr
+from pyspark.sql.types import StructType
+
+from actors.errors import InvalidUsage, StorageError
+from actors.plan.jobs import Rows, RowsDone
+from actors.plan.schema import ERROR, TIME, Column, Schema, arrow_type
+from actors.plan.updates import advance, between, from_ipc, to_ipc
+from actors.spark.bridge import Bridge, spark_struct
+
+LOCAL_FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Rows, as far as they were read here, and the files left for Spark."""
+
+    rows: Rows
+    table: pa.Table
+    files: tuple[str, ...]
+    bytes: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether there surely is no row."""
+        return not self.files and self.table.num_rows == 0
+
+
+def load(rows: Rows) -> Loaded:
+    """Reads what is small. Raises `StorageError` when a file cannot be read."""
+    wanted = rows.schema.arrow_updates()
+    tables: list[pa.Table] = []
+    if rows.arrow is not None:
+        tables.append(from_ipc(rows.arrow))
+    if rows.arrow_file is not None:
+        tables.append(_read(rows.arrow_file, _read_ipc_file))
+    sizes = [_local_size(path) for path in rows.files]
+    bytes_known = sum(size or 0 for size in sizes)
+    local = None not in sizes and bytes_known <= LOCAL_FILE_BYTES_MAX
+    if local:
+        for path in rows.files:
+            part = _read(path.removeprefix("file://"), _read_parquet)
+            tables.append(between(part, rows.lower, rows.upper))
+    kept = [_plain(table, wanted) for table in tables]
+    table = pa.concat_tables(kept) if kept else wanted.empty_table()
+    if rows.advance_to is not None and table.num_rows:
+        table = advance(table, rows.advance_to)
+    known = bytes_known if None not in sizes else 1 << 62
+    return Loaded(rows, table, () if local else rows.files, table.nbytes + (0 if local else known))
+
+
+def _local_size(path: str) -> int | None:
+    """Bytes of a file of this machine; None for one that only Spark can reach."""
+    plain = path.removeprefix("file://")
+    if "://" in plain:
+        return None
+    try:
+        return os.path.getsize(plain)
+    except OSError as error:
+        raise StorageError(f"part {plain} cannot be read: {error}", determinate=True) from None
+
+
+def _read(path: str, read: Any) -> pa.Table:
+    try:
+        return read(path)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"{path} cannot be read: {error}", determinate=True) from None
+
+
+def _read_ipc_file(path: str) -> pa.Table:
+    with pa.memory_map(path) as source:
+        try:
+            return pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return pa.ipc.open_stream(source).read_all()
+
+
+def _read_parquet(path: str) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        return file.read()
+
+
+def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """The table without updates of errors, in the wanted columns and types."""
+    if ERROR in table.column_names:
+        table = table.filter(pc.is_null(table[ERROR]))
+    missing = [name for name in wanted.names if name not in table.column_names]
+    if missing:
+        raise InvalidUsage(f"rows lack column {missing[0]!r}; they have {table.column_names}")
+    return table.select(wanted.names).cast(wanted)
+
+
+def schema_of(struct: StructType) -> Schema:
+    """Spark's schema as ours. Raises `InvalidUsage` naming a column of a type we cannot store."""
+    columns = []
+    for field in struct.fields:
+        kind = field.dataType.simpleString()
+        try:
+            arrow_type(kind)
+        except (InvalidUsage, ValueError, KeyError):
+            raise InvalidUsage(
+                f"column {field.name!r} has the type {kind}, which cannot be stored; cast it"
+            ) from None
+        columns.append(Column(field.name, kind, field.nullable))
+    return Schema(tuple(columns))
+
+
+def frame(bridge: Bridge, loaded: Loaded) -> DataFrame:
+    """The rows as a frame: user columns, time, diff."""
+    if not loaded.files:
+        return bridge.table(loaded.table)
+    scanned = _scan(bridge, loaded)
+    if loaded.table.num_rows == 0:
+        return scanned
+    return scanned.unionByName(bridge.table(loaded.table))
+
+
+def _scan(bridge: Bridge, loaded: Loaded) -> DataFrame:
+    rows = loaded.rows
+    fields = spark_struct(rows.schema.arrow_updates()).fields
+    schema = StructType(list(fields)).add(ERROR, "string")
+    found = bridge.session.read.schema(schema).parquet(*loaded.files)
+    found = found.where(
+        f"{ERROR} IS NULL AND {TIME} >= {rows.lower}L AND {TIME} < {rows.upper}L"
+    ).drop(ERROR)
+    if rows.advance_to is not None:
+        found = found.withColumn(TIME, expr(f"greatest({TIME}, {rows.advance_to}L)"))
+    return found
+
+
+def done(job_id: str, table: pa.Table, out: Path, inline_bytes_max: int, ms: float) -> RowsDone:
+    """The answer: inline when small, otherwise an IPC file below `out`."""
+    if table.nbytes <= inline_bytes_max:
+        data = to_ipc(table)
+        if len(data) <= inline_bytes_max:
+            return RowsDone(job_id, table.num_rows, arrow=data, spark_ms=ms)
+    path = out / f"{uuid.uuid4().hex}.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return RowsDone(job_id, table.num_rows, arrow_file=str(path), spark_ms=ms)

@@ -1,0 +1,129 @@
+"""The Spark session: measured settings for small steps, user settings on top.
+
+`spark_conf` is the whole configuration as a dict (pure); `open_session` starts the JVM with it.
+`ThreadSessions` gives each worker thread sessions of its own, one for each distinct set of
+settings, so that neither settings nor temporary views of concurrent jobs can meet: a thread
+runs one job at a time.
+
+The figures behind the settings: AQE, many shuffle partitions and large pages cost more than
+the small steps themselves; the default of 100 compiled classes makes many views evict each
+other's code; the history kept for a UI that is off is memory for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from actors.errors import QueryRejected
+from actors.settings import Settings
+from actors.spark.bridge import Bridge
+from actors.spark.start import CHILD_FOLDER
+
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+SESSIONS_PER_THREAD_MAX: Final = 6
+SMALL_STEPS: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.sql.maxSinglePartitionBytes": "1t",
+}
+"""On top for small inputs: one partition, and no exchange for fear of a size estimate."""
+
+
+def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
+    """The configuration of the engine: ours, then `Settings.spark_conf` on top."""
+    conf = {
+        "spark.master": settings.spark_master,
+        "spark.app.name": "penstock",
+        "spark.driver.memory": settings.spark_driver_memory,
+        "spark.submit.deployMode": "client",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "1000",
+        "spark.sql.ui.retainedExecutions": "5",
+        "spark.scheduler.mode": "FAIR",
+        "spark.buffer.pageSize": "256k",
+        "spark.broadcast.blockSize": "128k",
+        "spark.local.dir": str(scratch / CHILD_FOLDER / "local"),
+        "spark.sql.warehouse.dir": str(scratch / CHILD_FOLDER / "warehouse"),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.runSQLOnFiles": "false",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.codegen.cache.maxEntries": "4000",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        "spark.sql.artifact.isolation.enabled": "false",
+    }
+    if settings.spark_master.startswith("local"):
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    user = dict(settings.spark_conf)
+    temporary = scratch / CHILD_FOLDER / "tmp"
+    options = (
+        "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Xss4m "
+        f"-Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
+    )
+    conf[JAVA_OPTIONS] = f"{options} {user.pop(JAVA_OPTIONS, '')}".strip()
+    return conf | user
+
+
+def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
+    """Starts the JVM and the one SparkContext of this process."""
+    for name in ("local", "warehouse", "tmp"):
+        (scratch / CHILD_FOLDER / name).mkdir(parents=True, exist_ok=True)
+    if conf["spark.master"].startswith("local"):
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # before the JVM looks for another address
+    spark = SparkConf(loadDefaults=False)
+    for key, value in conf.items():
+        spark.set(key, value)
+    context = SparkContext(conf=spark)
+    context.setLogLevel("ERROR")
+    return SparkSession(context)
+
+
+class ThreadSessions:
+    """The sessions of one worker thread, by settings; bounded, least recently used go first."""
+
+    def __init__(self, root: SparkSession, user: frozenset[str], scratch: Path) -> None:
+        self._root = root
+        self._scratch = scratch
+        self._user = user
+        self._sessions: OrderedDict[tuple[Any, ...], Bridge] = OrderedDict()
+
+    def get(self, conf: Sequence[tuple[str, str]], *, small: bool) -> Bridge:
+        """A session with `conf`, made the active one of this thread.
+
+        Raises `QueryRejected` when Spark refuses a setting.
+        """
+        key = (*sorted(conf), small)
+        made = self._sessions.pop(key, None)
+        if made is None:
+            made = Bridge(self._open(conf, small=small), self._scratch)
+        self._sessions[key] = made
+        while len(self._sessions) > SESSIONS_PER_THREAD_MAX:
+            self._sessions.popitem(last=False)
+        made.activate()
+        return made
+
+    def _open(self, conf: Sequence[tuple[str, str]], *, small: bool) -> SparkSession:
+        session = self._root.newSession()
+        if small:
+            for name, value in SMALL_STEPS.items():
+                if name not in self._user:
+                    session.conf.set(name, value)
+        for name, value in conf:
+            try:
+                session.conf.set(name, value)
+            except PySparkException as error:
+                text = str(error).splitlines()[0]
+                raise QueryRejected(f"setting {name} = {value!r}: {text}") from None
+        return session

@@ -1,0 +1,209 @@
+"""Prepared plans and their steps.
+
+`PreparedPlan` is a delta plan with what Spark alone knows of it: the types of its nodes, asked
+for once, on empty inputs, and kept. `run_step` renders strata as one statement
+(`actors.spark.translate`), gives Spark the rows as views, and collects the answer.
+
+Small steps (no file left to Spark, `SMALL_BYTES_MAX` of rows at most) run in one partition; a
+`Consolidate` at the root is then done on the collected Arrow, which spares an aggregation and
+keeps the same bits as the statement for large steps does. A step whose inputs are all empty
+runs no Spark job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from actors.errors import Canceled, InvalidUsage, QueryRejected
+from actors.plan.delta import Consolidate, DeltaPlan, Node
+from actors.plan.jobs import Prepare, Prepared, RowsDone, Step
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.updates import consolidate, empty_updates
+from actors.spark.analysis import check_types, empty_frame, output_schema, query
+from actors.spark.bridge import Bridge
+from actors.spark.rows import done, frame, load
+from actors.spark.session import ThreadSessions
+from actors.spark.translate import Relation, Translator, leaves
+
+SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+class Slot(msgspec.Struct):
+    """What a worker thread has: its sessions, and where and how large answers go."""
+
+    sessions: ThreadSessions
+    out: Path
+    inline_bytes_max: int
+    canceled: threading.Event
+    """Of the job at hand."""
+    pool: str = ""
+
+    def check(self) -> None:
+        """Raises `Canceled` when the job was canceled: called before each longer stretch."""
+        if self.canceled.is_set():
+            raise Canceled("canceled on request")
+
+
+class PreparedPlan:
+    """A plan and the types of its nodes. Shared by threads: facts are only ever added."""
+
+    def __init__(self, plan: DeltaPlan) -> None:
+        self.plan = plan
+        self._types: dict[Node, Schema] = {}
+
+    def schema(self, bridge: Bridge, node: Node) -> Schema:
+        """Columns and types that a node makes, without time and diff."""
+        known = self._types.get(node)
+        if known is None:
+            text = self._empty(bridge).text(node)
+            made = output_schema(bridge.sql(text).schema)
+            known = Schema(tuple(c for c in made.columns if c.name not in (TIME, DIFF)))
+            self._types[node] = known
+        return known
+
+    def stratum(self, bridge: Bridge, index: int) -> Schema:
+        """What stratum `index` makes."""
+        return self.schema(bridge, self.plan.strata[index].node)
+
+    def types(self, bridge: Bridge, node: Node) -> Mapping[str, str]:
+        """Spark's type text of each column of a node."""
+        return {column.name: column.type for column in self.schema(bridge, node).columns}
+
+    def input_schema(self, bridge: Bridge, name: str) -> Schema:
+        """The schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
+        plan = self.plan
+        if name == "h" and plan.hidden is not None:
+            return plan.hidden.schema
+        number = int(name[1:]) if name[1:].isdigit() else -1
+        if name[:1] in ("d", "s") and 0 <= number < len(plan.source_schemas):
+            return plan.source_schemas[number]
+        if name[:1] == "r" and 0 <= number < len(plan.strata):
+            return self.stratum(bridge, number)
+        raise InvalidUsage(f"the plan has no input {name!r}")
+
+    def _empty(self, bridge: Bridge) -> Translator:
+        """Renders any node of the plan over inputs without rows."""
+        names = {name for stratum in self.plan.strata for name in leaves(stratum.node)}
+        return Translator(
+            _Empties(self, bridge, names),
+            lambda node: self.types(bridge, node),
+            interval=(1, 2),
+            small=True,
+        )
+
+
+class _Empties(Mapping[str, Relation]):
+    """Relations without rows, their schemas asked for when they are needed."""
+
+    def __init__(self, prepared: PreparedPlan, bridge: Bridge, names: set[str]) -> None:
+        self._prepared = prepared
+        self._bridge = bridge
+        self._names = names
+
+    def __getitem__(self, name: str) -> Relation:
+        return Relation(self._prepared.input_schema(self._bridge, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def prepare(slot: Slot, prepared: PreparedPlan, job: Prepare) -> Prepared:
+    """Builds the plan on empty inputs and checks what it makes.
+
+    Raises `QueryRejected`, `InvalidUsage`, or Spark's own error.
+    """
+    plan = job.plan
+    bridge = slot.sessions.get(plan.conf, small=True)
+    if plan.mode == "opaque" or not plan.strata:
+        empties = {
+            name: empty_frame(bridge, schema)
+            for name, schema in zip(plan.sources, plan.source_schemas, strict=True)
+        }
+        with bridge.views(empties):
+            made = output_schema(query(bridge, plan.sql).schema)
+        check_types(made, plan.output, "the query", names=False)
+        return Prepared(job.job_id)
+    for index in range(len(plan.strata)):
+        made = prepared.stratum(bridge, index)
+    if plan.hidden is None:
+        check_types(made, plan.output, "the last stratum", names=True)
+    else:
+        _check_hidden(made, plan)
+    return Prepared(job.job_id)
+
+
+def _check_hidden(made: Schema, plan: DeltaPlan) -> None:
+    """The last stratum must make the hidden columns, the view's as ``o_…``, and ``__keep``."""
+    assert plan.hidden is not None
+    wanted = (
+        *plan.hidden.schema.columns,
+        *(Column(f"o_{column.name}", column.type) for column in plan.output.columns),
+        Column("__keep", "boolean"),
+    )
+    by_name = {column.name: column for column in made.columns}
+    missing = [column.name for column in wanted if column.name not in by_name]
+    if missing:
+        raise QueryRejected(f"the last stratum lacks column {missing[0]!r}; it makes {made.names}")
+    found = Schema(tuple(by_name[column.name] for column in wanted))
+    check_types(found, Schema(wanted), "the last stratum", names=True)
+
+
+def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
+    """Runs strata `first` to `last`. Raises our errors or Spark's own."""
+    started = time.perf_counter()
+    plan = prepared.plan
+    if not 0 <= job.first <= job.last < len(plan.strata):
+        raise InvalidUsage(f"strata {job.first} to {job.last}: the plan has {len(plan.strata)}")
+    made = {f"r{index}" for index in range(job.first, job.last)}
+    nodes = [plan.strata[index].node for index in range(job.first, job.last + 1)]
+    needed = {name for node in nodes for name in leaves(node)} - made
+    loaded = {name: load(rows) for name, rows in job.inputs.items() if name in needed}
+    small = not any(rows.files for rows in loaded.values()) and (
+        sum(rows.bytes for rows in loaded.values()) <= SMALL_BYTES_MAX
+    )
+    bridge = slot.sessions.get(plan.conf, small=small)
+    if job.lo > 0 and all(rows.empty for rows in loaded.values()):
+        table = empty_updates(prepared.stratum(bridge, job.last))
+        return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
+    relations: dict[str, Relation] = {}
+    frames = {}
+    for name in needed:
+        rows = loaded.get(name)
+        if rows is None or rows.empty:
+            schema = prepared.input_schema(bridge, name) if rows is None else rows.rows.schema
+            relations[name] = Relation(schema)
+        else:
+            view = f"__{name}"
+            relations[name] = Relation(rows.rows.schema, view, rows.bytes)
+            frames[view] = frame(bridge, rows)
+    translator = Translator(
+        relations,
+        lambda node: prepared.types(bridge, node),
+        interval=(job.lo, job.hi),
+        small=small,
+    )
+    root = nodes[-1]
+    peeled = small and isinstance(root, Consolidate)
+    with bridge.views(frames):
+        text = translator.statement(plan, job.first, job.last, _peel(root) if peeled else None)
+        slot.check()
+        found = bridge.sql(text)
+        slot.check()
+        table = bridge.collect(found, prepared.stratum(bridge, job.last).arrow_updates())
+    if peeled:
+        table = consolidate(table)
+    elapsed = (time.perf_counter() - started) * 1000
+    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+
+
+def _peel(root: Node) -> Node:
+    return root.input if isinstance(root, Consolidate) else root

@@ -1,0 +1,359 @@
+"""The engine's actor: the only owner of Spark, which lives in a child process.
+
+Theory of operation. Jobs wait in a bounded queue and go to the child while fewer than
+`engine_jobs_in_flight_max` are there. One effect owns a child for its whole life: it starts it,
+reads its answers, and kills it and everything it started when the effect ends, for whatever
+reason. A child that died is replaced after a delay that doubles from one failure to the next.
+
+Rules
+- Every `Run` is answered exactly once: the entry of a job leaves the tables when it is.
+- A new child first gets every plan prepared so far, then what was in flight, in the order in
+  which it came. A job is a pure function of its message, so running it again is harmless. One
+  that was in flight at `engine_attempts_max` deaths is given up with `EngineLost`.
+- A cancel answers its caller at once, wherever the job is. The place it took in the child is
+  free when the child says so; a child that does not say so in `engine_cancel_timeout_ms` is
+  replaced. An answer that comes for a canceled job is dropped, and its file removed.
+- Messages of a child carry its number: those of a predecessor are ignored.
+- An engine that cannot be started fails what waits with `EngineUnavailable` and is tried
+  again: at once if it never was up, else after `START_FAILURES_MAX` starts that failed.
+
+What it does not do: it knows nothing of what a job means.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from actors.errors import (
+    Busy,
+    Canceled,
+    Closed,
+    EngineLost,
+    EngineUnavailable,
+    InvalidUsage,
+    PenstockError,
+    from_wire,
+)
+from actors.kernel import Actor, Clock, Effect
+from actors.plan.jobs import (
+    Answer,
+    Cancel,
+    CancelJob,
+    EngineReady,
+    ExecutorMessage,
+    Forget,
+    Job,
+    JobFailed,
+    Prepare,
+    Prepared,
+    RowsDone,
+    Run,
+)
+from actors.settings import Settings
+from actors.spark.launch import EngineProcess, clean, launch
+
+START_FAILURES_MAX: Final = 3
+
+Launch: TypeAlias = Callable[[Settings, Path, Clock], Awaitable[EngineProcess]]
+"""Starts a child (another one in tests)."""
+
+
+class _Started(msgspec.Struct, frozen=True):
+    number: int
+    process: EngineProcess
+    ready: EngineReady
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    number: int
+    answer: Answer
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """A child is gone, or could not be started (`error`)."""
+
+    number: int
+    error: PenstockError | None
+
+
+class _StartAgain(msgspec.Struct, frozen=True):
+    pass
+
+
+class _CancelOverdue(msgspec.Struct, frozen=True):
+    number: int
+    job_id: str
+
+
+_Message: TypeAlias = ExecutorMessage | _Started | _Answered | _Ended | _StartAgain | _CancelOverdue
+
+
+class _Entry:
+    """A job that is waiting or in flight."""
+
+    __slots__ = ("attempts", "canceled", "order", "overdue", "run")
+
+    def __init__(self, run: Run, order: int) -> None:
+        self.run = run
+        self.order = order
+        self.attempts = 0
+        self.canceled = False
+        self.overdue: Effect | None = None
+        """The timer that watches a canceled job."""
+
+    @property
+    def job(self) -> Job:
+        return self.run.job
+
+
+class SparkExecutor(Actor[_Message]):
+    """Runs jobs in a child process that holds PySpark; see the module's text.
+
+    `directory` is the engine's scratch folder, used by no other engine. Answers lie in its
+    folder ``out``; what an earlier service left there is removed at the start.
+    Answers of `Run` are `Analyzed`, `Prepared` or `RowsDone`; errors are `DefiniteError`,
+    `QueryRejected`, `Canceled`, `EngineLost`, `EngineUnavailable`, `Busy` and `InvalidUsage`.
+    """
+
+    def __init__(self, settings: Settings, directory: Path, launch_engine: Launch = launch) -> None:
+        self._settings = settings
+        self._launch = launch_engine
+        self._directory = directory
+        self._number = 0
+        self._life: Effect | None = None
+        self._process: EngineProcess | None = None
+        self._ready: EngineReady | None = None
+        self._failures = 0
+        self._unavailable: PenstockError | None = None
+        self._order = 0
+        self._deaths = 0
+        self._plans: dict[str, Prepare] = {}
+        self._waiting: deque[_Entry] = deque()
+        self._flying: dict[str, _Entry] = {}
+
+    async def on_start(self) -> None:
+        """Cleans the folder and starts the first child."""
+        await self.ctx.clock.run_blocking(lambda: clean(self._directory))
+        self._start()
+
+    async def on_stop(self) -> None:
+        """Answers what is left; the child is dead by now."""
+        for entry in self._entries():
+            entry.run.reply.fail(Closed("the engine was stopped"))
+        await self.ctx.clock.run_blocking(lambda: clean(self._directory))
+
+    async def receive(self, message: _Message) -> None:
+        """Handles one message."""
+        match message:
+            case Run():
+                self._run(message)
+            case CancelJob():
+                self._cancel(message.job_id)
+            case _Answered() if message.number == self._number:
+                self._answered(message.answer)
+            case _Answered():
+                self._discard(message.answer)
+            case _Started() if message.number == self._number:
+                self._started(message)
+            case _Ended() if message.number == self._number:
+                self._ended(message.error)
+            case _StartAgain():
+                self._start()
+            case _CancelOverdue() if message.number == self._number:
+                self._overdue(message.job_id)
+            case _:
+                pass  # of a child that has been replaced
+        self._send_waiting()
+
+    def describe(self) -> str:
+        """What it runs and what waits, for people."""
+        if self._ready is not None:
+            state = (
+                f"Spark {self._ready.spark_version} on Java {self._ready.java_version}, "
+                f"child {self._ready.pid}, JVM {self._ready.jvm_pid}"
+            )
+        elif self._unavailable is not None:
+            state = f"unavailable: {str(self._unavailable).splitlines()[0]}"
+        else:
+            state = f"starting child number {self._number}"
+        names = ", ".join(
+            f"{type(entry.job).__name__} {entry.job.job_id}{' (canceled)' * entry.canceled}"
+            for entry in self._flying.values()
+        )
+        return (
+            f"{state}; running {len(self._flying)} [{names}], waiting {len(self._waiting)}, "
+            f"plans {len(self._plans)}, children lost {self._deaths}"
+        )
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def _run(self, run: Run) -> None:
+        job = run.job
+        if isinstance(job, Forget):
+            self._plans.pop(job.dataflow, None)
+            self._send(job)
+            run.reply.set(Prepared(job.job_id))
+            return
+        if isinstance(job, Cancel):
+            self._cancel(job.job_id)
+            run.reply.set(Prepared(job.job_id))
+            return
+        if any(entry.job.job_id == job.job_id for entry in self._entries()):
+            run.reply.fail(InvalidUsage(f"a job named {job.job_id!r} is running already"))
+        elif self._unavailable is not None:
+            run.reply.fail(EngineUnavailable(str(self._unavailable)))
+        elif len(self._waiting) >= self._settings.engine_queue_max:
+            run.reply.fail(
+                Busy(
+                    f"{len(self._waiting)} jobs wait for the engine "
+                    f"(engine_queue_max = {self._settings.engine_queue_max}); try again later"
+                )
+            )
+        else:
+            self._order += 1
+            self._waiting.append(_Entry(run, self._order))
+
+    def _cancel(self, job_id: str) -> None:
+        for entry in self._waiting:
+            if entry.job.job_id == job_id:
+                self._waiting.remove(entry)
+                entry.run.reply.fail(Canceled(f"job {job_id} was canceled"))
+                return
+        flying = self._flying.get(job_id)
+        if flying is None or flying.canceled:
+            return
+        flying.canceled = True
+        flying.run.reply.fail(Canceled(f"job {job_id} was canceled"))
+        self._send(Cancel(job_id))
+        overdue = _CancelOverdue(self._number, job_id)
+        flying.overdue = self.ctx.after(self._settings.engine_cancel_timeout_ms, overdue)
+
+    def _overdue(self, job_id: str) -> None:
+        entry = self._flying.get(job_id)
+        if entry is not None and entry.canceled and self._process is not None:
+            self._process.kill()  # its end is then reported like any other
+
+    def _send_waiting(self) -> None:
+        limit = self._settings.engine_jobs_in_flight_max
+        while self._process is not None and self._waiting and len(self._flying) < limit:
+            entry = self._waiting.popleft()
+            if entry.run.reply.answered:  # the caller has gone
+                continue
+            try:
+                self._process.send(entry.job)
+            except PenstockError as error:  # too large for a frame: nothing was sent
+                entry.run.reply.fail(error)
+                continue
+            self._flying[entry.job.job_id] = entry
+            if isinstance(entry.job, Prepare):
+                self._plans[entry.job.dataflow] = entry.job
+
+    def _send(self, job: Job) -> None:
+        if self._process is not None:
+            self._process.send(job)
+
+    def _answered(self, answer: Answer) -> None:
+        entry = self._flying.pop(answer.job_id, None)
+        if entry is not None and entry.overdue is not None:
+            entry.overdue.cancel()
+        if entry is None or entry.canceled:
+            self._discard(answer)
+        elif isinstance(answer, JobFailed):
+            self._failures = 0
+            if isinstance(entry.job, Prepare) and self._plans.get(entry.job.dataflow) is entry.job:
+                del self._plans[entry.job.dataflow]
+            entry.run.reply.fail(from_wire(answer.code, answer.text, True))
+        else:
+            self._failures = 0
+            if entry.run.reply.answered:  # the caller has gone
+                self._discard(answer)
+            entry.run.reply.set(answer)
+
+    def _discard(self, answer: Answer) -> None:
+        """Removes the file of an answer that nobody will read."""
+        if isinstance(answer, RowsDone) and answer.arrow_file is not None:
+            path = Path(answer.arrow_file)
+
+            async def remove() -> None:
+                await self.ctx.clock.run_blocking(lambda: path.unlink(missing_ok=True))
+
+            self.ctx.effect(remove, done=lambda _: None, failed=lambda _: None)
+
+    def _entries(self) -> Iterable[_Entry]:
+        return [*self._flying.values(), *self._waiting]
+
+    # -- the child ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._number += 1
+        number = self._number
+
+        async def live() -> None:
+            process = await self._launch(self._settings, self._directory, self.ctx.clock)
+            try:
+                self.ctx.self.reply(_Started(number, process, await process.ready()))
+                while (answer := await process.receive()) is not None:
+                    self.ctx.self.reply(_Answered(number, answer))
+            finally:
+                await process.end()
+
+        self._life = self.ctx.effect(
+            live,
+            done=lambda _: _Ended(number, None),
+            failed=lambda error: _Ended(number, _as_ours(error)),
+        )
+
+    def _started(self, message: _Started) -> None:
+        self._process, self._ready = message.process, message.ready
+        self._unavailable = None
+        in_flight = {id(entry.job) for entry in self._waiting}
+        for plan in self._plans.values():
+            if id(plan) not in in_flight:
+                self._process.send(plan)
+
+    def _ended(self, error: PenstockError | None) -> None:
+        was_up, self._process, self._ready = self._process is not None, None, None
+        self._failures += 1
+        if was_up:
+            self._deaths += 1
+            self._take_back(error)
+        elif self._failures >= START_FAILURES_MAX or not self._deaths:
+            self._unavailable = error or EngineUnavailable("the engine ended while it started")
+            for entry in self._waiting:
+                entry.run.reply.fail(EngineUnavailable(str(self._unavailable)))
+            self._waiting.clear()
+        delay = self._settings.retry_delay_ms_min * 2 ** min(self._failures - 1, 30)
+        self.ctx.after(min(delay, self._settings.retry_delay_ms_max), _StartAgain())
+
+    def _take_back(self, error: PenstockError | None) -> None:
+        """Puts what was in flight in front of what waits, in the order in which it came."""
+        again: list[_Entry] = []
+        for entry in self._flying.values():
+            entry.attempts += 1
+            if entry.overdue is not None:
+                entry.overdue.cancel()
+            if entry.canceled:
+                continue
+            if entry.attempts >= self._settings.engine_attempts_max:
+                entry.run.reply.fail(
+                    EngineLost(
+                        f"the engine died {entry.attempts} times while "
+                        f"{type(entry.job).__name__} {entry.job.job_id} was running; "
+                        f"last: {error or 'the child ended'}"
+                    )
+                )
+            elif not entry.run.reply.answered:
+                again.append(entry)
+        self._flying.clear()
+        self._waiting.extendleft(sorted(again, key=lambda entry: -entry.order))
+
+
+def _as_ours(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return EngineUnavailable(f"the engine cannot be started: {type(error).__name__}: {error}")

