@@ -1,0 +1,272 @@
+"""The channel adapter: from a client's short-lived channel to a worker's lasting one.
+
+Theory of operation. One adapter a worker. Downwards it tags the client's commands with the
+connection's nonce. Upwards it sorts responses by theirs (`StashRules`, pure):
+
+- the current nonce: forward, and drop the whole stash: what it holds can only be older;
+- a nonce that was current before: drop and count;
+- any other may belong to a connection still to come here: keep it in the stash by nonce; a
+  connection gets its stash first.
+
+The stash is bounded. A nonce not yet served is never evicted: at the bound the adapter stops
+reading its worker, which is to say that it *holds* responses without telling the worker that
+they were taken, until the worker's window (counted per nonce) is full. While no client is
+connected the adapter goes on draining, so frontiers advance and memory stays flat.
+
+Flow: ``client → adapter → worker`` waits for room; ``worker → adapter → client`` uses room that
+the worker's window reserved. The client says `Took` when responses have left; the adapter says
+`Passed` to the worker for everything taken, stashed or dropped.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, deque
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from actors.errors import Broken, Closed
+from actors.kernel import Actor, Address, Reply
+from actors.progress import Nonce
+from actors.protocol.compute import Command, Response, Tagged, TaggedResponse
+
+SERVED_MAX: Final = 1024
+"""Past nonces remembered. A worker's responses arrive in order, so only the last few matter."""
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """A client takes over: its `Hello` is the next command. `client` gets `FromWorker`."""
+
+    nonce: Nonce
+    client: Address[Any]
+
+
+class Disconnect(msgspec.Struct, frozen=True):
+    """The client of that nonce is gone."""
+
+    nonce: Nonce
+
+
+class FromClient(msgspec.Struct, frozen=True):
+    """A command of a connection, to be tagged."""
+
+    nonce: Nonce
+    command: Command
+
+
+class Took(msgspec.Struct, frozen=True):
+    """The client has passed on this many responses; there is room for as many."""
+
+    nonce: Nonce
+    count: int
+
+
+class FromWorker(msgspec.Struct, frozen=True):
+    """Adapter → client: a response of worker number `worker`."""
+
+    worker: int
+    nonce: Nonce
+    response: Response
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """Adapter → worker: this many responses of that nonce are off its hands."""
+
+    nonce: Nonce
+    count: int
+
+
+class ClientGone(msgspec.Struct, frozen=True):
+    """Adapter → worker: nobody will read responses of this nonce."""
+
+    nonce: Nonce
+
+
+class AdapterStatistics(msgspec.Struct, frozen=True):
+    """Counts since the start, and the stash at this moment."""
+
+    forwarded: int
+    dropped: int
+    stashed: int
+    holding: int
+
+
+class InspectAdapter(msgspec.Struct, frozen=True):
+    """Asks for `AdapterStatistics`."""
+
+    reply: Reply[AdapterStatistics]
+
+
+AdapterMessage: TypeAlias = (
+    Connect | Disconnect | FromClient | Took | TaggedResponse | InspectAdapter
+)
+
+
+class Verdict(enum.Enum):
+    """What becomes of a response."""
+
+    FORWARD = "forward"
+    DROP = "drop"
+    STASH = "stash"
+    HOLD = "hold"
+
+
+class StashRules:
+    """Which responses go to the client, which are kept for one to come: no I/O, no actors.
+
+    Invariants (`validate`): the stash holds no served nonce and at most `limit` responses;
+    nothing is held while the stash has room.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._stash: dict[Nonce, list[Response]] = {}
+        self._size = 0
+        self._served: OrderedDict[Nonce, None] = OrderedDict()
+        self.current: Nonce | None = None
+        self.connected = False
+
+    @property
+    def stashed(self) -> int:
+        """Responses in the stash."""
+        return self._size
+
+    def connect(self, nonce: Nonce) -> list[Response]:
+        """A client takes over; what was kept for it, to be delivered first."""
+        self.current = nonce
+        self.connected = True
+        self._served[nonce] = None
+        self._served.move_to_end(nonce)
+        while len(self._served) > SERVED_MAX:
+            self._served.popitem(last=False)
+        kept = self._stash.pop(nonce, [])
+        self._size -= len(kept)
+        if kept:
+            self._clear()
+        return kept
+
+    def disconnect(self, nonce: Nonce) -> bool:
+        """The client is gone; False when it was not the current one."""
+        if nonce != self.current or not self.connected:
+            return False
+        self.connected = False
+        return True
+
+    def judge(self, tagged: TaggedResponse) -> Verdict:
+        """What becomes of a response; a `STASH` is kept here."""
+        if tagged.nonce == self.current:
+            self._clear()
+            return Verdict.FORWARD if self.connected else Verdict.DROP
+        if tagged.nonce in self._served:
+            return Verdict.DROP
+        if self._size >= self._limit:
+            return Verdict.HOLD
+        self._stash.setdefault(tagged.nonce, []).append(tagged.response)
+        self._size += 1
+        return Verdict.STASH
+
+    def _clear(self) -> None:
+        self._stash.clear()
+        self._size = 0
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        assert self._size == sum(len(kept) for kept in self._stash.values())
+        assert self._size <= self._limit
+        assert not self._served.keys() & self._stash.keys()
+
+
+class ChannelAdapter(Actor[AdapterMessage]):
+    """Bridges the client of the moment to one worker."""
+
+    def __init__(self, index: int, worker: Address[Any], stash_responses_max: int) -> None:
+        self._index = index
+        self._worker = worker
+        self._rules = StashRules(stash_responses_max)
+        self._client: Address[Any] | None = None
+        self._held: deque[TaggedResponse] = deque()
+        self._forwarded = 0
+        self._dropped = 0
+        self._passed_ahead = 0
+
+    async def receive(self, message: AdapterMessage) -> None:
+        """Handles one message of the client or the worker."""
+        match message:
+            case TaggedResponse():
+                await self._from_worker(message)
+            case FromClient():
+                if message.nonce == self._rules.current and self._rules.connected:
+                    await self._down(Tagged(message.nonce, message.command))
+            case Took():
+                await self._took(message)
+            case Connect():
+                await self._connect(message)
+            case Disconnect():
+                if self._rules.disconnect(message.nonce):
+                    self._client = None
+                    await self._down(ClientGone(message.nonce))
+            case InspectAdapter():
+                message.reply.set(self._statistics())
+
+    async def _connect(self, message: Connect) -> None:
+        self._client = message.client
+        kept = self._rules.connect(message.nonce)
+        # These were passed when they were stashed: the client's first Tooks are theirs.
+        self._passed_ahead = len(kept)
+        for response in kept:
+            self._forward(TaggedResponse(message.nonce, response))
+        held, self._held = self._held, deque()
+        for tagged in held:
+            await self._from_worker(tagged)
+
+    async def _took(self, message: Took) -> None:
+        if message.nonce != self._rules.current:
+            return
+        ahead = min(message.count, self._passed_ahead)
+        self._passed_ahead -= ahead
+        if message.count > ahead:
+            await self._down(Passed(message.nonce, message.count - ahead))
+
+    async def _from_worker(self, tagged: TaggedResponse) -> None:
+        match self._rules.judge(tagged):
+            case Verdict.FORWARD:
+                await self._drop_held()
+                self._forward(tagged)
+            case Verdict.DROP:
+                if tagged.nonce == self._rules.current:
+                    await self._drop_held()
+                self._dropped += 1
+                await self._down(Passed(tagged.nonce, 1))
+            case Verdict.STASH:
+                await self._down(Passed(tagged.nonce, 1))
+            case Verdict.HOLD:
+                self._held.append(tagged)
+
+    async def _drop_held(self) -> None:
+        """The first response of the current nonce proves that all strangers are older."""
+        while self._held:
+            stranger = self._held.popleft()
+            self._dropped += 1
+            await self._down(Passed(stranger.nonce, 1))
+
+    def _forward(self, tagged: TaggedResponse) -> None:
+        assert self._client is not None
+        self._forwarded += 1
+        self._client.reply(FromWorker(self._index, tagged.nonce, tagged.response))
+
+    async def _down(self, message: Tagged | Passed | ClientGone) -> None:
+        with suppress(Closed, Broken):
+            await self._worker.send(message)
+
+    def _statistics(self) -> AdapterStatistics:
+        return AdapterStatistics(
+            self._forwarded, self._dropped, self._rules.stashed, len(self._held)
+        )
+
+    def describe(self) -> str:
+        """Which client it serves."""
+        rules = self._rules
+        client = f"client {rules.current}" if rules.connected else "no client"
+        return f"{client}, {rules.stashed} stashed, {len(self._held)} held"

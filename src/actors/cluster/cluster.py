@@ -1,0 +1,148 @@
+"""The cluster: one sequencer, N workers, N channel adapters and the acceptor, put together.
+
+`Cluster.start` only spawns; everything runs on the `System` it is given and stops with it. What
+the state directory holds for the cluster (partitions of indexes, scratch files) is a cache and
+is removed at the start.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from actors.channel_adapter import AdapterStatistics, ChannelAdapter, InspectAdapter
+from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
+from actors.cluster.connection import Acceptor, AcceptorMessage, Serve
+from actors.cluster.serving import Server
+from actors.cluster.transport import Listener
+from actors.compute.live import Cast
+from actors.dataflow.dataflow import Dataflow
+from actors.fetch_task import FetchTask
+from actors.kernel import Address, System
+from actors.listen_task import ListenTask
+from actors.persist import PersistClient
+from actors.plan.jobs import ExecutorMessage
+from actors.protocol.compute import Command, Response
+from actors.sequencer import Sequencer
+from actors.settings import Settings
+from actors.worker import InspectWorker, Worker, WorkerStatistics
+
+
+class ClusterStatistics(msgspec.Struct, frozen=True):
+    """A cluster at one moment; one entry a worker."""
+
+    workers: tuple[WorkerStatistics, ...]
+    adapters: tuple[AdapterStatistics, ...]
+
+
+def cast_of(persist: PersistClient, executor: Address[ExecutorMessage], settings: Settings) -> Cast:
+    """The real actors below a worker."""
+    return Cast(
+        dataflow=lambda description, workers, scratch: Dataflow(
+            description, workers, executor, persist, settings, scratch, read_only=True
+        ),
+        listen=lambda source, dataflow, incarnation, number, consumer: ListenTask(
+            persist, source, dataflow, incarnation, number, consumer, settings
+        ),
+        fetch=lambda schema, dataflow, incarnation, number, consumer: FetchTask(
+            persist, schema, dataflow, incarnation, number, consumer, settings
+        ),
+    )
+
+
+class Cluster:
+    """A running cluster; made by `start`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        acceptor: Address[AcceptorMessage],
+        workers: tuple[Address[Any], ...],
+        adapters: tuple[Address[Any], ...],
+    ) -> None:
+        self._settings = settings
+        self._acceptor = acceptor
+        self._workers = workers
+        self._adapters = adapters
+
+    @classmethod
+    async def start(
+        cls,
+        system: System,
+        settings: Settings,
+        persist: PersistClient,
+        executor: Address[ExecutorMessage],
+        state_dir: Path,
+        *,
+        cast: Cast | None = None,
+    ) -> Cluster:
+        """Spawns all on an entered system. `cast` replaces the actors below the workers."""
+        count = settings.workers
+        await system.clock.run_blocking(lambda: _remove_caches(state_dir))
+        below = cast or cast_of(persist, executor, settings)
+        # The lists are complete before any of these actors runs: spawning does not yield.
+        workers: list[Address[Any]] = []
+        adapters: list[Address[Any]] = []
+        sequencer = system.spawn(lambda: Sequencer(workers), "sequencer")
+
+        def worker(index: int) -> Worker:
+            return Worker(
+                index, count, sequencer, workers, adapters, below, persist, settings, state_dir
+            )
+
+        def adapter(index: int) -> ChannelAdapter:
+            return ChannelAdapter(index, workers[index], settings.stash_responses_max)
+
+        workers.extend(
+            system.spawn(partial(worker, index), f"worker-{index}") for index in range(count)
+        )
+        adapters.extend(
+            system.spawn(partial(adapter, index), f"adapter-{index}") for index in range(count)
+        )
+        acceptor = system.spawn(lambda: Acceptor(adapters, settings), "acceptor")
+        return cls(settings, acceptor, tuple(workers), tuple(adapters))
+
+    async def connect(self) -> LocalClient:
+        """A client in this process; its Hello displaces whoever is connected."""
+        return LocalClient(self._acceptor)
+
+    async def listen(self, host: str, port: int) -> Listener:
+        """Serves the replica protocol on host:port (port 0: a free one, see `Listener.port`),
+        until the cluster stops or `Listener.aclose`. Raises `AddressInUse`."""
+        listener = await Listener.bind(
+            host, port, Response, Command, self._settings, REPLICA_MAGIC, REPLICA_VERSION
+        )
+        server = Server(self._acceptor, self._settings)
+        await self._acceptor.send(Serve(lambda: listener.serve(server.converse)))
+        return listener
+
+    async def statistics(self) -> ClusterStatistics:
+        """Asks every worker and adapter."""
+        workers: dict[int, WorkerStatistics] = {}
+        adapters: dict[int, AdapterStatistics] = {}
+
+        async def ask_worker(index: int) -> None:
+            workers[index] = await self._workers[index].ask(InspectWorker)
+
+        async def ask_adapter(index: int) -> None:
+            adapters[index] = await self._adapters[index].ask(InspectAdapter)
+
+        async with anyio.create_task_group() as group:
+            for index in range(len(self._workers)):
+                group.start_soon(ask_worker, index)
+                group.start_soon(ask_adapter, index)
+        order = range(len(self._workers))
+        return ClusterStatistics(
+            tuple(workers[index] for index in order), tuple(adapters[index] for index in order)
+        )
+
+
+def _remove_caches(state_dir: Path) -> None:
+    for cache in ("arrangements", "scratch"):
+        shutil.rmtree(state_dir / cache, ignore_errors=True)
+        (state_dir / cache).mkdir(parents=True)

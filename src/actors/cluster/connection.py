@@ -1,0 +1,271 @@
+"""Connections of controllers: the acceptor, and one connection actor for the client of the day.
+
+Theory of operation. A cluster serves one client at a time. The `Acceptor` stops the former
+`Connection` when a newer one has proved itself (a valid opening and Hello), tells the adapters
+that the former is gone, and starts the newer; so adapters see connections in one order. The
+connection attaches to every adapter *before* it passes Hello on, splits commands, merges
+responses (`Partitioned`) and hands them to its `Outlet`, one batch at a time.
+
+Flow: ``client → connection → adapters`` waits for room. Upwards, each worker's window bounds
+what is on its way: a response that completed a merged one is acknowledged (`Took`) when the
+outlet has taken it, any other at once.
+
+A client that breaks a rule is told so by a last `Status` (`refusal`) and loses its connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from actors.channel_adapter import Connect, Disconnect, FromClient, FromWorker, Took
+from actors.cluster.partitioned import Partitioned
+from actors.cluster.rules import CommandRules
+from actors.errors import Broken, Closed, Displaced, PenstockError, RemoteProtocolError, to_wire
+from actors.kernel import STOP, Actor, Address, Reply
+from actors.progress import Nonce
+from actors.protocol.compute import Command, CreateInstance, Hello, Response, Status
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.cluster")
+
+REFUSED: Final = "refused"
+
+
+def refusal(error: PenstockError) -> Status:
+    """The last response of a connection that is closed because of `error`."""
+    code, text, _ = to_wire(error)
+    return Status("", REFUSED, f"{code}: {text}")
+
+
+class Outlet(Protocol):
+    """Where a connection's responses go."""
+
+    async def send(self, response: Response, /) -> None:
+        """Sends one, waiting while the client is slow. Raises `Broken` or `Closed`."""
+        ...
+
+    def end(self, error: PenstockError, /) -> None:
+        """The connection is over, and why. The first reason counts."""
+        ...
+
+
+class ClientCommand(msgspec.Struct, frozen=True):
+    """A command of the client."""
+
+    command: Command
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    count: int
+
+
+class _OutletFailed(msgspec.Struct, frozen=True):
+    error: Exception
+
+
+ConnectionMessage: TypeAlias = ClientCommand | FromWorker | _Sent | _OutletFailed
+
+
+class Connection(Actor[ConnectionMessage]):
+    """One client's conversation with all workers."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        adapters: Sequence[Address[Any]],
+        outlet: Outlet,
+        running: CreateInstance,
+        settings: Settings,
+    ) -> None:
+        self._hello = hello
+        self._adapters = adapters
+        self._outlet = outlet
+        self._rules = CommandRules(running, settings.frame_bytes_max)
+        self._parts = Partitioned(len(adapters), settings.result_bytes_max)
+        self._queue: deque[tuple[Response, int]] = deque()
+        self._sending: list[tuple[Response, int]] = []
+
+    async def on_start(self) -> None:
+        """Takes over all adapters, then says Hello to them."""
+        for adapter in self._adapters:
+            await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
+        await self._command(self._hello)
+
+    async def receive(self, message: ConnectionMessage) -> None:
+        """Handles a command of the client or a response of a worker."""
+        match message:
+            case ClientCommand(command=command):
+                await self._command(command)
+            case FromWorker():
+                await self._response(message)
+            case _Sent():
+                await self._sent()
+            case _OutletFailed(error=error):
+                named = error if isinstance(error, PenstockError) else Broken(str(error))
+                self._end(named)
+
+    async def _command(self, command: Command) -> None:
+        try:
+            self._rules.check(command)
+        except PenstockError as error:
+            self._end(error)
+            return
+        for part, split in self._parts.split(command):
+            await _send(self._adapters[part], FromClient(self._hello.nonce, split))
+
+    async def _response(self, message: FromWorker) -> None:
+        if message.nonce != self._hello.nonce:
+            return
+        merged = self._parts.absorb(message.worker, message.response)
+        if merged is None:
+            await self._took(message.worker)
+            return
+        self._queue.append((merged, message.worker))
+        self._send_next()
+
+    async def _took(self, worker: int) -> None:
+        await _send(self._adapters[worker], Took(self._hello.nonce, 1))
+
+    def _send_next(self) -> None:
+        if self._sending or not self._queue:
+            return
+        self._sending = batch = list(self._queue)
+        self._queue.clear()
+
+        async def run() -> int:
+            for response, _ in batch:
+                await self._outlet.send(response)
+            return len(batch)
+
+        self.ctx.effect(run, done=_Sent, failed=_OutletFailed)
+
+    async def _sent(self) -> None:
+        sent, self._sending = self._sending, []
+        for _, worker in sent:
+            await self._took(worker)
+        self._send_next()
+
+    def _end(self, error: PenstockError) -> None:
+        self._outlet.end(error)
+        self.ctx.stop()
+
+    async def on_stop(self) -> None:
+        """Whoever still waits at the outlet learns that it is over."""
+        self._outlet.end(Closed("the connection was closed"))
+
+    def describe(self) -> str:
+        """Whose it is."""
+        return f"client {self._hello.nonce}, {len(self._queue) + len(self._sending)} to send"
+
+
+async def _send(address: Address[Any], message: Any) -> None:
+    """To an adapter; while the cluster stops there may be none."""
+    with suppress(Closed, Broken):
+        await address.send(message)
+
+
+# -- the acceptor ----------------------------------------------------------------------------------
+
+
+class Accept(msgspec.Struct, frozen=True):
+    """A client has proved itself: make it the one that is served. Answered with its address."""
+
+    hello: Hello
+    outlet: Outlet
+    reply: Reply[Address[ConnectionMessage]]
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """The client of that nonce went away. Answered when nothing of it runs any more."""
+
+    nonce: Nonce
+    reply: Reply[None] | None = None
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    nonce: Nonce
+
+
+class Serve(msgspec.Struct, frozen=True):
+    """Runs a coroutine beside the acceptor for as long as it lives (a listener)."""
+
+    run: Any
+
+
+AcceptorMessage: TypeAlias = Accept | Leave | Serve | _Ended
+
+
+class Acceptor(Actor[AcceptorMessage]):
+    """Decides which connection is served. `adapters` may be filled after construction."""
+
+    def __init__(self, adapters: Sequence[Address[Any]], settings: Settings) -> None:
+        self._adapters = adapters
+        self._settings = settings
+        self._running = CreateInstance(settings.workers)
+        self._current: tuple[Nonce, Address[Any], Outlet] | None = None
+        self._count = 0
+        self._displaced = 0
+
+    async def receive(self, message: AcceptorMessage) -> None:
+        """Handles one arrival or departure."""
+        match message:
+            case Accept():
+                await self._accept(message)
+            case Leave():
+                if self._current is not None and self._current[0] == message.nonce:
+                    await self._release(Closed("the client closed the connection"))
+                if message.reply is not None:
+                    message.reply.set(None)
+            case _Ended():
+                if self._current is not None and self._current[0] == message.nonce:
+                    await self._release(Closed("the connection has ended"))
+            case Serve():
+                self.ctx.effect(message.run, done=lambda _: None)
+
+    async def _accept(self, message: Accept) -> None:
+        nonce = message.hello.nonce
+        if self._current is not None:
+            if self._current[0] == nonce:
+                message.reply.fail(
+                    RemoteProtocolError(f"nonce {nonce} is in use: choose a fresh one")
+                )
+                return
+            self._displaced += 1
+            await self._release(Displaced(f"a newer connection ({nonce}) took over"))
+        self._count += 1
+        address = self.ctx.spawn(
+            lambda: Connection(
+                message.hello, self._adapters, message.outlet, self._running, self._settings
+            ),
+            f"connection-{self._count}",
+            policy=STOP,
+        )
+        self._current = (nonce, address, message.outlet)
+        self.ctx.watch(address, _Ended(nonce))
+        message.reply.set(address)
+
+    async def _release(self, error: PenstockError) -> None:
+        """Ends the present connection and tells the adapters that it is gone."""
+        assert self._current is not None
+        nonce, address, outlet = self._current
+        self._current = None
+        outlet.end(error)
+        await self.ctx.stop_child(address)
+        for adapter in self._adapters:
+            await _send(adapter, Disconnect(nonce))
+
+    async def on_stop(self) -> None:
+        """The client learns that the cluster has stopped."""
+        if self._current is not None:
+            self._current[2].end(Closed("the cluster has stopped"))
+
+    def describe(self) -> str:
+        """Who is served."""
+        client = self._current[0] if self._current is not None else "nobody"
+        return f"serves {client}; {self._count} connections so far, {self._displaced} displaced"

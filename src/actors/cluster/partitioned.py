@@ -1,0 +1,236 @@
+"""One replica out of N workers: commands split, answers merged. Pure.
+
+Theory of operation. `split`: Hello and UpdateConfiguration go to every part, everything else to
+part 0, whose worker offers it to the sequencer. What is merged is therefore known from responses
+alone; Hello clears it all.
+
+Rules of `absorb`:
+
+- frontiers: per object and kind each part's frontier is joined (it cannot go back); the meet is
+  emitted when it advances; an object is forgotten when every part is empty in every kind;
+- peeks: emitted when every part has answered: Canceled before Error before rows; rows are
+  concatenated (parts hold disjoint rows) and their size is checked again;
+- subscribes: a batch is emitted when the meet of the parts' uppers advances, with the updates
+  below it; the first error poisons the subscribe; the end (`SubscribeDropped`) is told once;
+- statuses pass through.
+
+Invariants: emitted frontiers strictly advance; batches of a subscribe are contiguous; a peek is
+emitted at most once; with nothing in flight nothing is kept (`idle`).
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from actors.errors import InvalidUsage, RemoteProtocolError
+from actors.plan.schema import TIME
+from actors.plan.updates import between, consolidate, from_ipc, to_ipc
+from actors.progress import EMPTY, Frontier, ObjectId, is_empty
+from actors.protocol.compute import (
+    Command,
+    Frontiers,
+    Hello,
+    PeekCanceled,
+    PeekError,
+    PeekResponse,
+    PeekRows,
+    Response,
+    Status,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeResponse,
+    UpdateConfiguration,
+)
+
+KINDS = ("write", "input", "output")
+
+
+class _Meets:
+    """Frontiers of one object: by kind, one a part, and what was emitted."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts: dict[str, list[Frontier]] = {kind: [0] * parts for kind in KINDS}
+        self.emitted: dict[str, Frontier] = dict.fromkeys(KINDS, 0)
+
+    def absorb(self, part: int, response: Frontiers) -> Frontiers | None:
+        news: dict[str, Frontier] = {}
+        for kind in KINDS:
+            frontier = getattr(response, kind)
+            if frontier is None:
+                continue
+            frontiers = self.parts[kind]
+            frontiers[part] = max(frontiers[part], frontier)
+            meet = min(frontiers)
+            if meet > self.emitted[kind]:
+                self.emitted[kind] = news[kind] = meet
+        return Frontiers(response.id, **news) if news else None
+
+    def ended(self) -> bool:
+        return all(is_empty(meet) for meet in self.emitted.values())
+
+
+class _Subscribe:
+    """One subscribe: how far each part is, and the updates not yet below the meet."""
+
+    def __init__(self, parts: int) -> None:
+        self.uppers: list[Frontier | None] = [None] * parts
+        self.lowers: list[Frontier] = [0] * parts
+        self.emitted: Frontier | None = None
+        self.stash: list[tuple[Frontier, bytes]] = []
+        """(upper, Arrow): updates below that upper."""
+        self.muted = False
+
+    def absorb(self, part: int, batch: SubscribeBatch) -> SubscribeBatch | None:
+        if self.uppers[part] is None:
+            self.lowers[part] = batch.lower
+        self.uppers[part] = batch.upper
+        if self.muted:
+            return None
+        if batch.error is not None:
+            self.muted = True
+            self.stash.clear()
+            lower = batch.lower if self.emitted is None else self.emitted
+            return SubscribeBatch(lower, max(batch.upper, lower + 1), None, batch.error)
+        if batch.arrow is not None:
+            self.stash.append((batch.upper, batch.arrow))
+        return self._emit()
+
+    def _emit(self) -> SubscribeBatch | None:
+        uppers = [upper for upper in self.uppers if upper is not None]
+        if len(uppers) < len(self.uppers):
+            return None
+        # A part without data starts at the minimum; the one with data says where it begins.
+        lower = max(self.lowers) if self.emitted is None else self.emitted
+        meet = min(uppers)
+        if meet <= lower:
+            return None
+        self.emitted = meet
+        return SubscribeBatch(lower, meet, self._take(meet))
+
+    def _take(self, meet: Frontier) -> bytes | None:
+        """Updates below the meet; the rest stays."""
+        if not self.stash:
+            return None
+        if len(self.stash) == 1 and self.stash[0][0] <= meet:
+            return self.stash.pop()[1]
+        rows: pa.Table = pa.concat_tables([from_ipc(arrow) for _, arrow in self.stash])
+        later = between(rows, meet, EMPTY)
+        self.stash.clear()
+        if later.num_rows:
+            self.stash.append((EMPTY, to_ipc(later)))
+        due = consolidate(between(rows, 0, meet)).sort_by(TIME)
+        return to_ipc(due) if due.num_rows else None
+
+    def end(self, part: int, dropped: SubscribeDropped) -> SubscribeDropped | None:
+        """A part was dropped; told once, unless the subscribe has reached its end or error."""
+        self.uppers[part] = EMPTY
+        over = self.muted or (self.emitted is not None and is_empty(self.emitted))
+        self.muted = True
+        self.stash.clear()
+        if over:
+            return None
+        return SubscribeDropped(dropped.frontier if self.emitted is None else self.emitted)
+
+    def ended(self) -> bool:
+        return all(upper is not None and is_empty(upper) for upper in self.uppers)
+
+
+class Partitioned:
+    """Splits one client's commands over the parts, merges the parts' responses."""
+
+    def __init__(self, parts: int, result_bytes_max: int) -> None:
+        self._parts = parts
+        self._result_bytes_max = result_bytes_max
+        self._clear()
+
+    def _clear(self) -> None:
+        self._meets: dict[ObjectId, _Meets] = {}
+        self._peeks: dict[str, dict[int, PeekRows | PeekError | PeekCanceled]] = {}
+        self._subscribes: dict[ObjectId, _Subscribe] = {}
+
+    def idle(self) -> bool:
+        """Whether nothing is being merged."""
+        return not (self._peeks or self._meets or self._subscribes)
+
+    def split(self, command: Command) -> list[tuple[int, Command]]:
+        """(part, command) for every part that gets it."""
+        if isinstance(command, Hello):
+            self._clear()
+        if isinstance(command, UpdateConfiguration) and command.result_bytes_max is not None:
+            self._result_bytes_max = command.result_bytes_max
+        if isinstance(command, Hello | UpdateConfiguration):
+            return [(part, command) for part in range(self._parts)]
+        return [(0, command)]
+
+    def absorb(self, part: int, response: Response) -> Response | None:
+        """The merged response that this one completes, if it does.
+
+        Raises `RemoteProtocolError` when a part answers a peek twice.
+        """
+        match response:
+            case Frontiers():
+                return self._frontiers(part, response)
+            case PeekResponse():
+                return self._peek(part, response)
+            case SubscribeResponse():
+                return self._subscribe(part, response)
+            case Status():
+                return response
+
+    def _frontiers(self, part: int, response: Frontiers) -> Frontiers | None:
+        meets = self._meets.get(response.id)
+        if meets is None:
+            meets = self._meets[response.id] = _Meets(self._parts)
+        news = meets.absorb(part, response)
+        if meets.ended():
+            del self._meets[response.id]
+        return news
+
+    def _peek(self, part: int, response: PeekResponse) -> PeekResponse | None:
+        answers = self._peeks.setdefault(response.uuid, {})
+        if part in answers:
+            raise RemoteProtocolError(f"worker {part} answered peek {response.uuid} twice")
+        answers[part] = response.result
+        if len(answers) < self._parts:
+            return None
+        del self._peeks[response.uuid]
+        results = [answers[number] for number in sorted(answers)]
+        return PeekResponse(response.uuid, _merge(results, self._result_bytes_max))
+
+    def _subscribe(self, part: int, response: SubscribeResponse) -> SubscribeResponse | None:
+        merging = self._subscribes.get(response.id)
+        if merging is None:
+            merging = self._subscribes[response.id] = _Subscribe(self._parts)
+        news: SubscribeBatch | SubscribeDropped | None
+        if isinstance(response.batch, SubscribeBatch):
+            news = merging.absorb(part, response.batch)
+        else:
+            news = merging.end(part, response.batch)
+        if merging.ended():
+            del self._subscribes[response.id]
+        return None if news is None else SubscribeResponse(response.id, news)
+
+
+def _merge(
+    results: list[PeekRows | PeekError | PeekCanceled], bytes_max: int
+) -> PeekRows | PeekError | PeekCanceled:
+    """Canceled before Error before rows."""
+    for kind in (PeekCanceled, PeekError):
+        for result in results:
+            if isinstance(result, kind):
+                return result
+    rows = [result for result in results if isinstance(result, PeekRows)]
+    if len(rows) == 1:
+        return rows[0]
+    tables = [(from_ipc(result.arrow), result) for result in rows]
+    filled = [(table, result) for table, result in tables if table.num_rows]
+    if len(filled) <= 1:
+        return filled[0][1] if filled else rows[0]
+    arrow = to_ipc(pa.concat_tables([table for table, _ in filled]))
+    if len(arrow) > bytes_max:
+        return PeekError(
+            InvalidUsage.__name__,
+            f"the result takes {len(arrow)} bytes, more than result_bytes_max ({bytes_max}); "
+            "read by key, or subscribe",
+        )
+    return PeekRows(arrow)

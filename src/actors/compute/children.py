@@ -1,0 +1,166 @@
+"""The dataflow actors: children of worker 0, and the order in which a drop takes things down.
+
+Rules: two renderings of one object never run at once (jobs and shards are named after the
+object): a successor is spawned when its predecessor has stopped. An actor that crashed is
+spawned afresh after a delay and told again what commands have said. A drop stops the actor
+first; then every worker stops its tasks and removes its partition.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias
+
+from actors.compute.events import Crashed
+from actors.compute.live import (
+    ChildrenTurn,
+    DataflowEnded,
+    DataflowLink,
+    DataflowStopped,
+    Gone,
+    Live,
+    Origin,
+    Site,
+    SpawnAgain,
+)
+from actors.compute.tasks import Tasks
+from actors.errors import Broken, Closed
+from actors.kernel import STOP
+from actors.protocol.internal import CompactionAllowed, Scheduled, WritesAllowed
+
+ForDataflow: TypeAlias = Scheduled | CompactionAllowed | WritesAllowed
+
+
+class Children:
+    """Spawns and stops dataflows on worker 0; takes down what every worker holds of one.
+
+    `commands_for` gives what a dataflow that starts late must be told.
+    """
+
+    def __init__(
+        self, site: Site, tasks: Tasks, commands_for: Callable[[int], list[ForDataflow]]
+    ) -> None:
+        self._site = site
+        self._tasks = tasks
+        self._commands_for = commands_for
+        self._stopped_early: set[int] = set()
+        """Dataflows that worker 0 has stopped and this worker was not yet told to drop."""
+
+    def render(self, live: Live) -> None:
+        """Starts the actor, unless a predecessor must stop first."""
+        if self._site.index == 0 and not self._predecessor_runs(live):
+            self._spawn(live)
+
+    def _predecessor_runs(self, live: Live) -> bool:
+        return any(
+            other.id == live.id and other.number < live.number and other.dataflow is not None
+            for other in self._site.live.values()
+        )
+
+    def _spawn(self, live: Live) -> None:
+        site = self._site
+        live.dataflow_serial += 1
+        origin = Origin(live.number)
+        links = tuple(DataflowLink(worker, origin) for worker in site.workers)
+        description = live.description
+        scratch = site.scratch / f"d{live.number}" / str(live.dataflow_serial)
+        address = site.ctx.spawn(
+            lambda: site.cast.dataflow(description, links, scratch),
+            f"dataflow-{live.number}-{live.dataflow_serial}",
+            policy=STOP,
+        )
+        origin.address = live.dataflow = address
+        site.ctx.watch(address, DataflowEnded(live.number, live.dataflow_serial))
+
+    async def tell(self, live: Live, message: ForDataflow) -> None:
+        """Passes a command on. One that is not running hears it when it starts."""
+        if self._site.index == 0 and live.dataflow is not None:
+            with suppress(Closed, Broken):
+                await live.dataflow.send(message)
+
+    def respawn(self, live: Live) -> None:
+        """After a crash: removes what the actor left, waits, and starts it afresh."""
+        site, serial = self._site, live.dataflow_serial
+        directory = site.scratch / f"d{live.number}" / str(serial)
+        delay = site.settings.retry_delay_ms_min << min(serial, 16)
+        site.ctx.effect(
+            lambda: site.ctx.clock.run_blocking(lambda: shutil.rmtree(directory, True)),
+            done=lambda _: None,
+        )
+        site.ctx.after(
+            min(delay, site.settings.retry_delay_ms_max), SpawnAgain(live.number, serial)
+        )
+
+    async def turn(self, message: ChildrenTurn) -> None:
+        """A dataflow has stopped, or is to start again."""
+        live = self._site.live.get(message.number)
+        match message:
+            case DataflowStopped():
+                if live is not None and live.dropping:
+                    self._tear_down(live)
+                else:
+                    self._stopped_early.add(message.number)
+            case DataflowEnded(serial=serial):
+                if live is not None and live.dataflow_serial == serial and not live.tearing_down:
+                    await self._ended(live)
+            case SpawnAgain(serial=serial):
+                if live is not None and live.dataflow_serial == serial and not live.dropping:
+                    await self._start_late(live)
+
+    async def _start_late(self, live: Live) -> None:
+        self._spawn(live)
+        for command in self._commands_for(live.number):
+            await self.tell(live, command)
+
+    async def _ended(self, live: Live) -> None:
+        """The actor has stopped, because it was dropped or by its own fault."""
+        live.dataflow = None
+        if not live.dropping:
+            text = f"the dataflow's actor failed (start {live.dataflow_serial}); see the log"
+            await self._site.feed(Crashed(live.number, text))
+            return
+        for worker in self._site.workers[1:]:
+            with suppress(Closed, Broken):
+                await worker.send(DataflowStopped(live.number))
+        self._tear_down(live)
+        for successor in list(self._site.live.values()):
+            waits = successor.dataflow_serial == 0 and not successor.dropping
+            if successor.id == live.id and waits and not self._predecessor_runs(successor):
+                await self._start_late(successor)
+
+    def drop(self, live: Live) -> None:
+        """Stops the dataflow; what it used goes when it has stopped."""
+        live.dropping = True
+        site, dataflow = self._site, live.dataflow
+        if site.index != 0:
+            if live.number in self._stopped_early:
+                self._stopped_early.discard(live.number)
+                self._tear_down(live)
+        elif dataflow is None:
+            # Never started, or crashed and waiting: there is nothing to stop.
+            site.ctx.self.reply(DataflowEnded(live.number, live.dataflow_serial))
+        else:
+            site.ctx.effect(lambda: site.ctx.stop_child(dataflow), done=lambda _: None)
+
+    def _tear_down(self, live: Live) -> None:
+        """Nothing uses the tasks and the partition any more."""
+        live.tearing_down = True
+        live.tasks_serial += 1
+        tasks, live.tasks = live.tasks, []
+        index, site = live.index, self._site
+        if index is not None:
+            index.closed = True
+
+        def remove() -> None:
+            if index is not None:
+                index.close()
+            if site.index == 0:
+                shutil.rmtree(site.scratch / f"d{live.number}", ignore_errors=True)
+
+        async def run() -> None:
+            await self._tasks.stop(tasks)
+            await site.ctx.clock.run_blocking(remove)
+
+        site.ctx.effect(run, done=lambda _: Gone(live.number))

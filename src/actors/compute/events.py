@@ -1,0 +1,199 @@
+"""What happens to a worker's state machine (events) and what it wants done (effects).
+
+A render number names one rendering of a dataflow, the same on all workers.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from actors.progress import Frontier, Nonce, Time
+from actors.protocol.compute import (
+    DataflowDescription,
+    Peek,
+    PeekError,
+    PeekRows,
+    Response,
+    Tagged,
+)
+from actors.protocol.internal import (
+    CompactionAllowed,
+    DataflowProgress,
+    DataflowStatus,
+    Emit,
+    Emitted,
+    Propose,
+    Scheduled,
+    Sequenced,
+    WritesAllowed,
+)
+
+PeekResult: TypeAlias = PeekRows | PeekError
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+class ClientLost(msgspec.Struct, frozen=True):
+    """The client of that nonce is gone."""
+
+    nonce: Nonce
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """A dataflow's frontiers moved."""
+
+    number: int
+    progress: DataflowProgress
+
+
+class StatusSeen(msgspec.Struct, frozen=True):
+    """A dataflow says what it does."""
+
+    number: int
+    status: DataflowStatus
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """This worker's partition of an index is complete below `upper` and readable from `since`.
+
+    A fresh incarnation installs a snapshot: `upper` 0 while it does, then `since` is its as_of.
+    """
+
+    number: int
+    upper: Frontier
+    since: Time = 0
+
+
+class Emitting(msgspec.Struct, frozen=True):
+    """A dataflow has a batch of a subscribe."""
+
+    number: int
+    emit: Emit
+
+
+class PeekDone(msgspec.Struct, frozen=True):
+    """A started peek has its answer; None: its arrangement was replaced meanwhile."""
+
+    ticket: int
+    result: PeekResult | None
+
+
+class Crashed(msgspec.Struct, frozen=True):
+    """Worker 0: a dataflow's actor failed by its own fault."""
+
+    number: int
+    text: str
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """A dropped dataflow and all its tasks have stopped."""
+
+    number: int
+
+
+Event: TypeAlias = (
+    Tagged
+    | Sequenced
+    | ClientLost
+    | Progressed
+    | StatusSeen
+    | Sealed
+    | Emitting
+    | PeekDone
+    | Crashed
+    | Stopped
+)
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Offer a command to the sequencer."""
+
+    propose: Propose
+
+
+class SwitchClient(msgspec.Struct, frozen=True):
+    """Responses now go to this nonce (None: nowhere); forget those that still wait."""
+
+    nonce: Nonce | None
+
+
+class Respond(msgspec.Struct, frozen=True):
+    """Answer the client; `receipt` is due to dataflow `number` when the client took it."""
+
+    response: Response
+    number: int = 0
+    receipt: Emitted | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """Tell the dataflow at once that its batch is off its hands."""
+
+    number: int
+    emitted: Emitted
+
+
+class Render(msgspec.Struct, frozen=True):
+    """Make a dataflow run, suspended."""
+
+    number: int
+    description: DataflowDescription
+
+
+class Respawn(msgspec.Struct, frozen=True):
+    """Worker 0: start the crashed actor of a dataflow afresh, after a delay."""
+
+    number: int
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Worker 0: a command for the dataflow actor."""
+
+    number: int
+    message: Scheduled | CompactionAllowed | WritesAllowed
+
+
+class Compact(msgspec.Struct, frozen=True):
+    """The index's partition needs nothing below `since`."""
+
+    number: int
+    since: Time
+
+
+class DropDataflow(msgspec.Struct, frozen=True):
+    """Stop a dataflow and its tasks, remove its state; answer `Stopped`."""
+
+    number: int
+
+
+class StartPeek(msgspec.Struct, frozen=True):
+    """Read; answer `PeekDone`. `number`: the index's; 0 for a shard."""
+
+    ticket: int
+    number: int
+    peek: Peek
+    bytes_max: int
+
+
+class StopPeek(msgspec.Struct, frozen=True):
+    """The answer of that peek is not wanted any more."""
+
+    ticket: int
+
+
+Effect: TypeAlias = (
+    Offer
+    | SwitchClient
+    | Respond
+    | Receipt
+    | Render
+    | Respawn
+    | Tell
+    | Compact
+    | DropDataflow
+    | StartPeek
+    | StopPeek
+)

@@ -1,0 +1,152 @@
+"""The command history: the shortest list of commands that builds the same instance.
+
+Theory of operation. A controller replays its history to a replica that connects, and a worker
+collects in one what a connecting client says before `InitializationComplete`. `push` appends
+and reduces when the list has doubled since the last reduction, so that its cost is amortised
+and its length stays proportional to what is alive.
+
+`reduce` writes: Hello, CreateInstance, one merged UpdateConfiguration, CreateDataflows,
+Schedules, live Peeks, left-over AllowCompactions, InitializationComplete, AllowWrites. Rules:
+
+- only the last AllowCompaction of an id counts; it becomes the dataflow's `as_of` and
+  vanishes; an empty one removes the dataflow with everything said about it;
+- an `as_of` never goes back: a compaction below it says nothing new;
+- a Schedule survives with its dataflow; a CancelPeek deletes its Peek and never survives;
+- compactions of ids that no dataflow here made come after the Peeks, so that they cannot
+  overtake them.
+
+Invariants: reducing twice equals reducing once; applying the reduced commands to an empty
+instance gives the state that applying all of them gives. It knows no nonce but the last Hello
+and checks no rule of the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from actors.progress import Frontier, ObjectId, is_empty
+from actors.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    CancelPeek,
+    Command,
+    CreateDataflow,
+    CreateInstance,
+    Hello,
+    InitializationComplete,
+    Peek,
+    Schedule,
+    UpdateConfiguration,
+)
+
+
+class ComputeHistory:
+    """Commands of one instance, kept short."""
+
+    def __init__(self, commands: Iterable[Command] = ()) -> None:
+        self._commands: list[Command] = []
+        self._reduced_length = 0
+        for command in commands:
+            self.push(command)
+
+    def push(self, command: Command) -> None:
+        """Appends a command, reducing when the list has doubled."""
+        self._commands.append(command)
+        if len(self._commands) > 2 * max(self._reduced_length, 8):
+            self.reduce()
+
+    def commands(self) -> list[Command]:
+        """The commands to replay, in order."""
+        return list(self._commands)
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def reduce(self) -> None:
+        """Rewrites the history to its shortest equal."""
+        self._commands = reduced(self._commands)
+        self._reduced_length = len(self._commands)
+
+    def discard_peeks(self) -> None:
+        """Removes every Peek and CancelPeek."""
+        self._commands = [c for c in self._commands if not isinstance(c, Peek | CancelPeek)]
+
+
+class _Collected:
+    """One pass over the commands, sorted by kind."""
+
+    def __init__(self) -> None:
+        self.hello: Hello | None = None
+        self.instance: CreateInstance | None = None
+        self.configuration: UpdateConfiguration | None = None
+        self.dataflows: dict[ObjectId, CreateDataflow] = {}
+        self.scheduled: dict[ObjectId, Schedule] = {}
+        self.peeks: dict[str, Peek] = {}
+        self.allowed: dict[ObjectId, Frontier] = {}
+        self.complete: InitializationComplete | None = None
+        self.writes: AllowWrites | None = None
+
+    def add(self, command: Command) -> None:
+        match command:
+            case Hello():
+                self.hello = command
+            case CreateInstance():
+                self.instance = command
+            case UpdateConfiguration():
+                self.configuration = merge_configuration(self.configuration, command)
+            case CreateDataflow():
+                self.dataflows[command.dataflow.id] = command
+            case Schedule():
+                self.scheduled[command.id] = command
+            case AllowCompaction():
+                self._allow(command)
+            case Peek():
+                self.peeks[command.uuid] = command
+            case CancelPeek():
+                self.peeks.pop(command.uuid, None)
+            case InitializationComplete():
+                self.complete = command
+            case AllowWrites():
+                self.writes = command
+
+    def _allow(self, command: AllowCompaction) -> None:
+        """Only the furthest frontier of an id counts; the empty one ends its dataflow."""
+        created = self.dataflows.get(command.id)
+        if created is None:
+            self.allowed[command.id] = max(self.allowed.get(command.id, 0), command.frontier)
+        elif is_empty(command.frontier):
+            # Forgotten at once, so that the id may be used again later in the history.
+            del self.dataflows[command.id]
+            self.scheduled.pop(command.id, None)
+            self.allowed.pop(command.id, None)
+        elif command.frontier > created.dataflow.as_of:
+            moved = msgspec.structs.replace(created.dataflow, as_of=command.frontier)
+            self.dataflows[command.id] = CreateDataflow(moved)
+
+
+def merge_configuration(
+    old: UpdateConfiguration | None, new: UpdateConfiguration
+) -> UpdateConfiguration:
+    """Both, the newer winning; unset means unchanged."""
+    if old is None or new.result_bytes_max is not None:
+        return new
+    return old
+
+
+def reduced(commands: Iterable[Command]) -> list[Command]:
+    """The shortest equal of a list of commands, in the order that the module's text gives."""
+    kept = _Collected()
+    for command in commands:
+        kept.add(command)
+    out: list[Command] = []
+    out.extend(c for c in (kept.hello, kept.instance) if c is not None)
+    if kept.configuration is not None and kept.configuration != UpdateConfiguration():
+        out.append(kept.configuration)
+    out.extend(kept.dataflows.values())
+    out.extend(command for id, command in kept.scheduled.items() if id in kept.dataflows)
+    out.extend(kept.peeks.values())
+    out.extend(AllowCompaction(id, frontier) for id, frontier in kept.allowed.items())
+    out.extend(c for c in (kept.complete, kept.writes) if c is not None)
+    return out

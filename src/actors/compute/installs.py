@@ -1,0 +1,105 @@
+"""A worker's index partitions at work: installs one after another, maintenance beside them.
+
+An install that fails has changed nothing; it is tried again with growing delay while the
+index's frontier stands still and its status says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from actors.arrangement import Arrangement
+from actors.compute.events import Sealed, StatusSeen
+from actors.compute.index import IndexPartition, Insertion
+from actors.compute.live import IndexTurn, InsertAgain, Inserted, Live, Maintained, Site
+from actors.kernel import Address
+from actors.protocol.internal import DataflowStatus, Install, Installed
+
+log = logging.getLogger("penstock.worker")
+
+
+class Installs:
+    """Runs `IndexPartition`'s blocking work as effects of the worker."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    async def queue(self, live: Live, install: Install, dataflow: Address[Any]) -> None:
+        """Takes an install. While a snapshot replaces the contents nothing is readable."""
+        assert live.index is not None
+        if install.snapshot:
+            await self._site.feed(Sealed(live.number, 0))
+        live.index.queue(Insertion(install, dataflow))
+        self._next(live, live.index)
+
+    def _next(self, live: Live, index: IndexPartition) -> None:
+        insertion = index.next()
+        if insertion is None:
+            return
+        ctx, number = self._site.ctx, live.number
+        ctx.effect(
+            lambda: ctx.clock.run_blocking(lambda: index.perform(insertion)),
+            done=lambda arrangement: Inserted(number, insertion, arrangement),
+            failed=lambda error: Inserted(number, insertion, error),
+        )
+
+    async def turn(self, message: IndexTurn) -> None:
+        """Something came of an install or of maintenance."""
+        live = self._site.live.get(message.number)
+        if live is None or live.index is None:
+            return
+        index = live.index
+        match message:
+            case Inserted(result=Arrangement() as arrangement, insertion=insertion):
+                index.done(arrangement)
+                install = insertion.install
+                await self._site.feed(Sealed(live.number, install.upper, insertion.since))
+                insertion.dataflow.reply(
+                    Installed(
+                        install.dataflow, install.incarnation, self._site.index, install.upper
+                    )
+                )
+            case Inserted(result=error, insertion=insertion):
+                assert isinstance(error, Exception)
+                await self._failed(live, index, insertion, error)
+            case InsertAgain():
+                index.again(message.insertion)
+            case Maintained():
+                live.maintaining = False
+                if message.error is not None:
+                    index.wants_maintenance = True
+                    log.warning("%s: maintenance: %s", self._site.ctx.path, message.error)
+        self._next(live, index)
+
+    async def _failed(
+        self, live: Live, index: IndexPartition, insertion: Insertion, error: Exception
+    ) -> None:
+        retry = index.failed(insertion)
+        if retry is None or live.dropping:
+            return
+        site = self._site
+        log.warning("%s: cannot install: %s", site.ctx.path, error, exc_info=error)
+        text = f"worker {site.index} cannot install: {type(error).__name__}: {error}"
+        await site.feed(StatusSeen(live.number, DataflowStatus(live.id, "stalled", text)))
+        delay = site.settings.retry_delay_ms_min << min(retry.attempt, 16)
+        site.ctx.after(
+            min(delay, site.settings.retry_delay_ms_max), InsertAgain(live.number, retry)
+        )
+
+    def maintain(self) -> None:
+        """Merges what was inserted since the last turn, off the loop."""
+        for live in self._site.live.values():
+            index = live.index
+            if index is None or live.maintaining or live.dropping or not index.wants_maintenance:
+                continue
+            live.maintaining, index.wants_maintenance = True, False
+            self._maintain(live.number, index)
+
+    def _maintain(self, number: int, index: IndexPartition) -> None:
+        ctx = self._site.ctx
+        ctx.effect(
+            lambda: ctx.clock.run_blocking(index.maintain),
+            done=lambda _: Maintained(number),
+            failed=lambda error: Maintained(number, error),
+        )

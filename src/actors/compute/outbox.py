@@ -1,0 +1,126 @@
+"""Responses of one worker that its adapter has not taken yet: bounded, in order, coalesced.
+
+Theory of operation. At most `messages_max` responses (and about `bytes_max` bytes) are on their
+way to the adapter; the rest wait here. What waits does not pile up: frontiers and statuses of
+one object merge into one entry, a peek has one response, a subscribe has one batch outstanding
+because its dataflow is told only when the batch was taken. So the outbox holds at most two
+entries an object and one a pending peek.
+
+Rules: responses belong to one nonce; `switch` forgets all of the former connection and starts a
+fresh window; an acknowledgement of a former nonce is ignored. A batch's `receipt` is handed
+back exactly once: when it was taken, or when it was forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Generic, TypeVar
+
+import msgspec
+
+from actors.progress import Nonce
+from actors.protocol.compute import (
+    Frontiers,
+    PeekResponse,
+    PeekRows,
+    Response,
+    Status,
+    SubscribeBatch,
+    SubscribeResponse,
+)
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """What waits for the adapter; `T` is what a receipt is."""
+
+    def __init__(self, messages_max: int, bytes_max: int) -> None:
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self.nonce: Nonce | None = None
+        self._waiting: OrderedDict[tuple[str, str], tuple[Response, T | None]] = OrderedDict()
+        self._flying: deque[tuple[int, T | None]] = deque()
+        self._flying_bytes = 0
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def switch(self, nonce: Nonce | None) -> list[T]:
+        """Forgets everything and goes over to another connection (or none); the receipts of
+        what was forgotten."""
+        receipts = [receipt for _, receipt in self._flying if receipt is not None]
+        receipts += [receipt for _, receipt in self._waiting.values() if receipt is not None]
+        self._waiting.clear()
+        self._flying.clear()
+        self._flying_bytes = 0
+        self.nonce = nonce
+        return receipts
+
+    def push(self, response: Response, receipt: T | None = None) -> None:
+        """Appends a response, or merges it into one that waits."""
+        key = self._key(response)
+        old = self._waiting.get(key)
+        if old is not None and isinstance(response, Frontiers) and isinstance(old[0], Frontiers):
+            response = _later(old[0], response)
+        self._waiting[key] = (response, receipt)
+
+    def _key(self, response: Response) -> tuple[str, str]:
+        match response:
+            case Frontiers():
+                return ("frontiers", response.id)
+            case Status():
+                return ("status", response.id)
+            case PeekResponse():
+                return ("peek", response.uuid)
+        self._serial += 1
+        return ("subscribe", f"{response.id}/{self._serial}")
+
+    def take(self) -> list[Response]:
+        """What may go to the adapter now, oldest first."""
+        out: list[Response] = []
+        while self._waiting and self._has_room():
+            _, (response, receipt) = self._waiting.popitem(last=False)
+            size = response_bytes(response)
+            self._flying.append((size, receipt))
+            self._flying_bytes += size
+            out.append(response)
+        return out
+
+    def _has_room(self) -> bool:
+        if not self._flying:
+            return True
+        return len(self._flying) < self._messages_max and self._flying_bytes < self._bytes_max
+
+    def taken(self, nonce: Nonce, count: int) -> list[T]:
+        """The adapter is done with the oldest `count`; their receipts."""
+        receipts: list[T] = []
+        if nonce != self.nonce:
+            return receipts
+        for _ in range(min(count, len(self._flying))):
+            size, receipt = self._flying.popleft()
+            self._flying_bytes -= size
+            if receipt is not None:
+                receipts.append(receipt)
+        return receipts
+
+
+def response_bytes(response: Response) -> int:
+    """About how much memory a response holds."""
+    match response:
+        case PeekResponse(result=PeekRows(arrow=arrow)):
+            return len(arrow)
+        case SubscribeResponse(batch=SubscribeBatch(arrow=bytes() as arrow)):
+            return len(arrow)
+    return 0
+
+
+def _later(old: Frontiers, new: Frontiers) -> Frontiers:
+    """Both reports in one; frontiers never go back, so the newer wins where it speaks."""
+    return msgspec.structs.replace(
+        new,
+        write=old.write if new.write is None else new.write,
+        input=old.input if new.input is None else new.input,
+        output=old.output if new.output is None else new.output,
+    )

@@ -1,0 +1,80 @@
+"""Peeks that wait for their time or for their rows: bounded, each named by a ticket.
+
+A ticket is never used twice, so that the late result of a peek that was cancelled cannot answer
+another one of the same uuid.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.errors import Busy
+from actors.progress import Time
+from actors.protocol.compute import Peek
+
+
+class Pending(msgspec.Struct):
+    """A peek without its answer. `number`: the index's render number, 0 for a shard."""
+
+    ticket: int
+    number: int
+    peek: Peek
+    started: bool = False
+
+
+class PendingPeeks:
+    """All peeks of the present connection that have no answer yet."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_uuid: dict[str, Pending] = {}
+        self._by_ticket: dict[int, Pending] = {}
+        self._last_ticket = 0
+
+    def __len__(self) -> int:
+        return len(self._by_uuid)
+
+    def __contains__(self, uuid: str) -> bool:
+        return uuid in self._by_uuid
+
+    def check_room(self) -> None:
+        """Raises `Busy` when no more can wait."""
+        if len(self) >= self._limit:
+            raise Busy(f"{len(self)} reads wait already (peeks_pending_max); try again later")
+
+    def add(self, peek: Peek, number: int) -> Pending:
+        """A new one, under a fresh ticket."""
+        self._last_ticket += 1
+        pending = Pending(self._last_ticket, number, peek)
+        self._by_uuid[peek.uuid] = self._by_ticket[pending.ticket] = pending
+        return pending
+
+    def get(self, uuid: str) -> Pending | None:
+        """By the client's name for it."""
+        return self._by_uuid.get(uuid)
+
+    def by_ticket(self, ticket: int) -> Pending | None:
+        """By ours."""
+        return self._by_ticket.get(ticket)
+
+    def remove(self, pending: Pending) -> None:
+        """It has been answered, or nobody waits for it."""
+        del self._by_uuid[pending.peek.uuid]
+        del self._by_ticket[pending.ticket]
+
+    def all(self) -> list[Pending]:
+        """Every one, oldest first."""
+        return list(self._by_uuid.values())
+
+    def of(self, number: int) -> list[Pending]:
+        """Those that read one index."""
+        return [pending for pending in self._by_uuid.values() if pending.number == number]
+
+    def times_of(self, number: int) -> list[Time]:
+        """The times at which an index is read."""
+        return [pending.peek.time for pending in self.of(number)]
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        assert len(self._by_uuid) == len(self._by_ticket) <= self._limit
+        assert all(self._by_ticket[p.ticket] is p for p in self._by_uuid.values())

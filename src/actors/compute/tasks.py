@@ -1,0 +1,74 @@
+"""A worker's listen and fetch tasks: one incarnation of a dataflow at a time.
+
+Every worker has a fetch task for each source; the listen task of a source runs on the worker
+chosen by (dataflow, source). Tasks of an earlier incarnation have stopped before those of the
+next start. A task never ends by itself: one that does has crashed, and its source freezes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from actors.compute.live import Live, Site, TaskEnded, TasksStopped, TasksTurn
+from actors.compute.peeks import chosen_worker
+from actors.errors import ActorDead
+from actors.kernel import STOP, Address
+from actors.protocol.compute import SourceImport
+from actors.protocol.internal import ListenFailed, SourceStarted, StartSources
+
+
+class Tasks:
+    """Starts, watches and stops them, as children of the worker."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def start(self, live: Live, start: StartSources, dataflow: Address[Any]) -> None:
+        """Stops what runs, beside the actor, then starts the tasks of this incarnation."""
+        live.tasks_serial += 1
+        tasks, live.tasks = live.tasks, []
+        stopped = TasksStopped(live.number, live.tasks_serial, start, dataflow)
+        self._site.ctx.effect(lambda: self.stop(tasks), done=lambda _: stopped)
+
+    async def stop(self, tasks: list[Address[Any]]) -> None:
+        """Stops tasks and waits; never while handling a message."""
+        for task in tasks:
+            await self._site.ctx.stop_child(task)
+
+    def turn(self, message: TasksTurn) -> None:
+        """Earlier tasks have stopped, or one of the present ones has."""
+        live = self._site.live.get(message.number)
+        if live is None or live.dropping or live.tasks_serial != message.serial:
+            return
+        if isinstance(message, TasksStopped):
+            for source, described in enumerate(live.description.imports):
+                self._spawn(live, message, source, described)
+        elif live.dataflow is not None:
+            error = ActorDead(f"{message.path} failed; see the log")
+            live.dataflow.reply(ListenFailed(live.id, message.incarnation, message.source, error))
+
+    def _spawn(
+        self, live: Live, message: TasksStopped, source: int, described: SourceImport
+    ) -> None:
+        site, cast, dataflow = self._site, self._site.cast, message.dataflow
+        id, incarnation = message.start.dataflow, message.start.incarnation
+        tail = f"{live.number}-{message.serial}-{source}"
+        fetch = site.ctx.spawn(
+            partial(cast.fetch, described.schema, id, incarnation, source, dataflow),
+            f"fetch-{tail}",
+            policy=STOP,
+        )
+        listen: Address[Any] | None = None
+        if chosen_worker(f"{id}/{source}", site.count) == site.index:
+            listen = site.ctx.spawn(
+                partial(cast.listen, described, id, incarnation, source, dataflow),
+                f"listen-{tail}",
+                policy=STOP,
+            )
+        for task in (fetch, listen):
+            if task is not None:
+                live.tasks.append(task)
+                ended = TaskEnded(live.number, message.serial, incarnation, source, task.path)
+                site.ctx.watch(task, ended)
+        dataflow.reply(SourceStarted(id, incarnation, site.index, source, fetch, listen))

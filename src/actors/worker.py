@@ -1,0 +1,345 @@
+"""The worker: performs what its state machine (`compute.state`) decides.
+
+One of N actors that each own a partition of every index. Worker 0 also hears the client's
+commands, offers them to the sequencer, and owns the dataflow actors as its children; every
+worker owns its fetch tasks, and the listen tasks that fall to it.
+
+No cycle of actors can block, because sends that wait for room form an acyclic graph::
+
+    connection → adapter i → worker i
+    worker 0 → sequencer → worker i (i > 0)
+    worker 0 → worker i (i > 0);  worker 0 → dataflow → listen and fetch tasks, executor
+
+Everything else uses `Address.reply`, in room that something bounded reserved:
+
+- sequencer → worker 0: one for each proposal of worker 0;
+- dataflow → worker: one `StartSources` an incarnation; one `Install` or `Emit` until `Installed`
+  or `Emitted`; progress and status once a step;
+- task → dataflow: bounded by grants and asked-for fetches;
+- worker → adapter: a window (`compute.outbox`), reopened by `Passed`;
+- a worker's own effects: one result each.
+
+Stopping children waits, so it is done beside the actor, never while handling a message. The
+order of a drop: worker 0 stops the dataflow, then tells the others (`DataflowStopped`); each
+then stops its tasks and removes its partition, and only then reports the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from actors.channel_adapter import ClientGone, Passed
+from actors.compute import events as e
+from actors.compute.children import Children
+from actors.compute.index import IndexPartition
+from actors.compute.installs import Installs
+from actors.compute.live import (
+    Cast,
+    ChildrenTurn,
+    DataflowEnded,
+    DataflowStopped,
+    FromDataflow,
+    Gone,
+    IndexTurn,
+    InsertAgain,
+    Inserted,
+    Live,
+    Maintained,
+    Read,
+    Site,
+    SpawnAgain,
+    TaskEnded,
+    TasksStopped,
+    TasksTurn,
+    Tick,
+)
+from actors.compute.outbox import Outbox
+from actors.compute.peeks import error_of, index_rows, shard_rows
+from actors.compute.state import ComputeState
+from actors.compute.tasks import Tasks
+from actors.errors import Broken, Closed, PenstockError
+from actors.kernel import Actor, Address, Effect, Reply
+from actors.persist import PersistClient
+from actors.protocol.compute import IndexExport, ShardTarget, Tagged, TaggedResponse
+from actors.protocol.internal import (
+    DataflowProgress,
+    DataflowStatus,
+    Emit,
+    Emitted,
+    Install,
+    Propose,
+    Sequenced,
+    StartSources,
+)
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.worker")
+
+
+class WorkerStatistics(msgspec.Struct, frozen=True):
+    """A worker at one moment."""
+
+    rendered: int
+    dropping: int
+    peeks: int
+    responses_waiting: int
+    commands_ignored: int
+    commands_applied: int
+
+
+class InspectWorker(msgspec.Struct, frozen=True):
+    """Asks for `WorkerStatistics`."""
+
+    reply: Reply[WorkerStatistics]
+
+
+WorkerMessage: TypeAlias = (
+    Tagged
+    | Sequenced
+    | Passed
+    | ClientGone
+    | FromDataflow
+    | InspectWorker
+    | Tick
+    | Read
+    | IndexTurn
+    | TasksTurn
+    | ChildrenTurn
+    | Gone
+)
+
+
+class Worker(Actor[WorkerMessage]):
+    """Worker `index` of `count`.
+
+    `workers` and `adapters` hold all of them by index; they may be filled after construction,
+    before the first message.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        sequencer: Address[Propose],
+        workers: Sequence[Address[Any]],
+        adapters: Sequence[Address[Any]],
+        cast: Cast,
+        persist: PersistClient,
+        settings: Settings,
+        state_dir: Path,
+    ) -> None:
+        self._index = index
+        self._count = count
+        self._sequencer = sequencer
+        self._workers = workers
+        self._adapters = adapters
+        self._cast = cast
+        self._persist = persist
+        self._settings = settings
+        self._scratch = state_dir / "scratch"
+        self._partitions = state_dir / "arrangements" / f"worker-{index}"
+        self._state = ComputeState(
+            index,
+            count,
+            result_bytes_max=settings.result_bytes_max,
+            peeks_max=settings.peeks_pending_max,
+        )
+        self._outbox: Outbox[tuple[int, Emitted]] = Outbox(
+            settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
+        )
+        self._live: dict[int, Live] = {}
+        self._parked: dict[int, dict[str, FromDataflow]] = {}
+        """Of dataflows that worker 0 rendered and this one has not yet: the latest of a kind."""
+        self._reads: dict[int, Effect] = {}
+
+    async def on_start(self) -> None:
+        """Makes the parts that need the context, and starts the maintenance timer."""
+        site = Site(
+            self.ctx,
+            self._index,
+            self._count,
+            self._workers,
+            self._cast,
+            self._settings,
+            self._scratch,
+            self._live,
+            self._feed,
+        )
+        self._tasks = Tasks(site)
+        self._installs = Installs(site)
+        self._children = Children(site, self._tasks, self._state.commands_for)
+        self.ctx.after(self._settings.maintenance_ms, Tick())
+
+    async def receive(self, message: WorkerMessage) -> None:
+        """Handles one message and sends what may go to the adapter."""
+        match message:
+            case Tagged() | Sequenced():
+                await self._feed(message)
+            case FromDataflow():
+                await self._from_dataflow(message)
+            case Passed():
+                self._deliver(self._outbox.taken(message.nonce, message.count))
+            case Read():
+                self._reads.pop(message.done.ticket, None)
+                await self._feed(message.done)
+            case ClientGone():
+                await self._feed(e.ClientLost(message.nonce))
+            case Inserted() | InsertAgain() | Maintained():
+                await self._installs.turn(message)
+            case TasksStopped() | TaskEnded():
+                self._tasks.turn(message)
+            case DataflowEnded() | SpawnAgain() | DataflowStopped():
+                await self._children.turn(message)
+            case Gone():
+                self._live.pop(message.number, None)
+                await self._feed(e.Stopped(message.number))
+            case Tick():
+                self._installs.maintain()
+                self.ctx.after(self._settings.maintenance_ms, Tick())
+            case InspectWorker():
+                message.reply.set(self._statistics())
+        self._flush()
+
+    async def _feed(self, event: e.Event) -> None:
+        for effect in self._state.handle(event):
+            await self._perform(effect)
+
+    def _flush(self) -> None:
+        nonce = self._outbox.nonce
+        if nonce is None:
+            return
+        adapter = self._adapters[self._index]
+        for response in self._outbox.take():
+            adapter.reply(TaggedResponse(nonce, response))
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    async def _perform(self, effect: e.Effect) -> None:
+        match effect:
+            case e.Offer():
+                with suppress(Closed, Broken):
+                    await self._sequencer.send(effect.propose)
+            case e.SwitchClient():
+                self._deliver(self._outbox.switch(effect.nonce))
+            case e.Respond(response=response, number=number, receipt=receipt):
+                self._outbox.push(response, None if receipt is None else (number, receipt))
+            case e.Receipt():
+                self._deliver([(effect.number, effect.emitted)])
+            case e.Render():
+                await self._render(effect)
+            case e.Respawn():
+                self._children.respawn(self._live[effect.number])
+            case e.Tell():
+                await self._children.tell(self._live[effect.number], effect.message)
+            case e.Compact():
+                index = self._live[effect.number].index
+                if index is not None:
+                    index.compact(effect.since)
+            case e.DropDataflow():
+                self._children.drop(self._live[effect.number])
+            case e.StartPeek():
+                self._start_peek(effect)
+            case e.StopPeek():
+                running = self._reads.pop(effect.ticket, None)
+                if running is not None:
+                    running.cancel()
+
+    def _deliver(self, receipts: list[tuple[int, Emitted]]) -> None:
+        for number, emitted in receipts:
+            live = self._live.get(number)
+            if live is not None and live.dataflow is not None:
+                live.dataflow.reply(emitted)
+
+    async def _render(self, effect: e.Render) -> None:
+        live = self._live[effect.number] = Live(effect.number, effect.description)
+        export = effect.description.export
+        if isinstance(export, IndexExport):
+            live.index = IndexPartition(self._partitions / f"d{live.number}", export)
+        self._children.render(live)
+        for parked in self._parked.pop(effect.number, {}).values():
+            await self._from_dataflow(parked)
+
+    def _start_peek(self, effect: e.StartPeek) -> None:
+        peek, ticket, bytes_max = effect.peek, effect.ticket, effect.bytes_max
+        target, clock = peek.target, self.ctx.clock
+
+        def failed(error: Exception) -> Read:
+            if not isinstance(error, PenstockError):
+                log.error("%s: a read failed", self.ctx.path, exc_info=error)
+            return Read(e.PeekDone(ticket, error_of(error)))
+
+        if isinstance(target, ShardTarget):
+            source, reader = target.source, f"peek-{self._index}-{ticket}-{peek.uuid}"
+            self._reads[ticket] = self.ctx.effect(
+                lambda: shard_rows(self._persist, clock, source, peek, bytes_max, reader),
+                done=lambda rows: Read(e.PeekDone(ticket, rows)),
+                failed=failed,
+            )
+            return
+        index = self._live[effect.number].index
+        arrangement = index.arrangement if index is not None else None
+        assert arrangement is not None, "a sealed index has an arrangement"
+        self._reads[ticket] = self.ctx.effect(
+            lambda: clock.run_blocking(lambda: index_rows(arrangement, peek, bytes_max)),
+            done=lambda rows: Read(e.PeekDone(ticket, rows)),
+            # Closed: a snapshot took the arrangement's place; the peek waits for it.
+            failed=lambda error: (
+                Read(e.PeekDone(ticket, None)) if isinstance(error, Closed) else failed(error)
+            ),
+        )
+
+    # -- what dataflows say ------------------------------------------------------------------------
+
+    async def _from_dataflow(self, signed: FromDataflow) -> None:
+        number, message = signed.number, signed.message
+        live = self._live.get(number)
+        if live is None:
+            if number > self._state.last_number:
+                self._parked.setdefault(number, {})[type(message).__name__] = signed
+            return
+        if live.dropping:
+            return
+        if self._index != 0:
+            live.dataflow = signed.dataflow
+        elif live.dataflow is not signed.dataflow:
+            return
+        match message:
+            case DataflowProgress():
+                await self._feed(e.Progressed(number, message))
+            case DataflowStatus() if self._index == 0:
+                await self._feed(e.StatusSeen(number, message))
+            case Emit() if self._index == 0:
+                await self._feed(e.Emitting(number, message))
+            case StartSources():
+                self._tasks.start(live, message, signed.dataflow)
+            case Install() if live.index is not None:
+                await self._installs.queue(live, message, signed.dataflow)
+
+    # -- for people --------------------------------------------------------------------------------
+
+    def _statistics(self) -> WorkerStatistics:
+        state = self._state
+        return WorkerStatistics(
+            rendered=len(state.rendered),
+            dropping=len(state.dropping),
+            peeks=len(state.reads.pending),
+            responses_waiting=len(self._outbox),
+            commands_ignored=state.ignored,
+            commands_applied=state.next_index,
+        )
+
+    def describe(self) -> str:
+        """What it holds, and for whom."""
+        state = self._state
+        client = f"client {state.nonce}" if state.connected else "no client"
+        stage = ", initializing" if state.incoming is not None else ""
+        return (
+            f"{client}{stage}, {len(state.rendered)} dataflows, {len(state.reads.pending)} peeks, "
+            f"{len(self._outbox)} responses wait"
+        )

@@ -1,0 +1,337 @@
+"""A whole cluster with fakes below the workers: connections, displacement, reconnection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from actors.arrangement import partition
+from actors.cluster import Cluster, ClusterClient, connect
+from actors.cluster.client import REPLICA_MAGIC
+from actors.cluster.transport import FramedConnection, Listener, dial
+from actors.errors import (
+    AddressInUse,
+    Broken,
+    Closed,
+    Displaced,
+    FrameTooLarge,
+    InvalidUsage,
+    LocalProtocolError,
+    PenstockError,
+    RemoteProtocolError,
+    UnknownCommand,
+)
+from actors.kernel import System
+from actors.persist import PersistClient
+from actors.progress import EMPTY
+from actors.protocol import api
+from actors.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    Command,
+    CreateDataflow,
+    CreateInstance,
+    Frontiers,
+    Hello,
+    IndexTarget,
+    InitializationComplete,
+    Peek,
+    PeekResponse,
+    Response,
+    Schedule,
+    Status,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeResponse,
+)
+from actors.protocol.internal import (
+    DataflowProgress,
+    DataflowStatus,
+    Emit,
+    Emitted,
+    Install,
+    Installed,
+    SourceStarted,
+    StartSources,
+)
+from actors.settings import Settings
+from actors.testing.probe import Probe, settle
+from cluster_house import (  # type: ignore[import-not-found]
+    InlineClock,
+    Stage,
+    index,
+    rows_of,
+    subscribe,
+    updates,
+)
+
+
+class World:
+    """A running cluster, and its fakes."""
+
+    def __init__(self, cluster: Cluster, stage: Stage, settings: Settings) -> None:
+        self.cluster = cluster
+        self.stage = stage
+        self.settings = settings
+        self.listener: Listener | None = None
+
+    async def client(self, wire: bool = False) -> ClusterClient:
+        if not wire:
+            return await self.cluster.connect()
+        if self.listener is None:
+            self.listener = await self.cluster.listen("", 0)
+        return await connect("127.0.0.1", self.listener.port, self.settings)
+
+    async def joined(self, nonce: str, *commands: Command, wire: bool = False) -> ClusterClient:
+        client = await self.client(wire)
+        start = (Hello(nonce), CreateInstance(self.settings.workers))
+        for command in (*start, *commands, InitializationComplete()):
+            await client.send(command)
+        return client
+
+
+@asynccontextmanager
+async def world(tmp_path: Path, workers: int = 2, **fields: Any) -> AsyncIterator[World]:
+    settings = Settings(workers=workers, maintenance_ms=5, **fields)
+    clock, stage = InlineClock(), Stage()
+    persist = await PersistClient.in_memory(settings, clock)
+    with anyio.fail_after(40):
+        async with System(clock=clock, seed=1) as system:
+            executor = Probe.start(system, "executor")
+            cluster = await Cluster.start(
+                system, settings, persist, executor.address, tmp_path, cast=stage.cast()
+            )
+            yield World(cluster, stage, settings)
+    await persist.close()
+
+
+async def next_of(client: ClusterClient, kind: Any) -> Any:
+    while not isinstance(response := await client.receive(), kind):
+        pass
+    return response
+
+
+def installs(workers: int, lower: int, upper: int, rows: Any, snapshot: bool) -> list[Install]:
+    return [
+        Install("i1", 1, lower, upper, part, snapshot) for part in partition(rows, ("k",), workers)
+    ]
+
+
+FIRST = updates(*[(k, "a", 5, 1) for k in range(20)])
+HISTORY = (CreateDataflow(index()), Schedule("i1"))
+
+
+@pytest.mark.parametrize("wire", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+async def test_one_answer_from_all_workers(tmp_path: Path, workers: int, wire: bool) -> None:
+    async with world(tmp_path, workers) as w:
+        client = await w.joined("a", *HISTORY, wire=wire)
+        dataflow = await w.stage.dataflow()
+        dataflow.tell_workers(StartSources("i1", 1))
+        started = await w.stage.message(dataflow, SourceStarted, workers)
+        assert sorted(message.worker for message in started) == list(range(workers))
+        assert len(w.stage.of("listen")) == 1
+        assert len(w.stage.of("fetch")) == workers
+        await client.send(Peek("p1", IndexTarget("i1"), 5))
+        dataflow.tell_workers(*installs(workers, 0, 6, FIRST, True))
+        assert await client.receive() == Frontiers("i1", write=6, output=6)
+        answer = await next_of(client, PeekResponse)
+        assert rows_of(answer) == sorted(((k, "a", 1) for k in range(20)), key=str)
+        assert len(await w.stage.message(dataflow, Installed, workers)) == workers
+        dataflow.tell_workers(DataflowProgress("i1", 6, 6, 6))
+        assert await client.receive() == Frontiers("i1", input=6)
+        dataflow.tell_workers(DataflowStatus("i1", "gathering"))
+        assert await client.receive() == Status("i1", "gathering")
+        await client.send(AllowCompaction("i1", EMPTY))
+        assert await client.receive() == Frontiers("i1", EMPTY, EMPTY, EMPTY)
+        await settle()
+        assert all(fake.stopped for fake in w.stage.made)
+        statistics = await w.cluster.statistics()
+        assert [worker.rendered for worker in statistics.workers] == [0] * workers
+        assert len({worker.commands_applied for worker in statistics.workers}) == 1
+        await client.close()
+        await client.close()
+        with pytest.raises(Closed):
+            await client.receive()
+
+
+@pytest.mark.parametrize("wire", [False, True])
+async def test_a_subscribe_over_several_workers(tmp_path: Path, wire: bool) -> None:
+    async with world(tmp_path, 3) as w:
+        client = await w.joined("a", CreateDataflow(subscribe()), wire=wire)
+        dataflow = await w.stage.dataflow()
+        for lower, upper in ((0, 6), (6, 9)):
+            batch = SubscribeBatch(lower, upper, b"x" if lower == 0 else None)
+            dataflow.args[1][0].reply(Emit("t1", 1, batch))
+            assert await client.receive() == SubscribeResponse("t1", batch)
+            await w.stage.message(dataflow, Emitted, 1 if lower == 0 else 2)
+        await client.send(AllowCompaction("t1", EMPTY))
+        assert await client.receive() == SubscribeResponse("t1", SubscribeDropped(9))
+        await client.close()
+
+
+@pytest.mark.parametrize("wire", [False, True])
+async def test_a_newer_connection_displaces_and_nothing_is_run_again(
+    tmp_path: Path, wire: bool
+) -> None:
+    async with world(tmp_path, 3) as w:
+        old = await w.joined("a", *HISTORY, wire=wire)
+        dataflow = await w.stage.dataflow()
+        dataflow.tell_workers(StartSources("i1", 1))
+        await w.stage.message(dataflow, SourceStarted, 3)
+        dataflow.tell_workers(*installs(3, 0, 6, FIRST, True))
+        assert await old.receive() == Frontiers("i1", write=6, output=6)
+        await old.send(Peek("old", IndexTarget("i1"), 50))  # waits
+        made = len(w.stage.made)
+        new = await w.joined("b", *HISTORY, wire=wire)
+        with pytest.raises(Displaced):
+            await next_of(old, ())
+        with pytest.raises(PenstockError):
+            while True:
+                await old.send(AllowWrites())
+        assert await new.receive() == Frontiers("i1", write=6, output=6)
+        await new.send(Peek("new", IndexTarget("i1"), 50))
+        dataflow.tell_workers(*installs(3, 6, 51, updates((77, "z", 7, 1)), False))
+        answers = [await new.receive() for _ in range(2)]
+        assert Frontiers("i1", write=51, output=51) in answers
+        (answer,) = [a for a in answers if isinstance(a, PeekResponse)]
+        assert answer.uuid == "new"  # the old one's peek went with its connection
+        assert len(rows_of(answer)) == 21
+        assert len(w.stage.made) == made  # no dataflow, no task was started
+        assert not [fake for fake in w.stage.made if fake.stopped]
+        await new.close()
+        await old.close()
+
+
+async def test_dataflows_go_on_and_nothing_piles_up_without_a_client(tmp_path: Path) -> None:
+    async with world(tmp_path, 2) as w:
+        client = await w.joined("a", *HISTORY, CreateDataflow(subscribe()))
+        dataflow, streaming = await w.stage.dataflow(0), await w.stage.dataflow(1)
+        await client.close()
+        for time in range(1, 300):
+            dataflow.tell_workers(DataflowProgress("i1", time, time, time))
+            streaming.args[1][0].reply(Emit("t1", 1, SubscribeBatch(time - 1, time, bytes(100))))
+        await w.stage.message(streaming, Emitted, 299)
+        statistics = await w.cluster.statistics()
+        assert [worker.responses_waiting for worker in statistics.workers] == [0, 0]
+        assert [adapter.stashed + adapter.holding for adapter in statistics.adapters] == [0, 0]
+        again = await w.joined("b", *HISTORY)
+        assert await again.receive() == Frontiers("i1", input=299)
+        await again.close()
+
+
+async def test_a_slow_client_holds_back_its_subscribe_alone(tmp_path: Path) -> None:
+    async with world(tmp_path, 1, responses_in_flight_max=2) as w:
+        client = await w.joined("a", CreateDataflow(subscribe()), *HISTORY)
+        streaming, dataflow = await w.stage.dataflow(0), await w.stage.dataflow(1)
+        sent = 0
+        for time in range(1, 200):
+            if len([m for m in streaming.received if isinstance(m, Emitted)]) == sent:
+                batch = SubscribeBatch(time - 1, time)
+                streaming.args[1][0].reply(Emit("t1", 1, batch))
+                sent += 1
+            dataflow.tell_workers(DataflowProgress("i1", time, time, time))
+            await settle(20)
+        assert sent < 40  # the outlet's queue and the window, then no further
+        seen = 0
+        while seen < 199:
+            response = await client.receive()
+            if isinstance(response, Frontiers):
+                assert response.input is not None
+                assert response.input > seen
+                seen = response.input
+        await client.close()
+
+
+async def test_another_instance_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    async with world(tmp_path, 2) as w:
+        for wire in (False, True):
+            client = await w.client(wire)
+            await client.send(Hello(f"bad{wire}"))
+            await client.send(CreateInstance(3))
+            with pytest.raises(InvalidUsage, match=r"3 workers.*2 workers"):
+                await client.receive()
+            await client.close()
+        good = await w.joined("good", *HISTORY)
+        (await w.stage.dataflow()).tell_workers(DataflowProgress("i1", 5, 5, 5))
+        assert await good.receive() == Frontiers("i1", input=5)
+        await good.close()
+
+
+async def test_in_process_clients_are_held_to_the_order(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        client = await w.client()
+        with pytest.raises(LocalProtocolError):
+            await client.send(AllowWrites())
+        await client.send(Hello("a"))
+        await client.send(Hello("a2"))
+        with pytest.raises(RemoteProtocolError):
+            await client.receive()
+        first = await w.joined("n")
+        second = await w.client()
+        with pytest.raises(RemoteProtocolError, match="in use"):
+            await second.send(Hello("n"))
+        await first.send(AllowWrites())
+        await first.close()
+
+
+async def raw(w: World, kind: Any = Command) -> FramedConnection[Any, Any]:
+    await (await w.client(wire=True)).close()
+    assert w.listener is not None
+    port = w.listener.port
+    return await dial("127.0.0.1", port, kind, Response, w.settings, REPLICA_MAGIC)
+
+
+async def test_a_stranger_displaces_nobody_and_is_told_what_it_did_wrong(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        good = await w.joined("good", *HISTORY)
+        dataflow = await w.stage.dataflow()
+        early = await raw(w)
+        await early.send(AllowWrites())
+        assert "came before Hello" in (await early.receive()).text
+        unknown = await raw(w, api.Request)
+        await unknown.send(api.WaitFor(1, "x", 5))
+        refused = await unknown.receive()
+        assert refused.text.startswith(UnknownCommand.__name__)
+        with pytest.raises(Broken):
+            await unknown.receive()
+        large = await raw(w)
+        large._writer.write(b"\xff\xff\xff\xff")
+        assert (await large.receive()).text.startswith(FrameTooLarge.__name__)
+        for connection in (early, unknown, large):
+            await connection.aclose()
+        dataflow.tell_workers(DataflowProgress("i1", 5, 5, 5))
+        assert await good.receive() == Frontiers("i1", input=5)
+        await good.close()
+
+
+async def test_a_peer_that_vanishes_is_forgotten(tmp_path: Path) -> None:
+    async with world(tmp_path, 1) as w:
+        client: Any = await w.joined("a", *HISTORY, wire=True)
+        dataflow = await w.stage.dataflow()
+        dataflow.tell_workers(DataflowProgress("i1", 5, 5, 5))
+        await client.receive()
+        client._connection.abort()
+        again = await w.joined("b", *HISTORY, wire=True)
+        assert await again.receive() == Frontiers("i1", input=5)
+        assert w.listener is not None
+        with pytest.raises(AddressInUse):
+            await w.cluster.listen("127.0.0.1", w.listener.port)
+        await again.close()
+        await client.close()
+
+
+async def test_the_end_of_the_cluster_ends_its_clients(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        local = await w.joined("a")
+        assert await w.cluster.statistics()
+    with pytest.raises(PenstockError):
+        await local.receive()
+    with pytest.raises(PenstockError):
+        await local.send(AllowWrites())
+    await local.close()

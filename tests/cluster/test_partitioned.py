@@ -1,0 +1,215 @@
+"""Splitting and merging for 1 to 5 parts: what comes out equals what one part would have said."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.cluster.partitioned import Partitioned
+from actors.errors import RemoteProtocolError
+from actors.plan.schema import DIFF, TIME
+from actors.plan.updates import consolidate, from_ipc, to_ipc
+from actors.progress import EMPTY
+from actors.protocol.compute import (
+    AllowWrites,
+    Frontiers,
+    Hello,
+    PeekCanceled,
+    PeekError,
+    PeekResponse,
+    PeekRows,
+    Response,
+    Status,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeResponse,
+    UpdateConfiguration,
+)
+
+parts_count = st.integers(1, 5)
+
+
+def rows(*values: int) -> PeekRows:
+    return PeekRows(to_ipc(pa.table({"k": pa.array(values, pa.int64()), DIFF: [1] * len(values)})))
+
+
+def changes(*updates: tuple[int, int, int]) -> bytes:
+    columns = [pa.array([update[i] for update in updates], pa.int64()) for i in range(3)]
+    return to_ipc(pa.table(columns, names=["k", TIME, DIFF]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_split(count: int) -> None:
+    parts = Partitioned(count, 1000)
+    everyone = list(range(count))
+    assert [part for part, _ in parts.split(Hello("a"))] == everyone
+    assert [part for part, _ in parts.split(UpdateConfiguration(5))] == everyone
+    assert parts.split(AllowWrites()) == [(0, AllowWrites())]
+
+
+@given(parts_count, st.data())
+def test_frontiers_are_the_meet_of_the_parts_and_advance_strictly(
+    count: int, data: st.DataObject
+) -> None:
+    parts = Partitioned(count, 1000)
+    frontier = st.one_of(st.integers(0, 20), st.just(EMPTY))
+    reports = data.draw(st.lists(st.tuples(st.integers(0, count - 1), frontier), max_size=40))
+    reached = [0] * count
+    known = 0
+    for part, value in reports:
+        if known == EMPTY:
+            break  # the object is forgotten: nothing follows the empty frontier
+        reached[part] = max(reached[part], value)
+        merged = parts.absorb(part, Frontiers("v", value, value, value))
+        meet = min(reached)
+        if meet > known:
+            known = meet
+            assert merged == Frontiers("v", meet, meet, meet)
+        else:
+            assert merged is None
+    assert parts.idle() == (not reports or known == EMPTY)
+
+
+def test_kinds_of_frontiers_are_apart() -> None:
+    parts = Partitioned(2, 1000)
+    assert parts.absorb(0, Frontiers("v", write=5)) is None
+    assert parts.absorb(1, Frontiers("v", input=7)) is None
+    assert parts.absorb(1, Frontiers("v", write=6)) == Frontiers("v", write=5)
+    assert parts.absorb(0, Frontiers("v", input=9)) == Frontiers("v", input=7)
+
+
+@given(parts_count, st.data())
+def test_a_peek_is_answered_once_with_all_rows(count: int, data: st.DataObject) -> None:
+    parts = Partitioned(count, 1 << 20)
+    order = data.draw(st.permutations(range(count)))
+    values = [data.draw(st.lists(st.integers(0, 9), max_size=3)) for _ in range(count)]
+    answers = [parts.absorb(part, PeekResponse("p", rows(*values[part]))) for part in order]
+    assert answers[:-1] == [None] * (count - 1)
+    last = answers[-1]
+    assert isinstance(last, PeekResponse)
+    assert isinstance(last.result, PeekRows)
+    found = from_ipc(last.result.arrow)["k"].to_pylist()
+    assert sorted(found) == sorted(value for part in values for value in part)
+    assert parts.idle()
+
+
+@given(st.permutations([0, 1, 2]), st.booleans())
+def test_precedence_of_peek_answers(order: list[int], canceled: bool) -> None:
+    last: PeekRows | PeekCanceled = PeekCanceled() if canceled else rows(2)
+    results: list[PeekRows | PeekError | PeekCanceled] = [rows(1), PeekError("Busy", "x"), last]
+    parts = Partitioned(3, 1000)
+    answers = [parts.absorb(n, PeekResponse("p", results[k])) for n, k in enumerate(order)]
+    assert answers[-1] == PeekResponse("p", results[2] if canceled else results[1])
+
+
+def test_the_size_is_checked_over_all_parts() -> None:
+    one = rows(*range(50))
+    parts = Partitioned(2, len(one.arrow) + 100)
+    parts.absorb(0, PeekResponse("p", one))
+    answer = parts.absorb(1, PeekResponse("p", one))
+    assert isinstance(answer, PeekResponse)
+    assert isinstance(answer.result, PeekError)
+    assert "result_bytes_max" in answer.result.text
+    parts.split(UpdateConfiguration(1 << 20))
+    parts.absorb(0, PeekResponse("p", one))
+    answer = parts.absorb(1, PeekResponse("p", one))
+    assert isinstance(answer, PeekResponse)
+    assert isinstance(answer.result, PeekRows)
+
+
+def test_a_second_answer_of_a_part_breaks_the_protocol() -> None:
+    parts = Partitioned(2, 1000)
+    parts.absorb(1, PeekResponse("p", rows()))
+    with pytest.raises(RemoteProtocolError):
+        parts.absorb(1, PeekResponse("p", rows()))
+
+
+def test_hello_forgets_what_was_being_merged() -> None:
+    parts = Partitioned(2, 1000)
+    parts.absorb(0, PeekResponse("p", rows()))
+    parts.absorb(0, Frontiers("v", write=5))
+    parts.absorb(0, SubscribeResponse("s", SubscribeBatch(0, 5)))
+    parts.split(Hello("b"))
+    assert parts.idle()
+
+
+def test_statuses_pass_through() -> None:
+    assert Partitioned(3, 10).absorb(1, Status("v", "x")) == Status("v", "x")
+
+
+# -- subscribes ------------------------------------------------------------------------------------
+
+
+def batch(lower: int, upper: int, arrow: bytes | None = None) -> Response:
+    return SubscribeResponse("s", SubscribeBatch(lower, upper, arrow))
+
+
+@given(parts_count, st.data())
+def test_batches_are_contiguous_and_hold_every_update_once(count: int, data: st.DataObject) -> None:
+    parts = Partitioned(count, 1000)
+    queues: list[list[tuple[int, int, list[tuple[int, int, int]]]]] = []
+    sent: list[tuple[int, int, int]] = []
+    for _ in range(count):
+        uppers = [*sorted(data.draw(st.sets(st.integers(1, 9), max_size=4))), EMPTY]
+        lower, batches = 0, []
+        for upper in uppers:
+            times = st.integers(lower, min(upper, 12) - 1)
+            updates = data.draw(st.lists(st.tuples(st.integers(0, 3), times, st.just(1))))
+            sent += updates
+            batches.append((lower, upper, updates))
+            lower = upper
+        queues.append(batches)
+    reached, received = 0, []
+    while any(queues):
+        part = data.draw(st.sampled_from([n for n in range(count) if queues[n]]))
+        lower, upper, updates = queues[part].pop(0)
+        arrow = changes(*updates) if updates else None
+        merged = parts.absorb(part, batch(lower, upper, arrow))
+        if merged is None:
+            continue
+        assert isinstance(merged, SubscribeResponse)
+        assert isinstance(merged.batch, SubscribeBatch)
+        assert merged.batch.lower == reached < merged.batch.upper
+        reached = merged.batch.upper
+        if merged.batch.arrow is not None:
+            table = from_ipc(merged.batch.arrow)
+            assert all(merged.batch.lower <= t < reached for t in table[TIME].to_pylist())
+            received.append(table)
+    assert reached == EMPTY
+    assert parts.idle()
+    if sent:
+        found = consolidate(pa.concat_tables(received))
+        expected = consolidate(from_ipc(changes(*sent)))
+        assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str)
+
+
+def test_one_part_with_data_passes_as_it_is() -> None:
+    parts = Partitioned(2, 1000)
+    data = changes((1, 11, 1))
+    assert parts.absorb(0, batch(11, 12, data)) is None
+    assert parts.absorb(1, batch(0, EMPTY)) == batch(11, 12, data)
+    assert parts.absorb(0, batch(12, 15)) == batch(12, 15)
+
+
+def test_the_first_error_poisons() -> None:
+    parts = Partitioned(2, 1000)
+    parts.absorb(1, batch(0, EMPTY))
+    parts.absorb(0, batch(0, 5))
+    error = ("ViewInError", "boom")
+    merged = parts.absorb(0, SubscribeResponse("s", SubscribeBatch(5, 6, None, error)))
+    assert merged == SubscribeResponse("s", SubscribeBatch(5, 6, None, error))
+    assert parts.absorb(0, batch(6, 7)) is None
+    assert parts.absorb(0, SubscribeResponse("s", SubscribeDropped(7))) is None
+    assert parts.idle()
+
+
+def test_the_end_is_told_once() -> None:
+    parts = Partitioned(3, 1000)
+    for part in (1, 2):
+        parts.absorb(part, batch(0, 9))
+    parts.absorb(0, batch(0, 5))
+    ends = [parts.absorb(part, SubscribeResponse("s", SubscribeDropped(5))) for part in range(3)]
+    assert ends == [SubscribeResponse("s", SubscribeDropped(5)), None, None]
+    assert parts.idle()

@@ -1,0 +1,186 @@
+"""Rows of a peek: from an arrangement and from a shard, by key and whole, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pytest
+
+from actors.arrangement import Arrangement
+from actors.compute.peeks import error_of, finish, index_rows, select_keys, shard_rows, wanted_keys
+from actors.errors import Corrupt, InvalidUsage, PenstockError, ReadBelowSince, ViewInError
+from actors.kernel import SystemClock
+from actors.persist import Append, NewShard, PersistClient
+from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.updates import from_ipc, to_ipc
+from actors.protocol.compute import IndexTarget, Peek, PeekRows, ShardTarget, SourceImport
+from actors.settings import Settings
+
+SCHEMA = Schema((Column("k", "int"), Column("v", "string")))
+LIMIT = 1 << 20
+
+
+def updates(*found: tuple[int | None, str | None, int, int], errors: tuple[Any, ...] = ()) -> Any:
+    """(k, v, time, diff) each; `errors` are (text, time, diff)."""
+    table = pa.table(
+        [
+            pa.array([u[0] for u in found] + [None] * len(errors), pa.int32()),
+            pa.array([u[1] for u in found] + [None] * len(errors), pa.string()),
+            pa.array([u[2] for u in found] + [x[1] for x in errors], pa.int64()),
+            pa.array([u[3] for u in found] + [x[2] for x in errors], pa.int64()),
+        ],
+        names=["k", "v", TIME, DIFF],
+    )
+    if errors:
+        texts = [None] * len(found) + [x[0] for x in errors]
+        table = table.append_column(ERROR, pa.array(texts, pa.string()))
+    return table
+
+
+def peek(time: int, **keys: list[Any]) -> Peek:
+    if not keys:
+        return Peek("p", IndexTarget("i1"), time)
+    return Peek("p", IndexTarget("i1"), time, tuple(keys), to_ipc(pa.table(keys)))
+
+
+def contents(answer: PeekRows) -> list[tuple[Any, ...]]:
+    table = from_ipc(answer.arrow)
+    assert table.column_names == ["k", "v", DIFF]
+    return sorted((tuple(row.values()) for row in table.to_pylist()), key=str)
+
+
+@pytest.fixture
+def arrangement(tmp_path: Path) -> Arrangement:
+    made = Arrangement(tmp_path, SCHEMA, ("k",))
+    made.insert(updates((1, "a", 5, 1), (2, "b", 5, 2), (None, "n", 5, 1)), 6)
+    made.insert(updates((1, "a", 7, -1), (1, "c", 7, 1)), 8)
+    return made
+
+
+def test_rows_at_a_time(arrangement: Arrangement) -> None:
+    before = index_rows(arrangement, peek(6), LIMIT)
+    assert contents(before) == [(1, "a", 1), (2, "b", 2), (None, "n", 1)]
+    after = index_rows(arrangement, peek(7), LIMIT)
+    assert contents(after) == [(1, "c", 1), (2, "b", 2), (None, "n", 1)]
+
+
+def test_rows_by_key(arrangement: Arrangement) -> None:
+    assert contents(index_rows(arrangement, peek(7, k=[1, 9]), LIMIT)) == [(1, "c", 1)]
+    null = peek(7, k=pa.array([None], pa.int32()))
+    assert contents(index_rows(arrangement, null, LIMIT)) == [(None, "n", 1)]
+    # not the index's key: by scan
+    assert contents(index_rows(arrangement, peek(7, v=["b"]), LIMIT)) == [(2, "b", 2)]
+    assert contents(index_rows(arrangement, peek(7, k=[1, 2], v=["b", "c"]), LIMIT)) == []
+    both = peek(7, k=[1, 2], v=["c", "x"])
+    assert contents(index_rows(arrangement, both, LIMIT)) == [(1, "c", 1)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule"),
+    [
+        (peek(7, nothere=[1]), "not one of k, v"),
+        (peek(7, k=["abc"]), "does not fit"),
+        (peek(7, k=[1 << 40]), "does not fit"),
+        (Peek("p", IndexTarget("i"), 7, ("k", "v"), to_ipc(pa.table({"k": [1]}))), "1 key col"),
+        (Peek("p", IndexTarget("i"), 7, (), to_ipc(pa.table({}))), "at least one column"),
+        (Peek("p", IndexTarget("i"), 7, ("k",), b"junk"), "not an Arrow IPC stream"),
+    ],
+)
+def test_keys_that_do_not_fit(arrangement: Arrangement, asked: Peek, rule: str) -> None:
+    with pytest.raises(PenstockError, match=rule):
+        index_rows(arrangement, asked, LIMIT)
+
+
+def test_keys_compare_null_safe_with_one_nan_and_one_zero() -> None:
+    nan = float("nan")
+    rows = pa.table({"f": [0.0, -0.0, nan, None, 1.5], "n": [1, 2, 3, 4, 5]})
+    for wanted, found in [(-0.0, [1, 2]), (nan, [3]), (None, [4]), (1.5, [5])]:
+        keys = pa.table({"f": pa.array([wanted], pa.float64())})
+        assert select_keys(rows, keys)["n"].to_pylist() == found
+    keys = pa.table({"f": [nan, 1.5], "n": [3, 4]})
+    assert select_keys(rows, keys)["n"].to_pylist() == [3]
+
+
+def test_nested_keys() -> None:
+    rows = pa.table({"l": [[1], [2], None], "n": [1, 2, 3]})
+    keys = pa.table({"l": pa.array([[2], None], pa.list_(pa.int64()))})
+    assert select_keys(rows, keys)["n"].to_pylist() == [2, 3]
+
+
+def test_below_since_and_too_large(arrangement: Arrangement) -> None:
+    arrangement.allow_compaction(7)
+    with pytest.raises(ReadBelowSince):
+        index_rows(arrangement, peek(6), LIMIT)
+    with pytest.raises(InvalidUsage, match="result_bytes_max"):
+        index_rows(arrangement, peek(7), 10)
+
+
+def test_an_error_present_at_the_time_is_the_answer(tmp_path: Path) -> None:
+    made = Arrangement(tmp_path, SCHEMA, ("k",))
+    made.insert(updates((1, "a", 5, 1)), 6)
+    made.insert(updates(errors=(("division by zero", 6, 1),)), 7)
+    made.insert(updates((2, "b", 8, 1), errors=(("division by zero", 8, -1),)), 9)
+    assert contents(index_rows(made, peek(5), LIMIT)) == [(1, "a", 1)]
+    for asked in (peek(6), peek(7, k=[9])):
+        with pytest.raises(ViewInError, match="division by zero"):
+            index_rows(made, asked, LIMIT)
+    assert contents(index_rows(made, peek(8), LIMIT)) == [(1, "a", 1), (2, "b", 1)]
+
+
+def test_a_negative_sum_is_invalid_data() -> None:
+    with pytest.raises(Corrupt, match="invalid data"):
+        finish([updates((1, "a", 5, -1))], SCHEMA, None, LIMIT)
+    with pytest.raises(Corrupt, match="invalid data"):
+        finish([updates(errors=(("x", 5, -1),))], SCHEMA, None, LIMIT)
+    assert error_of(ViewInError("x")).code == "ViewInError"
+    assert wanted_keys(SCHEMA, peek(5)) is None
+
+
+async def test_rows_of_a_shard() -> None:
+    clock = SystemClock()
+    persist = await PersistClient.in_memory(Settings(), clock)
+    source = SourceImport("s1", SCHEMA)
+    await persist.create_shards([NewShard("s1", SCHEMA)])
+
+    async def append(lower: int, upper: int, rows: Any) -> None:
+        parts = await persist.write_parts("s1", rows)
+        await persist.append([Append("s1", lower, upper, parts)])
+
+    async def read(time: int, **keys: list[Any]) -> list[tuple[Any, ...]]:
+        asked = peek(time, **keys)
+        asked = Peek(f"p{time}{list(keys)}", ShardTarget("u1", source), time, *_keys(asked))
+        return contents(await shard_rows(persist, clock, source, asked, LIMIT, asked.uuid))
+
+    try:
+        with anyio.fail_after(20):
+            await append(0, 6, updates((1, "a", 5, 1), (2, "b", 5, 1)))
+            await append(6, 9, updates((1, "a", 7, -1), errors=(("boom", 8, 1),)))
+            assert await read(5) == [(1, "a", 1), (2, "b", 1)]
+            assert await read(7) == [(2, "b", 1)]
+            assert await read(5, k=[2]) == [(2, "b", 1)]
+            with pytest.raises(ViewInError):
+                await read(8)
+            with pytest.raises(ViewInError):
+                await read(8, k=[77])
+            found: list[Any] = []
+
+            async def later() -> None:
+                found.append(await read(9))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(later)  # waits until its time is sealed
+                await append(9, 10, updates(errors=(("boom", 9, -1),)))
+            assert found == [[(2, "b", 1)]]
+            with anyio.move_on_after(0.02):
+                await read(99)  # cancelled while it waits
+        state = await persist.state("s1")
+        assert not state.leases, "a read left its lease behind"
+    finally:
+        await persist.close()
+
+
+def _keys(asked: Peek) -> tuple[Any, ...]:
+    return asked.key_columns, asked.keys

@@ -1,0 +1,165 @@
+"""The adapter: the rules table of nonces, and the actor between a client and a worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from actors.channel_adapter import (
+    AdapterStatistics,
+    ChannelAdapter,
+    ClientGone,
+    Connect,
+    Disconnect,
+    FromClient,
+    FromWorker,
+    InspectAdapter,
+    Passed,
+    StashRules,
+    Took,
+    Verdict,
+)
+from actors.kernel import Address, System
+from actors.protocol.compute import AllowWrites, Frontiers, Hello, Tagged, TaggedResponse
+from actors.testing.probe import Probe
+
+
+def response(nonce: str, number: int = 0) -> TaggedResponse:
+    return TaggedResponse(nonce, Frontiers("v", write=number))
+
+
+def served(rules: StashRules, *nonces: str) -> StashRules:
+    for nonce in nonces:
+        rules.connect(nonce)
+    return rules
+
+
+@pytest.mark.parametrize(
+    ("nonce", "verdict"),
+    [
+        ("current", Verdict.FORWARD),
+        ("past", Verdict.DROP),
+        ("future", Verdict.STASH),
+    ],
+)
+def test_past_current_and_future_nonces(nonce: str, verdict: Verdict) -> None:
+    rules = served(StashRules(10), "past", "current")
+    assert rules.judge(response(nonce)) is verdict
+    rules.validate()
+
+
+def test_without_a_client_the_current_nonce_is_dropped() -> None:
+    rules = served(StashRules(10), "current")
+    assert not rules.disconnect("other")
+    assert rules.disconnect("current")
+    assert not rules.disconnect("current")
+    assert rules.judge(response("current")) is Verdict.DROP
+    assert rules.judge(response("future")) is Verdict.STASH
+
+
+def test_the_stash_is_delivered_first_and_drops_the_others() -> None:
+    rules = StashRules(10)
+    for number in range(3):
+        rules.judge(response("b", number))
+    rules.judge(response("c"))
+    assert rules.stashed == 4
+    assert rules.connect("b") == [response("b", number).response for number in range(3)]
+    assert rules.stashed == 0
+    rules.validate()
+
+
+def test_the_first_match_drops_the_whole_stash() -> None:
+    rules = served(StashRules(10), "a")
+    rules.judge(response("x"))
+    rules.judge(response("y"))
+    assert rules.connect("b") == []
+    assert rules.stashed == 2  # they may still be in the future
+    assert rules.judge(response("b")) is Verdict.FORWARD
+    assert rules.stashed == 0
+
+
+def test_the_stash_is_bounded_and_evicts_nothing() -> None:
+    rules = StashRules(2)
+    verdicts = [rules.judge(response("x", number)) for number in range(3)]
+    assert verdicts == [Verdict.STASH, Verdict.STASH, Verdict.HOLD]
+    assert len(rules.connect("x")) == 2
+    rules.validate()
+
+
+@asynccontextmanager
+async def house(stash: int = 10) -> AsyncIterator[tuple[Address, Probe, Probe]]:  # type: ignore[type-arg]
+    """(adapter, worker probe, client probe)."""
+    with anyio.fail_after(20):
+        async with System(seed=1) as system:
+            worker, client = Probe.start(system, "worker"), Probe.start(system, "client")
+            adapter = system.spawn(lambda: ChannelAdapter(3, worker.address, stash), "adapter")
+            yield adapter, worker, client
+
+
+async def inspect(adapter: Address) -> AdapterStatistics:  # type: ignore[type-arg]
+    statistics: AdapterStatistics = await adapter.ask(InspectAdapter)
+    return statistics
+
+
+async def test_commands_are_tagged_and_responses_counted() -> None:
+    async with house() as (adapter, worker, client):
+        await adapter.send(FromClient("a", AllowWrites()))  # nobody is connected: dropped
+        await adapter.send(Connect("a", client.address))
+        await adapter.send(FromClient("a", Hello("a")))
+        await adapter.send(FromClient("z", AllowWrites()))
+        await worker.expect(Tagged, nonce="a", command=Hello("a"))
+        adapter.reply(response("a", 5))
+        await client.expect(FromWorker, worker=3, nonce="a", response=response("a", 5).response)
+        await worker.expect_nothing()  # not passed before the client took it
+        await adapter.send(Took("a", 1))
+        await worker.expect(Passed, nonce="a", count=1)
+        await adapter.send(Disconnect("a"))
+        await worker.expect(ClientGone, nonce="a")
+        adapter.reply(response("a", 6))
+        await worker.expect(Passed, nonce="a", count=1)  # drained
+        await client.expect_nothing()
+        assert await inspect(adapter) == AdapterStatistics(1, 1, 0, 0)
+
+
+async def test_a_stranger_waits_for_its_client_and_is_taken_once() -> None:
+    async with house() as (adapter, worker, client):
+        for number in range(2):
+            adapter.reply(response("b", number))
+            await worker.expect(Passed, nonce="b", count=1)
+        await adapter.send(Connect("b", client.address))
+        for number in range(2):
+            await client.expect(FromWorker, response=response("b", number).response)
+        adapter.reply(response("b", 2))
+        await client.expect(FromWorker, response=response("b", 2).response)
+        await adapter.send(Took("b", 3))
+        await worker.expect(Passed, nonce="b", count=1)  # the first two were passed before
+        await worker.expect_nothing()
+
+
+async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost() -> None:
+    async with house(stash=2) as (adapter, worker, client):
+        for number in range(4):
+            adapter.reply(response("b", number))
+        await worker.expect(Passed, count=1)
+        await worker.expect(Passed, count=1)
+        await worker.expect_nothing()
+        assert await inspect(adapter) == AdapterStatistics(0, 0, 2, 2)
+        await adapter.send(Connect("b", client.address))
+        for number in range(4):
+            await client.expect(FromWorker, response=response("b", number).response)
+
+
+async def test_strangers_that_were_held_go_with_the_stash() -> None:
+    async with house(stash=1) as (adapter, worker, client):
+        for number in range(3):
+            adapter.reply(response("x", number))
+        await worker.expect(Passed, nonce="x")
+        await adapter.send(Connect("b", client.address))
+        adapter.reply(response("b", 7))
+        await client.expect(FromWorker, nonce="b")
+        await worker.expect(Passed, nonce="x")
+        await worker.expect(Passed, nonce="x")
+        assert await inspect(adapter) == AdapterStatistics(1, 2, 0, 0)
