@@ -1,0 +1,42 @@
+"""Penstock keeps Spark SQL views fresh: live, exact at every time, cheap as the change.
+
+The front door: `Service`, `Client`, `TableWrite`, `Change`, `Settings`, `load_settings` and the
+error family (`actors.errors`). Heavy parts are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from actors import errors as errors
+from actors.errors import *  # noqa: F403 - the error family is all of it
+from actors.settings import Settings as Settings
+from actors.settings import load as load_settings
+
+if TYPE_CHECKING:
+    from actors.client import Change as Change
+    from actors.client import Client as Client
+    from actors.client import TableWrite as TableWrite
+    from actors.service import Service as Service
+
+_LAZY = {
+    "Change": "actors.client",
+    "Client": "actors.client",
+    "TableWrite": "actors.client",
+    "Service": "actors.service",
+}
+
+_ERRORS = tuple(
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.PenstockError)
+)
+
+__all__ = ["Change", "Client", "Service", "Settings", "TableWrite", "load_settings", *_ERRORS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

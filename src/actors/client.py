@@ -1,0 +1,315 @@
+"""The Python client: tables, views, writes, reads at exact times, and streams of changes.
+
+    async with await Client.connect("127.0.0.1:6874") as client:
+        await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
+        await client.create_view("by_carrier", "SELECT carrier, count(*) n FROM flights GROUP BY 1")
+        time = await client.insert("flights", [{"id": 1, "carrier": "UA"}])
+        print(await client.peek("by_carrier", as_of=time))
+        async for change in client.subscribe("by_carrier"):
+            print(change.upper, change.table)
+
+Many tasks may use one client at once. It spawns none: whoever waits for an answer reads the
+connection for all, so that nothing is read (and the service is held back) while nobody waits.
+Errors are those of `actors.errors`, as the service raised them. A lost connection raises
+`Broken` from every call, also later: connect anew. `determinate` of an error says whether the
+operation surely did not happen (False: it may have happened).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+import pyarrow as pa
+
+from actors.cluster.transport import dial
+from actors.controller.client_link import Exchange, Link
+from actors.controller.client_rows import Rows as Rows
+from actors.controller.client_rows import column_of, encode, encode_keys, expand
+from actors.controller.server import MAGIC, FromClient, ToClient
+from actors.errors import (
+    Canceled,
+    InvalidUsage,
+    RemoteProtocolError,
+    from_wire,
+)
+from actors.plan.schema import Schema
+from actors.plan.updates import from_ipc
+from actors.progress import Frontier, Time
+from actors.protocol.api import (
+    PROTOCOL_VERSION,
+    Changes,
+    Contents,
+    CreateIndex,
+    CreateTable,
+    CreateView,
+    Done,
+    Drop,
+    Explain,
+    Failed,
+    Read,
+    Request,
+    Status,
+    StatusReport,
+    Subscribe,
+    TableChange,
+    WaitFor,
+    Welcome,
+    Welcomed,
+    Write,
+    Written,
+)
+from actors.settings import Settings
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Updates of a subscribe with ``lower <= time < upper``, complete: a subscriber that has
+    taken it resumes with ``from_=upper``. `table` has the object's columns, ``__time`` and
+    ``__diff`` (+1 a row came, -1 a row went); None when there was only progress."""
+
+    lower: Frontier
+    upper: Frontier
+    table: pa.Table | None = None
+
+
+class TableWrite(msgspec.Struct, frozen=True):
+    """What `Client.write` does to one table: deletes first, then updates, then inserts."""
+
+    insert: Rows | None = None
+    delete: Rows | None = None
+    update: Rows | None = None
+
+
+class InProcess(Protocol):
+    """A service in this process (`actors.Service`)."""
+
+    async def connect_in_process(self) -> Link:
+        """A link to it."""
+        ...
+
+
+class Client:
+    """A connection to a Penstock service."""
+
+    def __init__(self, link: Link, settings: Settings) -> None:
+        """Use `connect` or `in_process`."""
+        self._exchange = Exchange(link, settings)
+        self._settings = settings
+
+    # -- connecting ----------------------------------------------------------------------------
+
+    @classmethod
+    async def connect(cls, address: str, *, settings: Settings | None = None) -> Self:
+        """Connects to ``host:port``. Raises `Broken`, `Busy`, `IncompatibleVersion`."""
+        settings = settings or Settings()
+        host, _, port = address.rpartition(":")
+        if not port.isdigit():
+            raise InvalidUsage(f"address {address!r}: give host:port")
+        link = await dial(host or "127.0.0.1", int(port), FromClient, ToClient, settings, MAGIC)
+        return await cls._welcome(link, settings)
+
+    @classmethod
+    async def in_process(cls, service: InProcess, *, settings: Settings | None = None) -> Self:
+        """Connects to a service in this process; everything else is the same."""
+        return await cls._welcome(await service.connect_in_process(), settings or Settings())
+
+    @classmethod
+    async def _welcome(cls, link: Link, settings: Settings) -> Self:
+        try:
+            await link.send(Welcome(PROTOCOL_VERSION, "penstock-python"))
+            answer = await link.receive()
+        except BaseException:
+            await link.aclose()
+            raise
+        if isinstance(answer, Welcomed):
+            return cls(link, settings)
+        await link.aclose()
+        if isinstance(answer, Failed):
+            raise from_wire(answer.code, answer.text, answer.determinate)
+        raise RemoteProtocolError(f"the service answered Welcome with {type(answer).__name__}")
+
+    async def aclose(self) -> None:
+        """Closes the connection; what was subscribed to ends. Twice is harmless."""
+        await self._exchange.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    # -- objects -------------------------------------------------------------------------------
+
+    async def create_table(
+        self,
+        name: str,
+        columns: Mapping[str, str] | Schema,
+        primary_key: Sequence[str] = (),
+        *,
+        retain_history_ms: int | None = None,
+    ) -> None:
+        """Makes a table with columns of Spark types (``{"id": "bigint", "at": "timestamp"}``; end
+        a type with ``not null`` to refuse NULL).
+
+        With `primary_key`, inserting a present key raises `DuplicateKey`, and deleting or
+        updating an absent one `AbsentRow`; without, the table is a bag. History is kept for
+        `retain_history_ms` (default: the service's). Raises `ObjectExists`, `InvalidUsage`.
+        """
+        if isinstance(columns, Schema):
+            schema = columns
+            if primary_key:
+                schema = msgspec.structs.replace(schema, key=tuple(primary_key))
+        else:
+            made = tuple(column_of(column, text) for column, text in columns.items())
+            schema = Schema(made, tuple(primary_key))
+        await self._done(CreateTable(self._exchange.number(), name, schema, retain_history_ms))
+
+    async def create_view(
+        self,
+        name: str,
+        sql: str,
+        *,
+        retain_history_ms: int | None = None,
+        conf: Mapping[str, str] | None = None,
+    ) -> None:
+        """Makes a maintained view of a Spark SQL query over tables and views.
+
+        Returns when the view is in the catalog; reads wait until it is computed. `conf` holds
+        Spark SQL settings of the view. Raises `QueryRejected`, `UnknownObject`, `ObjectExists`.
+        """
+        request = CreateView(
+            self._exchange.number(), name, sql, retain_history_ms, dict(conf or {})
+        )
+        await self._done(request)
+
+    async def create_index(self, name: str, on: str, key: Sequence[str]) -> None:
+        """Keeps a table or view ready for peeks by these columns. Raises `UnknownObject`,
+        `ObjectExists`, `InvalidUsage`."""
+        await self._done(CreateIndex(self._exchange.number(), name, on, tuple(key)))
+
+    async def drop(self, name: str) -> None:
+        """Drops a table, view or index. Raises `UnknownObject`, `ObjectInUse`."""
+        await self._done(Drop(self._exchange.number(), name))
+
+    async def status(self) -> StatusReport:
+        """All objects: frontiers, lag, state and step times."""
+        return await self._exchange.ask(Status(self._exchange.number()), StatusReport)
+
+    async def explain(self, view: str) -> str:
+        """How a view is maintained, rule by rule. Raises `UnknownObject`, `InvalidUsage`."""
+        return (await self._exchange.ask(Explain(self._exchange.number(), view), Done)).text
+
+    # -- writing -------------------------------------------------------------------------------
+
+    async def insert(self, table: str, rows: Rows) -> Time:
+        """Inserts rows, all or none; the time of the write, which is durable.
+
+        Raises `TypeMismatch`, `DuplicateKey`, `UnknownObject`, `StoreFull`.
+        """
+        return await self.write({table: TableWrite(insert=rows)})
+
+    async def delete(self, table: str, rows: Rows) -> Time:
+        """Deletes rows, all or none: whole rows, or for a table with PRIMARY KEY its columns
+        alone. Raises `AbsentRow` and as `insert` does."""
+        return await self.write({table: TableWrite(delete=rows)})
+
+    async def update(self, table: str, rows: Rows) -> Time:
+        """Sets columns of rows of a table with PRIMARY KEY: rows hold the key and the columns
+        to set. Raises `AbsentRow` and as `insert` does."""
+        return await self.write({table: TableWrite(update=rows)})
+
+    async def write(self, changes: Mapping[str, TableWrite]) -> Time:
+        """Changes several tables atomically, at one time, which is returned. Without changes it
+        moves the tables' time on. Raises as `insert`, `delete` and `update` do."""
+        encoded = tuple(
+            TableChange(
+                table,
+                encode(table, change.insert),
+                encode(table, change.delete),
+                encode(table, change.update),
+            )
+            for table, change in changes.items()
+        )
+        return (await self._exchange.ask(Write(self._exchange.number(), encoded), Written)).time
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def peek(
+        self,
+        name: str,
+        as_of: Time | None = None,
+        key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        deadline_ms: int | None = None,
+    ) -> pa.Table:
+        """Contents of a table or view at `as_of` (None: the latest written time), in no order.
+
+        `key` asks for the rows whose columns equal it (or one of several); an index on just
+        these columns makes that fast. Waits until that time is sealed, up to `deadline_ms`
+        (`DeadlineExceeded`). Raises `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`,
+        `UnknownObject`.
+        """
+        keys, columns = encode_keys(name, key)
+        number = self._exchange.number()
+        request = Read(number, name, as_of, keys, columns, deadline_ms)
+        answer = await self._exchange.ask(request, Contents)
+        return expand(from_ipc(answer.arrow))
+
+    async def wait_for(self, name: str, time: Time, *, deadline_ms: int | None = None) -> None:
+        """Waits until every time up to and including `time` is sealed in the object. Raises
+        `DeadlineExceeded`, `ReadTooFarAhead`, `UnknownObject`."""
+        await self._done(WaitFor(self._exchange.number(), name, time, deadline_ms))
+
+    async def subscribe(
+        self, name: str, from_: Frontier | None = None, *, as_of: Time | None = None
+    ) -> AsyncGenerator[Change, None]:
+        """Changes of a table or view: first its contents (at `as_of`, or now), then every change.
+
+        With `from_`, the changes with ``time >= from_`` only: a subscriber that stopped goes on
+        exactly with the `upper` of its last change. Ends when nothing more will come; leave the
+        loop to end it sooner. A client that takes changes more slowly than they come holds back
+        only itself. Raises `ReadBelowSince`, `ViewInError`, `UnknownObject`, `Broken`.
+        """
+        frontier, start = from_, as_of
+        while True:
+            number = self._exchange.number()
+            slot = await self._exchange.open(Subscribe(number, name, frontier, start))
+            paused = ended = False
+            try:
+                while True:
+                    answer = await self._exchange.next_answer(slot)
+                    if isinstance(answer, Done | Failed):
+                        ended = True
+                        break
+                    change = _change(answer)
+                    yield change
+                    frontier, start = change.upper, None
+                    if not paused and slot.bytes > self._settings.subscribe_inflight_bytes_max:
+                        # Too much waits here: end it, take what waits, go on from there.
+                        paused = True
+                        await self._exchange.cancel(number)
+            finally:
+                self._exchange.close(number)
+                if not ended and not paused and self._exchange.lost is None:
+                    await self._exchange.cancel(number)
+            if isinstance(answer, Done):
+                return
+            if not (paused and answer.code == Canceled.__name__):
+                raise from_wire(answer.code, answer.text, answer.determinate)
+
+    async def _done(self, request: Request) -> None:
+        await self._exchange.ask(request, Done)
+
+
+def _change(answer: Any) -> Change:
+    if not isinstance(answer, Changes):
+        raise RemoteProtocolError(f"the service answered Subscribe with {type(answer).__name__}")
+    table = None if answer.arrow is None else from_ipc(answer.arrow)
+    return Change(answer.lower, answer.upper, table)

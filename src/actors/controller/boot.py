@@ -1,0 +1,97 @@
+"""What a controller starts from: the durable catalog and the state of every shard in it.
+
+Holds that nothing in the catalog stands for (of a subscribe that ended with its service, or of
+a change of the catalog that a crash left undone) are dropped here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.controller.catalog import CATALOG_KEY, INDEX, TABLE, Catalog, CatalogObject
+from actors.controller.holds import RETAIN, dataflow_holder
+from actors.errors import StateDirectoryError, UnknownObject
+from actors.persist import PersistClient, ShardState
+from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
+from actors.protocol.compute import (
+    DataflowDescription,
+    Export,
+    IndexExport,
+    SourceImport,
+    ViewExport,
+)
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """Everything durable that the controller needs to know."""
+
+    catalog: Catalog
+    seqno: int | None
+    """Of the catalog's key; None: it was never written."""
+    states: dict[ShardId, ShardState]
+    tables_upper: Frontier
+
+
+async def load(persist: PersistClient) -> Boot:
+    """Reads what is durable. Raises `StateDirectoryError` when it is of a newer version or
+    incomplete, and `StorageError`."""
+    head = await persist.head(CATALOG_KEY)
+    catalog = Catalog() if head is None else Catalog.decode(head.data)
+    states: dict[ShardId, ShardState] = {}
+    for entry in catalog.objects:
+        for shard in entry.shards:
+            try:
+                states[shard] = await persist.state(shard)
+            except UnknownObject:
+                raise StateDirectoryError(
+                    f"{entry.kind} {entry.name} is in the catalog and its shard {shard} is not "
+                    f"there: restore the state directory from a copy"
+                ) from None
+    live = {RETAIN, *(dataflow_holder(entry.id) for entry in catalog.objects)}
+    for shard, state in states.items():
+        for holder in sorted(set(state.holds) - live):
+            await persist.drop_hold(shard, holder)
+    return Boot(catalog, None if head is None else head.seqno, states, await persist.tables_upper())
+
+
+def source_import(entry: CatalogObject) -> SourceImport:
+    """A table or view as a dataflow imports it."""
+    assert entry.shard is not None, entry.name
+    return SourceImport(entry.shard, entry.schema, entry.kind == TABLE)
+
+
+def describe_dataflow(catalog: Catalog, entry: CatalogObject, as_of: Time) -> DataflowDescription:
+    """The dataflow that maintains a view or an index."""
+    imports = tuple(source_import(catalog.by_id(id_)) for id_ in entry.depends)
+    export: Export
+    if entry.kind == INDEX:
+        export = IndexExport(entry.key, entry.schema)
+    else:
+        assert entry.plan is not None, entry.name
+        assert entry.shard is not None, entry.name
+        export = ViewExport(entry.plan, entry.shard, entry.hidden_shard)
+    return DataflowDescription(entry.id, entry.name, imports, export, as_of)
+
+
+def latest(upper: Frontier) -> Time:
+    """The last sealed time (0 when there is none)."""
+    return max(0, min(upper, EMPTY - 1) - 1)
+
+
+def restart_as_of(boot: Boot, entry: CatalogObject) -> Time:
+    """Where an object's dataflow goes on after a restart."""
+    if entry.kind == INDEX:
+        return index_as_of(boot.catalog, boot.states, boot.tables_upper, entry.depends[0])
+    assert entry.shard is not None, entry.name
+    return max(latest(boot.states[entry.shard].upper), entry.as_of)
+
+
+def index_as_of(
+    catalog: Catalog, states: dict[ShardId, ShardState], tables_upper: Frontier, on: ObjectId
+) -> Time:
+    """The latest time at which the object below an index can be read."""
+    target = catalog.by_id(on)
+    assert target.shard is not None, target.name
+    state = states[target.shard]
+    upper = max(state.upper, tables_upper) if target.kind == TABLE else state.upper
+    return max(state.since, latest(upper))

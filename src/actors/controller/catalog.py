@@ -1,0 +1,160 @@
+"""The catalog: every table, view and index, and the one durable record of all of them.
+
+Theory of operation. `Catalog` is immutable; a change makes a new one. It is stored whole under
+one consensus key, `catalog`, so that one compare-and-set changes it together with the shards
+that the change creates or removes: a crash leaves the change done or not done.
+
+Invariants: ids are never used twice; an object's dependencies have smaller ids than its own,
+so that id order is an order in which all can be built; names are unique without regard to
+case. It does not know uppers and sinces: those are the shards' own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from actors.controller.names import fold
+from actors.errors import Corrupt, ObjectExists, ObjectInUse, StateDirectoryError, UnknownObject
+from actors.plan.delta import DeltaPlan
+from actors.plan.schema import Schema
+from actors.progress import ObjectId, ShardId, Time
+
+CATALOG_KEY: Final = "catalog"
+FORMAT_VERSION: Final = 1
+
+TABLE: Final = "table"
+VIEW: Final = "view"
+INDEX: Final = "index"
+
+
+class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
+    """One object. `shard` is its contents' shard; an index has none of its own.
+
+    `as_of` is the time from which a view has contents (an index: from which it was made).
+    """
+
+    id: ObjectId
+    name: str
+    kind: str
+    schema: Schema
+    shard: ShardId | None = None
+    hidden_shard: ShardId | None = None
+    depends: tuple[ObjectId, ...] = ()
+    sql: str = ""
+    plan: DeltaPlan | None = None
+    fingerprint: str = ""
+    conf: dict[str, str] = {}
+    spark_version: str = ""
+    key: tuple[str, ...] = ()
+    """An index's key columns."""
+    retain_history_ms: int | None = None
+    as_of: Time = 0
+
+    @property
+    def shards(self) -> tuple[ShardId, ...]:
+        """All shards that belong to it."""
+        return tuple(s for s in (self.shard, self.hidden_shard) if s is not None)
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """The part of the document that every version can read."""
+
+    format: int
+
+
+class _Document(msgspec.Struct, frozen=True):
+    format: int
+    next_id: int
+    objects: tuple[CatalogObject, ...]
+
+
+class Catalog:
+    """All objects at one moment."""
+
+    __slots__ = ("_by_id", "_by_name", "next_id")
+
+    def __init__(self, objects: tuple[CatalogObject, ...] = (), next_id: int = 1) -> None:
+        self.next_id = next_id
+        self._by_id = {entry.id: entry for entry in objects}
+        self._by_name = {fold(entry.name): entry for entry in objects}
+
+    @property
+    def objects(self) -> tuple[CatalogObject, ...]:
+        """All objects; what one depends on comes before it."""
+        return tuple(self._by_id.values())
+
+    @property
+    def new_id(self) -> ObjectId:
+        """The id that the next object gets."""
+        return f"u{self.next_id}"
+
+    def get(self, id_: ObjectId) -> CatalogObject | None:
+        """The object of an id, if it is there."""
+        return self._by_id.get(id_)
+
+    def by_id(self, id_: ObjectId) -> CatalogObject:
+        """The object of an id that must be there."""
+        return self._by_id[id_]
+
+    def find(self, name: str) -> CatalogObject:
+        """The object of a name. Raises `UnknownObject`."""
+        entry = self._by_name.get(fold(name))
+        if entry is None:
+            raise UnknownObject(f"there is no table, view or index named {name!r}")
+        return entry
+
+    def check_free(self, name: str) -> None:
+        """Raises `ObjectExists` when the name is taken."""
+        entry = self._by_name.get(fold(name))
+        if entry is not None:
+            raise ObjectExists(f"{name!r} is taken by a {entry.kind} ({entry.name})")
+
+    def dependents(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
+        """What stands directly on an object."""
+        return tuple(entry for entry in self._by_id.values() if id_ in entry.depends)
+
+    def indexes(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
+        """The indexes on an object."""
+        return tuple(entry for entry in self.dependents(id_) if entry.kind == INDEX)
+
+    def readable(self) -> dict[str, Schema]:
+        """What a view may read: tables and views, by name."""
+        return {e.name: e.schema for e in self._by_id.values() if e.kind != INDEX}
+
+    def add(self, entry: CatalogObject) -> Catalog:
+        """With one more object, whose id is `new_id`. Raises `ObjectExists`."""
+        self.check_free(entry.name)
+        assert entry.id == self.new_id, (entry.id, self.new_id)
+        assert all(id_ in self._by_id for id_ in entry.depends), entry.depends
+        return Catalog((*self.objects, entry), self.next_id + 1)
+
+    def remove(self, entry: CatalogObject) -> Catalog:
+        """Without an object. Raises `ObjectInUse` naming what stands on it."""
+        users = self.dependents(entry.id)
+        if users:
+            names = ", ".join(f"{user.kind} {user.name}" for user in users)
+            raise ObjectInUse(f"{entry.kind} {entry.name} is used by {names}: drop them first")
+        kept = tuple(other for other in self.objects if other.id != entry.id)
+        return Catalog(kept, self.next_id)
+
+    def encode(self) -> bytes:
+        """The durable document."""
+        document = _Document(FORMAT_VERSION, self.next_id, self.objects)
+        return msgspec.msgpack.encode(document)
+
+    @staticmethod
+    def decode(data: bytes) -> Catalog:
+        """The catalog in a document. Raises `StateDirectoryError` (newer), `Corrupt`."""
+        try:
+            found = msgspec.msgpack.decode(data, type=_Format).format
+            if found > FORMAT_VERSION:
+                raise StateDirectoryError(
+                    f"the catalog has format {found}; this version knows {FORMAT_VERSION}: "
+                    f"use the version that wrote it, or a newer one"
+                )
+            document = msgspec.msgpack.decode(data, type=_Document)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
+        return Catalog(document.objects, document.next_id)

@@ -1,0 +1,227 @@
+"""Group commit: what the table writer does for one group of writes, end to end.
+
+Order, the same for every group: fit the rows → look up what they touch → apply in order → one
+oracle time → durable parts → ONE append over all written shards that moves the shared upper of
+all tables from `tables_upper` to ``time + 1`` → feed the arrangements → answer. A crash before
+the append leaves nothing; after it, everything.
+
+After a failed append nothing that is remembered is trusted: uppers and arrangements are read
+again before the next group. One group at a time; the owner sees to that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+import pyarrow as pa
+
+from actors.controller.contents import TableContents
+from actors.controller.groups import (
+    FittedChange,
+    Group,
+    TableTarget,
+    fit_change,
+    keys_wanted,
+    overlay_of,
+)
+from actors.controller.oracle import (
+    ORACLE_KEY,
+    Oracle,
+    decode_reservation,
+    encode_reservation,
+    fenced,
+)
+from actors.errors import Fenced, PenstockError, TypeMismatch
+from actors.kernel import Clock
+from actors.persist import Append, Cas, PersistClient, UpperMismatch
+from actors.progress import Frontier, ObjectId, ShardId, Time
+from actors.protocol.api import TableChange
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.controller")
+
+
+class CommitOutcome(msgspec.Struct, frozen=True):
+    """What became of a group."""
+
+    outcomes: tuple[int | PenstockError, ...]
+    """Rows changed by each write, or its error."""
+    time: Time
+    upper: Frontier
+    """The tables' upper now."""
+    shards: tuple[ShardId, ...] = ()
+    """Those that grew."""
+
+
+class PlannedWrite(msgspec.Struct, frozen=True):
+    """One write of a group: its changes with the tables they name."""
+
+    changes: tuple[tuple[TableTarget, TableChange], ...]
+
+
+class DurableOracle:
+    """The oracle with its record in consensus."""
+
+    def __init__(self, persist: PersistClient, clock: Clock, settings: Settings) -> None:
+        self._persist = persist
+        self._clock = clock
+        self._reserve_ms = settings.oracle_reserve_ms
+        self._oracle: Oracle | None = None
+        self._seqno: int | None = None
+
+    async def next(self, at: Time | None = None) -> Time:
+        """The next time, after its reservation is durable. Raises `Fenced`, `StorageError`."""
+        if self._oracle is None:
+            head = await self._persist.head(ORACLE_KEY)
+            self._seqno = None if head is None else head.seqno
+            reserved = 0 if head is None else decode_reservation(head.data)
+            self._oracle = Oracle(reserved, self._reserve_ms)
+        oracle = self._oracle
+        time = oracle.candidate(self._clock.now_ms(), at)
+        wanted = oracle.reservation(time)
+        if wanted is not None:
+            self._oracle = None
+            record = Cas(ORACLE_KEY, self._seqno, encode_reservation(wanted))
+            if not await self._persist.compare_and_set([record]):
+                raise fenced(self._seqno)
+            head = await self._persist.head(ORACLE_KEY)
+            assert head is not None, "the record was just written"
+            self._seqno = head.seqno
+            oracle.reserve(wanted)
+            self._oracle = oracle
+        return oracle.give(time)
+
+
+class GroupCommit:
+    """Commits groups of writes."""
+
+    def __init__(
+        self, persist: PersistClient, contents: TableContents, clock: Clock, settings: Settings
+    ) -> None:
+        self._persist = persist
+        self._contents = contents
+        self._clock = clock
+        self._oracle = DurableOracle(persist, clock, settings)
+        self._upper: Frontier | None = None
+
+    async def commit(self, writes: Sequence[PlannedWrite], at: Time | None = None) -> CommitOutcome:
+        """Commits a group. Each write's own error is in the outcome; what fails the whole
+        group (a store, a fence) is raised, and then no write of it was done unless the error
+        is indeterminate."""
+        upper = self._upper
+        if upper is None:
+            await self._clock.run_blocking(self._contents.clear)
+            upper = self._upper = await self._persist.tables_upper()
+        fitted = await self._clock.run_blocking(lambda: [_fit(write) for write in writes])
+        targets = _targets(fitted)
+        for changes in targets.values():
+            if keys_wanted(changes) is not None:
+                await self._contents.ensure(changes[0].target, upper)
+        group, outcomes = await self._clock.run_blocking(lambda: self._apply(fitted, targets))
+        if writes and all(isinstance(outcome, PenstockError) for outcome in outcomes):
+            return CommitOutcome(tuple(outcomes), max(0, upper - 1), upper)
+        time = await self._oracle.next(at)
+        while time < upper:
+            time = await self._oracle.next()
+        self._upper = None
+        shards = await self._append(group, targets, time, upper)
+        self._upper = time + 1
+        return CommitOutcome(tuple(outcomes), time, time + 1, shards)
+
+    def _apply(
+        self,
+        fitted: Sequence[tuple[FittedChange, ...] | PenstockError],
+        targets: dict[ObjectId, list[FittedChange]],
+    ) -> tuple[Group, list[int | PenstockError]]:
+        overlays = {}
+        for id_, changes in targets.items():
+            overlay = overlays[id_] = overlay_of(changes[0].target)
+            wanted = keys_wanted(changes)
+            if wanted is not None:
+                overlay.load(wanted, self._contents.lookup(changes[0].target, wanted))
+        group = Group(overlays)
+        outcomes: list[int | PenstockError] = []
+        for write in fitted:
+            if isinstance(write, PenstockError):
+                outcomes.append(write)
+                continue
+            try:
+                outcomes.append(group.apply(write))
+            except PenstockError as error:
+                outcomes.append(error)
+        return group, outcomes
+
+    async def _append(
+        self,
+        group: Group,
+        targets: dict[ObjectId, list[FittedChange]],
+        time: Time,
+        upper: Frontier,
+    ) -> tuple[ShardId, ...]:
+        updates = await self._clock.run_blocking(lambda: group.updates(time))
+        written: list[tuple[TableTarget, pa.Table]] = [
+            (targets[id_][0].target, table) for id_, table in updates.items() if table.num_rows
+        ]
+        appends: list[Append] = []
+        try:
+            for target, table in written:
+                own = (await self._persist.state(target.shard)).upper
+                parts = await self._persist.write_parts(target.shard, table)
+                appends.append(Append(target.shard, own, time + 1, parts))
+            result = await self._persist.append(appends, tables_upper=(upper, time + 1))
+        except PenstockError as error:
+            if error.determinate:
+                await self._discard(appends)
+            raise
+        if isinstance(result, UpperMismatch):
+            await self._discard(appends)
+            raise Fenced(
+                f"another service wrote to these tables: expected upper {result.expected} of "
+                f"{result.shard}, found {result.current}; nothing was written, try again",
+                determinate=True,
+            )
+        await self._clock.run_blocking(lambda: self._feed(written, time + 1))
+        return tuple(target.shard for target, _ in written)
+
+    async def _discard(self, appends: Sequence[Append]) -> None:
+        await self._persist.discard_parts([part for append in appends for part in append.parts])
+
+    def _feed(self, written: list[tuple[TableTarget, pa.Table]], upper: Frontier) -> None:
+        """The write is durable, so that a full scratch disk must not fail it: what cannot be
+        kept ready is made again when it is needed."""
+        for target, table in written:
+            try:
+                self._contents.feed(target, table, upper)
+            except PenstockError:
+                log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
+                self._contents.forget(target.id)
+
+    async def forget(self, id_: ObjectId) -> None:
+        """A table is being dropped."""
+        await self._clock.run_blocking(lambda: self._contents.forget(id_))
+
+    async def close(self) -> None:
+        """Removes the scratch."""
+        await self._clock.run_blocking(self._contents.clear)
+
+
+def _fit(write: PlannedWrite) -> tuple[FittedChange, ...] | PenstockError:
+    try:
+        return tuple(fit_change(target, change) for target, change in write.changes)
+    except PenstockError as error:
+        return error
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        return TypeMismatch(f"rows that cannot be read: {error}")
+
+
+def _targets(
+    fitted: Sequence[tuple[FittedChange, ...] | PenstockError],
+) -> dict[ObjectId, list[FittedChange]]:
+    found: dict[ObjectId, list[FittedChange]] = {}
+    for write in fitted:
+        if not isinstance(write, PenstockError):
+            for change in write:
+                found.setdefault(change.target.id, []).append(change)
+    return found

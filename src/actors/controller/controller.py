@@ -1,0 +1,365 @@
+"""The controller: the one actor that knows all objects and speaks for the service.
+
+It takes requests of sessions and answers each in the room the request reserved; sends commands
+to the replica; and follows frontiers. What it decides lies in its parts: `Statements` (the
+catalog), `Reads` (reads and waits), `Subscribes`; writes go to the `TableWriter`. All parts
+share one `Desk` and run in this actor's task. It never waits to send: a part that cannot take
+more says `Busy` to the client.
+
+Children: table writer, replica task. A restart builds everything from the durable catalog: the
+dataflows of all objects are made again, each from where its durable output ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from actors.controller.boot import Boot, describe_dataflow, restart_as_of
+from actors.controller.catalog import INDEX, TABLE, VIEW, CatalogObject
+from actors.controller.commit import PlannedWrite
+from actors.controller.ddl import CatalogStore
+from actors.controller.desk import Desk, fault, refuse
+from actors.controller.frontiers import ObjectFrontiers
+from actors.controller.groups import TableTarget
+from actors.controller.holds import RETAIN, dataflow_holder
+from actors.controller.messages import (
+    Delivered,
+    Enqueue,
+    Grew,
+    ReplicaConnected,
+    ReplicaLost,
+    ReplicaResponse,
+    SessionClosed,
+    Submit,
+    TablesAdvanced,
+)
+from actors.controller.reads import DeadlinePassed, Reads, SinceRead
+from actors.controller.replica import Connect, ReplicaTask
+from actors.controller.statements import StatementDone, Statements
+from actors.controller.status import StatusRead, read_sinces, report
+from actors.controller.subscribes import Held, Subscribes
+from actors.controller.tables import TableWriter
+from actors.errors import Busy, InvalidUsage, PenstockError, UnknownObject, WouldBlock
+from actors.kernel import Actor, Address
+from actors.persist import PersistClient
+from actors.plan.jobs import ExecutorMessage
+from actors.progress import ShardId, Time, is_empty
+from actors.protocol.api import (
+    CreateIndex,
+    CreateTable,
+    CreateView,
+    Done,
+    Drop,
+    Explain,
+    Read,
+    Request,
+    Status,
+    Subscribe,
+    Unsubscribe,
+    WaitFor,
+    Write,
+)
+from actors.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    Command,
+    CreateDataflow,
+    CreateInstance,
+    Frontiers,
+    InitializationComplete,
+    PeekResponse,
+    Response,
+    Schedule,
+    SubscribeResponse,
+    UpdateConfiguration,
+)
+from actors.protocol.compute import Status as DataflowStatus
+from actors.settings import Settings
+from actors.views.explain import explain
+
+log = logging.getLogger("penstock.controller")
+
+
+class _HoldsDue(msgspec.Struct, frozen=True):
+    """Time to move holds."""
+
+
+class _HoldsMoved(msgspec.Struct, frozen=True):
+    moves: tuple[tuple[ShardId, str, Time], ...]
+    error: PenstockError | None = None
+
+
+ControllerMessage: TypeAlias = (
+    Submit
+    | Delivered
+    | SessionClosed
+    | TablesAdvanced
+    | ReplicaConnected
+    | ReplicaResponse
+    | ReplicaLost
+    | StatementDone
+    | SinceRead
+    | DeadlinePassed
+    | Held
+    | StatusRead
+    | _HoldsDue
+    | _HoldsMoved
+)
+
+
+class Controller(Actor[ControllerMessage]):
+    """See the module's text. `boot` is what `boot.load` read."""
+
+    def __init__(
+        self,
+        boot: Boot,
+        persist: PersistClient,
+        executor: Address[ExecutorMessage],
+        connect: Connect,
+        settings: Settings,
+        scratch: Path,
+        maintenance: Address[Any] | None = None,
+    ) -> None:
+        self._boot = boot
+        self._persist = persist
+        self._store = CatalogStore(persist, executor, settings)
+        self._connect = connect
+        self._settings = settings
+        self._scratch = scratch
+        self._maintenance = maintenance
+        self._sessions: set[str] = set()
+        self._incarnation = 0
+        self._holds_moving = False
+
+    async def on_start(self) -> None:
+        boot, settings = self._boot, self._settings
+        desk = Desk(
+            self.ctx,
+            settings,
+            self._persist,
+            self._store,
+            boot.catalog,
+            boot.seqno,
+            ObjectFrontiers(boot.tables_upper),
+        )
+        self._desk = desk
+        self._statements = Statements(desk)
+        self._reads = Reads(desk)
+        self._subscribes = Subscribes(desk)
+        desk.maintenance = self._maintenance
+        desk.writer = self.ctx.spawn(
+            lambda: TableWriter(
+                self._persist, settings, self._scratch, self.ctx.self, self._maintenance
+            ),
+            "table-writer",
+        )
+        commands = self._initial_commands()
+        desk.replica = self.ctx.spawn(
+            lambda: ReplicaTask(self._connect, commands, self.ctx.self, settings), "replica"
+        )
+        self.ctx.after(settings.hold_downgrade_ms, _HoldsDue())
+
+    def _initial_commands(self) -> list[Command]:
+        """The history of a fresh replica: all objects, each from where its output ends."""
+        boot, desk, settings = self._boot, self._desk, self._settings
+        commands: list[Command] = [
+            CreateInstance(settings.workers),
+            UpdateConfiguration(result_bytes_max=settings.result_bytes_max),
+        ]
+        schedules: list[Command] = []
+        for entry in boot.catalog.objects:
+            if entry.shard is not None:
+                state = boot.states[entry.shard]
+                retain = entry.retain_history_ms or settings.retain_history_ms
+                desk.retain.track(entry.shard, retain, state.holds.get(RETAIN, state.since))
+            if entry.kind == TABLE:
+                continue
+            as_of = restart_as_of(boot, entry)
+            upper = 0 if entry.shard is None else boot.states[entry.shard].upper
+            desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+            commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
+            schedules.append(Schedule(entry.id))
+        return [*commands, *schedules, InitializationComplete(), AllowWrites()]
+
+    async def receive(self, message: ControllerMessage) -> None:
+        match message:
+            case Submit(session, request):
+                self._submit(session, request)
+            case Delivered(session_path, request_number, size):
+                self._subscribes.passed_on(session_path, request_number, size)
+            case SessionClosed(session_path):
+                self._sessions.discard(session_path)
+                self._reads.session_closed(session_path)
+                self._subscribes.session_closed(session_path)
+            case TablesAdvanced(upper):
+                if self._desk.frontiers.advance_tables(upper):
+                    self._reads.advanced(None)
+            case ReplicaConnected(incarnation):
+                self._incarnation = incarnation
+                catalog = self._desk.catalog
+                indexes = tuple(e for e in catalog.objects if e.kind == INDEX)
+                self._desk.frontiers.reset_indexes(indexes)
+            case ReplicaResponse(incarnation, response):
+                if incarnation == self._incarnation:
+                    self._responded(response)
+            case ReplicaLost():
+                pass
+            case StatementDone():
+                dropped = self._statements.done(message)
+                if dropped is not None:
+                    self._reads.dropped(dropped)
+                    self._subscribes.dropped(dropped)
+            case SinceRead():
+                self._reads.since_read(message)
+            case DeadlinePassed(number):
+                self._reads.late(number)
+            case Held():
+                self._subscribes.held(message)
+            case StatusRead():
+                message.session.reply(report(self._desk, message))
+            case _HoldsDue():
+                self._move_holds()
+            case _HoldsMoved(moves, error):
+                self._holds_moved(moves, error)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _submit(self, session: Address[Any], request: Request) -> None:
+        if session.path not in self._sessions:
+            self._sessions.add(session.path)
+            self.ctx.watch(session, SessionClosed(session.path))
+        try:
+            self._handle(session, request)
+        except PenstockError as error:
+            refuse(session, request.request, error)
+        except Exception as error:
+            log.exception("%s failed by a fault of this program", type(request).__name__)
+            refuse(session, request.request, fault(error))
+
+    def _handle(self, session: Address[Any], request: Request) -> None:
+        match request:
+            case Write():
+                self._write(session, request)
+            case Read():
+                self._reads.read(session, request)
+            case WaitFor():
+                self._reads.wait_for(session, request)
+            case Subscribe():
+                self._subscribes.subscribe(session, request)
+            case Unsubscribe(number, target):
+                path = session.path
+                if not self._subscribes.cancel(path, target):
+                    self._reads.cancel(path, target)
+                session.reply(Done(number))
+            case Status(number):
+                read_sinces(self._desk, session, number)
+            case Explain():
+                self._explain(session, request)
+            case CreateTable() | CreateView() | CreateIndex() | Drop():
+                self._statements.submit(session, request)
+
+    def _write(self, session: Address[Any], request: Write) -> None:
+        changes = tuple(
+            (self._target(self._desk.catalog.find(change.table)), change)
+            for change in request.changes
+        )
+        assert self._desk.writer is not None
+        try:
+            self._desk.writer.send_nowait(Enqueue(session, request.request, PlannedWrite(changes)))
+        except WouldBlock:
+            raise Busy("too many writes wait already: try again later") from None
+
+    def _target(self, entry: CatalogObject) -> TableTarget:
+        if entry.kind != TABLE or entry.shard is None:
+            raise InvalidUsage(f"{entry.name} is a {entry.kind}: only tables are written")
+        if self._statements.is_closing(entry.id):
+            raise UnknownObject(f"table {entry.name} is being dropped")
+        return TableTarget(entry.id, entry.name, entry.shard, entry.schema)
+
+    def _explain(self, session: Address[Any], request: Explain) -> None:
+        entry = self._desk.catalog.find(request.name)
+        if entry.kind != VIEW or entry.plan is None:
+            raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
+        session.reply(Done(request.request, explain(entry.plan)))
+
+    # -- the replica ---------------------------------------------------------------------------
+
+    def _responded(self, response: Response) -> None:
+        match response:
+            case Frontiers(id=id_):
+                if self._desk.frontiers.report(response):
+                    self._reads.advanced(id_)
+                    self._grew(id_)
+            case PeekResponse():
+                self._reads.answered(response)
+            case SubscribeResponse():
+                self._subscribes.responded(response)
+            case DataflowStatus():
+                self._desk.frontiers.note(response)
+
+    def _grew(self, id_: str) -> None:
+        entry = self._desk.catalog.get(id_)
+        if entry is not None and entry.shards and self._maintenance is not None:
+            self._maintenance.reply(Grew(entry.shards))
+
+    # -- holds ---------------------------------------------------------------------------------
+
+    def _move_holds(self) -> None:
+        """Moves all holds that lag, in one batch; a failure leaves them for the next round."""
+        self.ctx.after(self._settings.hold_downgrade_ms, _HoldsDue())
+        self._statements.drop_zombie_holds()
+        if self._holds_moving:
+            return
+        desk = self._desk
+        moves = self._subscribes.hold_moves()
+        for entry in desk.catalog.objects:
+            if entry.kind == INDEX:
+                moves += self._compact_index(entry)
+            elif entry.shard is not None:
+                since = desk.retain.move(entry.shard, desk.frontiers.upper(entry))
+                if since is not None:
+                    moves.append((entry.shard, RETAIN, since))
+        if not moves:
+            return
+        self._holds_moving = True
+        wanted = tuple(moves)
+        self.ctx.effect(
+            lambda: self._persist.set_holds(list(wanted)),
+            done=lambda _: _HoldsMoved(wanted),
+            failed=lambda error: _HoldsMoved(wanted, fault(error)),
+        )
+
+    def _compact_index(self, entry: CatalogObject) -> list[tuple[ShardId, str, Time]]:
+        """An index keeps a little history; its hold is where it would start over."""
+        desk = self._desk
+        upper = desk.frontiers.upper(entry)
+        since = upper - max(1, self._settings.index_history_ms)
+        now = desk.frontiers.readable_from(entry.id)
+        shard = desk.catalog.by_id(entry.depends[0]).shard
+        if is_empty(upper) or since - now < self._settings.hold_downgrade_ms or shard is None:
+            return []
+        desk.frontiers.compacted(entry.id, since)
+        desk.command(AllowCompaction(entry.id, since))
+        return [(shard, dataflow_holder(entry.id), since)]
+
+    def _holds_moved(
+        self, moves: tuple[tuple[ShardId, str, Time], ...], error: PenstockError | None
+    ) -> None:
+        self._holds_moving = False
+        if error is not None:
+            log.warning("holds stay where they are for now: %s: %s", type(error).__name__, error)
+            return
+        for shard, holder, since in moves:
+            if holder == RETAIN:
+                self._desk.retain.moved(shard, since)
+
+    def describe(self) -> str:
+        return (
+            f"{len(self._desk.catalog.objects)} objects, {len(self._sessions)} sessions, "
+            f"{len(self._reads)} reads and waits, {len(self._subscribes)} subscribes; "
+            f"{self._statements.describe()}"
+        )

@@ -1,0 +1,321 @@
+"""Changes of the catalog, each one compare-and-set together with the shards it concerns.
+
+Order of a creation: check names → (views: Spark analyses the text) → choose the as_of → durable
+holds on the inputs → ONE set: catalog and new shards with their first holds. Order of a drop:
+check dependents → (tables: wait for writes under way) → ONE set: catalog and removed shards →
+holds on the inputs go. A crash leaves at most a hold for nothing, which the next start drops.
+
+A failure that leaves the outcome open is settled by reading the catalog back. One change at a
+time: the owner sees to that.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from actors.arrangement.hashing import check_key_type
+from actors.controller.boot import latest
+from actors.controller.catalog import CATALOG_KEY, INDEX, TABLE, VIEW, Catalog, CatalogObject
+from actors.controller.holds import RETAIN, dataflow_holder
+from actors.controller.names import check_name, fold
+from actors.controller.rows import check_key_columns
+from actors.errors import (
+    Fenced,
+    InvalidUsage,
+    PenstockError,
+    ReadBelowSince,
+    StorageError,
+    UnknownObject,
+)
+from actors.kernel import Address
+from actors.persist import Cas, NewShard, PersistClient
+from actors.plan.jobs import Analyze, Analyzed, ExecutorMessage, Run
+from actors.plan.schema import Column, Schema, arrow_type
+from actors.progress import ObjectId, ShardId, Time
+from actors.protocol.api import CreateIndex, CreateTable, CreateView
+from actors.settings import Settings
+from actors.views.compile import compile_view
+
+log = logging.getLogger("penstock.controller")
+
+AS_OF_ATTEMPTS_MAX: Final = 5
+COLUMNS_MAX: Final = 1024
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """A change that is durable."""
+
+    catalog: Catalog
+    seqno: int
+    created: CatalogObject | None = None
+    dropped: CatalogObject | None = None
+
+
+class CatalogStore:
+    """Carries out changes of the catalog."""
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        executor: Address[ExecutorMessage],
+        settings: Settings,
+    ) -> None:
+        self._persist = persist
+        self._executor = executor
+        self._settings = settings
+        self._analyses = 0
+
+    # -- creation ------------------------------------------------------------------------------
+
+    async def create_table(
+        self, catalog: Catalog, seqno: int | None, request: CreateTable
+    ) -> Changed:
+        """Raises `InvalidUsage` and its children, and `StorageError`."""
+        name = check_name("table", request.name)
+        catalog.check_free(name)
+        schema = _table_schema(name, request.schema)
+        id_ = catalog.new_id
+        entry = CatalogObject(
+            id=id_,
+            name=name,
+            kind=TABLE,
+            schema=schema,
+            shard=id_,
+            retain_history_ms=_retain(request.retain_history_ms),
+        )
+        shard = NewShard(id=id_, schema=schema, holds={RETAIN: 0}, tables=True)
+        return await self._store(catalog.add(entry), seqno, [shard], created=entry)
+
+    async def create_view(
+        self, catalog: Catalog, seqno: int | None, request: CreateView
+    ) -> Changed:
+        """Raises `QueryRejected`, `InvalidUsage` and its children, engine and store errors."""
+        name = check_name("view", request.name)
+        catalog.check_free(name)
+        conf = tuple(sorted(request.conf.items()))
+        plan = await compile_view(request.sql, catalog.readable(), self._analyze, conf)
+        sources = [catalog.find(source) for source in plan.sources]
+        id_ = catalog.new_id
+        as_of = await self._hold_inputs(id_, sources)
+        shards = [_view_shard(id_, plan.output, id_, as_of)]
+        if plan.hidden is not None:
+            hidden = NewShard(
+                id=f"{id_}-hidden",
+                schema=plan.hidden.schema,
+                since=as_of,
+                holds={dataflow_holder(id_): as_of},
+            )
+            shards.append(hidden)
+        entry = CatalogObject(
+            id=id_,
+            name=name,
+            kind=VIEW,
+            schema=plan.output,
+            shard=id_,
+            hidden_shard=None if plan.hidden is None else f"{id_}-hidden",
+            depends=tuple(dict.fromkeys(source.id for source in sources)),
+            sql=request.sql,
+            plan=plan,
+            fingerprint=plan.fingerprint,
+            conf=request.conf,
+            spark_version=importlib.metadata.version("pyspark"),
+            retain_history_ms=_retain(request.retain_history_ms),
+            as_of=as_of,
+        )
+        return await self._create_on(catalog, seqno, entry, shards)
+
+    async def create_index(
+        self, catalog: Catalog, seqno: int | None, request: CreateIndex
+    ) -> Changed:
+        """Raises `InvalidUsage` and its children, and `StorageError`."""
+        name = check_name("index", request.name)
+        catalog.check_free(name)
+        target = catalog.find(request.on)
+        if target.kind == INDEX:
+            raise InvalidUsage(f"{target.name} is an index: make the index on a table or a view")
+        key = columns_named(target, request.key)
+        for column in target.schema.columns:
+            if column.name in key:
+                check_key_type(column.name, arrow_type(column.type))
+        if not key:
+            raise InvalidUsage(f"index {name}: give at least one key column of {target.name}")
+        id_ = catalog.new_id
+        as_of = await self._hold_inputs(id_, [target])
+        entry = CatalogObject(
+            id=id_,
+            name=name,
+            kind=INDEX,
+            schema=target.schema,
+            depends=(target.id,),
+            key=key,
+            as_of=as_of,
+        )
+        return await self._create_on(catalog, seqno, entry, [])
+
+    async def _create_on(
+        self,
+        catalog: Catalog,
+        seqno: int | None,
+        entry: CatalogObject,
+        shards: Sequence[NewShard],
+    ) -> Changed:
+        """Stores an object that holds its inputs; the holds go when that surely failed."""
+        try:
+            return await self._store(catalog.add(entry), seqno, shards, created=entry)
+        except PenstockError as error:
+            if error.determinate:
+                await self.drop_holds(catalog, entry)
+            raise
+
+    async def _analyze(
+        self,
+        tables: tuple[tuple[str, Schema], ...],
+        texts: tuple[str, ...],
+        conf: tuple[tuple[str, str], ...],
+    ) -> Analyzed:
+        self._analyses += 1
+        job = Analyze(f"analyze-{self._analyses}", tables, texts, conf)
+        answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
+        if not isinstance(answer, Analyzed):
+            raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
+        return answer
+
+    async def _hold_inputs(self, id_: ObjectId, sources: Sequence[CatalogObject]) -> Time:
+        """The latest time at which all inputs can be read, held there for the new dataflow."""
+        holder = dataflow_holder(id_)
+        shards = [source.shard for source in sources if source.shard is not None]
+        for _ in range(AS_OF_ATTEMPTS_MAX):
+            states = [await self._persist.state(shard) for shard in shards]
+            uppers = [await self._persist.upper(shard) for shard in shards]
+            as_of: Time = max([latest(min(uppers)), *(state.since for state in states)])
+            try:
+                await self._persist.set_holds([(shard, holder, as_of) for shard in shards])
+            except ReadBelowSince:
+                continue
+            states = [await self._persist.state(shard) for shard in shards]
+            if all(state.since <= as_of for state in states):
+                return as_of
+        names = ", ".join(source.name for source in sources)
+        raise PenstockError(f"the history of {names} is compacted faster than it can be held")
+
+    # -- drop ----------------------------------------------------------------------------------
+
+    async def drop(self, catalog: Catalog, seqno: int | None, entry: CatalogObject) -> Changed:
+        """Raises `ObjectInUse`, `StorageError`. The holds stay: see `drop_holds`."""
+        smaller = catalog.remove(entry)
+        cas = Cas(CATALOG_KEY, seqno, smaller.encode())
+        if entry.shards:
+            done = await self._persist.drop_shards(list(entry.shards), extra=[cas])
+        else:
+            done = await self._persist.compare_and_set([cas])
+        if not done:
+            raise _fenced(seqno)
+        return Changed(smaller, await self._seqno(), dropped=entry)
+
+    async def drop_holds(self, catalog: Catalog, entry: CatalogObject) -> None:
+        """Drops the holds of an object's dataflow on its inputs; a failure is only logged."""
+        for id_ in entry.depends:
+            source = catalog.get(id_)
+            if source is not None and source.shard is not None:
+                await self.drop_hold(source.shard, dataflow_holder(entry.id))
+
+    async def drop_hold(self, shard: ShardId, holder: str) -> None:
+        """Drops one hold; a failure is only logged: the next start drops it."""
+        try:
+            await self._persist.drop_hold(shard, holder)
+        except (StorageError, UnknownObject) as error:
+            log.info("hold %s on shard %s stays for now: %s", holder, shard, error)
+
+    # -- the record ----------------------------------------------------------------------------
+
+    async def _store(
+        self,
+        catalog: Catalog,
+        seqno: int | None,
+        shards: Sequence[NewShard],
+        *,
+        created: CatalogObject,
+    ) -> Changed:
+        cas = Cas(CATALOG_KEY, seqno, catalog.encode())
+        if shards:
+            done = await self._persist.create_shards(shards, extra=[cas])
+        else:
+            done = await self._persist.compare_and_set([cas])
+        if not done:
+            raise _fenced(seqno)
+        return Changed(catalog, await self._seqno(), created=created)
+
+    async def _seqno(self) -> int:
+        head = await self._persist.head(CATALOG_KEY)
+        assert head is not None, "the catalog was just written"
+        return head.seqno
+
+    async def read_back(self) -> tuple[Catalog, int | None]:
+        """The durable catalog, after a change whose outcome is open."""
+        head = await self._persist.head(CATALOG_KEY)
+        return (Catalog(), None) if head is None else (Catalog.decode(head.data), head.seqno)
+
+
+def columns_named(entry: CatalogObject, names: Sequence[str]) -> tuple[str, ...]:
+    """The object's own spelling of column names. Raises `InvalidUsage`."""
+    own = {fold(name): name for name in entry.schema.names}
+    for name in names:
+        if fold(name) not in own:
+            raise InvalidUsage(
+                f"{entry.name} has no column {name!r}; it has {', '.join(entry.schema.names)}"
+            )
+    found = tuple(own[fold(name)] for name in names)
+    if len(set(found)) < len(found):
+        raise InvalidUsage(f"{entry.name}: a key column is named twice: {', '.join(names)}")
+    return found
+
+
+def _view_shard(id_: ObjectId, schema: Schema, shard: ShardId, as_of: Time) -> NewShard:
+    holds = {RETAIN: as_of, dataflow_holder(id_): as_of}
+    return NewShard(id=shard, schema=schema, since=as_of, holds=holds)
+
+
+def _table_schema(table: str, schema: Schema) -> Schema:
+    """The schema with key columns NOT NULL. Raises `InvalidUsage`."""
+    if not 0 < len(schema.columns) <= COLUMNS_MAX:
+        raise InvalidUsage(f"table {table}: {len(schema.columns)} columns; give 1 to {COLUMNS_MAX}")
+    own: dict[str, Column] = {}
+    for column in schema.columns:
+        check_name(f"table {table}: column", column.name)
+        if fold(column.name) in own:
+            raise InvalidUsage(f"table {table}: column {column.name} is given twice")
+        if arrow_type(column.type) == arrow_type("void"):
+            raise InvalidUsage(f"table {table}: column {column.name} can only hold NULL")
+        own[fold(column.name)] = column
+    missing = [name for name in schema.key if fold(name) not in own]
+    if missing or len({fold(name) for name in schema.key}) < len(schema.key):
+        raise InvalidUsage(
+            f"table {table}: PRIMARY KEY ({', '.join(schema.key)}) must name different columns of "
+            f"{', '.join(schema.names)}"
+        )
+    key = tuple(own[fold(name)].name for name in schema.key)
+    columns = tuple(
+        msgspec.structs.replace(c, nullable=c.nullable and c.name not in key)
+        for c in schema.columns
+    )
+    fitted = Schema(columns, key)
+    check_key_columns(f"table {table}", fitted)
+    return fitted
+
+
+def _retain(retain_history_ms: int | None) -> int | None:
+    if retain_history_ms is not None and retain_history_ms <= 0:
+        raise InvalidUsage(f"retain_history_ms = {retain_history_ms}: must be greater than zero")
+    return retain_history_ms
+
+
+def _fenced(seqno: int | None) -> Fenced:
+    return Fenced(
+        f"the catalog is no longer at seqno {seqno}: another service changed it; nothing was done",
+        determinate=True,
+    )

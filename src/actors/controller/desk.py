@@ -1,0 +1,97 @@
+"""What the parts of the controller share: the state that all of them look at, and the few ways
+in which they act. One object, owned by the controller actor and touched by its task alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.controller.catalog import Catalog, CatalogObject
+from actors.controller.ddl import CatalogStore
+from actors.controller.frontiers import ObjectFrontiers
+from actors.controller.holds import RetainHolds
+from actors.controller.messages import Push
+from actors.errors import PenstockError, ReadTooFarAhead, to_wire
+from actors.kernel import Address, Context
+from actors.persist import PersistClient
+from actors.progress import ObjectId, Time
+from actors.protocol.api import Failed
+from actors.protocol.compute import Command
+from actors.settings import Settings
+
+
+class Desk:
+    """Shared by statements, reads and subscribes."""
+
+    def __init__(
+        self,
+        ctx: Context[Any],
+        settings: Settings,
+        persist: PersistClient,
+        store: CatalogStore,
+        catalog: Catalog,
+        seqno: int | None,
+        frontiers: ObjectFrontiers,
+    ) -> None:
+        self.ctx = ctx
+        self.settings = settings
+        self.persist = persist
+        self.store = store
+        self.catalog = catalog
+        self.seqno = seqno
+        self.frontiers = frontiers
+        self.retain = RetainHolds(settings.hold_downgrade_ms)
+        self.replica: Address[Any] | None = None
+        self.writer: Address[Any] | None = None
+        self.maintenance: Address[Any] | None = None
+        self._transient = 0
+
+    def command(self, command: Command) -> None:
+        """Tells the replica."""
+        assert self.replica is not None
+        self.replica.reply(Push(command))
+
+    def transient_id(self) -> ObjectId:
+        """An id for a dataflow that is not in the catalog. Unique in this life, and unlike
+        those of earlier ones, whose dataflows a replica elsewhere may still run."""
+        self._transient += 1
+        return f"t{self._transient}-{self.ctx.random.getrandbits(32):08x}"
+
+    def oracle_now(self) -> Time:
+        """The time that a write would get now, but for its reservation."""
+        return max(self.ctx.now_ms(), self.frontiers.tables_upper)
+
+    def latest_written(self) -> Time:
+        """The time of the last write (0 before the first)."""
+        return max(0, self.frontiers.tables_upper - 1)
+
+    def check_ahead(self, what: str, time: Time) -> None:
+        """Raises `ReadTooFarAhead`."""
+        limit = self.settings.read_ahead_ms_max
+        now = self.oracle_now()
+        if time > now + limit:
+            raise ReadTooFarAhead(
+                f"{what} at {time}: {time - now} ms ahead of the clock ({now}); the limit is "
+                f"{limit} (read_ahead_ms_max)"
+            )
+
+    def waiting_for(self, entry: CatalogObject) -> str:
+        """Why a read of the object waits, for people."""
+        status = self.frontiers.status(entry.id)
+        state = "" if status is None else f"; it is {status.state} {status.text}".rstrip()
+        upper = self.frontiers.upper(entry)
+        return f"{entry.kind} {entry.name} is sealed below {upper} only{state}"
+
+
+def refuse(session: Address[Any], request: int, error: BaseException) -> None:
+    """Answers a request with an error."""
+    session.reply(Failed(request, *to_wire(error)))
+
+
+def fault(error: Exception) -> PenstockError:
+    """An error of ours as one that can be told."""
+    if isinstance(error, PenstockError):
+        return error
+    told = PenstockError(f"internal fault: {type(error).__name__}: {error}")
+    told.determinate = False
+    return told

@@ -1,0 +1,80 @@
+"""How far every object is sealed, as the controller knows it, and what it can say of the rest.
+
+Uppers of tables are one shared upper; views and indexes report theirs. What is durable never
+goes back; an index's may when its replica starts afresh, so its upper counts for one connection
+of the replica only. Pure.
+"""
+
+from __future__ import annotations
+
+from actors.controller.catalog import INDEX, TABLE, CatalogObject
+from actors.progress import Frontier, ObjectId, Time
+from actors.protocol.compute import Frontiers, Status
+
+
+class ObjectFrontiers:
+    """Uppers of all objects, the as-of from which each index reads, and latest statuses."""
+
+    def __init__(self, tables_upper: Frontier) -> None:
+        self.tables_upper: Frontier = tables_upper
+        self._uppers: dict[ObjectId, Frontier] = {}
+        self._readable_from: dict[ObjectId, Time] = {}
+        self._statuses: dict[ObjectId, Status] = {}
+
+    def track(self, entry: CatalogObject, upper: Frontier, readable_from: Time = 0) -> None:
+        """An object exists; `readable_from`: an index's first readable time."""
+        if entry.kind == TABLE:
+            return
+        self._uppers[entry.id] = upper
+        self._readable_from[entry.id] = readable_from
+
+    def forget(self, id_: ObjectId) -> None:
+        """The object is gone."""
+        self._uppers.pop(id_, None)
+        self._readable_from.pop(id_, None)
+        self._statuses.pop(id_, None)
+
+    def advance_tables(self, upper: Frontier) -> bool:
+        """Every table is sealed below `upper`; whether that is news."""
+        news = upper > self.tables_upper
+        self.tables_upper = max(self.tables_upper, upper)
+        return news
+
+    def report(self, report: Frontiers) -> bool:
+        """A replica's report; whether the object's upper moved."""
+        known = self._uppers.get(report.id)
+        if known is None or report.write is None or report.write <= known:
+            return False
+        self._uppers[report.id] = report.write
+        return True
+
+    def note(self, status: Status) -> None:
+        """What a dataflow is doing."""
+        if status.id in self._uppers:
+            self._statuses[status.id] = status
+
+    def status(self, id_: ObjectId) -> Status | None:
+        """The latest status of a dataflow."""
+        return self._statuses.get(id_)
+
+    def upper(self, entry: CatalogObject) -> Frontier:
+        """Everything below is sealed."""
+        if entry.kind == TABLE:
+            return self.tables_upper
+        return self._uppers.get(entry.id, 0)
+
+    def compacted(self, index: ObjectId, since: Time) -> None:
+        """An index is readable from `since` on."""
+        if index in self._readable_from:
+            self._readable_from[index] = max(self._readable_from[index], since)
+
+    def readable_from(self, index: ObjectId) -> Time:
+        """An index's first readable time."""
+        return self._readable_from.get(index, 0)
+
+    def reset_indexes(self, indexes: tuple[CatalogObject, ...]) -> None:
+        """A new connection of the replica: what indexes had is not known any more."""
+        for entry in indexes:
+            assert entry.kind == INDEX, entry
+            if entry.id in self._uppers:
+                self._uppers[entry.id] = 0

@@ -1,0 +1,113 @@
+"""Maintenance: compacts shards that grew, now and then, and removes orphaned blobs.
+
+One shard at a time, so that compaction never takes more than its share. A shard whose
+maintenance fails is tried again when it grows again; failures are logged and never spread.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeAlias
+
+import msgspec
+
+from actors.controller.messages import Gone, Grew, MaintenanceMessage
+from actors.errors import UnknownObject
+from actors.kernel import Actor
+from actors.persist import PersistClient
+from actors.progress import ShardId
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.maintenance")
+
+
+class _Due(msgspec.Struct, frozen=True):
+    """Time for a round."""
+
+
+class _OrphansDue(msgspec.Struct, frozen=True):
+    """Time to look for blobs that nothing names."""
+
+
+class _Maintained(msgspec.Struct, frozen=True):
+    shard: ShardId
+    error: Exception | None = None
+
+
+class _Collected(msgspec.Struct, frozen=True):
+    count: int
+    error: Exception | None = None
+
+
+_Message: TypeAlias = MaintenanceMessage | _Due | _OrphansDue | _Maintained | _Collected
+
+
+class MaintenanceTask(Actor[_Message]):
+    """Keeps shards small."""
+
+    def __init__(self, persist: PersistClient, settings: Settings) -> None:
+        self._persist = persist
+        self._settings = settings
+        self._grown: dict[ShardId, None] = {}
+        """In the order in which they first grew."""
+        self._running: str | None = None
+        self._orphans_due = True
+        self._done = 0
+        self._failed = 0
+
+    async def on_start(self) -> None:
+        self.ctx.after(self._settings.maintenance_ms, _Due())
+
+    async def receive(self, message: _Message) -> None:
+        match message:
+            case Grew(shards):
+                self._grown.update(dict.fromkeys(shards))
+            case Gone(shards):
+                for shard in shards:
+                    self._grown.pop(shard, None)
+                self._orphans_due = True
+            case _Due():
+                self.ctx.after(self._settings.maintenance_ms, _Due())
+                self._next()
+            case _OrphansDue():
+                self._orphans_due = True
+            case _Maintained(shard, error):
+                self._finished(f"maintenance of shard {shard}", error)
+                self._next()
+            case _Collected(count, error):
+                self._finished("collection of orphans", error)
+                if count:
+                    log.info("removed %d orphaned blobs", count)
+                self.ctx.after(self._settings.blob_orphan_grace_ms, _OrphansDue())
+
+    def _next(self) -> None:
+        if self._running is not None:
+            return
+        if self._orphans_due:
+            self._orphans_due = False
+            self._running = "collecting orphans"
+            self.ctx.effect(
+                self._persist.collect_orphans,
+                done=_Collected,
+                failed=lambda error: _Collected(0, error),
+            )
+        elif self._grown:
+            shard = next(iter(self._grown))
+            del self._grown[shard]
+            self._running = f"maintaining {shard}"
+            self.ctx.effect(
+                lambda: self._persist.maintain(shard),
+                done=lambda _: _Maintained(shard),
+                failed=lambda error: _Maintained(shard, error),
+            )
+
+    def _finished(self, what: str, error: Exception | None) -> None:
+        self._running = None
+        self._done += 1
+        if error is not None and not isinstance(error, UnknownObject):
+            self._failed += 1
+            log.warning("%s failed: %s: %s", what, type(error).__name__, error)
+
+    def describe(self) -> str:
+        state = self._running or "idle"
+        return f"{state}; {len(self._grown)} shards wait; {self._done} done, {self._failed} failed"

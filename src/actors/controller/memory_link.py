@@ -1,0 +1,70 @@
+"""A connection inside the process: the two ends of what a client and a session share.
+
+It behaves as a framed connection does: bounded both ways, so that a slow side stops the other,
+and closed for both when one end closes; what was sent before the close is still received.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, Generic, TypeVar
+
+from actors.errors import Broken, Closed
+from actors.kernel import Mailbox
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+_END: Final = object()
+
+
+class MemoryConnection(Generic[S, R]):
+    """One end; `pair` makes both."""
+
+    def __init__(self, peer: str, inbox: Mailbox[Any], outbox: Mailbox[Any]) -> None:
+        self.peer = peer
+        self._inbox = inbox
+        self._outbox = outbox
+        self._received: deque[Any] = deque()
+        self._ended = False
+        self._closed = False
+
+    async def send(self, message: S) -> None:
+        """Sends, waiting while the other side is slow. Raises `Closed` or `Broken`."""
+        if self._closed:
+            raise Closed(f"the connection to {self.peer} was closed by this side")
+        try:
+            await self._outbox.send(message)
+        except Closed:
+            raise Broken(f"{self.peer} closed the connection") from None
+
+    async def receive(self) -> R:
+        """The next message. Raises `Closed`, or `Broken` when the other end is gone."""
+        while not self._received:
+            if self._closed:
+                raise Closed(f"the connection to {self.peer} was closed by this side")
+            if self._ended:
+                raise Broken(f"{self.peer} closed the connection")
+            control, envelopes = await self._inbox.receive()
+            self._ended = self._ended or bool(control)
+            self._received.extend(envelope.message for envelope in envelopes)
+        message: R = self._received.popleft()
+        return message
+
+    async def aclose(self) -> None:
+        """Closes both directions. Twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._outbox.control(_END)
+            self._inbox.control(_END)
+            self._inbox.close()
+
+
+def pair(messages_max: int) -> tuple[MemoryConnection[Any, Any], MemoryConnection[Any, Any]]:
+    """The client's end and the service's end."""
+    up: Mailbox[Any] = Mailbox("/link/up", messages_max)
+    down: Mailbox[Any] = Mailbox("/link/down", messages_max)
+    return (
+        MemoryConnection("the service", down, up),
+        MemoryConnection("a client in this process", up, down),
+    )

@@ -1,0 +1,122 @@
+"""Messages of the controller's actors. They stay in the process and pass by reference.
+
+Directions: a session sends requests to the controller and waits for room; answers go back in
+the room that the request reserved (`Address.reply`). The controller never waits to send.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from actors.controller.commit import PlannedWrite
+from actors.errors import PenstockError
+from actors.kernel import Address, Reply
+from actors.progress import Frontier, ObjectId, ShardId, Time
+from actors.protocol import api
+from actors.protocol.compute import Command, Response
+
+# -- sessions → controller -------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """A request; its answers (`api.Answer`) are delivered to `session`."""
+
+    session: Address[Any]
+    request: api.Request
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """The session has passed on so many bytes of a subscribe's changes."""
+
+    session: str
+    request: int
+    bytes: int
+
+
+class SessionClosed(msgspec.Struct, frozen=True):
+    """The session has stopped: what it asked for is void."""
+
+    session: str
+
+
+# -- table writer ----------------------------------------------------------------------------------
+
+
+class Enqueue(msgspec.Struct, frozen=True):
+    """A write for the next group; `at` drives the oracle by hand (tests)."""
+
+    session: Address[Any]
+    request: int
+    write: PlannedWrite
+    at: Time | None = None
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Moves the tables' upper past a fresh time, with no rows; answered with the time."""
+
+    reply: Reply[Time]
+
+
+class CloseTable(msgspec.Struct, frozen=True):
+    """A table is to be dropped: answered when no earlier write to it is under way."""
+
+    id: ObjectId
+    reply: Reply[None]
+
+
+TableWriterMessage: TypeAlias = Enqueue | Tick | CloseTable
+
+
+class TablesAdvanced(msgspec.Struct, frozen=True):
+    """Table writer → controller: every table is sealed below `upper`."""
+
+    upper: Frontier
+
+
+# -- replica ---------------------------------------------------------------------------------------
+
+
+class Push(msgspec.Struct, frozen=True):
+    """Controller → replica task: one more command."""
+
+    command: Command
+
+
+class ReplicaConnected(msgspec.Struct, frozen=True):
+    """Replica task → controller: connection number `incarnation` serves from now on."""
+
+    incarnation: int
+
+
+class ReplicaResponse(msgspec.Struct, frozen=True):
+    """Replica task → controller: a response on that connection."""
+
+    incarnation: int
+    response: Response
+
+
+class ReplicaLost(msgspec.Struct, frozen=True):
+    """Replica task → controller: the connection is gone; it is being made again."""
+
+    incarnation: int
+    error: PenstockError
+
+
+# -- maintenance -----------------------------------------------------------------------------------
+
+
+class Grew(msgspec.Struct, frozen=True):
+    """Shards that were appended to."""
+
+    shards: tuple[ShardId, ...]
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """Shards that were dropped."""
+
+    shards: tuple[ShardId, ...]
+
+
+MaintenanceMessage: TypeAlias = Grew | Gone

@@ -1,0 +1,102 @@
+"""The timestamp oracle: strictly increasing times, reserved durably ahead of their use.
+
+Theory of operation. A time is ``max(wall clock, last + 1)``. No time is given out before a
+reservation beyond it is durable under the consensus key `oracle`; a restart goes on from the
+reservation, so it never gives a time that an earlier life may have given. Reserving ahead
+(`oracle_reserve_ms`) makes it one durable write for many times.
+
+Rules: times strictly increase over all lives; a wall clock that jumps back or stands still only
+makes times denser than milliseconds would be. `Oracle` is pure: the owner feeds it the clock
+and carries out the reservations it asks for (`DurableOracle` does both). It does not order
+reads: those name a time that was written.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+
+from actors.errors import Corrupt, Fenced, InvalidUsage, StateDirectoryError
+from actors.progress import TIME_MAX, Time
+
+ORACLE_KEY: Final = "oracle"
+FORMAT_VERSION: Final = 1
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What the key `oracle` holds: no time at or above `reserved` was ever given out."""
+
+    format: int
+    reserved: Time
+
+
+class Oracle:
+    """Gives times; says which reservation it needs first."""
+
+    def __init__(self, reserved: Time, reserve_ms: int) -> None:
+        self.last: Time = reserved - 1
+        self.reserved: Time = reserved
+        self._reserve_ms = reserve_ms
+
+    def candidate(self, now_ms: int, at: Time | None = None) -> Time:
+        """The time it would give now, or `at` itself when it is driven by hand.
+
+        Raises `InvalidUsage` when `at` is not later than every time given before.
+        """
+        if at is None:
+            return max(now_ms, self.last + 1)
+        if not self.last < at <= TIME_MAX:
+            raise InvalidUsage(f"time {at} is not later than the last one given, {self.last}")
+        return at
+
+    def reservation(self, time: Time) -> Time | None:
+        """What must be reserved durably before `time` may be given; None: nothing."""
+        return None if time < self.reserved else time + self._reserve_ms
+
+    def reserve(self, reserved: Time) -> None:
+        """The reservation is durable."""
+        self.reserved = max(self.reserved, reserved)
+
+    def give(self, time: Time) -> Time:
+        """Gives `time` out."""
+        assert self.last < time < self.reserved, (self.last, time, self.reserved)
+        self.last = time
+        return time
+
+
+class Versioned(Protocol):
+    """A consensus value with its sequence number."""
+
+    @property
+    def seqno(self) -> int: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+
+def decode_reservation(data: bytes) -> Time:
+    """The reserved time. Raises `StateDirectoryError` for a newer format, `Corrupt`."""
+    try:
+        reservation = msgspec.msgpack.decode(data, type=Reservation)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"consensus key {ORACLE_KEY!r}: {error}", determinate=True) from None
+    if reservation.format > FORMAT_VERSION:
+        raise StateDirectoryError(
+            f"the oracle's record has format {reservation.format}; this version knows "
+            f"{FORMAT_VERSION}: use the version that wrote it, or a newer one"
+        )
+    return reservation.reserved
+
+
+def encode_reservation(reserved: Time) -> bytes:
+    """The record to store."""
+    return msgspec.msgpack.encode(Reservation(FORMAT_VERSION, reserved))
+
+
+def fenced(expected: int | None) -> Fenced:
+    """Somebody else moved the oracle."""
+    return Fenced(
+        f"the oracle's record is no longer at seqno {expected}: another service uses this state",
+        determinate=True,
+    )

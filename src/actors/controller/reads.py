@@ -1,0 +1,281 @@
+"""Reads and waits: each is pending until it is sealed, answered, canceled or late.
+
+A read: name and key are checked → the since is checked against durable state → it waits until
+its time is sealed → one Peek → one answer. Index or shard is chosen when the peek is sent: an
+index on the object with just these key columns that is ready and readable at that time, else
+the shard. Every pending thing has a deadline; what it waited for is told when that passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from actors.controller.boot import source_import
+from actors.controller.catalog import INDEX, CatalogObject
+from actors.controller.ddl import columns_named
+from actors.controller.desk import Desk, fault, refuse
+from actors.controller.rows import fit
+from actors.errors import (
+    Canceled,
+    DeadlineExceeded,
+    InvalidUsage,
+    PenstockError,
+    ReadBelowSince,
+    UnknownObject,
+    from_wire,
+)
+from actors.kernel import Address, Effect
+from actors.plan.updates import from_ipc, to_ipc
+from actors.progress import TIME_MAX, ObjectId, Time
+from actors.protocol.api import Contents, Done, Read, WaitFor
+from actors.protocol.compute import (
+    CancelPeek,
+    IndexTarget,
+    Peek,
+    PeekError,
+    PeekResponse,
+    PeekRows,
+    ShardTarget,
+)
+
+
+class SinceRead(msgspec.Struct, frozen=True):
+    """The since of a pending read's shard."""
+
+    number: int
+    since: Time
+    error: PenstockError | None = None
+
+
+class DeadlinePassed(msgspec.Struct, frozen=True):
+    """A pending read or wait is late."""
+
+    number: int
+
+
+class _Pending(msgspec.Struct):
+    session: Address[Any]
+    request: int
+    entry: CatalogObject
+    time: Time
+    read: Read | None
+    """None: a wait."""
+    deadline_ms: int
+    timer: Effect
+    keys: bytes | None = None
+    key_columns: tuple[str, ...] = ()
+    ready: bool = False
+    """Checks are done; it waits for its time to be sealed."""
+    uuid: str | None = None
+
+
+class Reads:
+    """All pending reads and waits."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._numbers = 0
+        self._pending: dict[int, _Pending] = {}
+        self._by_request: dict[tuple[str, int], int] = {}
+        self._by_uuid: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def read(self, session: Address[Any], request: Read) -> None:
+        """Begins a read. Raises `InvalidUsage` and its children."""
+        desk = self._desk
+        entry = desk.catalog.find(request.name)
+        if entry.kind == INDEX:
+            on = desk.catalog.by_id(entry.depends[0])
+            raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
+        time = desk.latest_written() if request.as_of is None else request.as_of
+        _check_time(f"read of {entry.name}", time)
+        desk.check_ahead(f"read of {entry.name}", time)
+        key_columns, keys = _fit_keys(entry, request)
+        number = self._begin(session, request.request, entry, time, request, request.deadline_ms)
+        pending = self._pending[number]
+        pending.key_columns, pending.keys = key_columns, keys
+        shard = entry.shard
+        assert shard is not None, entry.name
+        desk.ctx.effect(
+            lambda: desk.persist.state(shard),
+            done=lambda state: SinceRead(number, state.since),
+            failed=lambda error: SinceRead(number, 0, fault(error)),
+        )
+
+    def wait_for(self, session: Address[Any], request: WaitFor) -> None:
+        """Begins a wait. Raises `InvalidUsage` and its children."""
+        desk = self._desk
+        entry = desk.catalog.find(request.name)
+        _check_time(f"wait for {entry.name}", request.time)
+        desk.check_ahead(f"wait for {entry.name}", request.time)
+        number = self._begin(
+            session, request.request, entry, request.time, None, request.deadline_ms
+        )
+        self._pending[number].ready = True
+        self._go_on(number)
+
+    def _begin(
+        self,
+        session: Address[Any],
+        request: int,
+        entry: CatalogObject,
+        time: Time,
+        read: Read | None,
+        deadline_ms: int | None,
+    ) -> int:
+        desk = self._desk
+        wait_ms = desk.settings.peek_deadline_ms if deadline_ms is None else deadline_ms
+        if wait_ms <= 0:
+            raise InvalidUsage(f"deadline_ms = {wait_ms}: must be greater than zero")
+        self._numbers += 1
+        number = self._numbers
+        timer = desk.ctx.after(wait_ms, DeadlinePassed(number))
+        self._pending[number] = _Pending(session, request, entry, time, read, wait_ms, timer)
+        self._by_request[session.path, request] = number
+        return number
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def since_read(self, message: SinceRead) -> None:
+        """The since is known: refuse, or wait for the time to be sealed."""
+        pending = self._pending.get(message.number)
+        if pending is None:
+            return
+        if message.error is not None:
+            self._fail(message.number, message.error)
+        elif pending.time < message.since:
+            text = (
+                f"{pending.entry.kind} {pending.entry.name} cannot be read at {pending.time}: "
+                f"its history begins at {message.since}"
+            )
+            self._fail(message.number, ReadBelowSince(text))
+        else:
+            pending.ready = True
+            self._go_on(message.number)
+
+    def advanced(self, id_: ObjectId | None) -> None:
+        """An object's upper moved (None: the tables')."""
+        for number, pending in list(self._pending.items()):
+            if pending.ready and pending.uuid is None and (id_ is None or pending.entry.id == id_):
+                self._go_on(number)
+
+    def _go_on(self, number: int) -> None:
+        pending = self._pending[number]
+        if self._desk.frontiers.upper(pending.entry) <= pending.time:
+            return
+        if pending.read is None:
+            pending.session.reply(Done(pending.request))
+            self._forget(number)
+            return
+        pending.uuid = f"{self._desk.ctx.random.getrandbits(128):032x}"
+        self._by_uuid[pending.uuid] = number
+        self._desk.command(
+            Peek(
+                uuid=pending.uuid,
+                target=self._target(pending),
+                time=pending.time,
+                key_columns=pending.key_columns,
+                keys=pending.keys,
+            )
+        )
+
+    def _target(self, pending: _Pending) -> IndexTarget | ShardTarget:
+        desk, entry = self._desk, pending.entry
+        for index in desk.catalog.indexes(entry.id):
+            since = desk.frontiers.readable_from(index.id)
+            suits = not pending.key_columns or index.key == pending.key_columns
+            if suits and since <= pending.time and desk.frontiers.upper(index) > since:
+                return IndexTarget(index.id)
+        return ShardTarget(entry.id, source_import(entry))
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def answered(self, response: PeekResponse) -> None:
+        """The replica's answer to a peek; that of a canceled one is dropped."""
+        number = self._by_uuid.get(response.uuid)
+        if number is None:
+            return
+        pending = self._pending[number]
+        match response.result:
+            case PeekRows(arrow):
+                pending.session.reply(Contents(pending.request, pending.time, arrow))
+                self._forget(number, answered=True)
+            case PeekError(code, text):
+                self._fail(number, from_wire(code, text, True), answered=True)
+            case _:
+                error = Canceled(f"the read of {pending.entry.name} was canceled")
+                self._fail(number, error, answered=True)
+
+    def late(self, number: int) -> None:
+        """A deadline passed."""
+        pending = self._pending.get(number)
+        if pending is None:
+            return
+        what = "wait for" if pending.read is None else "read of"
+        if pending.uuid is not None:
+            why = "the replica has not answered the peek"
+        else:
+            why = self._desk.waiting_for(pending.entry)
+        text = f"{what} {pending.entry.name} at {pending.time}: not within "
+        self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Cancels on the client's wish; False when there is no such read or wait."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._fail(number, Canceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """Drops what a session asked for."""
+        for (path, _), number in list(self._by_request.items()):
+            if path == session:
+                self._forget(number)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Fails what waits for an object that is gone."""
+        for number, pending in list(self._pending.items()):
+            if pending.entry.id == entry.id:
+                self._fail(number, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    def _fail(self, number: int, error: PenstockError, *, answered: bool = False) -> None:
+        pending = self._pending[number]
+        refuse(pending.session, pending.request, error)
+        self._forget(number, answered=answered)
+
+    def _forget(self, number: int, *, answered: bool = False) -> None:
+        pending = self._pending.pop(number)
+        pending.timer.cancel()
+        del self._by_request[pending.session.path, pending.request]
+        if pending.uuid is not None:
+            del self._by_uuid[pending.uuid]
+            if not answered:
+                self._desk.command(CancelPeek(pending.uuid))
+
+
+def _check_time(what: str, time: Time) -> None:
+    if not 0 <= time <= TIME_MAX:
+        raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
+
+
+def _fit_keys(entry: CatalogObject, request: Read) -> tuple[tuple[str, ...], bytes | None]:
+    """The key columns and values, fitted to the object. Raises `InvalidUsage`."""
+    if (request.key is None) != (not request.key_columns):
+        raise InvalidUsage(f"read of {entry.name}: give key and key_columns together")
+    if request.key is None:
+        return (), None
+    columns = columns_named(entry, request.key_columns)
+    rows = from_ipc(request.key)
+    if rows.num_columns != len(columns):
+        raise InvalidUsage(
+            f"read of {entry.name}: {rows.num_columns} key values for {len(columns)} key columns"
+        )
+    fitted = fit(entry.name, entry.schema, rows.rename_columns(list(columns)), columns)
+    return columns, to_ipc(fitted.select(list(columns)))

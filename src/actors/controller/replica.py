@@ -1,0 +1,209 @@
+"""The replica task: keeps one replica told of everything that it should run.
+
+It keeps the command history, connects with a fresh nonce (for ever, with backoff), replays
+Hello and the history, sends what comes later, and hands responses to the controller with the
+number of the connection they came on, so that late ones can be told apart. A connection that
+fails in any way is given up whole.
+
+An answered peek is struck from the history, or a reconnection would ask it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from actors.compute.history import ComputeHistory
+from actors.controller.messages import Push, ReplicaConnected, ReplicaLost, ReplicaResponse
+from actors.errors import Broken, Closed, PenstockError
+from actors.kernel import Actor, Address, Effect
+from actors.protocol.compute import CancelPeek, Command, Hello, PeekResponse, Response
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.controller")
+
+
+class ClusterClient(Protocol):
+    """One connection to a cluster; responses are merged over its workers."""
+
+    async def send(self, command: Command, /) -> None:
+        """Sends a command."""
+        ...
+
+    async def receive(self) -> Response:
+        """The next response. Raises `Broken`."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        ...
+
+
+Connect: TypeAlias = Callable[[], Awaitable[ClusterClient]]
+
+
+class _Connected(msgspec.Struct, frozen=True):
+    client: ClusterClient
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    incarnation: int
+
+
+class _Received(msgspec.Struct, frozen=True):
+    incarnation: int
+    response: Response
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Connection number `incarnation` failed."""
+
+    incarnation: int
+    error: Exception
+
+
+class _Retry(msgspec.Struct, frozen=True):
+    """The backoff is over."""
+
+
+_Message: TypeAlias = Push | _Connected | _Sent | _Received | Lost | _Retry
+
+
+class ReplicaTask(Actor[_Message]):
+    """Drives one replica. `commands` is the history to begin with; `controller` hears
+    `ReplicaConnected`, `ReplicaResponse` and `ReplicaLost`."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        commands: Sequence[Command],
+        controller: Address[Any],
+        settings: Settings,
+    ) -> None:
+        self._connect_once = connect
+        self._history = ComputeHistory(commands)
+        self._controller = controller
+        self._settings = settings
+        self._client: ClusterClient | None = None
+        self.incarnation = 0
+        """Number of the present connection, or of the one being made."""
+        self._outbox: deque[Command] = deque()
+        self._sending: Effect | None = None
+        self._receiving: Effect | None = None
+        self._attempts = 0
+        self._why = ""
+
+    async def on_start(self) -> None:
+        self._connect()
+
+    async def on_stop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(PenstockError):
+                await client.close()
+
+    async def receive(self, message: _Message) -> None:
+        match message:
+            case Push(command):
+                self._history.push(command)
+                if self._client is not None:
+                    self._outbox.append(command)
+                    self._send()
+            case _Connected(client):
+                await self._start(client)
+            case _Sent(incarnation):
+                if incarnation == self.incarnation:
+                    self._sending = None
+                    self._send()
+            case _Received(incarnation, response):
+                if incarnation == self.incarnation and self._client is not None:
+                    await self._pass_on(response)
+                    self._receive(self._client)
+            case Lost(incarnation, error):
+                if incarnation == self.incarnation:
+                    await self._lost(error)
+            case _Retry():
+                self._connect()
+
+    def _connect(self) -> None:
+        self.incarnation += 1
+        incarnation = self.incarnation
+        self.ctx.effect(
+            self._connect_once,
+            done=_Connected,
+            failed=lambda error: Lost(incarnation, error),
+        )
+
+    async def _start(self, client: ClusterClient) -> None:
+        self._client = client
+        self._history.reduce()
+        nonce = f"{self.ctx.random.getrandbits(128):032x}"
+        self._outbox = deque([Hello(nonce), *self._history.commands()])
+        await self._tell(ReplicaConnected(self.incarnation))
+        self._send()
+        self._receive(client)
+
+    def _send(self) -> None:
+        """One send at a time; the rest waits in the outbox."""
+        client = self._client
+        if client is None or self._sending is not None or not self._outbox:
+            return
+        command = self._outbox.popleft()
+        incarnation = self.incarnation
+        self._sending = self.ctx.effect(
+            lambda: client.send(command),
+            done=lambda _: _Sent(incarnation),
+            failed=lambda error: Lost(incarnation, error),
+        )
+
+    def _receive(self, client: ClusterClient) -> None:
+        incarnation = self.incarnation
+        self._receiving = self.ctx.effect(
+            client.receive,
+            done=lambda response: _Received(incarnation, response),
+            failed=lambda error: Lost(incarnation, error),
+        )
+
+    async def _pass_on(self, response: Response) -> None:
+        self._attempts = 0
+        if isinstance(response, PeekResponse):
+            self._history.push(CancelPeek(response.uuid))
+        await self._tell(ReplicaResponse(self.incarnation, response))
+
+    async def _tell(self, message: ReplicaConnected | ReplicaResponse | ReplicaLost) -> None:
+        """Tells the controller; when that has stopped, so does this."""
+        try:
+            await self._controller.send(message)
+        except (Closed, Broken):
+            self.ctx.stop()
+
+    async def _lost(self, error: Exception) -> None:
+        self._why = f"{type(error).__name__}: {error}"
+        named = error if isinstance(error, PenstockError) else Broken(self._why)
+        if not isinstance(error, PenstockError):
+            log.error("the replica's connection failed by a fault of ours", exc_info=error)
+        for effect in (self._sending, self._receiving):
+            if effect is not None:
+                effect.cancel()
+        self._sending = self._receiving = None
+        client, self._client = self._client, None
+        self._outbox.clear()
+        if client is not None:
+            self.ctx.effect(client.close, done=lambda _: None, failed=lambda _: None)
+        await self._tell(ReplicaLost(self.incarnation, named))
+        self.incarnation += 1
+        settings = self._settings
+        delay = min(settings.retry_delay_ms_max, settings.retry_delay_ms_min << self._attempts)
+        self._attempts = min(self._attempts + 1, 16)
+        log.info("the replica is gone (%s); connecting again in %d ms", self._why, delay)
+        self.ctx.after(delay, _Retry())
+
+    def describe(self) -> str:
+        if self._client is None:
+            return f"connecting, attempt {self._attempts + 1}; last error: {self._why or 'none'}"
+        return f"connected, {len(self._history)} commands in history, {len(self._outbox)} to send"

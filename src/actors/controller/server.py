@@ -1,0 +1,339 @@
+"""The client listener, and one session actor a connection.
+
+A session says Welcomed, then reads one request at a time and hands it to the controller; answers
+come back in any order and are written one at a time. Limits: `requests_in_flight_max` open
+requests (`Busy` beyond), and while more bytes wait to be written than a frame may hold, nothing
+more is read. A peer that breaks the protocol is told once (`Failed` with request 0) and its
+connection closed. What a session asked for ends with it: the controller watches it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias
+
+import anyio
+import msgspec
+
+from actors.cluster.transport import Listener
+from actors.controller.memory_link import MemoryConnection, pair
+from actors.controller.messages import Delivered, Submit
+from actors.errors import (
+    Broken,
+    Busy,
+    Closed,
+    IncompatibleVersion,
+    InvalidUsage,
+    LocalProtocolError,
+    PenstockError,
+    ProtocolError,
+    RemoteProtocolError,
+    to_wire,
+)
+from actors.kernel import STOP, Actor, Address, Effect, Reply
+from actors.protocol.api import (
+    PROTOCOL_VERSION,
+    Answer,
+    Changes,
+    Contents,
+    Failed,
+    Request,
+    Unsubscribe,
+    Welcome,
+    Welcomed,
+)
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.sessions")
+
+MAGIC: Final = b"PNSTKAPI"
+SERVICE_NAME: Final = "penstock"
+FromClient: TypeAlias = Welcome | Request
+ToClient: TypeAlias = Welcomed | Answer
+
+
+class Connection(Protocol):
+    """What a session needs of a connection: a socket's or one in memory."""
+
+    @property
+    def peer(self) -> str:
+        """The other side, for people."""
+        ...
+
+    async def send(self, message: Any, /) -> None:
+        """Sends, waiting while the peer is slow."""
+        ...
+
+    async def receive(self) -> Any:
+        """The next message."""
+        ...
+
+    async def aclose(self) -> None:
+        """Closes."""
+        ...
+
+
+class _Got(msgspec.Struct, frozen=True):
+    message: FromClient
+
+
+class _ReadFailed(msgspec.Struct, frozen=True):
+    error: PenstockError
+
+
+class _Wrote(msgspec.Struct, frozen=True):
+    answer: ToClient
+
+
+class _WriteFailed(msgspec.Struct, frozen=True):
+    answer: ToClient
+    error: PenstockError
+
+
+class _TooLate(msgspec.Struct, frozen=True):
+    """The client has not introduced itself in time."""
+
+
+class Session(Actor[Any]):
+    """One connection of a client."""
+
+    def __init__(
+        self, connection: Connection, controller: Address[Any], settings: Settings
+    ) -> None:
+        self._connection = connection
+        self._controller = controller
+        self._settings = settings
+        self._welcomed = False
+        self._open: set[int] = set()
+        self._out: deque[ToClient] = deque()
+        self._out_bytes = 0
+        self._writing = False
+        self._reading: Effect | None = None
+        self._ending = False
+
+    async def on_start(self) -> None:
+        self.ctx.after(self._settings.connect_timeout_ms, _TooLate())
+        self._read()
+
+    async def on_stop(self) -> None:
+        await self._connection.aclose()
+
+    async def receive(self, message: Any) -> None:
+        match message:
+            case _Got(got):
+                self._reading = None
+                await self._handle(got)
+                self._read()
+            case _ReadFailed(error):
+                self._reading = None
+                self._read_failed(error)
+            case _Wrote(answer):
+                self._writing = False
+                self._out_bytes -= _size(answer)
+                if isinstance(answer, Changes) and answer.arrow is not None:
+                    await self._delivered(answer.request, len(answer.arrow))
+                self._write()
+                self._read()
+            case _WriteFailed(answer, error):
+                self._writing = False
+                self._out_bytes -= _size(answer)
+                self._write_failed(answer, error)
+            case _TooLate():
+                if not self._welcomed and not self._ending:
+                    self._end(RemoteProtocolError("no Welcome in time"))
+            case _:
+                self._answer(message)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        full = self._out_bytes > self._settings.frame_bytes_max
+        if self._reading is None and not self._ending and not full:
+            self._reading = self.ctx.effect(
+                self._connection.receive,
+                done=_Got,
+                failed=lambda error: _ReadFailed(_peer_error(error)),
+            )
+
+    def _read_failed(self, error: PenstockError) -> None:
+        if isinstance(error, ProtocolError):
+            log.warning("%s broke the protocol: %s", self._connection.peer, error)
+            self._end(error)
+        else:
+            self.ctx.stop()
+
+    async def _handle(self, message: FromClient) -> None:
+        if isinstance(message, Welcome):
+            self._welcome(message)
+            return
+        if not self._welcomed:
+            self._end(RemoteProtocolError("the first frame of a connection is Welcome"))
+            return
+        number = message.request
+        if number in self._open or number <= 0:
+            self._end(
+                RemoteProtocolError(
+                    f"request number {number} is in use already, or not greater than zero"
+                )
+            )
+            return
+        limit = self._settings.requests_in_flight_max
+        if len(self._open) >= limit and not isinstance(message, Unsubscribe):
+            busy = Busy(f"{limit} requests of this connection are open (requests_in_flight_max)")
+            self._push(Failed(number, *to_wire(busy)))
+            return
+        self._open.add(number)
+        try:
+            await self._controller.send(Submit(self.ctx.self, message))
+        except (Closed, Broken) as error:
+            self._answer(Failed(number, *to_wire(error)))
+
+    def _welcome(self, message: Welcome) -> None:
+        if self._welcomed:
+            self._end(RemoteProtocolError("Welcome comes once, as the first frame"))
+        elif message.version != PROTOCOL_VERSION:
+            text = f"the client speaks version {message.version}, the service {PROTOCOL_VERSION}"
+            self._end(IncompatibleVersion(text))
+        else:
+            self._welcomed = True
+            self._push(Welcomed(PROTOCOL_VERSION, SERVICE_NAME))
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _answer(self, answer: Answer) -> None:
+        if not isinstance(answer, Changes):
+            self._open.discard(answer.request)
+        self._push(answer)
+
+    def _push(self, message: ToClient) -> None:
+        self._out.append(message)
+        self._out_bytes += _size(message)
+        self._write()
+
+    def _write(self) -> None:
+        if self._writing:
+            return
+        if not self._out:
+            if self._ending:
+                self.ctx.stop()
+            return
+        answer = self._out.popleft()
+        self._writing = True
+        self.ctx.effect(
+            lambda: self._connection.send(answer),
+            done=lambda _: _Wrote(answer),
+            failed=lambda error: _WriteFailed(answer, _peer_error(error)),
+        )
+
+    def _write_failed(self, answer: ToClient, error: PenstockError) -> None:
+        if not isinstance(error, LocalProtocolError) or isinstance(answer, Welcomed | Failed):
+            self.ctx.stop()
+            return
+        told = InvalidUsage(f"the answer is too large: {error}")
+        self._out.appendleft(Failed(answer.request, *to_wire(told)))
+        self._write()
+
+    async def _delivered(self, request: int, size: int) -> None:
+        try:
+            await self._controller.send(Delivered(self.ctx.path, request, size))
+        except (Closed, Broken):
+            self.ctx.stop()
+
+    def _end(self, error: PenstockError) -> None:
+        """Tells the peer what was wrong, and closes when it has been written."""
+        self._ending = True
+        self._push(Failed(0, *to_wire(error)))
+
+    def describe(self) -> str:
+        return (
+            f"{self._connection.peer}: {len(self._open)} requests open, {len(self._out)} answers "
+            f"({self._out_bytes} bytes) to write"
+        )
+
+
+def _size(message: ToClient) -> int:
+    if isinstance(message, Contents | Changes) and message.arrow is not None:
+        return len(message.arrow)
+    return 256
+
+
+def _peer_error(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return Broken(f"{type(error).__name__}: {error}")
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A connection was made; `ended` is set when its session has stopped."""
+
+    connection: Connection
+    ended: Callable[[], Any]
+
+
+class ConnectInProcess(msgspec.Struct, frozen=True):
+    """A client in this process wants a connection; answered with its end."""
+
+    reply: Reply[MemoryConnection[Any, Any]]
+
+
+class _SessionEnded(msgspec.Struct, frozen=True):
+    ended: Callable[[], Any]
+
+
+class _ListenerEnded(msgspec.Struct, frozen=True):
+    """The listener was closed."""
+
+
+class ApiServer(Actor[Any]):
+    """Accepts clients. `listener` is bound already (None: in process only)."""
+
+    def __init__(
+        self, listener: Listener | None, controller: Address[Any], settings: Settings
+    ) -> None:
+        self._listener = listener
+        self._controller = controller
+        self._settings = settings
+        self._accepted = 0
+
+    async def on_start(self) -> None:
+        listener = self._listener
+        if listener is not None:
+            self.ctx.effect(lambda: listener.serve(self._converse), done=lambda _: _ListenerEnded())
+
+    async def on_stop(self) -> None:
+        if self._listener is not None:
+            await self._listener.aclose()
+
+    async def _converse(self, connection: Any) -> None:
+        """Runs in the listener's task: lasts as long as the session."""
+        ended = anyio.Event()
+        await self.ctx.self.send(Accepted(connection, ended.set))
+        await ended.wait()
+
+    async def receive(self, message: Any) -> None:
+        match message:
+            case Accepted(connection, ended):
+                self._start(connection, ended)
+            case ConnectInProcess(reply):
+                mine, theirs = pair(self._settings.requests_in_flight_max)
+                self._start(theirs, lambda: None)
+                reply.set(mine)
+            case _SessionEnded(ended):
+                ended()
+            case _ListenerEnded():
+                log.info("the client listener is closed")
+
+    def _start(self, connection: Connection, ended: Callable[[], Any]) -> None:
+        self._accepted += 1
+        session = self.ctx.spawn(
+            lambda: Session(connection, self._controller, self._settings),
+            f"session-{self._accepted}",
+            policy=STOP,
+        )
+        self.ctx.watch(session, _SessionEnded(ended))
+
+    def describe(self) -> str:
+        where = "in process" if self._listener is None else f"port {self._listener.port}"
+        return f"{where}; {self._accepted} clients so far"

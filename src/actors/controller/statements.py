@@ -1,0 +1,216 @@
+"""Statements that change the catalog: queued, carried out strictly one at a time.
+
+Each is an effect of `ddl.CatalogStore` on the catalog of the moment. When it is durable the
+catalog in memory follows, the replica is told, and only then the client. A failure that leaves
+the outcome open (a store that did not answer) is settled by reading the catalog back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from actors.controller.boot import describe_dataflow
+from actors.controller.catalog import INDEX, TABLE, Catalog, CatalogObject
+from actors.controller.ddl import Changed
+from actors.controller.desk import Desk, fault, refuse
+from actors.controller.holds import RETAIN, dataflow_holder
+from actors.controller.messages import CloseTable, Gone, Tick
+from actors.errors import PenstockError, UnknownObject
+from actors.kernel import Address
+from actors.progress import EMPTY, ObjectId, ShardId, Time
+from actors.protocol.api import CreateIndex, CreateTable, CreateView, Done, Drop
+from actors.protocol.compute import AllowCompaction, CreateDataflow, Schedule
+
+log = logging.getLogger("penstock.controller")
+
+Statement = CreateTable | CreateView | CreateIndex | Drop
+
+DROP_HOLD_ROUNDS: Final = 5
+"""A dropped dataflow may still be moving its holds: they are dropped again for so many rounds."""
+
+
+class StatementDone(msgspec.Struct, frozen=True):
+    """The statement under way ended; `result` is the change or the error."""
+
+    result: Changed | PenstockError
+    read_back: tuple[Catalog, int | None] | None = None
+
+
+class Statements:
+    """The queue of statements, and what follows each."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._queue: deque[tuple[Address[Any], Statement]] = deque()
+        self._current: tuple[Address[Any], Statement] | None = None
+        self._closing: set[ObjectId] = set()
+        self._zombies: list[tuple[ShardId, str, int]] = []
+
+    def is_closing(self, id_: ObjectId) -> bool:
+        """Whether a table is being dropped: writes are refused."""
+        return id_ in self._closing
+
+    def submit(self, session: Address[Any], statement: Statement) -> None:
+        """Queues a statement."""
+        self._queue.append((session, statement))
+        self._next()
+
+    def describe(self) -> str:
+        """What is under way."""
+        if self._current is None:
+            return "no statement under way"
+        statement = self._current[1]
+        waiting = len(self._queue)
+        return f"{type(statement).__name__} {statement.name} under way, {waiting} wait"
+
+    def _next(self) -> None:
+        if self._current is not None or not self._queue:
+            return
+        self._current = self._queue.popleft()
+        statement = self._current[1]
+        self._desk.ctx.effect(lambda: self._carry_out(statement), done=lambda done: done)
+
+    async def _carry_out(self, statement: Statement) -> StatementDone:
+        try:
+            return StatementDone(await self._change(statement))
+        except Exception as error:
+            if not isinstance(error, PenstockError):
+                log.error("a statement failed by a fault of this program", exc_info=error)
+            named = fault(error)
+            if named.determinate:
+                return StatementDone(named)
+            try:
+                return StatementDone(named, await self._desk.store.read_back())
+            except PenstockError:
+                return StatementDone(named)
+
+    def _change(self, statement: Statement) -> Coroutine[Any, Any, Changed]:
+        desk = self._desk
+        store, catalog, seqno = desk.store, desk.catalog, desk.seqno
+        match statement:
+            case CreateTable():
+                return self._create_table(statement)
+            case CreateView():
+                return store.create_view(catalog, seqno, statement)
+            case CreateIndex():
+                return store.create_index(catalog, seqno, statement)
+            case Drop():
+                return self._drop(statement)
+
+    async def _create_table(self, statement: CreateTable) -> Changed:
+        """The first table ever opens the line of times, so that views on it can start."""
+        desk = self._desk
+        changed = await desk.store.create_table(desk.catalog, desk.seqno, statement)
+        if desk.frontiers.tables_upper == 0 and desk.writer is not None:
+            try:
+                await desk.writer.ask(Tick)
+            except PenstockError as error:
+                log.warning("the first time of the tables waits for a write: %s", error)
+        return changed
+
+    async def _drop(self, statement: Drop) -> Changed:
+        desk = self._desk
+        entry = desk.catalog.find(statement.name)
+        desk.catalog.remove(entry)
+        if entry.kind != TABLE or desk.writer is None:
+            return await desk.store.drop(desk.catalog, desk.seqno, entry)
+        self._closing.add(entry.id)
+        try:
+            await desk.writer.ask(lambda reply: CloseTable(entry.id, reply))
+            return await desk.store.drop(desk.catalog, desk.seqno, entry)
+        finally:
+            self._closing.discard(entry.id)
+
+    # -- afterwards ----------------------------------------------------------------------------
+
+    def done(self, message: StatementDone) -> CatalogObject | None:
+        """A statement ended; the object that it dropped, if it dropped one."""
+        assert self._current is not None
+        (session, statement), self._current = self._current, None
+        result = message.result
+        if message.read_back is not None and isinstance(result, PenstockError):
+            result = self._settled(statement, message.read_back, result)
+        dropped: CatalogObject | None = None
+        if isinstance(result, Changed):
+            self._desk.catalog, self._desk.seqno = result.catalog, result.seqno
+            if result.created is not None:
+                self._created(result.created)
+            if result.dropped is not None:
+                dropped = result.dropped
+                self._dropped(dropped)
+            session.reply(Done(statement.request))
+        else:
+            refuse(session, statement.request, result)
+        self._next()
+        return dropped
+
+    def _settled(
+        self,
+        statement: Statement,
+        found: tuple[Catalog, int | None],
+        error: PenstockError,
+    ) -> Changed | PenstockError:
+        """What an open outcome turned out to be."""
+        before, (catalog, seqno) = self._desk.catalog, found
+        self._desk.seqno = seqno
+        if seqno is None:
+            return error
+        created = catalog.get(before.new_id)
+        if created is not None:
+            return Changed(catalog, seqno, created=created)
+        if isinstance(statement, Drop):
+            try:
+                entry = before.find(statement.name)
+            except UnknownObject:
+                return error
+            if catalog.get(entry.id) is None:
+                return Changed(catalog, seqno, dropped=entry)
+        return error
+
+    def _created(self, entry: CatalogObject) -> None:
+        desk = self._desk
+        if entry.shard is not None:
+            retain = entry.retain_history_ms or desk.settings.retain_history_ms
+            desk.retain.track(entry.shard, retain, entry.as_of)
+        if entry.kind != TABLE:
+            self.build(entry, entry.as_of)
+
+    def build(self, entry: CatalogObject, as_of: Time, upper: Time = 0) -> None:
+        """Makes the replica maintain a view or an index from `as_of` on."""
+        desk = self._desk
+        desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+        desk.command(CreateDataflow(describe_dataflow(desk.catalog, entry, as_of)))
+        desk.command(Schedule(entry.id))
+
+    def _dropped(self, entry: CatalogObject) -> None:
+        desk = self._desk
+        desk.frontiers.forget(entry.id)
+        for own in entry.shards:
+            desk.retain.forget(own)
+        if entry.shards and desk.maintenance is not None:
+            desk.maintenance.reply(Gone(entry.shards))
+        if entry.kind == TABLE:
+            return
+        desk.command(AllowCompaction(entry.id, EMPTY))
+        for id_ in entry.depends:
+            shard = desk.catalog.by_id(id_).shard
+            if shard is not None:
+                self._zombies.append((shard, dataflow_holder(entry.id), DROP_HOLD_ROUNDS))
+
+    def drop_zombie_holds(self) -> None:
+        """One round of dropping the holds of dropped dataflows."""
+        desk = self._desk
+        zombies, self._zombies = self._zombies, []
+        for shard, holder, rounds in zombies:
+            assert holder != RETAIN
+            desk.ctx.effect(
+                lambda shard=shard, holder=holder: desk.store.drop_hold(shard, holder),  # type: ignore[misc]
+                done=lambda _: None,
+            )
+            if rounds > 1:
+                self._zombies.append((shard, holder, rounds - 1))

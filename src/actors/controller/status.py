@@ -1,0 +1,82 @@
+"""The status of all objects, for `Status`: frontiers, lag, and what each dataflow is doing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from actors.controller.catalog import INDEX, TABLE, CatalogObject
+from actors.controller.desk import Desk, fault
+from actors.errors import PenstockError
+from actors.kernel import Address
+from actors.progress import ObjectId, Time, is_empty
+from actors.protocol.api import Failed, ObjectStatus, StatusReport
+
+
+class StatusRead(msgspec.Struct, frozen=True):
+    """The sinces that a `Status` asked for."""
+
+    session: Address[Any]
+    request: int
+    sinces: dict[ObjectId, Time]
+    error: PenstockError | None = None
+
+
+def read_sinces(desk: Desk, session: Address[Any], request: int) -> None:
+    """Reads the sinces of all shards; `StatusRead` follows."""
+    wanted = [(entry.id, entry.shard) for entry in desk.catalog.objects if entry.shard is not None]
+
+    async def read() -> dict[ObjectId, Time]:
+        found: dict[ObjectId, Time] = {}
+        for id_, shard in wanted:
+            try:
+                found[id_] = (await desk.persist.state(shard)).since
+            except PenstockError:
+                continue  # it was dropped meanwhile, or its store does not answer just now
+        return found
+
+    desk.ctx.effect(
+        read,
+        done=lambda sinces: StatusRead(session, request, sinces),
+        failed=lambda error: StatusRead(session, request, {}, fault(error)),
+    )
+
+
+def report(desk: Desk, read: StatusRead) -> StatusReport | Failed:
+    """The answer."""
+    frontiers = desk.frontiers
+    objects = tuple(_status(desk, entry, read.sinces) for entry in desk.catalog.objects)
+    return StatusReport(read.request, desk.oracle_now(), frontiers.tables_upper, objects)
+
+
+def _status(desk: Desk, entry: CatalogObject, sinces: dict[ObjectId, Time]) -> ObjectStatus:
+    frontiers = desk.frontiers
+    upper = frontiers.upper(entry)
+    status = frontiers.status(entry.id)
+    lag = 0 if is_empty(upper) else max(0, frontiers.tables_upper - max(upper, entry.as_of))
+    shown = ObjectStatus(
+        name=entry.name,
+        kind=entry.kind,
+        since=frontiers.readable_from(entry.id)
+        if entry.kind == INDEX
+        else sinces.get(entry.id, desk.retain.since(entry.shard or "")),
+        upper=upper,
+        lag_ms=lag,
+        mode="" if entry.plan is None else entry.plan.mode,
+        schema=entry.schema,
+        sql=entry.sql,
+    )
+    if status is None:
+        state = "ready" if entry.kind == TABLE else "starting"
+        return msgspec.structs.replace(shown, state=state)
+    return msgspec.structs.replace(
+        shown,
+        state=status.state,
+        text=status.text,
+        steps=status.steps,
+        step_ms=status.step_ms,
+        spark_ms=status.spark_ms,
+        rows_in=status.rows_in,
+        rows_out=status.rows_out,
+    )

@@ -1,0 +1,291 @@
+"""Subscribes: each a transient dataflow under a durable hold, in step with its client.
+
+Theory of operation. A subscribe has delivered everything below `delivered`; it holds its shard
+at ``delivered - 1``, from where a dataflow without snapshot goes on exactly. Whatever a replica
+sends is cut to times from `delivered` on, so that a dataflow that starts over (a new replica,
+a new connection) repeats nothing.
+
+A slow client: bytes sent to the session and not yet passed on are counted, and beyond
+`subscribe_inflight_bytes_max` the dataflow is dropped; when the session has caught up to half,
+a new one goes on from `delivered`. Nobody else notices.
+
+Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends
+the subscribe; the empty upper ends it with `Done`. Frontiers of progress alone pass too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+
+from actors.controller.boot import source_import
+from actors.controller.catalog import INDEX, CatalogObject
+from actors.controller.desk import Desk, fault, refuse
+from actors.controller.holds import subscribe_holder
+from actors.errors import (
+    Broken,
+    Canceled,
+    InvalidUsage,
+    PenstockError,
+    ReadBelowSince,
+    UnknownObject,
+    from_wire,
+)
+from actors.kernel import Address
+from actors.plan.schema import TIME
+from actors.plan.updates import between, from_ipc, to_ipc
+from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, ShardId, Time, is_empty
+from actors.protocol.api import Changes, Done, Subscribe
+from actors.protocol.compute import (
+    AllowCompaction,
+    CreateDataflow,
+    DataflowDescription,
+    Schedule,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeExport,
+    SubscribeResponse,
+)
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The subscribe's durable hold stands, with the shard's since; or it failed."""
+
+    holder: str
+    since: Time = 0
+    error: PenstockError | None = None
+
+
+class _Subscription(msgspec.Struct):
+    session: Address[Any]
+    request: int
+    entry: CatalogObject
+    id: ObjectId
+    """Names the hold; the first dataflow's id."""
+    as_of: Time
+    snapshot: bool
+    delivered: Frontier
+    dataflow: ObjectId | None = None
+    """None: not started yet, or paused."""
+    held: bool = False
+    hold: Time = 0
+    in_flight: int = 0
+    """Bytes that the session has not passed on."""
+
+    @property
+    def shard(self) -> ShardId:
+        shard = self.entry.shard
+        assert shard is not None, self.entry.name
+        return shard
+
+
+class Subscribes:
+    """All running subscribes."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._by_request: dict[tuple[str, int], _Subscription] = {}
+        self._by_dataflow: dict[ObjectId, _Subscription] = {}
+        self._by_holder: dict[str, _Subscription] = {}
+        self._ended_early: dict[str, ShardId] = {}
+        """Holds on their way for subscribes that have ended."""
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def subscribe(self, session: Address[Any], request: Subscribe) -> None:
+        """Begins a subscribe. Raises `InvalidUsage` and its children."""
+        desk = self._desk
+        entry = desk.catalog.find(request.name)
+        if entry.kind == INDEX:
+            on = desk.catalog.by_id(entry.depends[0])
+            raise InvalidUsage(f"{entry.name} is an index: subscribe to {on.name}")
+        what = f"subscribe to {entry.name}"
+        if request.from_ is not None and request.as_of is not None:
+            raise InvalidUsage(f"{what}: give from_ or as_of, not both")
+        start = request.from_ if request.from_ is not None else request.as_of
+        if start is not None and not (0 <= start <= TIME_MAX or start == EMPTY):
+            raise InvalidUsage(f"{what} from {start}: a time is from 0 to {TIME_MAX}")
+        if start == EMPTY:
+            session.reply(Changes(request.request, EMPTY, EMPTY))
+            session.reply(Done(request.request))
+            return
+        if start is not None:
+            desk.check_ahead(what, start)
+        id_ = desk.transient_id()
+        if request.from_:
+            as_of, snapshot, delivered = request.from_ - 1, False, request.from_
+        else:
+            as_of = max(desk.latest_written(), entry.as_of) if start is None else start
+            snapshot, delivered = True, as_of
+        made = _Subscription(
+            session, request.request, entry, id_, as_of, snapshot, delivered, hold=as_of
+        )
+        self._by_request[session.path, request.request] = made
+        self._by_holder[subscribe_holder(id_)] = made
+        self._hold(made)
+
+    def _hold(self, made: _Subscription) -> None:
+        """Holds the shard first, then looks at its since: nothing can slip away in between."""
+        persist, shard = self._desk.persist, made.shard
+        holder, since = subscribe_holder(made.id), made.as_of
+
+        async def hold() -> Time:
+            with contextlib.suppress(ReadBelowSince):
+                await persist.set_holds([(shard, holder, since)])
+            return (await persist.state(shard)).since
+
+        self._desk.ctx.effect(
+            hold,
+            done=lambda found: Held(holder, found),
+            failed=lambda error: Held(holder, 0, fault(error)),
+        )
+
+    def held(self, message: Held) -> None:
+        """The hold stands: start, or refuse."""
+        made = self._by_holder.get(message.holder)
+        if made is None:
+            self._release(message.holder)
+            return
+        made.held = True
+        if message.error is not None:
+            self._end(made, message.error)
+        elif made.as_of < message.since:
+            wanted = made.as_of if made.snapshot else made.delivered
+            text = (
+                f"subscribe to {made.entry.name} from {wanted}: its history begins at "
+                f"{message.since}"
+            )
+            self._end(made, ReadBelowSince(text))
+        else:
+            self._start(made, made.id)
+
+    def _release(self, holder: str) -> None:
+        """The hold came to stand after its subscribe had ended."""
+        shard = self._ended_early.pop(holder, None)
+        if shard is not None:
+            self._drop_hold(shard, holder)
+
+    def _drop_hold(self, shard: ShardId, holder: str) -> None:
+        store = self._desk.store
+        self._desk.ctx.effect(lambda: store.drop_hold(shard, holder), done=lambda _: None)
+
+    def _start(self, made: _Subscription, dataflow: ObjectId) -> None:
+        made.dataflow = dataflow
+        self._by_dataflow[dataflow] = made
+        description = DataflowDescription(
+            dataflow,
+            f"subscribe to {made.entry.name}",
+            (source_import(made.entry),),
+            SubscribeExport(made.entry.schema, made.snapshot),
+            made.as_of,
+        )
+        self._desk.command(CreateDataflow(description))
+        self._desk.command(Schedule(dataflow))
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def responded(self, response: SubscribeResponse) -> None:
+        """A batch of a dataflow; those of a paused or ended one are dropped."""
+        made = self._by_dataflow.get(response.id)
+        if made is None:
+            return
+        match response.batch:
+            case SubscribeBatch() as batch:
+                self._batch(made, batch)
+            case SubscribeDropped():
+                error = Broken(f"the subscribe to {made.entry.name} was dropped by its replica")
+                self._end(made, error)
+
+    def _batch(self, made: _Subscription, batch: SubscribeBatch) -> None:
+        if batch.error is not None:
+            self._end(made, from_wire(*batch.error, True))
+            return
+        if batch.upper <= made.delivered:
+            return
+        arrow = batch.arrow
+        if arrow is not None and batch.lower < made.delivered:
+            rows = from_ipc(arrow)
+            if pc.any(pc.less(rows[TIME], made.delivered)).as_py():
+                rows = between(rows, made.delivered, EMPTY)
+                arrow = to_ipc(rows) if rows.num_rows else None
+        made.session.reply(Changes(made.request, made.delivered, batch.upper, arrow))
+        made.in_flight += 0 if arrow is None else len(arrow)
+        made.delivered = batch.upper
+        if is_empty(batch.upper):
+            made.session.reply(Done(made.request))
+            self._end(made, None)
+            return
+        if made.in_flight > self._desk.settings.subscribe_inflight_bytes_max:
+            self._pause(made)
+
+    def _pause(self, made: _Subscription) -> None:
+        assert made.dataflow is not None
+        self._desk.command(AllowCompaction(made.dataflow, EMPTY))
+        del self._by_dataflow[made.dataflow]
+        made.dataflow = None
+        made.snapshot = False
+
+    def passed_on(self, session: str, request: int, size: int) -> None:
+        """The session has sent bytes of a subscribe on; a paused one may go on."""
+        made = self._by_request.get((session, request))
+        if made is None:
+            return
+        made.in_flight -= size
+        limit = self._desk.settings.subscribe_inflight_bytes_max
+        if made.held and made.dataflow is None and made.in_flight <= limit // 2:
+            made.as_of = made.delivered - 1
+            self._start(made, self._desk.transient_id())
+
+    def hold_moves(self) -> list[tuple[ShardId, str, Time]]:
+        """Where the holds should go now; the dataflows are told too."""
+        moves = []
+        for holder, made in self._by_holder.items():
+            since = max(made.as_of, made.delivered - 1)
+            if made.held and since > made.hold:
+                made.hold = since
+                moves.append((made.shard, holder, since))
+                if made.dataflow is not None:
+                    self._desk.command(AllowCompaction(made.dataflow, since))
+        return moves
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Ends a subscribe on the client's wish; False when there is none of that number."""
+        made = self._by_request.get((session, request))
+        if made is None:
+            return False
+        self._end(made, Canceled("unsubscribed"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """Ends the subscribes of a session that is gone."""
+        for (path, _), made in list(self._by_request.items()):
+            if path == session:
+                self._end(made, None)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Ends the subscribes to an object that is gone."""
+        for made in list(self._by_request.values()):
+            if made.entry.id == entry.id:
+                self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    def _end(self, made: _Subscription, error: PenstockError | None) -> None:
+        if error is not None:
+            refuse(made.session, made.request, error)
+        holder = subscribe_holder(made.id)
+        del self._by_request[made.session.path, made.request]
+        del self._by_holder[holder]
+        if made.dataflow is not None:
+            del self._by_dataflow[made.dataflow]
+            self._desk.command(AllowCompaction(made.dataflow, EMPTY))
+        if made.held:
+            self._drop_hold(made.shard, holder)
+        else:
+            self._ended_early[holder] = made.shard

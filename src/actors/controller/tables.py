@@ -1,0 +1,186 @@
+"""The table writer: one actor through which every change of every table goes, in groups.
+
+The first write of a group waits `group_commit_ms` for company; while a group is being
+committed the next one gathers. Order is first in, first out; a full queue answers `Busy`. The
+work of a group is `commit.GroupCommit`; this actor queues, groups and answers. It tells the
+controller of the new upper before it answers the writers, so that a reader who comes after an
+answer reads that write.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from actors.controller.commit import CommitOutcome, GroupCommit, PlannedWrite
+from actors.controller.contents import TableContents
+from actors.controller.messages import (
+    CloseTable,
+    Enqueue,
+    Grew,
+    TablesAdvanced,
+    TableWriterMessage,
+    Tick,
+)
+from actors.errors import Busy, PenstockError, to_wire
+from actors.kernel import Actor, Address, Effect
+from actors.persist import PersistClient
+from actors.protocol.api import Failed, Written
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.controller")
+
+GROUP_WRITES_MAX: Final = 256
+
+
+class _Due(msgspec.Struct, frozen=True):
+    """The group has waited long enough."""
+
+
+class _Committed(msgspec.Struct, frozen=True):
+    group: tuple[Enqueue | Tick, ...]
+    outcome: CommitOutcome
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    group: tuple[Enqueue | Tick, ...]
+    error: PenstockError
+
+
+class _Closed(msgspec.Struct, frozen=True):
+    request: CloseTable
+
+
+_Message: TypeAlias = TableWriterMessage | _Due | _Committed | _Failed | _Closed
+
+
+class TableWriter(Actor[_Message]):
+    """Writes tables. `controller` hears `TablesAdvanced`, `maintenance` hears `Grew`."""
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        settings: Settings,
+        scratch: Path,
+        controller: Address[Any],
+        maintenance: Address[Any] | None = None,
+    ) -> None:
+        self._persist = persist
+        self._settings = settings
+        self._scratch = scratch
+        self._controller = controller
+        self._maintenance = maintenance
+        self._queue: deque[TableWriterMessage] = deque()
+        self._timer: Effect | None = None
+        self._busy = False
+        self._groups = 0
+
+    async def on_start(self) -> None:
+        contents = TableContents(self._persist, self._scratch, self.ctx.clock)
+        self._commit = GroupCommit(self._persist, contents, self.ctx.clock, self._settings)
+
+    async def on_stop(self) -> None:
+        await self._commit.close()
+
+    async def receive(self, message: _Message) -> None:
+        match message:
+            case Enqueue() | Tick() | CloseTable():
+                self._enqueue(message)
+            case _Due():
+                self._timer = None
+                self._next()
+            case _Committed(group, outcome):
+                self._done(group, outcome)
+            case _Failed(group, error):
+                self._refuse(group, error)
+                self._go_on()
+            case _Closed(request):
+                request.reply.set(None)
+                self._go_on()
+
+    def _enqueue(self, message: TableWriterMessage) -> None:
+        limit = self._settings.mailbox_messages_max
+        if isinstance(message, Enqueue) and len(self._queue) >= limit:
+            self._refuse((message,), Busy(f"{limit} writes wait already: try again later"))
+            return
+        self._queue.append(message)
+        if not self._busy and self._timer is None:
+            self._timer = self.ctx.after(self._settings.group_commit_ms, _Due())
+
+    def _next(self) -> None:
+        """Starts on what is first in the queue."""
+        if self._busy or not self._queue:
+            return
+        self._busy = True
+        first = self._queue[0]
+        if isinstance(first, CloseTable):
+            self._queue.popleft()
+            id_, done = first.id, _Closed(first)
+            self.ctx.effect(lambda: self._commit.forget(id_), done=lambda _: done)
+            return
+        group, at = self._take_group()
+        writes = [m.write if isinstance(m, Enqueue) else PlannedWrite(()) for m in group]
+        self.ctx.effect(
+            lambda: self._commit.commit(writes, at),
+            done=lambda outcome: _Committed(group, outcome),
+            failed=lambda error: _Failed(group, _named(error)),
+        )
+
+    def _take_group(self) -> tuple[tuple[Enqueue | Tick, ...], int | None]:
+        """The longest run of writes that may share a time; a write at a given time is alone."""
+        group: list[Enqueue | Tick] = []
+        while self._queue and len(group) < GROUP_WRITES_MAX:
+            message = self._queue[0]
+            if isinstance(message, CloseTable):
+                break
+            driven = isinstance(message, Enqueue) and message.at is not None
+            if driven and group:
+                break
+            self._queue.popleft()
+            group.append(message)
+            if isinstance(message, Enqueue) and driven:
+                return tuple(group), message.at
+        return tuple(group), None
+
+    def _done(self, group: tuple[Enqueue | Tick, ...], outcome: CommitOutcome) -> None:
+        self._groups += 1
+        self._controller.reply(TablesAdvanced(outcome.upper))
+        if self._maintenance is not None and outcome.shards:
+            self._maintenance.reply(Grew(outcome.shards))
+        for message, result in zip(group, outcome.outcomes, strict=True):
+            if isinstance(result, PenstockError):
+                self._refuse((message,), result)
+            elif isinstance(message, Tick):
+                message.reply.set(outcome.time)
+            else:
+                message.session.reply(Written(message.request, outcome.time, result))
+        self._go_on()
+
+    def _refuse(self, group: tuple[Enqueue | Tick, ...], error: PenstockError) -> None:
+        for message in group:
+            if isinstance(message, Tick):
+                message.reply.fail(error)
+            else:
+                message.session.reply(Failed(message.request, *to_wire(error)))
+
+    def _go_on(self) -> None:
+        self._busy = False
+        self._next()
+
+    def describe(self) -> str:
+        state = "committing a group" if self._busy else "idle"
+        return f"{state}; {len(self._queue)} writes wait; {self._groups} groups committed"
+
+
+def _named(error: Exception) -> PenstockError:
+    """An error for the writers. A fault of ours is logged and told, and the service goes on."""
+    if isinstance(error, PenstockError):
+        return error
+    log.error("a group of writes failed by a fault of this program", exc_info=error)
+    fault = PenstockError(f"internal fault: {type(error).__name__}: {error}")
+    fault.determinate = False
+    return fault

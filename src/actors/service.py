@@ -1,0 +1,203 @@
+"""The composition root: builds the whole cast in one event loop, and takes it down in order.
+
+Start: settings → state directory (locked; refused by name when newer or in use) → listeners
+bound → scratch emptied → engine, cluster, controller, sessions. The service answers while Spark
+is still starting; what needs Spark waits. A failure while starting undoes what was done.
+
+Stop: sessions first, the store last, within `shutdown_deadline_ms`; what has not stopped by then
+is abandoned, which durable state permits at any moment. A crash of an actor that supervision
+does not repair ends the service with that error.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+import anyio
+
+from actors.cluster.cluster import Cluster
+from actors.cluster.transport import Listener
+from actors.controller import boot
+from actors.controller.controller import Controller
+from actors.controller.maintenance import MaintenanceTask
+from actors.controller.memory_link import MemoryConnection
+from actors.controller.replica import ClusterClient
+from actors.controller.server import MAGIC, ApiServer, ConnectInProcess, FromClient, ToClient
+from actors.errors import BadSettings, Closed
+from actors.kernel import Address, Clock, System, SystemClock
+from actors.persist import PersistClient
+from actors.plan.jobs import ExecutorMessage
+from actors.settings import Settings
+from actors.spark_executor import SparkExecutor
+
+log = logging.getLogger("penstock.service")
+
+SCRATCH: Final = "scratch"
+StartEngine: TypeAlias = Callable[[System, Settings, Path], Address[ExecutorMessage]]
+"""Starts an engine with a scratch directory of its own."""
+
+
+def start_spark(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    """Starts the executor that holds Spark; it does not wait for Spark."""
+    address: Address[Any] = system.spawn(lambda: SparkExecutor(settings, scratch), "spark")
+    return address
+
+
+class Service:
+    """One Penstock service: ``async with Service(settings) as service: …``.
+
+    `engine` replaces Spark (tests), `clock` the machine's clock.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        engine: StartEngine = start_spark,
+        clock: Clock | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self._engine = engine
+        self._clock: Clock = clock or SystemClock()
+        self._seed = seed
+        self._stack: AsyncExitStack | None = None
+        self._system: System | None = None
+        self._server: Address[Any] | None = None
+        self._listener: Listener | None = None
+        self._stopping = anyio.Event()
+
+    # -- starting ------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Starts. Raises `BadSettings`, `StateDirectoryError`, `AddressInUse`, `StorageError`."""
+        self.settings.check()
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings, clock = self.settings, self._clock
+        directory = Path(settings.state_dir)
+        persist = await PersistClient.open(directory, settings, clock)
+        stack.push_async_callback(persist.close)
+        found = await boot.load(persist)
+        self._listener = listener = await self._bind(settings.listen)
+        stack.push_async_callback(listener.aclose)
+        scratch = directory / SCRATCH
+        await clock.run_blocking(lambda: _empty(scratch))
+        system = System(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
+        await stack.enter_async_context(system)
+        self._system = system
+        stack.push_async_callback(self._stop_actors)
+        executor = self._engine(system, settings, scratch / "engine")
+        cluster = await Cluster.start(system, settings, persist, executor, scratch / "cluster")
+        if settings.cluster_listen:
+            host, port = _host_port("cluster_listen", settings.cluster_listen)
+            replica_listener = await cluster.listen(host, port)
+            stack.push_async_callback(replica_listener.aclose)
+
+        async def connect() -> ClusterClient:
+            return await cluster.connect()
+
+        maintenance = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")
+        controller = system.spawn(
+            lambda: Controller(
+                found,
+                persist,
+                executor,
+                connect,
+                settings,
+                scratch / "tables",
+                maintenance,
+            ),
+            "controller",
+        )
+        self._server = system.spawn(lambda: ApiServer(listener, controller, settings), "sessions")
+        log.info("listening on %s, state in %s", self.address, directory)
+
+    async def _bind(self, address: str) -> Listener:
+        host, port = _host_port("listen", address)
+        return await Listener.bind(host, port, ToClient, FromClient, self.settings, MAGIC)
+
+    # -- running -------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """host:port of the client listener."""
+        assert self._listener is not None, "the service has not been started"
+        return f"{self._listener.host}:{self._listener.port}"
+
+    async def connect_in_process(self) -> MemoryConnection[Any, Any]:
+        """A client's connection without a socket; see `Client.in_process`."""
+        if self._server is None:
+            raise Closed("the service has not been started")
+        return await self._server.ask(ConnectInProcess)
+
+    def stop(self) -> None:
+        """Asks `wait_stopped` to return; leave the context to stop."""
+        self._stopping.set()
+
+    async def wait_stopped(self) -> None:
+        """Returns when `stop` was called or an actor failed for good (leaving the context then
+        raises `ActorCrashed`)."""
+        assert self._system is not None, "the service has not been started"
+        async with anyio.create_task_group() as group:
+            for event in (self._stopping, self._system.failed):
+                group.start_soon(_first, event, group.cancel_scope)
+
+    def describe(self) -> list[tuple[str, str, Any]]:
+        """(path, what it does, mailbox statistics) of every live actor."""
+        assert self._system is not None, "the service has not been started"
+        return self._system.describe()
+
+    # -- stopping ------------------------------------------------------------------------------
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stack, self._stack = self._stack, None
+        assert stack is not None, "the service has not been started"
+        await stack.__aexit__(kind, error, trace)
+
+    async def _stop_actors(self) -> None:
+        """Stops the actors, last started first, or cancels them when that takes too long."""
+        system, self._system, self._server = self._system, None, None
+        assert system is not None
+        self._stopping.set()
+        with anyio.move_on_after(self.settings.shutdown_deadline_ms / 1000, shield=True) as limit:
+            await system.stop()
+        if limit.cancelled_caught:
+            busy = ", ".join(path for path, _, _ in system.describe())
+            log.warning("abandoned after %d ms: %s", self.settings.shutdown_deadline_ms, busy)
+            system.abort()
+
+
+async def _first(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _host_port(what: str, address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise BadSettings(f"{what} = {address!r}: give host:port")
+    return host, int(port)
+
+
+def _empty(scratch: Path) -> None:
+    """Removes what an earlier life left there; persist's own part is persist's."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    for place in scratch.iterdir():
+        if place.name != "persist":
+            shutil.rmtree(place, ignore_errors=True)

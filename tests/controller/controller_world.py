@@ -1,0 +1,160 @@
+"""A controller between a store in memory, an engine in memory and a replica that is the test."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pyarrow as pa
+
+from actors.controller.boot import load
+from actors.controller.controller import Controller
+from actors.controller.messages import Submit
+from actors.errors import Broken
+from actors.kernel import Address, System, SystemClock
+from actors.persist import PersistClient
+from actors.plan.schema import Column, Schema
+from actors.plan.updates import to_ipc
+from actors.protocol.api import Answer, Failed, Request, TableChange
+from actors.protocol.compute import Command, CreateDataflow, InitializationComplete, Response
+from actors.settings import Settings
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.probe import Probe
+
+A = TypeVar("A")
+C = TypeVar("C")
+
+KEYED = Schema((Column("id", "bigint"), Column("n", "int")), ("id",))
+SETTINGS = Settings(
+    hold_downgrade_ms=20,
+    retain_history_ms=60_000,
+    retry_delay_ms_min=1,
+    group_commit_ms=1,
+    subscribe_inflight_bytes_max=1_500,
+)
+
+
+class FakeReplica:
+    """The other end of the replica task's connection, with the commands that it was sent."""
+
+    def __init__(self) -> None:
+        self.commands: deque[Command] = deque()
+        self.responses: deque[Response] = deque()
+        self.broken = False
+        self.connections = 0
+        self._changed = anyio.Event()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def connect(self) -> FakeReplica:
+        self.broken = False
+        self.connections += 1
+        self.commands.clear()
+        return self
+
+    async def send(self, command: Command) -> None:
+        self.commands.append(command)
+        self._notify()
+
+    async def receive(self) -> Response:
+        while not self.responses:
+            if self.broken:
+                raise Broken("the replica is gone")
+            await self._changed.wait()
+        return self.responses.popleft()
+
+    async def close(self) -> None:
+        pass
+
+    def respond(self, response: Response) -> None:
+        self.responses.append(response)
+        self._notify()
+
+    def break_connection(self) -> None:
+        self.broken = True
+        self._notify()
+
+    async def expect(self, kind: type[C]) -> C:
+        """The next command of that kind; others before it are skipped."""
+        while True:
+            while self.commands:
+                command = self.commands.popleft()
+                if isinstance(command, kind):
+                    return command
+            await self._changed.wait()
+
+
+class World:
+    """See the module's text."""
+
+    def __init__(self, system: System, persist: PersistClient, scratch: Path) -> None:
+        self.system, self.persist, self.scratch = system, persist, scratch
+        self.session = Probe.start(system, "session")
+        self.maintenance = Probe.start(system, "maintenance")
+        self.executor: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+        self.replica = FakeReplica()
+        self.numbers = 0
+        self.controller: Address[Any]
+
+    async def start(self, name: str = "controller") -> None:
+        boot = await load(self.persist)
+        self.replica = FakeReplica()
+        self.controller = self.system.spawn(
+            lambda: Controller(
+                boot,
+                self.persist,
+                self.executor,
+                self.replica.connect,
+                SETTINGS,
+                self.scratch / name,
+                self.maintenance.address,
+            ),
+            name,
+        )
+        await self.replica.expect(InitializationComplete)
+
+    def number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    async def submit(self, request: Request) -> None:
+        await self.controller.send(Submit(self.session.address, request))
+
+    async def ask(self, request: Request, kind: type[A]) -> A:
+        await self.submit(request)
+        return await self.session.expect(kind)
+
+    async def refused(self, request: Request) -> str:
+        """The code of the error that it is answered with."""
+        return (await self.ask(request, Failed)).code
+
+    async def answer(self) -> Answer:
+        answer: Answer = await self.session.expect(object)  # type: ignore[arg-type]
+        return answer
+
+    async def created(self) -> CreateDataflow:
+        return await self.replica.expect(CreateDataflow)
+
+
+def change(table: str, *rows: dict[str, Any]) -> TableChange:
+    """An insert."""
+    return TableChange(table, insert=to_ipc(pa.Table.from_pylist(list(rows))))
+
+
+@asynccontextmanager
+async def started(tmp_path: Path) -> AsyncIterator[World]:
+    """A controller on an empty store."""
+    clock = SystemClock()
+    persist = await PersistClient.in_memory(SETTINGS, clock)
+    with anyio.fail_after(30):
+        async with System(clock=clock, seed=7) as system:
+            world = World(system, persist, tmp_path)
+            await world.start()
+            yield world
+    await persist.close()

@@ -1,0 +1,92 @@
+"""The catalog: names, dependencies and the durable document. Names and holds."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from actors.controller.catalog import INDEX, TABLE, VIEW, Catalog, CatalogObject
+from actors.controller.holds import RetainHolds
+from actors.controller.names import check_name
+from actors.errors import (
+    Corrupt,
+    InvalidUsage,
+    ObjectExists,
+    ObjectInUse,
+    StateDirectoryError,
+    UnknownObject,
+)
+from actors.plan.schema import Column, Schema
+from actors.progress import EMPTY
+
+SCHEMA = Schema((Column("id", "bigint", False),), ("id",))
+
+
+def _with(catalog: Catalog, name: str, kind: str = TABLE, on: tuple[str, ...] = ()) -> Catalog:
+    id_ = catalog.new_id
+    shard = None if kind == INDEX else id_
+    entry = CatalogObject(id=id_, name=name, kind=kind, schema=SCHEMA, shard=shard, depends=on)
+    return catalog.add(entry)
+
+
+def _three() -> Catalog:
+    catalog = _with(Catalog(), "Flights")
+    catalog = _with(catalog, "late", VIEW, ("u1",))
+    return _with(catalog, "late_by_id", INDEX, ("u2",))
+
+
+def test_names_do_not_regard_case() -> None:
+    catalog = _three()
+    assert catalog.find("FLIGHTS").name == "Flights"
+    with pytest.raises(ObjectExists, match="'flights' is taken by a table"):
+        _with(catalog, "flights")
+    with pytest.raises(UnknownObject, match="'nothing'"):
+        catalog.find("nothing")
+
+
+def test_dependents_keep_an_object() -> None:
+    catalog = _three()
+    with pytest.raises(ObjectInUse, match="view late"):
+        catalog.remove(catalog.find("flights"))
+    catalog = catalog.remove(catalog.find("late_by_id"))
+    catalog = catalog.remove(catalog.find("late"))
+    assert [entry.name for entry in catalog.objects] == ["Flights"]
+    assert catalog.new_id == "u4", "ids are never used twice"
+
+
+def test_document_round_trip() -> None:
+    catalog = _three()
+    again = Catalog.decode(catalog.encode())
+    assert again.objects == catalog.objects
+    assert again.new_id == catalog.new_id
+    assert [e.name for e in again.indexes("u2")] == ["late_by_id"]
+    assert set(again.readable()) == {"Flights", "late"}
+
+
+def test_document_of_another_format() -> None:
+    newer = msgspec.msgpack.encode({"format": 2, "objects": "of another shape"})
+    with pytest.raises(StateDirectoryError, match="format 2; this version knows 1"):
+        Catalog.decode(newer)
+    with pytest.raises(Corrupt):
+        Catalog.decode(b"garbage")
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a b", "a-b", "a.b", "__x", "é", "a" * 129, "a\n"])
+def test_bad_names(name: str) -> None:
+    with pytest.raises(InvalidUsage):
+        check_name("table", name)
+
+
+def test_retained_history() -> None:
+    holds = RetainHolds(grain_ms=10)
+    holds.track("s", 1000, 0)
+    assert holds.move("s", 500) is None
+    assert holds.move("s", 1049) is None, "a move must be worth its write"
+    assert holds.move("s", 1050) == 50
+    assert holds.move("s", EMPTY) is None
+    assert holds.move("stranger", 5000) is None
+    holds.moved("s", 50)
+    assert holds.since("s") == 50
+    assert holds.move("s", 1050) is None
+    holds.moved("s", 10)
+    assert holds.since("s") == 50, "a hold never goes back"

@@ -1,0 +1,424 @@
+"""The controller with a fake replica: statements, reads, waits, subscribes, restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from controller_world import (  # type: ignore[import-not-found]
+    KEYED,
+    World,
+    change,
+    started,
+)
+
+from actors.controller.boot import load
+from actors.controller.holds import RETAIN
+from actors.controller.messages import Delivered
+from actors.errors import StorageError, StoreFull, ViewInError
+from actors.plan.schema import DIFF, TIME
+from actors.plan.updates import from_ipc, to_ipc
+from actors.progress import EMPTY
+from actors.protocol.api import (
+    Changes,
+    Contents,
+    CreateIndex,
+    CreateTable,
+    CreateView,
+    Done,
+    Drop,
+    Explain,
+    Failed,
+    Read,
+    Status,
+    StatusReport,
+    Subscribe,
+    Unsubscribe,
+    WaitFor,
+    Write,
+    Written,
+)
+from actors.protocol.compute import (
+    AllowCompaction,
+    CancelPeek,
+    CreateDataflow,
+    Frontiers,
+    IndexExport,
+    IndexTarget,
+    Peek,
+    PeekError,
+    PeekResponse,
+    PeekRows,
+    Schedule,
+    ShardTarget,
+    SubscribeBatch,
+    SubscribeExport,
+    SubscribeResponse,
+    ViewExport,
+)
+from actors.protocol.compute import Status as DataflowStatus
+
+COUNT = "SELECT n, count(*) AS c FROM t GROUP BY n"
+
+
+async def _table(world: World, name: str = "t") -> None:
+    await world.ask(CreateTable(world.number(), name, KEYED), Done)
+
+
+async def _view(world: World, name: str = "v", sql: str = COUNT) -> CreateDataflow:
+    await world.ask(CreateView(world.number(), name, sql), Done)
+    made: CreateDataflow = await world.created()
+    return made
+
+
+async def _write(world: World, *rows: dict[str, Any]) -> int:
+    written: Written = await world.ask(Write(world.number(), (change("t", *rows),)), Written)
+    return written.time
+
+
+async def test_bad_statements_are_named_and_change_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        n = world.number
+        assert await world.refused(CreateTable(n(), "T", KEYED)) == "ObjectExists"
+        assert await world.refused(CreateTable(n(), "1t", KEYED)) == "InvalidUsage"
+        assert await world.refused(CreateView(n(), "v", "SELECT zz FROM t")) == "QueryRejected"
+        assert await world.refused(CreateView(n(), "v", "SELECT * FROM nope")) == "UnknownObject"
+        assert await world.refused(CreateIndex(n(), "i", "t", ("zz",))) == "InvalidUsage"
+        assert await world.refused(CreateIndex(n(), "i", "t", ())) == "InvalidUsage"
+        assert await world.refused(Drop(n(), "nope")) == "UnknownObject"
+        assert await world.refused(Explain(n(), "t")) == "InvalidUsage"
+        assert await world.refused(Write(n(), (change("nope", {"id": 1}),))) == "UnknownObject"
+        assert await world.refused(Write(n(), (change("t", {"id": "x"}),))) == "TypeMismatch"
+        assert [e.name for e in (await load(world.persist)).catalog.objects] == ["t"]
+
+
+async def test_a_change_of_unknown_outcome_is_settled_by_reading_back(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        create = world.persist.create_shards
+        lost = StorageError("no answer", determinate=False)
+
+        async def done_and_lost(*args: Any, **extra: Any) -> bool:
+            await create(*args, **extra)
+            raise lost
+
+        async def not_done(*args: Any, **extra: Any) -> bool:
+            raise lost
+
+        world.persist.create_shards = not_done
+        view = CreateView(world.number(), "v", COUNT)
+        assert await world.refused(view) == "StorageError"
+        world.persist.create_shards = done_and_lost
+        await _view(world)
+        world.persist.create_shards = create
+        assert await world.refused(CreateView(world.number(), "v", COUNT)) == "ObjectExists"
+        await world.ask(CreateTable(world.number(), "t2", KEYED), Done)
+        assert [e.id for e in (await load(world.persist)).catalog.objects] == ["u1", "u2", "u3"]
+
+
+async def test_a_change_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+
+        async def full(*args: Any, **extra: Any) -> bool:
+            raise StoreFull("no space left", determinate=True)
+
+        create, world.persist.create_shards = world.persist.create_shards, full
+        assert await world.refused(CreateView(world.number(), "v", COUNT)) == "StoreFull"
+        world.persist.create_shards = create
+        assert set((await world.persist.state("u1")).holds) == {RETAIN}
+        assert (await _view(world)).dataflow.id == "u2"
+
+
+async def test_a_crash_between_hold_and_catalog_leaves_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        await world.persist.set_hold("u1", "dataflow/u2", 0)
+        await world.start("again")
+        assert set((await world.persist.state("u1")).holds) == {RETAIN}
+
+
+async def test_a_view_is_durable_with_its_shards_and_holds(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        dataflow = (await _view(world)).dataflow
+        assert await world.replica.expect(Schedule) == Schedule("u2")
+        assert (dataflow.id, dataflow.as_of) == ("u2", time)
+        assert isinstance(dataflow.export, ViewExport)
+        assert dataflow.imports[0].tables_upper
+        state = await world.persist.state("u2")
+        assert (state.since, state.upper) == (time, 0)
+        assert state.holds == {RETAIN: time, "dataflow/u2": time}
+        assert (await world.persist.state("u1")).holds["dataflow/u2"] == time
+        entry = (await load(world.persist)).catalog.find("V")
+        assert (entry.sql, entry.hidden_shard, bool(entry.fingerprint)) == (
+            COUNT,
+            "u2-hidden",
+            True,
+        )
+        assert "source 0: t" in (await world.ask(Explain(world.number(), "v"), Done)).text
+        assert await world.refused(Drop(world.number(), "t")) == "ObjectInUse"
+        assert (
+            await world.refused(Write(world.number(), (change("v", {"n": 1}),))) == "InvalidUsage"
+        )
+
+
+async def test_a_drop_takes_shards_dataflow_and_holds(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        await _view(world)
+        await world.submit(WaitFor(world.number(), "v", 1))
+        await world.ask(Drop(world.number(), "v"), Done)
+        assert (await world.session.expect(Failed)).code == "UnknownObject"
+        assert await world.replica.expect(AllowCompaction) == AllowCompaction("u2", EMPTY)
+        await world.ask(Drop(world.number(), "t"), Done)
+        boot = await load(world.persist)
+        assert (boot.catalog.objects, boot.catalog.new_id) == ((), "u3")
+        assert await world.persist.list_shards() == []
+
+
+async def test_a_read_waits_until_sealed_and_peeks_once(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        await _view(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        await world.submit(Read(world.number(), "v"))
+        await world.submit(WaitFor(world.number(), "v", time))
+        world.replica.respond(Frontiers("u2", write=time))
+        world.replica.respond(Frontiers("u2", write=time + 1))
+        peek = await world.replica.expect(Peek)
+        assert (peek.time, peek.target.id) == (time, "u2")
+        assert isinstance(peek.target, ShardTarget)
+        assert isinstance(await world.answer(), Done)
+        world.replica.respond(PeekResponse(peek.uuid, PeekRows(b"rows")))
+        contents = await world.session.expect(Contents)
+        assert (contents.as_of, contents.arrow) == (time, b"rows")
+        await world.submit(Read(world.number(), "v"))
+        peek = await world.replica.expect(Peek)
+        world.replica.respond(PeekResponse(peek.uuid, PeekError("ViewInError", "1/0")))
+        failed = await world.session.expect(Failed)
+        assert (failed.code, failed.text) == (ViewInError.__name__, "1/0")
+
+
+async def test_reads_that_are_refused_or_late(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        await _view(world)
+        n = world.number
+        assert await world.refused(Read(n(), "v", time + 10_000_000)) == "ReadTooFarAhead"
+        assert await world.refused(WaitFor(n(), "v", time + 10_000_000)) == "ReadTooFarAhead"
+        assert await world.refused(Read(n(), "v", time - 1)) == "ReadBelowSince"
+        assert await world.refused(Read(n(), "v", -1)) == "InvalidUsage"
+        assert await world.refused(Read(n(), "nope")) == "UnknownObject"
+        assert await world.refused(Read(n(), "v", key_columns=("n",))) == "InvalidUsage"
+        key = to_ipc(pa.table({"n": ["x"]}))
+        assert await world.refused(Read(n(), "v", None, key, ("n",))) == "TypeMismatch"
+        world.replica.respond(DataflowStatus("u2", "hydrating", "waiting for the engine"))
+        late = await world.ask(Read(n(), "v", deadline_ms=30), Failed)
+        assert late.code == "DeadlineExceeded"
+        assert "it is hydrating waiting for the engine" in late.text
+
+
+async def test_a_canceled_or_late_peek_is_canceled_at_the_replica(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        await _write(world, {"id": 1, "n": 2})
+        read = world.number()
+        await world.submit(Read(read, "t"))
+        peek = await world.replica.expect(Peek)
+        await world.submit(Unsubscribe(world.number(), read))
+        failed = await world.session.expect(Failed)
+        assert (failed.request, failed.code) == (read, "Canceled")
+        await world.session.expect(Done)
+        assert (await world.replica.expect(CancelPeek)).uuid == peek.uuid
+        world.replica.respond(PeekResponse(peek.uuid, PeekRows(b"late")))
+        late = await world.ask(Read(world.number(), "t", deadline_ms=20), Failed)
+        assert late.code == "DeadlineExceeded"
+        await world.replica.expect(CancelPeek)
+
+
+async def test_an_index_serves_reads_by_its_key_when_it_is_ready(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        await world.ask(CreateIndex(world.number(), "t_n", "t", ("N",)), Done)
+        export = (await world.created()).dataflow.export
+        assert isinstance(export, IndexExport)
+        assert export.key == ("n",)
+        key = to_ipc(pa.table({"n": [2]}))
+        keyed = ("n",)
+        await world.submit(Read(world.number(), "t", None, key, keyed))
+        assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
+        world.replica.respond(Frontiers("u2", write=time + 1))
+        await world.ask(WaitFor(world.number(), "t_n", time), Done)
+        await world.submit(Read(world.number(), "t", None, key, keyed))
+        peek = await world.replica.expect(Peek)
+        assert peek.target == IndexTarget("u2")
+        assert from_ipc(peek.keys or b"").schema.field("n").type == pa.int32()
+        await world.submit(Read(world.number(), "t", None, to_ipc(pa.table({"id": [1]})), ("id",)))
+        assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
+        await world.submit(Read(world.number(), "t", time - 1))
+        assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
+        assert await world.refused(Drop(world.number(), "t")) == "ObjectInUse"
+
+
+def _batch(lower: int, upper: int, *rows: tuple[int, int, int]) -> SubscribeBatch:
+    table = pa.table(
+        {
+            "id": pa.array([r[0] for r in rows], pa.int64()),
+            "n": pa.array([0 for _ in rows], pa.int32()),
+            TIME: pa.array([r[1] for r in rows], pa.int64()),
+            DIFF: pa.array([r[2] for r in rows], pa.int64()),
+        }
+    )
+    return SubscribeBatch(lower, upper, to_ipc(table) if rows else None)
+
+
+def _ids(changes: Changes) -> list[int]:
+    return [] if changes.arrow is None else from_ipc(changes.arrow)["id"].to_pylist()
+
+
+async def test_subscribe_holds_its_shard_and_repeats_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        number = world.number()
+        await world.submit(Subscribe(number, "t"))
+        dataflow = (await world.created()).dataflow
+        assert (dataflow.as_of, dataflow.export) == (time, SubscribeExport(KEYED_STORED, True))
+        holder = f"subscribe/{dataflow.id}"
+        assert (await world.persist.state("u1")).holds[holder] == time
+        respond = world.replica.respond
+        respond(SubscribeResponse(dataflow.id, _batch(0, time + 1, (1, time, 1))))
+        changes = await world.session.expect(Changes)
+        assert (changes.lower, changes.upper, _ids(changes)) == (time, time + 1, [1])
+        # The replica starts over: what was delivered is cut off.
+        respond(SubscribeResponse(dataflow.id, _batch(0, time + 1, (1, time, 1))))
+        respond(SubscribeResponse(dataflow.id, _batch(0, time + 9, (1, time, 1), (2, time + 5, 1))))
+        changes = await world.session.expect(Changes)
+        assert (changes.lower, changes.upper, _ids(changes)) == (time + 1, time + 9, [2])
+        compacted = await world.replica.expect(AllowCompaction)
+        assert compacted == AllowCompaction(dataflow.id, time + 8)
+        await world.submit(Unsubscribe(world.number(), number))
+        assert (await world.session.expect(Failed)).code == "Canceled"
+        await world.session.expect(Done)
+        assert await world.replica.expect(AllowCompaction) == AllowCompaction(dataflow.id, EMPTY)
+
+
+KEYED_STORED = KEYED.__class__(
+    (KEYED.columns[0].__class__("id", "bigint", False), KEYED.columns[1]), ("id",)
+)
+
+
+async def test_subscribe_resumes_by_frontier_and_refuses_what_is_gone(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        await world.submit(Subscribe(world.number(), "t", from_=time))
+        dataflow = (await world.created()).dataflow
+        assert (dataflow.as_of, dataflow.export) == (time - 1, SubscribeExport(KEYED_STORED, False))
+        respond = world.replica.respond
+        respond(SubscribeResponse(dataflow.id, _batch(0, time + 1, (1, time, 1))))
+        changes = await world.session.expect(Changes)
+        assert (changes.lower, changes.upper, _ids(changes)) == (time, time + 1, [1])
+        respond(SubscribeResponse(dataflow.id, _batch(time + 1, EMPTY)))
+        assert (await world.session.expect(Changes)).upper == EMPTY
+        await world.session.expect(Done)
+        await _view(world)
+        n = world.number
+        assert await world.refused(Subscribe(n(), "v", from_=time)) == "ReadBelowSince"
+        assert await world.refused(Subscribe(n(), "v", from_=1, as_of=1)) == "InvalidUsage"
+        assert await world.refused(Subscribe(n(), "v", from_=time + 10**7)) == "ReadTooFarAhead"
+        await world.submit(Subscribe(n(), "v", from_=time + 1))
+        resumed = (await world.created()).dataflow
+        failed = SubscribeBatch(0, time + 2, None, ("ViewInError", "1/0"))
+        respond(SubscribeResponse(resumed.id, failed))
+        assert (await world.session.expect(Failed)).code == "ViewInError"
+
+
+async def test_a_slow_subscriber_pauses_its_dataflow_alone(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        number = world.number()
+        await world.submit(Subscribe(number, "t"))
+        first = (await world.created()).dataflow
+        sizes = []
+        for n in range(3):
+            batch = _batch(time + n, time + n + 1, (n, time + n, 1))
+            world.replica.respond(SubscribeResponse(first.id, batch))
+            changes = await world.session.expect(Changes)
+            sizes.append(len(changes.arrow or b""))
+        late = _batch(time + 3, time + 4, (3, time + 3, 1))
+        world.replica.respond(SubscribeResponse(first.id, late))
+        dropped = await world.replica.expect(AllowCompaction)
+        while dropped.frontier != EMPTY:
+            dropped = await world.replica.expect(AllowCompaction)
+        assert dropped.id == first.id
+        await world.session.expect_nothing()
+        for size in sizes:
+            await world.controller.send(Delivered(world.session.address.path, number, size))
+        again = (await world.created()).dataflow
+        assert again.id != first.id
+        assert (again.as_of, again.export) == (time + 2, SubscribeExport(KEYED_STORED, False))
+        batch = _batch(time + 3, time + 9, (3, time + 3, 1))
+        world.replica.respond(SubscribeResponse(again.id, batch))
+        changes = await world.session.expect(Changes)
+        assert (changes.lower, changes.upper, _ids(changes)) == (time + 3, time + 9, [3])
+        assert f"subscribe/{first.id}" in (await world.persist.state("u1")).holds
+
+
+async def test_a_restart_builds_everything_from_the_catalog(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        first = (await _view(world)).dataflow
+        await world.ask(CreateIndex(world.number(), "v_n", "v", ("n",)), Done)
+        await world.submit(Subscribe(world.number(), "t"))
+        subscribe = (await world.created()).dataflow
+        subscribe = (await world.created()).dataflow if subscribe.id == "u3" else subscribe
+        later = await _write(world, {"id": 2, "n": 2})
+        await world.start("again")
+        assert f"subscribe/{subscribe.id}" not in (await world.persist.state("u1")).holds
+        world.replica.break_connection()
+        again = [(await world.created()).dataflow for _ in range(2)]
+        assert world.replica.connections == 2, "the history is replayed"
+        assert [d.id for d in again] == ["u2", "u3"]
+        assert again[0] == first
+        assert isinstance(again[1].export, IndexExport)
+        assert again[1].as_of == time
+        assert await _write(world, {"id": 3, "n": 0}) > later
+        assert (
+            await world.refused(Write(world.number(), (change("t", {"id": 3}),))) == "DuplicateKey"
+        )
+
+
+async def test_status_shows_all(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        time = await _write(world, {"id": 1, "n": 2})
+        await _view(world)
+        world.replica.respond(DataflowStatus("u2", "gathering", steps=3, step_ms=1.5))
+        world.replica.respond(Frontiers("u2", write=time + 1))
+        await world.ask(WaitFor(world.number(), "v", time), Done)
+        later = await _write(world, {"id": 2, "n": 2})
+        report = await world.ask(Status(world.number()), StatusReport)
+        assert report.tables_upper == later + 1 <= report.time + 1
+        table, view = report.objects
+        assert (table.name, table.kind, table.upper, table.lag_ms) == ("t", "table", later + 1, 0)
+        assert (view.since, view.upper, view.lag_ms) == (time, time + 1, later - time)
+        assert (view.state, view.steps, view.mode) == ("gathering", 3, "incremental")
+
+
+async def test_holds_follow_the_retained_history(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        request = CreateTable(world.number(), "t", KEYED, retain_history_ms=1)
+        await world.ask(request, Done)
+        while (await world.persist.state("u1")).since == 0:
+            await _write(world, {"id": world.numbers, "n": 2})
+        state = await world.persist.state("u1")
+        assert state.since < await world.persist.tables_upper()

@@ -1,0 +1,152 @@
+"""The replica task: replay, reconnection, and responses told apart by connection."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from actors.controller.messages import Push, ReplicaConnected, ReplicaLost, ReplicaResponse
+from actors.controller.replica import ReplicaTask
+from actors.errors import Broken
+from actors.kernel import Address, System
+from actors.protocol.compute import (
+    AllowWrites,
+    CancelPeek,
+    Command,
+    CreateInstance,
+    Frontiers,
+    Hello,
+    IndexTarget,
+    InitializationComplete,
+    Peek,
+    PeekCanceled,
+    PeekResponse,
+    Response,
+    Schedule,
+)
+from actors.settings import Settings
+from actors.testing.probe import Probe
+
+COMMANDS: list[Command] = [CreateInstance(2), InitializationComplete(), AllowWrites()]
+
+
+class FakeClient:
+    """A connection whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.sent: deque[Command] = deque()
+        self.responses: deque[Response | Exception] = deque()
+        self.closed = False
+        self._changed = anyio.Event()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def send(self, command: Command) -> None:
+        self.sent.append(command)
+        self._notify()
+
+    async def receive(self) -> Response:
+        while not self.responses:
+            await self._changed.wait()
+        response = self.responses.popleft()
+        if isinstance(response, Exception):
+            raise response
+        return response
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def respond(self, response: Response | Exception) -> None:
+        self.responses.append(response)
+        self._notify()
+
+    async def expect(self, count: int) -> list[Command]:
+        while len(self.sent) < count:
+            await self._changed.wait()
+        return [self.sent.popleft() for _ in range(count)]
+
+
+class World:
+    def __init__(self, system: System) -> None:
+        self.clients: list[FakeClient] = []
+        self.refusals = 0
+        self.controller = Probe.start(system, "controller")
+        self.replica: Address[Any] = system.spawn(
+            lambda: ReplicaTask(
+                self.connect,
+                COMMANDS,
+                self.controller.address,
+                Settings(retry_delay_ms_min=1, retry_delay_ms_max=2),
+            ),
+            "replica",
+        )
+
+    async def connect(self) -> FakeClient:
+        if self.refusals:
+            self.refusals -= 1
+            raise Broken("nobody listens")
+        self.clients.append(FakeClient())
+        return self.clients[-1]
+
+
+@asynccontextmanager
+async def started() -> AsyncIterator[World]:
+    with anyio.fail_after(20):
+        async with System(seed=1) as system:
+            yield World(system)
+
+
+async def test_replays_hello_and_history_then_sends_on() -> None:
+    async with started() as world:
+        assert (await world.controller.expect(ReplicaConnected)).incarnation == 1
+        client = world.clients[0]
+        hello, *rest = await client.expect(4)
+        assert isinstance(hello, Hello)
+        assert rest == COMMANDS
+        await world.replica.send(Push(Schedule("u1")))
+        assert await client.expect(1) == [Schedule("u1")]
+
+
+async def test_reconnects_with_a_fresh_nonce_and_the_whole_history() -> None:
+    async with started() as world:
+        await world.controller.expect(ReplicaConnected)
+        peek = Peek("p1", IndexTarget("u2"), 5)
+        live = Peek("p2", IndexTarget("u2"), 6)
+        for message in (peek, live):
+            await world.replica.send(Push(message))
+        first = await world.clients[0].expect(6)
+        answer = PeekResponse("p1", PeekCanceled())
+        world.clients[0].respond(answer)
+        assert (await world.controller.expect(ReplicaResponse)).response == answer
+        world.refusals = 3
+        world.clients[0].respond(Broken("gone"))
+        lost = [await world.controller.expect(ReplicaLost) for _ in range(4)]
+        assert "nobody listens" in str(lost[-1].error)
+        connected = await world.controller.expect(ReplicaConnected)
+        second = await world.clients[1].expect(5)
+        assert world.clients[0].closed
+        assert isinstance(first[0], Hello)
+        assert isinstance(second[0], Hello)
+        assert first[0].nonce != second[0].nonce
+        assert second[1:] == [CreateInstance(2), live, InitializationComplete(), AllowWrites()]
+        world.clients[1].respond(Frontiers("u2", write=9))
+        response = await world.controller.expect(ReplicaResponse)
+        assert response.incarnation == connected.incarnation > lost[-1].incarnation
+
+
+async def test_a_canceled_peek_is_not_replayed() -> None:
+    async with started() as world:
+        await world.controller.expect(ReplicaConnected)
+        await world.replica.send(Push(Peek("p1", IndexTarget("u2"), 5)))
+        await world.replica.send(Push(CancelPeek("p1")))
+        await world.clients[0].expect(6)
+        world.clients[0].respond(Broken("gone"))
+        await world.controller.expect(ReplicaLost)
+        await world.controller.expect(ReplicaConnected)
+        assert (await world.clients[1].expect(4))[1:] == COMMANDS

@@ -1,0 +1,212 @@
+"""Sessions: the handshake, limits, bad frames, and what ends with a connection."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from actors.cluster.transport import Listener, dial
+from actors.controller.memory_link import MemoryConnection, pair
+from actors.controller.messages import Delivered, Submit
+from actors.controller.server import MAGIC, ApiServer, ConnectInProcess, FromClient, ToClient
+from actors.errors import Broken, Closed
+from actors.kernel import System
+from actors.protocol.api import (
+    PROTOCOL_VERSION,
+    Changes,
+    Done,
+    Failed,
+    Status,
+    Unsubscribe,
+    Welcome,
+    Welcomed,
+)
+from actors.settings import Settings
+from actors.testing.probe import Probe, settle
+
+SETTINGS = Settings(requests_in_flight_max=3, frame_bytes_max=1 << 16, result_bytes_max=1 << 15)
+
+
+class World:
+    def __init__(self, system: System, listener: Listener) -> None:
+        self.system = system
+        self.listener = listener
+        self.controller = Probe.start(system, "controller")
+        self.server = system.spawn(
+            lambda: ApiServer(listener, self.controller.address, SETTINGS), "sessions"
+        )
+
+    async def connect(self) -> MemoryConnection[Any, Any]:
+        link: MemoryConnection[Any, Any] = await self.server.ask(ConnectInProcess)
+        await link.send(Welcome(PROTOCOL_VERSION))
+        assert isinstance(await link.receive(), Welcomed)
+        return link
+
+    def sessions(self) -> list[str]:
+        return [path for path, _, _ in self.system.describe() if "session-" in path]
+
+
+@asynccontextmanager
+async def started() -> AsyncIterator[World]:
+    with anyio.fail_after(20):
+        listener = await Listener.bind("127.0.0.1", 0, ToClient, FromClient, SETTINGS, MAGIC)
+        async with System() as system:
+            yield World(system, listener)
+
+
+async def test_requests_reach_the_controller_and_answers_return_in_any_order() -> None:
+    async with started() as world:
+        link = await world.connect()
+        await link.send(Status(1))
+        await link.send(Status(2))
+        first = await world.controller.expect(Submit)
+        second = await world.controller.expect(Submit)
+        second.session.reply(Done(2, "b"))
+        first.session.reply(Done(1, "a"))
+        assert [await link.receive(), await link.receive()] == [Done(2, "b"), Done(1, "a")]
+
+
+async def test_busy_beyond_the_limit_but_unsubscribe_passes() -> None:
+    async with started() as world:
+        link = await world.connect()
+        for number in range(1, 5):
+            await link.send(Status(number))
+        answer = await link.receive()
+        assert (answer.request, answer.code) == (4, "Busy")
+        await link.send(Unsubscribe(5, 1))
+        submits = [await world.controller.expect(Submit) for _ in range(4)]
+        assert submits[-1].request == Unsubscribe(5, 1)
+        submits[0].session.reply(Done(1))
+        submits[0].session.reply(Done(5))
+        assert {(await link.receive()).request, (await link.receive()).request} == {1, 5}
+        await link.send(Status(6))
+        assert (await world.controller.expect(Submit)).request == Status(6)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (Status(1), "RemoteProtocolError"),
+        (Welcome(PROTOCOL_VERSION + 1), "IncompatibleVersion"),
+    ],
+)
+async def test_a_wrong_beginning_is_told_and_closed(message: Any, code: str) -> None:
+    async with started() as world:
+        link: MemoryConnection[Any, Any] = await world.server.ask(ConnectInProcess)
+        await link.send(message)
+        answer = await link.receive()
+        assert (answer.request, answer.code) == (0, code)
+        with pytest.raises(Broken):
+            await link.receive()
+
+
+async def test_a_request_number_in_use_breaks_the_protocol() -> None:
+    async with started() as world:
+        link = await world.connect()
+        await link.send(Status(1))
+        await link.send(Status(1))
+        answer = await link.receive()
+        assert (answer.request, "number 1 is in use" in answer.text) == (0, True)
+
+
+async def test_changes_are_counted_as_delivered() -> None:
+    async with started() as world:
+        link = await world.connect()
+        await link.send(Status(1))
+        submit = await world.controller.expect(Submit)
+        submit.session.reply(Changes(1, 0, 5, b"12345"))
+        submit.session.reply(Changes(1, 5, 6))
+        delivered = await world.controller.expect(Delivered)
+        assert (delivered.session, delivered.request, delivered.bytes) == (
+            submit.session.path,
+            1,
+            5,
+        )
+        assert [(await link.receive()).upper, (await link.receive()).upper] == [5, 6]
+
+
+async def test_a_closed_connection_ends_its_session() -> None:
+    async with started() as world:
+        link = await world.connect()
+        await link.send(Status(1))
+        submit = await world.controller.expect(Submit)
+        ended = anyio.Event()
+        world.system.watch(submit.session, world.controller.address, "ended")
+        await link.aclose()
+        assert await world.controller.expect(str) == "ended"
+        assert world.sessions() == []
+        ended.set()
+        with pytest.raises(Closed):
+            await link.receive()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"\xc1garbage", "MalformedFrame"),
+        (msgspec.msgpack.encode({"type": "DropEverything", "request": 1}), "UnknownCommand"),
+        (msgspec.msgpack.encode({"type": "Status", "request": "x"}), "MalformedFrame"),
+        (b"", "FrameTooLarge"),
+    ],
+)
+async def test_bad_bytes_end_their_connection_alone(body: bytes, code: str) -> None:
+    async with started() as world:
+        good = await world.connect()
+        port = world.listener.port
+        bad = await dial("127.0.0.1", port, FromClient, ToClient, SETTINGS, MAGIC)
+        await bad.send(Welcome(PROTOCOL_VERSION))
+        assert isinstance(await bad.receive(), Welcomed)
+        length = len(body) if body else 1 << 30
+        bad._writer.write(struct.pack(">I", length) + body)
+        answer = await bad.receive()
+        assert isinstance(answer, Failed)
+        assert (answer.request, answer.code) == (0, code)
+        with pytest.raises(Broken):
+            await bad.receive()
+        await bad.aclose()
+        await good.send(Status(1))
+        assert (await world.controller.expect(Submit)).request == Status(1)
+
+
+async def test_an_answer_that_no_frame_holds_is_told() -> None:
+    async with started() as world:
+        port = world.listener.port
+        link = await dial("127.0.0.1", port, FromClient, ToClient, SETTINGS, MAGIC)
+        await link.send(Welcome(PROTOCOL_VERSION))
+        await link.receive()
+        await link.send(Status(1))
+        submit = await world.controller.expect(Submit)
+        submit.session.reply(Done(1, "x" * (1 << 17)))
+        answer = await link.receive()
+        assert (answer.request, answer.code) == (1, "InvalidUsage")
+        await link.aclose()
+
+
+async def test_memory_link_is_bounded_and_keeps_what_was_sent_before_the_close() -> None:
+    left, right = pair(2)
+    for number in range(2):
+        await left.send(number)
+    sent: list[int] = []
+
+    async def third() -> None:
+        await left.send(2)
+        sent.append(2)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(third)
+            await settle(5)
+            assert sent == []
+            assert await right.receive() == 0
+        await left.aclose()
+        assert [await right.receive(), await right.receive()] == [1, 2]
+        with pytest.raises(Broken):
+            await right.receive()
+        with pytest.raises(Broken):
+            await right.send(1)

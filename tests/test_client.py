@@ -1,0 +1,288 @@
+"""The client against the far end of a link: answers, streams, and what a lost connection says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pytest
+
+from actors.client import Change, Client, TableWrite
+from actors.controller.memory_link import MemoryConnection, pair
+from actors.errors import (
+    Broken,
+    Closed,
+    DuplicateKey,
+    IncompatibleVersion,
+    InvalidUsage,
+    TypeMismatch,
+)
+from actors.plan.schema import DIFF, Column, Schema
+from actors.plan.updates import from_ipc, to_ipc
+from actors.progress import EMPTY
+from actors.protocol.api import (
+    Changes,
+    Contents,
+    CreateTable,
+    Done,
+    Failed,
+    Read,
+    Subscribe,
+    Unsubscribe,
+    WaitFor,
+    Welcome,
+    Welcomed,
+    Write,
+    Written,
+)
+from actors.settings import Settings
+
+
+class Service:
+    """The far end: what the client sends, and the answers that the test gives."""
+
+    def __init__(self) -> None:
+        self.mine, self.far = pair(64)
+
+    async def connect_in_process(self) -> MemoryConnection[Any, Any]:
+        return self.mine
+
+    async def connected(self, settings: Settings | None = None) -> Client:
+        client: list[Client] = []
+        async with anyio.create_task_group() as group:
+
+            async def connect() -> None:
+                client.append(await Client.in_process(self, settings=settings))
+
+            group.start_soon(connect)
+            assert isinstance(await self.far.receive(), Welcome)
+            await self.far.send(Welcomed(1, "test"))
+        return client[0]
+
+
+def _rows(*values: int) -> bytes:
+    return to_ipc(
+        pa.table({"x": list(values), "__time": [5] * len(values), DIFF: [1] * len(values)})
+    )
+
+
+async def test_a_write_encodes_rows_and_returns_its_time() -> None:
+    service = Service()
+    client = await service.connected()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+
+            async def answer() -> None:
+                write = await service.far.receive()
+                assert isinstance(write, Write)
+                (change,) = write.changes
+                assert change.table == "t"
+                rows = from_ipc(change.insert or b"")
+                assert rows.to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
+                assert from_ipc(change.delete or b"").num_rows == 1
+                await service.far.send(Written(write.request, 42, 3))
+
+            group.start_soon(answer)
+            change = TableWrite(insert=[{"a": 1}, {"b": "x"}], delete=pa.table({"a": [1]}))
+            assert await client.write({"t": change}) == 42
+
+
+async def test_create_table_reads_columns() -> None:
+    service = Service()
+    client = await service.connected()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(
+                client.create_table, "t", {"a": "BIGINT not null", "b": "string"}, ["a"]
+            )
+            request = await service.far.receive()
+            assert isinstance(request, CreateTable)
+            columns = (Column("a", "bigint", False), Column("b", "string"))
+            assert request.schema == Schema(columns, ("a",))
+            await service.far.send(Done(request.request))
+
+
+async def test_tasks_share_the_connection_in_any_order() -> None:
+    service = Service()
+    client = await service.connected()
+    found: dict[str, list[Any]] = {}
+
+    async def peek(name: str) -> None:
+        found[name] = (await client.peek(name)).to_pylist()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            for name in ("a", "b", "c"):
+                group.start_soon(peek, name)
+            reads = [await service.far.receive() for _ in range(3)]
+            for read in (reads[2], reads[0], reads[1]):
+                arrow = to_ipc(pa.table({"n": [read.name], DIFF: [2]}))
+                await service.far.send(Contents(read.request, 5, arrow))
+    assert found == {name: [{"n": name}, {"n": name}] for name in ("a", "b", "c")}
+
+
+async def test_errors_are_the_services_own_classes() -> None:
+    service = Service()
+    client = await service.connected()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+
+            async def answer() -> None:
+                write = await service.far.receive()
+                await service.far.send(Failed(write.request, "DuplicateKey", "id = 1"))
+
+            group.start_soon(answer)
+            with pytest.raises(DuplicateKey, match="id = 1"):
+                await client.insert("t", [{"id": 1}])
+
+
+async def test_a_canceled_read_is_canceled_at_the_service() -> None:
+    service = Service()
+    client = await service.connected()
+    with anyio.fail_after(5):
+        with anyio.move_on_after(0.01):
+            await client.wait_for("v", 5)
+        request = await service.far.receive()
+        assert isinstance(request, WaitFor)
+        cancel = await service.far.receive()
+        assert isinstance(cancel, Unsubscribe)
+        assert cancel.target == request.request
+
+
+async def test_subscribe_yields_whole_changes_and_ends() -> None:
+    service = Service()
+    client = await service.connected()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+
+            async def answer() -> None:
+                request = await service.far.receive()
+                assert request == Subscribe(request.request, "v", 3)
+                number = request.request
+                await service.far.send(Changes(number, 3, 7, _rows(1, 2)))
+                await service.far.send(Changes(number, 7, 9))
+                await service.far.send(Changes(number, 9, EMPTY))
+                await service.far.send(Done(number))
+
+            group.start_soon(answer)
+            changes = [change async for change in client.subscribe("v", from_=3)]
+    assert [(c.lower, c.upper) for c in changes] == [(3, 7), (7, 9), (9, EMPTY)]
+    assert changes[0].table is not None
+    assert changes[0].table["x"].to_pylist() == [1, 2]
+    assert changes[1] == Change(7, 9)
+
+
+async def test_leaving_a_subscribe_ends_it_at_the_service() -> None:
+    service = Service()
+    client = await service.connected()
+    with anyio.fail_after(5):
+        stream = client.subscribe("v")
+        async with anyio.create_task_group() as group:
+
+            async def answer() -> None:
+                request = await service.far.receive()
+                await service.far.send(Changes(request.request, 0, 7, _rows(1)))
+
+            group.start_soon(answer)
+            assert (await anext(stream)).upper == 7
+        await stream.aclose()
+        cancel = await service.far.receive()
+        assert isinstance(cancel, Unsubscribe)
+
+
+async def test_what_piles_up_is_taken_and_the_rest_asked_for_again() -> None:
+    service = Service()
+    settings = Settings(subscribe_inflight_bytes_max=1000)
+    client = await service.connected(settings)
+    with anyio.fail_after(5):
+        stream = client.subscribe("v")
+        async with anyio.create_task_group() as group:
+
+            async def answer() -> None:
+                first = await service.far.receive()
+                for time in range(1, 9):
+                    await service.far.send(Changes(first.request, time - 1, time, _rows(time)))
+                peek = await service.far.receive()
+                await service.far.send(Contents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
+                cancel = await service.far.receive()
+                assert cancel == Unsubscribe(cancel.request, first.request)
+                await service.far.send(Done(cancel.request))
+                await service.far.send(Failed(first.request, "Canceled", "unsubscribed"))
+                again = await service.far.receive()
+                assert again == Subscribe(again.request, "v", 8)
+                await service.far.send(Changes(again.request, 8, EMPTY, _rows(9)))
+                await service.far.send(Done(again.request))
+
+            group.start_soon(answer)
+            changes = [await anext(stream)]
+            await client.peek("w")
+            changes += [change async for change in stream]
+    assert [c.upper for c in changes] == [*range(1, 9), EMPTY]
+    assert [c.table["x"].to_pylist() for c in changes if c.table] == [[n] for n in range(1, 10)]
+
+
+async def test_a_lost_connection_says_whether_a_write_may_have_happened() -> None:
+    service = Service()
+    client = await service.connected()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+
+            async def vanish() -> None:
+                await service.far.receive()
+                await service.far.aclose()
+
+            group.start_soon(vanish)
+            with pytest.raises(Broken) as caught:
+                await client.insert("t", [{"id": 1}])
+        assert not caught.value.determinate
+        with pytest.raises(Broken):
+            await client.peek("t")
+        await client.aclose()
+        await client.aclose()
+        with pytest.raises(Broken):
+            await client.status()
+
+
+async def test_a_closed_client_refuses() -> None:
+    service = Service()
+    async with await service.connected() as client:
+        pass
+    with pytest.raises(Closed):
+        await client.peek("t")
+
+
+async def test_rows_that_make_no_column_are_named() -> None:
+    client = await Service().connected()
+    with pytest.raises(TypeMismatch, match="table t, column n, row 2: 'x'"):
+        await client.insert("t", [{"n": 1}, {"n": 2}, {"n": "x"}])
+    with pytest.raises(InvalidUsage, match="dicts with the same columns"):
+        await client.peek("t", key=[{"a": 1}, {"b": 1}])
+    with pytest.raises(InvalidUsage, match="host:port"):
+        await Client.connect("nowhere")
+
+
+async def test_a_service_of_another_version_is_refused_by_name() -> None:
+    service = Service()
+    with anyio.fail_after(5):
+        await service.far.send(Failed(0, "IncompatibleVersion", "the client speaks version 1"))
+        with pytest.raises(IncompatibleVersion):
+            await Client.in_process(service)
+
+
+async def test_peek_by_key_names_its_columns() -> None:
+    service = Service()
+    client = await service.connected()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+
+            async def answer() -> None:
+                read = await service.far.receive()
+                assert isinstance(read, Read)
+                assert read.key_columns == ("a", "b")
+                assert from_ipc(read.key or b"").to_pylist() == [{"a": 1, "b": "x"}]
+                empty = pa.table({"n": pa.array([], pa.int64()), DIFF: pa.array([], pa.int64())})
+                await service.far.send(Contents(read.request, 5, to_ipc(empty)))
+
+            group.start_soon(answer)
+            assert (await client.peek("t", key={"a": 1, "b": "x"})).num_rows == 0
