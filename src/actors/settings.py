@@ -95,7 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_jobs_in_flight_max: int = 8
     engine_queue_max: int = 1024
     """Jobs that wait for a place in the engine; more are refused with `Busy`."""
-    engine_cancel_timeout_ms: int = 10_000
+    engine_cancel_timeout_ms: int = 30_000
     """An engine that has not let go of a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows above this size go to the engine as a file."""

@@ -60,7 +60,12 @@ class Service:
     async def start(self) -> None:
         """Starts the process and waits until a client can connect."""
         command = [sys.executable, "-m", "actors.cli", "serve", "--state-dir", str(self.state)]
-        command += ["--listen", self.address, "--set", f"retain_history_ms={self.retain_history_ms}"]
+        command += [
+            "--listen",
+            self.address,
+            "--set",
+            f"retain_history_ms={self.retain_history_ms}",
+        ]
         log = (self.state.parent / "service.log").open("ab")
         self.process = await anyio.open_process(command, stdout=log, stderr=log, stdin=None)
         log.close()

@@ -223,6 +223,10 @@ class System:
         with anyio.CancelScope(shield=True):
             await self.stop()
         self._group.cancel_scope.cancel()
+        if isinstance(error, Exception):
+            # All actors have stopped: the body's error leaves as it is, not inside a group.
+            await self._group.__aexit__(None, None, None)
+            return None
         result = await self._group.__aexit__(kind, error, trace)
         if self.failure is not None and error is None:
             raise self.failure from self._failure_cause
@@ -283,6 +287,11 @@ class System:
             cell.request_stop()
             await cell.stopped.wait()
         self._roots.clear()
+
+    def abort(self) -> None:
+        """Cancels every actor where it stands: for a stop that would take too long."""
+        assert self._group is not None, "the system has not been entered"
+        self._group.cancel_scope.cancel()
 
     def describe(self) -> list[tuple[str, str, Any]]:
         """(path, what it does, mailbox statistics) of every live actor."""

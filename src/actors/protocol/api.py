@@ -176,10 +176,7 @@ class Contents(msgspec.Struct, frozen=True, tag=True):
 
 
 class Changes(msgspec.Struct, frozen=True, tag=True):
-    """Updates with ``lower <= time < upper`` of a subscribe; `arrow` None: progress only.
-
-    Updates too large for a frame come in parts: those with ``upper == lower`` belong to the next
-    one that moves on."""
+    """Updates with ``lower <= time < upper`` of a subscribe; `arrow` None: progress only."""
 
     request: int
     lower: Frontier

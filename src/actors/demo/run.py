@@ -1,0 +1,259 @@
+"""The demo from start to end: a service, a stream, three views, a picture, a proof.
+
+The service runs in this process, the client talks to it in process; the rest is what any user
+of `actors.Service` and `actors.Client` could write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from actors.client import Client
+from actors.demo import flights, play, proof
+from actors.demo.picture import Board, percentiles
+from actors.demo.views import VIEWS
+from actors.errors import InvalidUsage
+from actors.kernel import SystemClock
+from actors.progress import Time
+from actors.service import Service
+from actors.settings import Settings, load
+
+DAY_MS: Final = 86_400_000
+FRAME_SECONDS: Final = 0.25
+STATUS_SECONDS: Final = 0.2
+LINE_SECONDS: Final = 5.0
+CATCH_UP_MS: Final = 120_000
+CLOCK: Final = SystemClock()
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `penstock demo` can be told."""
+
+    start: date = date(2013, 2, 1)
+    days: int = 25
+    tick_minutes: int = 60
+    speed: float | None = 8.0
+    """Transactions a second; None: as fast as the service takes them."""
+    workers: int = 2
+    state_dir: Path | None = None
+    """Kept afterwards; None: a temporary one."""
+    plain: bool = False
+    proof_times: int = 3
+    """At how many times the views are compared; 0: no proof."""
+
+
+async def run(options: Options, console: Console) -> int:
+    """The exit status: 0, or 1 when a view is not what plain Spark says.
+
+    Raises errors of `actors.errors`: no data, a state directory that is in use, no Java.
+    """
+    source = await anyio.to_thread.run_sync(flights.read)
+    stream = flights.history(source, options.start, options.days, options.tick_minutes)
+    console.print(
+        f"{sum(t.changes for t in stream):,} changes of {options.days} days from "
+        f"{options.start}, in {len(stream)} transactions"
+    )
+    with _directory(options.state_dir) as directory:
+        settings = load(
+            flags={
+                "state_dir": str(directory / "state"),
+                "listen": "127.0.0.1:0",
+                "workers": options.workers,
+                "retain_history_ms": DAY_MS,
+            }
+        )
+        began = _seconds()
+        console.print("starting the service and its Spark …")
+        async with _service(settings) as client:
+            log = play.Log()
+            await _set_up(client)
+            await play.play(client, stream[:1], log, None)
+            await _wait(client, log.times[-1])
+            console.print(f"three views are up and filled after {_seconds() - began:.1f} s")
+            board = await _stream(client, stream, options, console, log)
+            _summary(console, board, log)
+            if options.proof_times == 0:
+                return 0
+            return await _prove(client, log, options, console, board)
+
+
+def _seconds() -> float:
+    return CLOCK.monotonic_ms() / 1000
+
+
+@contextlib.contextmanager
+def _directory(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as made:
+        yield Path(made)
+
+
+@contextlib.asynccontextmanager
+async def _service(settings: Settings) -> AsyncIterator[Client]:
+    """A client of a service that lives as long; a service that fails ends whoever uses it."""
+    async with (
+        Service(settings) as service,
+        anyio.create_task_group() as group,
+        await Client.in_process(service) as client,
+    ):
+        group.start_soon(_end_with, service, group.cancel_scope)
+        yield client
+        group.cancel_scope.cancel()
+
+
+async def _end_with(service: Service, scope: anyio.CancelScope) -> None:
+    await service.wait_stopped()
+    scope.cancel()
+
+
+async def _set_up(client: Client) -> None:
+    present = {found.name for found in (await client.status()).objects}
+    if present:
+        raise InvalidUsage(
+            f"the state directory holds {', '.join(sorted(present))} already: "
+            "the demo needs one of its own"
+        )
+    for name, (columns, key) in flights.TABLES.items():
+        await client.create_table(name, columns, primary_key=list(key))
+    for view in VIEWS:
+        await client.create_view(view.name, view.sql)
+
+
+async def _wait(client: Client, time: Time) -> None:
+    for view in VIEWS:
+        await client.wait_for(view.name, time, deadline_ms=CATCH_UP_MS)
+
+
+async def _stream(
+    client: Client,
+    stream: Sequence[flights.Transaction],
+    options: Options,
+    console: Console,
+    log: play.Log,
+) -> Board:
+    """Plays everything but the opening and waits until every view has it all."""
+    board = Board(VIEWS, stream, _seconds())
+    async with anyio.create_task_group() as group:
+        for view in VIEWS:
+            group.start_soon(_follow, client, view.name, board)
+        group.start_soon(_watch, client, board)
+        live = console.is_terminal and not options.plain
+        group.start_soon(_show, console, board, live)
+        await play.play(
+            client, stream, log, options.speed, lambda done: board.written(_seconds(), done)
+        )
+        board.played_at = _seconds()
+        await _wait(client, log.times[-1])
+        board.caught_up_at = _seconds()
+        while board.followed() <= log.times[-1]:
+            await board.moved.wait()
+        board.report((await client.status()).objects)
+        group.cancel_scope.cancel()
+    return board
+
+
+async def _follow(client: Client, name: str, board: Board) -> None:
+    async for change in client.subscribe(name):
+        board.follow(name, change.upper, change.table)
+
+
+async def _watch(client: Client, board: Board) -> None:
+    while True:
+        board.report((await client.status()).objects)
+        await anyio.sleep(STATUS_SECONDS)
+
+
+async def _show(console: Console, board: Board, live: bool) -> None:
+    if not live:
+        while True:
+            await anyio.sleep(LINE_SECONDS)
+            console.print(board.line(_seconds()), soft_wrap=True)
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as picture:
+        try:
+            while True:
+                picture.update(board.picture(_seconds(), console.width), refresh=True)
+                await anyio.sleep(FRAME_SECONDS)
+        finally:
+            picture.update(board.picture(_seconds(), console.width), refresh=True)
+
+
+def _summary(console: Console, board: Board, log: play.Log) -> None:
+    spent = max(board.played_at - board.started, 0.001)
+    steps = [ms for found in board.step_ms.values() for ms in found]
+    step, lag = percentiles(steps), percentiles(board.lag_ms)
+    streamed = log.changes - sum(delta.changes for delta in log.entries[0].deltas)
+    count = sum(board.status[view.name].steps for view in VIEWS)
+    say = functools.partial(console.print, soft_wrap=True)
+    say(
+        f"\n{log.changes:,} changes at {len(log.entries)} times in {spent:.1f} s "
+        f"({streamed / spent:,.0f} changes/s); every view had them all "
+        f"{board.caught_up_at - board.played_at:.2f} s after the last"
+    )
+    say(
+        f"{count} steps: median {step['median']:.0f} ms, 95% within {step['p95']:.0f} ms; "
+        f"lag of the views: median {lag['median']:.0f} ms, 95% within {lag['p95']:.0f} ms"
+    )
+
+
+async def _prove(
+    client: Client, log: play.Log, options: Options, console: Console, board: Board
+) -> int:
+    times = proof.choose_times(log, options.proof_times)
+    console.print(
+        f"\nProof: each view, read AS OF {len(times)} times, against plain Spark's answer to the "
+        "same text over the inputs accumulated to that time",
+        soft_wrap=True,
+    )
+
+    def report(comparison: proof.Comparison) -> None:
+        number = log.times.index(comparison.time) + 1
+        console.print(
+            f"  {'equal' if not comparison.differences else 'WRONG'}  {comparison.view:<16} "
+            f"after transaction {number:>4}  {comparison.rows:>3} rows"
+        )
+        for line in comparison.differences:
+            console.print(f"         {line}", markup=False, soft_wrap=True)
+
+    with tempfile.TemporaryDirectory(prefix="penstock-proof-") as scratch:
+        made = await proof.prove(client, log, VIEWS, times, Path(scratch), report)
+    wrong = sum(1 for comparison in made if comparison.differences)
+    unlike = await _subscribers(client, log.times[-1], board, console)
+    if wrong or unlike:
+        console.print(f"{wrong} of {len(made)} comparisons and {unlike} subscribers are WRONG")
+        return 1
+    console.print(f"all {len(made)} comparisons are equal, and so is each subscriber's own sum")
+    return 0
+
+
+async def _subscribers(client: Client, time: Time, board: Board, console: Console) -> int:
+    """How many subscribers added up something else than the view holds."""
+    wrong = 0
+    for view in VIEWS:
+        found = board.contents[view.name].table()
+        right = await client.peek(view.name, as_of=time)
+        lines = proof.differences(right, found) if found is not None else []
+        for line in lines:
+            console.print(f"  subscriber of {view.name}: {line}", markup=False, soft_wrap=True)
+        wrong += bool(lines)
+    return wrong
+
+
+def console_of(plain: bool) -> Console:
+    """Where the demo writes."""
+    return Console(file=sys.stdout, force_terminal=False if plain else None, highlight=False)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import anyio
+import pyarrow as pa
+import pytest
+
+from actors.client import TableWrite
+from actors.demo.flights import Delta, Transaction, arrow_schema, history, read
+from actors.demo.play import Log, changes_of, play
+from actors.errors import InvalidUsage
+
+
+def carriers(*rows: tuple[str, str]) -> pa.Table:
+    codes, names = zip(*rows, strict=True)
+    return pa.table([pa.array(codes), pa.array(names)], schema=arrow_schema("carriers"))
+
+
+def hour(origin: str, visibility: float) -> pa.Table:
+    row = {"origin": origin, "time_hour": 3_600_000_000, "visib": visibility}
+    return pa.Table.from_pylist([row], schema=arrow_schema("weather"))
+
+
+STREAM = [
+    Transaction(
+        60, (Delta("carriers", insert=carriers(("US", "US Airways"), ("AA", "American"))),)
+    ),
+    Transaction(
+        120,
+        (
+            Delta("carriers", insert=carriers(("B6", "JetBlue")), update=carriers(("US", "New"))),
+            Delta("weather", insert=hour("JFK", 10.0)),
+        ),
+        "US becomes New",
+    ),
+    Transaction(180, (Delta("weather", insert=hour("JFK", 10.0)),)),
+]
+
+
+class Recorder:
+    """Takes writes as a client does and gives them the times 10, 20, …"""
+
+    def __init__(self) -> None:
+        self.writes: list[set[str]] = []
+        self.at: list[float] = []
+
+    async def write(self, changes: Mapping[str, TableWrite]) -> int:
+        self.writes.append(set(changes))
+        self.at.append(anyio.current_time())
+        return len(self.writes) * 10
+
+
+def test_changes_count_an_update_twice() -> None:
+    assert [transaction.changes for transaction in STREAM] == [2, 4, 1]
+
+
+def test_transactions_as_the_client_takes_them() -> None:
+    made = changes_of(STREAM[1])
+    deltas = {delta.table: delta for delta in STREAM[1].deltas}
+    assert set(made) == {"carriers", "weather"}
+    for table, change in made.items():
+        assert change.insert is deltas[table].insert
+        assert change.update is deltas[table].update
+        assert change.delete is None
+
+
+def test_no_transaction_of_the_stream_names_a_table_twice() -> None:
+    for transaction in history(read(), days=20):
+        assert len(changes_of(transaction)) == len(transaction.deltas)
+
+
+async def test_play_writes_everything_in_order_and_logs_it() -> None:
+    client, log, done = Recorder(), Log(), list[Transaction]()
+    await play(client, STREAM, log, None, done.append)
+    assert done == STREAM
+    assert log.times == [10, 20, 30]
+    assert log.changes == 7
+    assert client.writes == [{"carriers"}, {"carriers", "weather"}, {"weather"}]
+
+
+async def test_play_keeps_its_pace() -> None:
+    client = Recorder()
+    with anyio.fail_after(10):
+        await play(client, STREAM, Log(), 50.0)
+    assert client.at[-1] - client.at[0] >= 0.04 - 0.005
+
+
+def test_contents_at_a_time_come_from_the_log_alone() -> None:
+    log = Log()
+    for number, transaction in enumerate(STREAM):
+        log.add((number + 1) * 10, transaction.deltas)
+    before = log.contents(19)
+    assert before["carriers"].to_pylist() == [
+        {"carrier": "US", "name": "US Airways"},
+        {"carrier": "AA", "name": "American"},
+    ]
+    assert before["weather"].num_rows == 0
+    assert before["flights"].schema == arrow_schema("flights")
+    after = log.contents(30)
+    assert sorted(after["carriers"]["name"].to_pylist()) == ["American", "JetBlue", "New"]
+    assert after["weather"].num_rows == 2, "a bag keeps equal rows"
+    assert log.contents(20)["weather"].num_rows == 1
+
+
+def test_times_that_do_not_ascend_are_refused() -> None:
+    log = Log()
+    log.add(10, STREAM[0].deltas)
+    with pytest.raises(InvalidUsage, match="written at 10, after a write at 10"):
+        log.add(10, STREAM[1].deltas)

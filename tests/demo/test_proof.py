@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from actors.demo import flights, proof
+from actors.demo.play import Log
+from actors.demo.views import VIEWS
+from actors.errors import EngineError
+from actors.progress import Time
+from actors.spark import plain
+
+
+def bag(*rows: tuple[str | None, float | None]) -> pa.Table:
+    return pa.table(
+        {
+            "name": pa.array([name for name, _ in rows], pa.string()),
+            "mean": pa.array([mean for _, mean in rows], pa.float64()),
+        }
+    )
+
+
+def test_equal_bags_in_any_order() -> None:
+    nan = float("nan")
+    one = bag(("a", 1.0), ("b", None), (None, nan), ("a", 2.0), ("a", 1.0))
+    other = bag(("a", 2.0), (None, nan), ("a", 1.0 + 1e-12), ("b", None), ("a", 1.0))
+    assert proof.differences(one, other) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        (bag(("a", 1.0)), ["missing ('a', 1.0)"]),
+        (bag(("a", 1.0), ("a", 1.0), ("a", 1.0)), ["extra   ('a', 1.0)"]),
+        (bag(("a", 1.0), ("a", 1.001)), ["missing ('a', 1.0)", "extra   ('a', 1.001)"]),
+        (bag(("a", 1.0), ("a", None)), ["missing ('a', 1.0)", "extra   ('a', None)"]),
+        (bag(("a", 1.0), ("b", 1.0)), ["missing ('a', 1.0)", "extra   ('b', 1.0)"]),
+    ],
+)
+def test_every_kind_of_difference_is_shown(found: pa.Table, lines: list[str]) -> None:
+    assert proof.differences(bag(("a", 1.0), ("a", 1.0)), found) == lines
+
+
+def test_columns_and_types_count_too() -> None:
+    right = bag(("a", 1.0))
+    assert "columns are" in proof.differences(right, right.rename_columns(["x", "mean"]))[0]
+    other = right.set_column(1, "mean", right["mean"].cast(pa.float32()))
+    assert proof.differences(right, other) == ["column mean is float, and should be double"]
+
+
+def test_a_long_list_is_cut() -> None:
+    found = bag(*((f"r{number}", 0.0) for number in range(20)))
+    lines = proof.differences(bag(), found)
+    assert len(lines) == proof.SHOWN_MAX + 1
+    assert lines[-1] == "and 15 rows more"
+
+
+@pytest.fixture(scope="module")
+def log() -> Log:
+    made = Log()
+    for number, transaction in enumerate(flights.history(flights.read(), days=2)):
+        made.add(1000 + number, transaction.deltas)
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 3, 24])
+def test_times_are_spread_and_end_with_the_last(log: Log, count: int) -> None:
+    times = proof.choose_times(log, count)
+    assert times == sorted(set(times))
+    assert times[-1] == log.times[-1]
+    assert set(times) <= set(log.times)
+    assert 1 <= len(times) <= count
+
+
+class Service:
+    """Serves given answers, one of them changed."""
+
+    def __init__(self, answers: proof.Answers, wrong: tuple[str, Time] | None) -> None:
+        self.answers, self.wrong = answers, wrong
+
+    async def peek(self, name: str, as_of: Time | None = None) -> pa.Table:
+        assert as_of is not None
+        table = self.answers[name, as_of]
+        return table.slice(1) if (name, as_of) == self.wrong else table
+
+
+@pytest.mark.spark
+async def test_plain_spark_answers_and_a_wrong_view_is_found(log: Log, tmp_path: Path) -> None:
+    times = [log.times[20], log.times[-1]]
+    answers = await proof.expected(log, VIEWS, times, tmp_path)
+    assert all(answers["delay_by_carrier", time].num_rows > 10 for time in times)
+    service = Service(answers, ("delay_by_carrier", times[1]))
+    shown: list[proof.Comparison] = []
+    made = await proof.prove(service, log, VIEWS, times, tmp_path, shown.append)
+    assert made == shown
+    wrong = [(found.view, found.time) for found in made if found.differences]
+    assert wrong == [("delay_by_carrier", times[1])]
+
+
+async def test_plain_spark_that_fails_says_why(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def empty(*_: Any) -> tuple[Path, dict[Any, Any]]:
+        return tmp_path / "absent.json", {}
+
+    monkeypatch.setattr(proof, "_lay_out", empty)
+    with pytest.raises(EngineError, match="FileNotFoundError"):
+        await proof.expected(log, VIEWS, [log.times[0]], tmp_path)
+
+
+def test_contents_written_for_spark_keep_their_types(log: Log, tmp_path: Path) -> None:
+    request, outputs = proof._lay_out(log, VIEWS, [log.times[5]], tmp_path)
+    decoded = msgspec.json.decode(request.read_bytes(), type=plain.Request)
+    assert len(decoded.queries) == len(outputs) == len(VIEWS)
+    table = pq.read_table(decoded.queries[0].tables["flights"])
+    assert table.schema == flights.arrow_schema("flights")

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import pytest
+from anyio.streams.text import TextReceiveStream
+from typer.testing import CliRunner
+
+from actors import Client, cli
+from actors.errors import AddressInUse, BadSettings, UnknownObject
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "demo", "check-views", "status", "explain", "java", "version"]
+)
+def test_every_command_explains_itself(command: str) -> None:
+    answer = runner.invoke(cli.app, [command, "--help"])
+    assert answer.exit_code == 0
+    assert len(answer.output.splitlines()) > 4
+
+
+def test_version() -> None:
+    answer = runner.invoke(cli.app, ["version"])
+    assert answer.output.startswith("penstock ")
+
+
+def test_set_pairs_become_flags() -> None:
+    assert cli.parse_settings(["workers=3", "spark_master=local[2]", "spark_conf.spark.a=b=c"]) == {
+        "workers": 3,
+        "spark_master": "local[2]",
+        "spark_conf": {"spark.a": "b=c"},
+    }
+    with pytest.raises(BadSettings, match="name=value"):
+        cli.parse_settings(["workers"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--set", "no_such_setting=1"],
+        ["serve", "--workers", "0"],
+        ["serve", "--config", "no-such-file.toml"],
+        ["serve", "--log-level", "loud"],
+        ["demo", "--from", "yesterday"],
+        ["demo", "--from", "2020-01-01"],
+        ["demo", "--days", "0"],
+        ["status", "--connect", "127.0.0.1:1"],
+    ],
+)
+def test_errors_are_one_line_and_status_2(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == cli.STATUS_FAILED
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("penstock: ")
+
+
+def test_our_error_is_found_inside_groups() -> None:
+    group = ExceptionGroup("a", [ValueError(), ExceptionGroup("b", [AddressInUse("taken")])])
+    assert isinstance(cli.cause_of(group), AddressInUse)
+    assert isinstance(cli.cause_of(UnknownObject("v")), UnknownObject)
+    assert isinstance(cli.cause_of(ExceptionGroup("c", [ValueError()])), ValueError)
+
+
+def test_interruption_has_its_own_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == cli.STATUS_INTERRUPTED
+    assert capsys.readouterr().err == "penstock: interrupted\n"
+
+
+def test_a_record_is_one_line() -> None:
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError:
+        record = logging.LogRecord(
+            "penstock.x", logging.ERROR, "", 0, "it %s", ("failed",), sys.exc_info()
+        )
+    record.created, record.msecs = 0.25, 250.0
+    text = cli.OneLine().format(record)
+    assert "\n" not in text
+    assert text.startswith("1970-01-01T00:00:00.250Z ERROR penstock.x it failed | Traceback")
+    assert text.endswith("ValueError: first | second")
+
+
+@contextlib.asynccontextmanager
+async def serving(state: Path, *arguments: str) -> AsyncIterator[tuple[anyio.abc.Process, str]]:
+    """`penstock serve` on a free port, once it is ready, and its address."""
+    command = [sys.executable, "-m", "actors.cli", "serve", "--state-dir", str(state)]
+    command += ["--listen", "127.0.0.1:0", *arguments]
+    with anyio.fail_after(60):
+        process = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
+        assert process.stdout is not None
+        lines = TextReceiveStream(process.stdout)
+        text = ""
+        while "ready\n" not in text:
+            text += await lines.receive()
+    try:
+        yield process, text.split()[2]
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        with anyio.fail_after(60):
+            await process.wait()
+            await process.aclose()
+
+
+async def penstock(*arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a command."""
+    with anyio.fail_after(60):
+        done = await anyio.run_process(
+            [sys.executable, "-m", "actors.cli", *arguments], check=False
+        )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with serving(state) as (process, address):
+        async with await Client.connect(address) as client:
+            await client.create_table("flights", {"id": "bigint"}, ["id"])
+            time = await client.insert("flights", [{"id": 7}])
+        status, text, _ = await penstock("status", "--connect", address)
+        assert status == 0
+        assert "flights" in text
+        status, text, _ = await penstock("status", "--connect", address, "--json")
+        assert json.loads(text)["objects"][0]["name"] == "flights"
+        status, _, error = await penstock("explain", "no_such_view", "--connect", address)
+        assert (status, error.splitlines()[0].split(":")[:2]) == (2, ["penstock", " UnknownObject"])
+        taken = ["serve", "--state-dir", str(tmp_path / "other"), "--listen", address]
+        for arguments, name in (
+            (taken, "AddressInUse"),
+            (
+                ["serve", "--state-dir", str(state), "--listen", "127.0.0.1:0"],
+                "StateDirectoryError",
+            ),
+        ):
+            status, _, error = await penstock(*arguments, "--log-level", "error")
+            assert status == cli.STATUS_FAILED
+            assert error.startswith(f"penstock: {name}: ")
+            assert len(error.splitlines()) == 1
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(30):
+            assert await process.wait() == 0
+    async with serving(state) as (process, address):
+        async with await Client.connect(address) as client:
+            found = await client.peek("flights", as_of=time)
+            assert found.to_pylist() == [{"id": 7}], "a restart goes on where it stopped"
+        process.send_signal(signal.SIGINT)
+        with anyio.fail_after(30):
+            assert await process.wait() == 0

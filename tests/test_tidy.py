@@ -1,0 +1,254 @@
+"""Rules over the source text: what a reviewer should not have to say."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "actors"
+FILE_LINES_MAX = 500
+TEST_FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+TIMELESS = ("kernel", "spark", "testing")
+"""Rooms that may touch clocks, tasks and randomness directly."""
+BANNED = (
+    "asyncio.sleep",
+    "asyncio.create_task",
+    "asyncio.ensure_future",
+    "time.time",
+    "time.time_ns",
+    "time.monotonic",
+    "time.sleep",
+)
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("telemetry", "settings", "progress", "errors"),
+    ("kernel",),
+    ("plan",),
+    ("protocol",),
+    ("persist",),
+    ("views", "spark", "arrangement"),
+    ("channel_adapter", "sequencer", "listen_task", "fetch_task", "spark_executor"),
+    ("dataflow",),
+    ("compute",),
+    ("worker",),
+    ("cluster",),
+    ("controller",),
+    ("client",),
+    ("service",),
+    ("demo", "cli"),
+)
+"""Lowest first. A room imports only what stands lower, or itself. `testing` may import all."""
+WITHIN = {
+    "telemetry": {"errors"},
+    "settings": {"errors"},
+    "progress": {"errors"},
+    "cli": {"demo", "testing"},
+}
+"""The exceptions: what may be imported from the same layer, and by `cli` from `testing`."""
+SPARK_CHILD_MAY = ("spark", "plan", "errors", "settings", "progress", "protocol.frames")
+"""The engine's child is a program of its own; of the protocol it needs the framing alone."""
+SPARK_PARENT_SIDE = ("launch.py",)
+"""What stands in spark/ and runs in the service: it starts the child and talks to it."""
+NAMES = ("utils", "helpers", "manager", "common")
+
+FILES = sorted(SOURCE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TEXTS = [
+    path
+    for pattern in (
+        "*.md",
+        "*.toml",
+        "Makefile",
+        ".ci/run",
+        "docs/*",
+        "requirements/*",
+        "src/**/*.py",
+        "tests/**/*.py",
+        "bench/**/*.py",
+    )
+    for path in sorted(ROOT.glob(pattern))
+    if path.is_file() and path != Path(__file__).resolve()
+]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    docstring = 0
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        docstring = (first.end_lineno or 0) - first.lineno + 1
+    return (node.end_lineno or 0) - node.lineno + 1 - docstring
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything imported, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "actors":
+                for alias in node.names:
+                    yield node.lineno, f"actors.{alias.name}"
+            else:
+                yield node.lineno, node.module
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def rank(room: str) -> int | None:
+    return next((index for index, layer in enumerate(LAYERS) if room in layer), None)
+
+
+@pytest.mark.parametrize("path", FILES + TESTS, ids=name_of)
+def test_files_and_functions_are_short(path: Path) -> None:
+    text = path.read_text()
+    lines = len(text.splitlines())
+    assert lines <= (FILE_LINES_MAX if path in FILES else TEST_FILE_LINES_MAX)
+    long = [
+        f"{node.name} (line {node.lineno}): {code_lines(node)} lines"
+        for node in functions(ast.parse(text))
+        if code_lines(node) > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_public_things_are_documented(path: Path) -> None:
+    """Modules with code, public classes, and public functions and methods outside nested ones."""
+    tree = ast.parse(path.read_text())
+    if not tree.body:
+        return
+    missing = [] if ast.get_docstring(tree) else ["the module"]
+    for node in tree.body:
+        match node:
+            case (
+                ast.ClassDef(name=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+            ) if not name.startswith("_") and not ast.get_docstring(node):
+                missing.append(f"{name} (line {node.lineno})")
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if room_of(path) not in TIMELESS], ids=name_of
+)
+def test_clocks_tasks_and_randomness_come_through_the_context(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    found = [
+        f"line {node.lineno}: {dotted(node)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and dotted(node) in BANNED
+    ]
+    # `from random import Random` is a type: what draws must be handed in
+    found += [
+        f"line {node.lineno}: import random"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import) and any(alias.name == "random" for alias in node.names)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_layers(path: Path) -> None:
+    """A room imports only what stands lower; only spark/ imports PySpark."""
+    room = room_of(path)
+    if room in ("testing", "__init__"):
+        return
+    here = rank(room)
+    assert here is not None, f"{room} stands in no layer"
+    wrong = []
+    for line, module in imported(ast.parse(path.read_text())):
+        if module.split(".")[0] in ("pyspark", "py4j") and room != "spark":
+            wrong.append(f"line {line}: {module}")
+        if not module.startswith("actors."):
+            continue
+        other = module.split(".")[1]
+        allowed = other == room or other in WITHIN.get(room, ())
+        there = rank(other)
+        if not allowed and (there is None or there >= here):
+            wrong.append(f"line {line}: {module}")
+        below = module.removeprefix("actors.")
+        if (
+            room == "spark"
+            and path.name not in SPARK_PARENT_SIDE
+            and not any(below == may or below.startswith(f"{may}.") for may in SPARK_CHILD_MAY)
+        ):
+            wrong.append(f"line {line}: {module}: the engine's child may not import it")
+    assert wrong == []
+
+
+def test_every_layer_is_there_or_later() -> None:
+    """No room without a layer, so that none escapes `test_layers`."""
+    rooms = {room_of(path) for path in FILES} - {"__init__", "testing"}
+    assert sorted(room for room in rooms if rank(room) is None) == []
+
+
+@pytest.mark.parametrize("path", FILES + TESTS, ids=name_of)
+def test_names_say_something(path: Path) -> None:
+    assert not any(part.removesuffix(".py") in NAMES for part in path.relative_to(ROOT).parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_is_left_for_later(path: Path) -> None:
+    found = re.findall(r"\b(?:TODO|FIXME|XXX|HACK)\b", path.read_text())
+    assert found == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_tests_neither_sleep_nor_skip(path: Path) -> None:
+    if path == Path(__file__).resolve():
+        return
+    found = re.findall(r"(?:time|asyncio)\.sleep\(|mark\.(?:skip|flaky|xfail)", path.read_text())
+    assert found == []
+
+
+def test_test_files_have_unique_names() -> None:
+    """Test folders are no packages: two files of one name would shadow each other."""
+    names = [path.name for path in TESTS if path.name != "conftest.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_no_place_of_one_machine(path: Path) -> None:
+    """No path of a person's machine, no registry's host, no bench-mate's folder."""
+    text = path.read_text()
+    found = re.findall(
+        r"/(?:home|Users|root|work)/[\w.-]+|files\.pythonhosted|pypi\.org|\.\./shared", text
+    )
+    assert found == []
+
+
+def test_requirements_are_pinned_with_hashes() -> None:
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        text = path.read_text()
+        assert "http" not in text, path.name
+        blocks = re.split(r"\n(?=\S)", text.strip())
+        for block in (block for block in blocks if not block.startswith("#")):
+            assert "==" in block.splitlines()[0], (path.name, block)
+            assert "--hash=sha256:" in block, (path.name, block)
