@@ -11,7 +11,8 @@ from actors.spark.failures import JvmGone, describe, failed, short_text
 TASK = (
     "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times: "
     "org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] Division by zero. "
-    "SQLSTATE: 22012\n== SQL (line 1, position 8) ==\nselect 1/x\n\tat org.apache.spark.A(B.scala)\n"
+    "SQLSTATE: 22012\n== SQL (line 1, position 8) ==\nselect 1/x\n"
+    "\tat org.apache.spark.A(B.scala)\n"
 )
 
 

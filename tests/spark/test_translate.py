@@ -53,7 +53,7 @@ def test_a_predicate_that_is_one_name_is_no_alias() -> None:
     "node", [Input("d0", ("nope",)), Reduce(SOURCE, (), (Measure("m", "max", "k", "bigint"),))]
 )
 def test_what_cannot_be_is_refused_by_name(node: Node) -> None:
-    with pytest.raises(InvalidUsage, match="nope|max"):
+    with pytest.raises(InvalidUsage, match=r"nope|max"):
         translator(small=True).text(node)
 
 

@@ -21,6 +21,7 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 
 
 def column_of(name: str, text: str) -> Column:
+    """A column of a Spark type's text, with ``not null`` at its end or without."""
     words = text.strip()
     if words.lower().endswith(" not null"):
         return Column(name, words[: -len(" not null")].strip().lower(), nullable=False)
@@ -28,7 +29,7 @@ def column_of(name: str, text: str) -> Column:
 
 
 def expand(contents: pa.Table) -> pa.Table:
-    """Rows repeated by their weight."""
+    """Rows repeated by their weight, without it."""
     diffs = contents[DIFF]
     rows = contents.drop_columns([DIFF])
     if rows.num_rows == 0 or pc.max(diffs).as_py() == 1:
@@ -38,6 +39,7 @@ def expand(contents: pa.Table) -> pa.Table:
 
 
 def encode(table: str, rows: Rows | None) -> bytes | None:
+    """Rows for a message. Raises `TypeMismatch` for values that make no column."""
     if rows is None:
         return None
     return to_ipc(rows if isinstance(rows, pa.Table) else _from_dicts(f"table {table}", rows))
@@ -75,6 +77,7 @@ def _first_misfit(values: Sequence[Any]) -> int:
 def encode_keys(
     name: str, key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 ) -> tuple[bytes | None, tuple[str, ...]]:
+    """Key values for a message, and the columns they are of. Raises `InvalidUsage`."""
     if key is None:
         return None, ()
     rows = [key] if isinstance(key, Mapping) else list(key)

@@ -13,7 +13,7 @@ import msgspec
 
 from actors.controller.messages import Gone, Grew, MaintenanceMessage
 from actors.errors import UnknownObject
-from actors.kernel import Actor
+from actors.kernel import Actor, Effect
 from actors.persist import PersistClient
 from actors.progress import ShardId
 from actors.settings import Settings
@@ -52,6 +52,7 @@ class MaintenanceTask(Actor[_Message]):
         """In the order in which they first grew."""
         self._running: str | None = None
         self._orphans_due = True
+        self._orphans_timer: Effect | None = None
         self._done = 0
         self._failed = 0
 
@@ -78,7 +79,10 @@ class MaintenanceTask(Actor[_Message]):
                 self._finished("collection of orphans", error)
                 if count:
                     log.info("removed %d orphaned blobs", count)
-                self.ctx.after(self._settings.blob_orphan_grace_ms, _OrphansDue())
+                if self._orphans_timer is not None:
+                    self._orphans_timer.cancel()
+                delay = self._settings.blob_orphan_grace_ms
+                self._orphans_timer = self.ctx.after(delay, _OrphansDue())
 
     def _next(self) -> None:
         if self._running is not None:

@@ -156,7 +156,7 @@ async def _stream(
         live = console.is_terminal and not options.plain
         group.start_soon(_show, console, board, live)
         await play.play(
-            client, stream, log, options.speed, lambda done: board.written(_seconds(), done)
+            client, stream[1:], log, options.speed, lambda done: board.written(_seconds(), done)
         )
         board.played_at = _seconds()
         await _wait(client, log.times[-1])
