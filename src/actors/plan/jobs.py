@@ -88,6 +88,19 @@ class Difference(msgspec.Struct, frozen=True, tag=True):
     conf: tuple[tuple[str, str], ...] = ()
 
 
+class Query(msgspec.Struct, frozen=True, tag=True):
+    """Plain Spark over Parquet files as they are: a query's text and nothing of ours around it.
+
+    `tables` are (name, path). The answer's rows have the query's own columns, without time or
+    diff.
+    """
+
+    job_id: str
+    sql: str
+    tables: tuple[tuple[str, str], ...]
+    conf: tuple[tuple[str, str], ...] = ()
+
+
 class Forget(msgspec.Struct, frozen=True, tag=True):
     """Drops a prepared plan. No answer."""
 
@@ -101,7 +114,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     job_id: str
 
 
-Job: TypeAlias = Analyze | Prepare | Step | Difference | Forget | Cancel
+Job: TypeAlias = Analyze | Prepare | Step | Difference | Query | Forget | Cancel
 
 
 class Analyzed(msgspec.Struct, frozen=True, tag=True):

@@ -14,10 +14,20 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from actors.errors import InvalidUsage, UnknownObject
-from actors.plan.jobs import Analyze, Answer, Difference, Job, JobFailed, Prepare, RowsDone, Step
+from actors.plan.jobs import (
+    Analyze,
+    Answer,
+    Difference,
+    Job,
+    JobFailed,
+    Prepare,
+    Query,
+    RowsDone,
+    Step,
+)
 from actors.settings import Settings
 from actors.spark.analysis import analyze
-from actors.spark.difference import run_difference
+from actors.spark.difference import run_difference, run_query
 from actors.spark.failures import failed
 from actors.spark.session import ThreadSessions
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
@@ -93,6 +103,8 @@ def _dispatch(slot: Slot, ticket: Ticket) -> Answer:
             raise UnknownObject(f"no plan was prepared under the name {job.dataflow!r}")
         case Difference():
             return run_difference(slot, job)
+        case Query():
+            return run_query(slot, job)
         case _:
             raise InvalidUsage(f"{type(job).__name__} is not a job that runs")
 
