@@ -35,7 +35,7 @@ lint: setup $(VENV)/.dev
 	@$(BIN)/mypy
 
 bench: setup ## the step of a view, beside full recomputation
-	@$(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python bench/run_all.py $(ARGS)
 
 proof: setup ## the demo without a picture, every view compared at 24 times
 	@$(BIN)/penstock demo --plain --proof-times 24 $(ARGS)

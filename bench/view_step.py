@@ -15,12 +15,10 @@ import time
 import uuid
 from pathlib import Path
 
-
 import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from measure import Measure, Report, median, percentile
 
 from actors import Client, Service, Settings
 from actors.demo import flights
@@ -28,6 +26,7 @@ from actors.demo.views import DELAY_BY_CARRIER
 from actors.kernel import Address, Reply, System
 from actors.plan.jobs import Answer, ExecutorMessage, Query, Run
 from actors.service import start_spark
+from measure import Measure, Report, median, percentile
 
 CHANGES = 100
 CHUNK = 50_000
@@ -67,9 +66,7 @@ class Bench:
         self.engine: Address[ExecutorMessage] | None = None
         self.service = Service(settings, engine=self._start)
 
-    def _start(
-        self, system: System, settings: Settings, scratch: Path
-    ) -> Address[ExecutorMessage]:
+    def _start(self, system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
         self.engine = start_spark(system, settings, scratch)
         return self.engine
 

@@ -35,7 +35,7 @@ import anyio
 import anyio.abc
 import pyarrow as pa
 
-from actors import Client
+from actors import Client, TableWrite
 from actors.demo import flights
 from actors.demo.play import Log, changes_of
 from actors.demo.proof import differences, expected
@@ -219,7 +219,7 @@ async def play(service: Service, stream: list[flights.Transaction], log: Log, pa
                 while number < len(stream):
                     changes = changes_of(stream[number])
                     marker = pa.table({"n": pa.array([number], pa.int64())})
-                    time = await client.write({**changes, PLAYED: {"insert": marker}})
+                    time = await client.write({**changes, PLAYED: TableWrite(insert=marker)})
                     log.add(time, stream[number].deltas)
                     number += 1
                     await anyio.sleep(pace)
@@ -263,7 +263,7 @@ async def campaign(arguments: argparse.Namespace, folder: Path) -> int:
         done.set()
         async with service.client() as client:
             # one more write, so that subscribers hear that the log is complete
-            time = await client.write({PLAYED: {"insert": pa.table({"n": [len(stream)]})}})
+            time = await client.write({PLAYED: TableWrite(insert=[{"n": len(stream)}])})
             log.add(time, [])
             for view in VIEWS:
                 await client.wait_for(view.name, time)

@@ -13,6 +13,7 @@ import argparse
 import socket
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 from statistics import median
 
@@ -58,7 +59,7 @@ async def soak(days: int, folder: Path) -> int:
     assert service.process is not None
     root = service.process.pid
     samples: list[dict[str, float]] = []
-    stream = flights.history(flights.read(), days=days, start=flights.date(2013, 1, 1))
+    stream = flights.history(flights.read(), days=days, start=date(2013, 1, 1))
     finished = anyio.Event()
 
     async def watch() -> None:

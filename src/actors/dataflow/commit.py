@@ -56,7 +56,10 @@ async def commit(
                 hidden_parts = await persist.write_parts(export.hidden_shard, hidden)
             appends.append(Append(export.hidden_shard, lo, hi, hidden_parts))
         outcome = await persist.append(appends)
-    return not isinstance(outcome, UpperMismatch)
+        if not isinstance(outcome, UpperMismatch):
+            return True
+        await persist.discard_parts([part for append in appends for part in append.parts])
+    return False
 
 
 def holder(dataflow: ObjectId) -> str:

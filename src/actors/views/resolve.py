@@ -324,6 +324,7 @@ def _is_aggregate(select: Tree) -> bool:
 
 
 def check_scalar(tree: Tree) -> None:
+    """Passes an expression that a row alone determines. Raises `Unsupported` naming the rest."""
     for node in tree.walk():
         kind = type(node).__name__
         if isinstance(node, exp.Window):
@@ -368,6 +369,7 @@ def _check_join(join: Tree) -> None:
 
 
 def check_args(tree: Tree, known: set[str], what: str) -> None:
+    """Passes a node with no parts beyond `known`. Raises `Unsupported` naming the others."""
     for key in _present(tree):
         if key not in known:
             raise Unsupported(f"{key.rstrip('_').upper()} on {what}")
