@@ -160,12 +160,14 @@ class Translator:
         self._types = types
         self._lo, self._hi = interval
         self._small = small
+        self._strata: dict[str, Node] = {}
 
     def statement(self, plan: DeltaPlan, first: int, last: int, root: Node | None = None) -> str:
         """The statement for strata `first` to `last`; its rows are the last one's output.
 
         `root` stands in for the last stratum's node.
         """
+        self._strata = {f"r{index}": stratum.node for index, stratum in enumerate(plan.strata)}
         made = [f"r{index} AS (\n{self.text(plan.strata[index].node)}\n)" for index in
                 range(first, last)]  # fmt: skip
         prefix = f"WITH {', '.join(made)}\n" if made else ""
@@ -255,11 +257,28 @@ class Translator:
 
     def _union(self, node: Union) -> str:
         items = [*map(quote, columns_of(node)), TIME, DIFF]
-        parts = [self._select(items, child) for child in node.inputs]
+        # Terms without rows are left out here: Spark would analyse them only to drop them.
+        filled = [child for child in node.inputs if not self._empty(child)] or node.inputs[:1]
+        parts = [self._select(items, child) for child in filled]
         if len(parts) == 1:
             return parts[0]
         both = _UNION.join(parts)
         return f"SELECT {self._hint()}* {_from(both)}"
+
+    def _empty(self, node: Node) -> bool:
+        """Whether a node surely makes no row."""
+        match node:
+            case Input():
+                relation = self._relations.get(node.name)
+                return relation is not None and relation.view is None
+            case Where() | Select() | Consolidate() | Reduce():
+                return self._empty(node.input)
+            case Pair():
+                return self._empty(node.left) or self._empty(node.right)
+            case Union():
+                return all(self._empty(child) for child in node.inputs)
+            case Accumulate():
+                return False
 
     def _reduce(self, node: Reduce) -> str:
         below = [f"{key.expression}\n AS {quote(key.name)}" for key in node.keys]
@@ -296,7 +315,7 @@ class Translator:
         touched = weighed(node.contributions, 1)
         if not (keys or self._lo):
             touched = self._with_first_row(touched, sums, kinds)
-        elif not isinstance(node.contributions, Reduce):
+        elif not self._once(node.contributions):
             touched = self._once_a_time(touched, keys, sums, kinds)
         both = touched + _UNION + weighed(node.hidden, 0)
         both = f"SELECT {self._hint()}* {_from(both)}"
@@ -326,6 +345,12 @@ class Translator:
             f"{_from(totals)} LATERAL VIEW explode(array({pair})) __e AS __x\n"
             f"WHERE __kind = 1 AND {stays}"
         )
+
+    def _once(self, contributions: Node) -> bool:
+        """Whether each (group, time) occurs once already, as a `Reduce` makes it."""
+        if isinstance(contributions, Input) and contributions.name in self._strata:
+            contributions = self._strata[contributions.name]
+        return isinstance(contributions, Reduce)
 
     def _once_a_time(
         self, rows: str, keys: Sequence[str], sums: Sequence[str], kinds: Mapping[str, str | None]
