@@ -201,7 +201,9 @@ async def was_played(service: Service, number: int) -> int | None:
                 found = await client.peek(PLAYED, key={"n": number})
                 if not found.num_rows:
                     return None
-                async for change in client.subscribe(PLAYED, from_=1):
+                report = await client.status()
+                since = next(o.since for o in report.objects if o.name == PLAYED)
+                async for change in client.subscribe(PLAYED, from_=since + 1):
                     if change.table is not None:
                         for row in change.table.to_pylist():
                             if row["n"] == number:
@@ -231,8 +233,7 @@ async def play(service: Service, stream: list[flights.Transaction], log: Log, pa
 
 
 async def campaign(arguments: argparse.Namespace, folder: Path) -> int:
-    """The whole run; the number of differences."""
-    choose = random.Random(arguments.seed)
+    """Starts the service for one run; the number of differences."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -240,6 +241,16 @@ async def campaign(arguments: argparse.Namespace, folder: Path) -> int:
     await service.start()
     async with service.client() as client:
         await create(client)
+    try:
+        return await run(arguments, service, folder)
+    finally:
+        if service.process is not None and service.process.returncode is None:
+            service.process.kill()
+
+
+async def run(arguments: argparse.Namespace, service: Service, folder: Path) -> int:
+    """Plays, kills and checks; the number of differences."""
+    choose = random.Random(arguments.seed)
     stream = flights.history(flights.read(), days=arguments.days)
     log, done = Log(), anyio.Event()
     subscribers = [Subscriber(view.name) for view in VIEWS]
