@@ -37,8 +37,13 @@ lint: setup $(VENV)/.dev
 bench: setup ## the step of a view, beside full recomputation
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
-proof: setup ## the demo without a picture, every view compared at 24 times
-	@$(BIN)/penstock demo --plain --proof-times 24 $(ARGS)
+proof: setup ## the long campaigns: kill -9 of service, engine and JVM, no client, a soak (an hour)
+	@$(BIN)/penstock demo --plain --proof-times 24
+	@$(BIN)/python tests/proof/crash_campaign.py
+	@$(BIN)/python tests/proof/crash_campaign.py --victim engine
+	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
+	@$(BIN)/python tests/proof/absent_client.py
+	@$(BIN)/python tests/proof/soak.py
 
 lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	@set -e; compile='$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-header'; \
