@@ -66,6 +66,8 @@ def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
     }
     if settings.spark_master.startswith("local"):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        # Spark's default of 200 partitions costs more than most large steps themselves.
+        conf["spark.sql.shuffle.partitions"] = str(local_cores(settings.spark_master))
     user = dict(settings.spark_conf)
     temporary = scratch / CHILD_FOLDER / "tmp"
     options = (
@@ -74,6 +76,14 @@ def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
     )
     conf[JAVA_OPTIONS] = f"{options} {user.pop(JAVA_OPTIONS, '')}".strip()
     return conf | user
+
+
+def local_cores(master: str) -> int:
+    """Cores of a local master: ``local``, ``local[4]``, ``local[*]``, ``local[4,2]``."""
+    given = master.removeprefix("local").strip("[]").split(",")[0]
+    if given == "*":
+        return os.cpu_count() or 1
+    return int(given) if given.isdigit() else 1
 
 
 def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
