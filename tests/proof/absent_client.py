@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import anyio
@@ -153,10 +154,13 @@ async def absent(world: World, write: Any, seconds: float) -> int:
         wrong += report("uppers", last, [f"{len(stuck)} stand still"] if stuck else [])
         before = now
         print(f"{writes} writes, {behind} ms behind, {memory[-1]:.0f} MiB", flush=True)
+    memory.append(resident_mb(os.getpid()))
     quarter = max(1, len(memory) // 4)
-    early, late = memory[quarter], memory[-1]
+    early, late = median(memory[quarter : 2 * quarter] or memory), median(memory[-quarter:])
     wrong += report("memory", 0, [] if late <= early * GROWTH_MAX else [f"{early} → {late} MiB"])
-    print(f"memory of the service: {early:.0f} MiB at a quarter, {late:.0f} MiB at the end")
+    print(
+        f"memory of the service: {early:.0f} MiB in the second quarter, {late:.0f} MiB in the last"
+    )
     return wrong
 
 

@@ -15,6 +15,7 @@ count and no key twice. Pure: it reads no store and no clock.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 
 import msgspec
@@ -101,7 +102,7 @@ def keys_wanted(changes: Sequence[FittedChange]) -> pa.Table | None:
     return pa.concat_tables(wanted) if wanted else None
 
 
-class Overlay:
+class Overlay(ABC):
     """One table during one group: rows by number, what is staged, and what is emitted."""
 
     def __init__(self, target: TableTarget) -> None:
@@ -123,13 +124,13 @@ class Overlay:
         pool = pa.concat_tables(self._pool)
         return pool.take(pa.array(numbers, pa.int64()))
 
+    @abstractmethod
     def load(self, wanted: pa.Table, found: pa.Table) -> None:
         """The present contents: updates (a superset of) those whose lookup key is wanted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def change(self, change: FittedChange) -> int:
         """Stages one change; how many rows it changes."""
-        raise NotImplementedError
 
     def commit(self) -> None:
         """The write is good: what was staged counts."""
