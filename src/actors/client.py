@@ -178,14 +178,18 @@ class Client:
         *,
         retain_history_ms: int | None = None,
         conf: Mapping[str, str] | None = None,
+        refresh_policy: str = "auto",
     ) -> None:
         """Makes a maintained view of a Spark SQL query over tables and views.
 
         Returns when the view is in the catalog; reads wait until it is computed. `conf` holds
-        Spark SQL settings of the view. Raises `QueryRejected`, `UnknownObject`, `ObjectExists`.
+        Spark SQL settings of the view. `refresh_policy`: ``auto`` (what is cheaper),
+        ``incremental`` (by steps), ``incremental strict`` (refused when it would be opaque) or
+        ``full`` (recomputed). Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
+        `InvalidUsage`.
         """
         request = CreateView(
-            self._exchange.number(), name, sql, retain_history_ms, dict(conf or {})
+            self._exchange.number(), name, sql, retain_history_ms, dict(conf or {}), refresh_policy
         )
         await self._done(request)
 

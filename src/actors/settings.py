@@ -78,6 +78,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Descriptions that a listen task sends ahead of its consumer's grants."""
     lookup_rows_max: int = 200_000
     """A step that touches more rows of one arrangement scans its shard in Spark instead."""
+    arrangement_lag_bytes_max: int = 256 * 1024 * 1024
+    """Of a shared arrangement: what one dataflow that lags behind may keep from being compacted.
+    Beyond this it goes on alone, with an arrangement of its own."""
+    arrangement_slack_ms: int = 1_000
+    """How far a shared arrangement's since stays behind its users, so that new ones join."""
     hidden_rows_whole_max: int = 2_000
     """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
     retry_delay_ms_min: int = 50
@@ -101,6 +106,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Rows above this size go to the engine as a file."""
     engine_attempts_max: int = 5
     """A job that kills the engine this often is given up with `EngineLost`."""
+    prepared_plans_max: int = 128
+    """Plans of steps that the engine keeps ready to be executed again, of all dataflows. Each
+    takes about 0.6 MB of the driver's heap for every input that it reads."""
+    prepared_plans_per_dataflow_max: int = 16
+    prepared_slot_bytes_max: int = 4 * 1024 * 1024
+    """Of one input of a prepared step, as Parquet; larger steps are planned anew."""
 
     # stopping
     shutdown_deadline_ms: int = 15_000

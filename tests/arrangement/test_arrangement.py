@@ -97,6 +97,51 @@ def test_inserted_empties_move_only_the_upper(tmp_path: Path) -> None:
     assert files(tmp_path) == 0
 
 
+def test_a_filling_comes_in_pieces_and_shows_with_the_first_insert(tmp_path: Path) -> None:
+    arrangement = Arrangement(tmp_path, SCHEMA, ("k",), TINY)
+    arrangement.allow_compaction(4)
+    for piece in range(5):
+        arrangement.fill(many(60, piece, first=piece * 60))
+    arrangement.fill(updates())
+    with pytest.raises(InvalidUsage, match="not complete"):
+        arrangement.scan(5)
+    arrangement.insert(updates(), 6)
+    assert arrangement.scan(6).num_rows == 300
+    assert set(arrangement.scan(5)[TIME].to_pylist()) == {4}
+    assert arrangement.lookup(keys(77), 6).num_rows == 1
+    with pytest.raises(InvalidUsage, match="without inserts"):
+        arrangement.fill(many(1, 2))
+
+
+def test_a_key_in_several_tables_is_looked_up_once(tmp_path: Path) -> None:
+    arrangement = Arrangement(tmp_path, SCHEMA, ("k",))
+    arrangement.insert(many(50, 1), 2)
+    as_int = pa.table({"i": pa.array([3, 4, 3], pa.int32())})
+    found = arrangement.lookup_all([keys(3, None), as_int, keys(3, 5)], 2)
+    assert sorted(found["k"].to_pylist()) == [3, 4, 5]
+    assert arrangement.statistics().rows_read == 3
+    assert arrangement.lookup_all([], 2).num_rows == 0
+    # One table that cannot be narrowed makes all of it a scan.
+    doubles = pa.table({"d": pa.array([1.0], pa.float64())})
+    assert arrangement.lookup_all([keys(3), doubles], 2).num_rows == 50
+    with pytest.raises(InvalidUsage, match="2 key columns given"):
+        arrangement.lookup_all([keys(3), pa.table({"a": [1], "b": [2]})], 2)
+
+
+def test_merging_is_due_until_it_is_done(tmp_path: Path) -> None:
+    arrangement = Arrangement(tmp_path, SCHEMA, ("k",))
+    assert not arrangement.merge_due()
+    for time in range(4):
+        arrangement.insert(many(10, time), time + 1)
+    assert arrangement.merge_due()
+    arrangement.maintain()
+    assert not arrangement.merge_due()
+    arrangement.allow_compaction(3)
+    assert arrangement.merge_due(), "times could be advanced"
+    arrangement.maintain()
+    assert not arrangement.merge_due()
+
+
 def test_a_lookup_reports_every_error_update(tmp_path: Path) -> None:
     arrangement = Arrangement(tmp_path, SCHEMA, ("k",), TINY)
     arrangement.insert(many(200, 0), 1)

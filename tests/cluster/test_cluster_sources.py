@@ -152,9 +152,8 @@ async def test_a_view_is_maintained_and_a_reconnection_runs_no_step(
         sql = "SELECT v, count(*) AS n FROM t GROUP BY v"
         plan = await compile_view(sql, {"t": SCHEMA}, engine.analyze(), ())
         new = [NewShard("out", plan.output, holds={"test": 0})]
-        hidden = None if plan.hidden is None else "hid"
-        if plan.hidden is not None:
-            new.append(NewShard("hid", plan.hidden.schema))
+        hidden = tuple(f"hid{k}" for k in range(len(plan.hidden)))
+        new += [NewShard(h, s.schema) for h, s in zip(hidden, plan.hidden, strict=True)]
         await w.persist.create_shards(new)
         await w.append(6, (1, "a", 5, 1), (2, "b", 5, 1))
         flow = DataflowDescription("u2", "v", (SOURCE,), ViewExport(plan, "out", hidden), 5)

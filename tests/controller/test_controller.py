@@ -154,9 +154,9 @@ async def test_a_view_is_durable_with_its_shards_and_holds(tmp_path: Path) -> No
         assert state.holds == {RETAIN: time, "dataflow/u2": time}
         assert (await world.persist.state("u1")).holds["dataflow/u2"] == time
         entry = (await load(world.persist)).catalog.find("V")
-        assert (entry.sql, entry.hidden_shard, bool(entry.fingerprint)) == (
+        assert (entry.sql, entry.hidden_shards, bool(entry.fingerprint)) == (
             COUNT,
-            "u2-hidden",
+            ("u2-hidden0",),
             True,
         )
         assert "source 0: t" in (await world.ask(Explain(world.number(), "v"), Done)).text

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pyarrow as pa
 
+from actors.arrangement import SharedArrangements
 from actors.dataflow.dataflow import Dataflow
 from actors.dataflow.machine import State
 from actors.errors import (
@@ -262,6 +263,7 @@ class House:
         settings: Settings = SETTINGS,
         name: str = "flow",
         engine: Actor[Any] | None = None,
+        arrangements: SharedArrangements | None = None,
     ) -> None:
         self.system = system
         self.persist = persist
@@ -280,7 +282,13 @@ class House:
 
         def make() -> Dataflow:
             self.actor = Dataflow(
-                description, addresses, executor, persist, settings, scratch / name
+                description,
+                addresses,
+                executor,
+                persist,
+                settings,
+                scratch / name,
+                arrangements=arrangements,
             )
             return self.actor
 

@@ -203,31 +203,8 @@ def test_an_opaque_view_takes_one_time_a_step() -> None:
     assert (compute.step.hi, compute.step.times) == (9, (8,))
 
 
-def test_snapshots_fill_before_the_first_step() -> None:
-    made = running(machine(), snapshots=(True,))
-    snapshot = Described("d", 1, 0, (part("p", 0, 5),), 0, 5, snapshot=True)
-    (ask,) = asks(made.handle(snapshot))
-    effects = answer(made, ask, updates(1, 4))
-    fill = effects[-1]
-    assert isinstance(fill, m.Fill)
-    assert fill.rows[TIME].to_pylist() == [4, 4]
-    assert made.handle(described(0, 5, 7)) == [m.Answer(0, 0)]
-    (commit,) = made.handle(m.Filled(1, fill.bytes))
-    assert isinstance(commit, m.Commit)
-    assert (commit.step.lo, commit.step.hi) == (5, 7)
-
-
-def test_filling_keeps_to_the_budget() -> None:
-    made = running(machine(budget_bytes=15), snapshots=(True,))
-    parts = tuple(part(f"p{index}", 0, 5) for index in range(3))
-    (ask,) = asks(made.handle(Described("d", 1, 0, parts, 0, 5, snapshot=True)))
-    fill = answer(made, ask, updates(1, 2))[-1]
-    assert isinstance(fill, m.Fill)
-    assert len(asks(made.handle(m.Filled(1, fill.bytes)))) == 1
-
-
 def test_a_pass_through_export_starts_with_the_snapshot() -> None:
-    made = running(machine(durable=False), lo=5, snapshots=(True,), fill=False)
+    made = running(machine(durable=False), lo=5, snapshots=(True,))
     made.lo = 0
     snapshot = Described("d", 1, 0, (part("p", 0, 5),), 0, 5, snapshot=True)
     (ask,) = asks(made.handle(snapshot))

@@ -39,7 +39,7 @@ VIEWS = {
     "global": "select count(*) as n, sum(v) as s from l",
     "join groups": "select r.v as g, count(*) as n, avg(l.v) as a from l join r on l.k = r.k"
     " group by r.v",
-    "opaque": "select distinct k from l where k in (select v from r)",
+    "opaque": "select k from l intersect select v from r",
 }
 OPAQUE = {"opaque"}
 
@@ -52,10 +52,9 @@ async def _analyze(tables: Any, texts: Any, _: Any) -> Analyzed:
 async def _description(persist: Any, sql: str) -> tuple[DataflowDescription, DeltaPlan]:
     plan = await compile_view(sql, {"l": PAIRS, "r": PAIRS}, _analyze)
     await shard(persist, "out", plan.output)
-    hidden = None
-    if plan.hidden is not None:
-        hidden = "hidden"
-        await shard(persist, hidden, plan.hidden.schema)
+    hidden = tuple(f"hidden{index}" for index in range(len(plan.hidden)))
+    for name, state in zip(hidden, plan.hidden, strict=True):
+        await shard(persist, name, state.schema)
     imports = tuple(SourceImport(name, PAIRS) for name in plan.sources)
     export = ViewExport(plan, "out", hidden)
     return DataflowDescription("u1", "view", imports, export, 0), plan

@@ -40,7 +40,7 @@ def sample(root: int) -> dict[str, float]:
     """Resident memory of service, engine and JVM."""
     found = {"service": resident_mb(root), "engine": 0.0, "jvm": 0.0}
     for pid, command in descendants(root):
-        kind = "jvm" if "java" in command.split(" ")[0] else "engine"
+        kind = "jvm" if Path(command.split(" ")[0]).name == "java" else "engine"
         try:
             found[kind] = max(found[kind], resident_mb(pid))
         except OSError:

@@ -64,6 +64,8 @@ class Model:
                 return self.reduce(node)
             case Accumulate():
                 return self.accumulate(node)
+            case _:
+                raise NotImplementedError(type(node).__name__)
 
     def pair(self, node: Pair) -> Updates:
         made: Updates = []

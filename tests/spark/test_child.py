@@ -222,7 +222,7 @@ def test_a_definite_error_over_a_shuffle(child: ChildProcess) -> None:
 # -- plans --------------------------------------------------------------------------------------
 
 
-def plan_of(node: Node, output: Schema, hidden: Hidden | None = None) -> DeltaPlan:
+def plan_of(node: Node, output: Schema, *hidden: Hidden) -> DeltaPlan:
     strata = (Stratum((), node, ()),)
     return DeltaPlan(("t",), (TABLE,), output, "SELECT v FROM t", "incremental", "", strata, hidden)
 
@@ -241,12 +241,23 @@ def test_prepare_checks_what_the_plan_makes(child: ChildProcess) -> None:
 
 def test_prepare_checks_hidden_columns(child: ChildProcess) -> None:
     hidden = Hidden(Schema((Column("g", "string"), Column("n", "bigint"))), ("g",))
-    columns = (Named("g", "v"), Named("n", "k"), Named("o_v", "v"), Named("o_c", "k"))
+    other = Hidden(Schema((Column("g", "bigint"),)), ("g",))
     source = Input("d0", ("k", "v"))
-    answer = child.ask(Prepare(job_id(), "p", plan_of(Select(source, columns), OUTPUT, hidden)))
-    assert (answer.code, "__keep" in answer.text) == ("QueryRejected", True)
-    kept = (*columns, Named("__keep", "k > 0"))
-    answer = child.ask(Prepare(job_id(), "p", plan_of(Select(source, kept), OUTPUT, hidden)))
+    view = (Named("o_v", "v"), Named("o_c", "k"))
+    kept = (Named("h0_g", "v"), Named("h0_n", "k"), Named("h1_g", "k"))
+    to = (Named("__to", "CAST(k AS int)"),)
+    for columns, missing in (
+        ((*view, *kept), "__to"),
+        ((*view, *kept[:2], *to), "h1_g"),
+        ((*view[1:], *kept, *to), "o_v"),
+    ):
+        plan = plan_of(Select(source, columns), OUTPUT, hidden, other)
+        answer = child.ask(Prepare(job_id(), "p", plan))
+        assert (answer.code, missing in answer.text) == ("QueryRejected", True)
+    plan = plan_of(Select(source, (*view, *kept, Named("__to", "k"))), OUTPUT, hidden, other)
+    assert child.ask(Prepare(job_id(), "p", plan)).code == "QueryRejected"
+    plan = plan_of(Select(source, (*view, *kept, *to)), OUTPUT, hidden, other)
+    answer = child.ask(Prepare(job_id(), "p", plan))
     assert isinstance(answer, Prepared), answer
 
 

@@ -106,7 +106,9 @@ def rows_of(schema: Schema, rows: list[Any]) -> Rows:
     return Rows(schema, arrow=ipc(schema, rows))
 
 
-def plan_of(*nodes: Node, hidden: Hidden | None = None, output: Schema | None = None) -> DeltaPlan:
+def plan_of(
+    *nodes: Node, hidden: tuple[Hidden, ...] = (), output: Schema | None = None
+) -> DeltaPlan:
     return DeltaPlan(
         sources=("l", "r"),
         source_schemas=(LEFT, RIGHT),
@@ -134,7 +136,7 @@ class Lab:
         self.nodes = nodes
         self.name = job_id()
         # The declared output is not what these plans make: only steps are of interest here.
-        kept = None if hidden is None else Hidden(hidden, ())
+        kept = () if hidden is None else (Hidden(hidden, ()),)
         answer = child.ask(Prepare(job_id(), self.name, plan_of(*nodes, hidden=kept)))
         assert isinstance(answer, JobFailed)
         assert answer.code == "QueryRejected"
@@ -174,10 +176,10 @@ JOIN = Consolidate(
 RESIDUAL = Pair(LEFT_IN, RIGHT_IN, (("a_k", "b_k"),), "a_v < b_w")
 CROSS = Pair(LEFT_IN, RIGHT_IN, (), None)
 REDUCE = Reduce(LEFT_IN, (Named("g", "upper(a_s)"),), MEASURES)
-HIDDEN_IN = Input("h", HIDDEN.names)
+HIDDEN_IN = Input("h0", HIDDEN.names)
 KEYED = Accumulate(Input("r0", HIDDEN.names), HIDDEN_IN, ("g",), ("m_c", "m_s"))
 GLOBAL_NAMES = ("n", "m_c", "m_s")
-GLOBAL = Accumulate(Reduce(LEFT_IN, (), MEASURES), Input("h", GLOBAL_NAMES), (), ("m_c", "m_s"))
+GLOBAL = Accumulate(Reduce(LEFT_IN, (), MEASURES), Input("h0", GLOBAL_NAMES), (), ("m_c", "m_s"))
 GLOBAL_HIDDEN = Schema(HIDDEN.columns[1:])
 
 
@@ -213,7 +215,7 @@ def test_aggregate_in_two_strata(child: ChildProcess, lo: int) -> None:
         random_ = random.Random(seed)
         hidden = hidden_rows(random_) if lo else []
         left = random_left(random_, 15, (LO, HI))
-        lab.check({"d0": (LEFT, left), "h": (HIDDEN, hidden)}, lo)
+        lab.check({"d0": (LEFT, left), "h0": (HIDDEN, hidden)}, lo)
 
 
 def test_hidden_rows_may_be_history(child: ChildProcess) -> None:
@@ -221,7 +223,7 @@ def test_hidden_rows_may_be_history(child: ChildProcess) -> None:
     lab = Lab(child, REDUCE, Consolidate(KEYED), hidden=HIDDEN)
     hidden = [("X", 5, 2, Decimal(9), 3, 1), ("X", 5, 2, Decimal(9), 4, -1)]
     hidden.append(("X", 7, 3, Decimal(4), 4, 1))
-    found = lab.check({"d0": (LEFT, [(1, 2, "x", 15, 1)]), "h": (HIDDEN, hidden)})
+    found = lab.check({"d0": (LEFT, [(1, 2, "x", 15, 1)]), "h0": (HIDDEN, hidden)})
     assert sorted((row["n"], diff) for row, _, diff in found) == [(7, -1), (8, 1)]
 
 
@@ -229,11 +231,11 @@ def test_strata_one_by_one_equal_both_at_once(child: ChildProcess) -> None:
     lab = Lab(child, REDUCE, Consolidate(KEYED), hidden=HIDDEN)
     random_ = random.Random(5)
     left, hidden = random_left(random_, 15, (LO, HI)), hidden_rows(random_)
-    inputs = {"d0": (LEFT, left), "h": (HIDDEN, hidden)}
+    inputs = {"d0": (LEFT, left), "h0": (HIDDEN, hidden)}
     whole = lab.check(inputs)
     first = Step(job_id(), lab.name, 0, 0, {"d0": rows_of(LEFT, left)}, LO, HI)
     made = table_of(child.ask(first))
-    given = {"r0": Rows(HIDDEN, arrow=to_ipc(made)), "h": rows_of(HIDDEN, hidden)}
+    given = {"r0": Rows(HIDDEN, arrow=to_ipc(made)), "h0": rows_of(HIDDEN, hidden)}
     second = table_of(child.ask(Step(job_id(), lab.name, 1, 1, given, LO, HI)))
     assert consolidated(from_table(second)) == consolidated(whole)
 
@@ -244,10 +246,10 @@ def test_global_aggregate(child: ChildProcess) -> None:
         random_ = random.Random(seed)
         left = random_left(random_, 6, (LO, HI))
         lab.check({"d0": (LEFT, left)}, 0)
-        lab.check({"d0": (LEFT, left), "h": (GLOBAL_HIDDEN, [(0, 0, Decimal(0), 3, 1)])})
+        lab.check({"d0": (LEFT, left), "h0": (GLOBAL_HIDDEN, [(0, 0, Decimal(0), 3, 1)])})
     # All rows leave: the row of the empty aggregate stays.
     found = lab.check(
-        {"d0": (LEFT, [(1, 2, "x", 12, -1)]), "h": (GLOBAL_HIDDEN, [(1, 1, Decimal(2), 3, 1)])}
+        {"d0": (LEFT, [(1, 2, "x", 12, -1)]), "h0": (GLOBAL_HIDDEN, [(1, 1, Decimal(2), 3, 1)])}
     )
     assert [(row["n"], time, diff) for row, time, diff in found if diff > 0] == [(0, 12, 1)]
 
@@ -256,7 +258,7 @@ def test_global_aggregate_of_nothing_has_a_row_from_hydration_on(child: ChildPro
     lab = Lab(child, Consolidate(GLOBAL), hidden=GLOBAL_HIDDEN)
     empty = {"n": 0, "m_c": 0, "m_s": Decimal(0)}
     assert lab.check({}, 0) == [(empty, HI - 1, 1)]
-    assert lab.check({"h": (GLOBAL_HIDDEN, [(0, 0, Decimal(0), 3, 1)])}) == []
+    assert lab.check({"h0": (GLOBAL_HIDDEN, [(0, 0, Decimal(0), 3, 1)])}) == []
 
 
 def test_a_large_step_equals_the_small_one(child: ChildProcess, tmp_path: Path) -> None:
@@ -338,7 +340,7 @@ def test_every_storable_type_passes_through(child: ChildProcess) -> None:
         "e": ("binary", b"\x00\xff"),
         "f": ("date", dt.date(2013, 1, 1)),
         "g": ("timestamp", dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC)),
-        "h": ("timestamp_ntz", dt.datetime(2013, 1, 1, 5)),  # noqa: DTZ001 - it has no zone
+        "h0": ("timestamp_ntz", dt.datetime(2013, 1, 1, 5)),  # noqa: DTZ001 - it has no zone
         "i": ("array<string>", ["x", None]),
         "j": ("struct<x:int,y:string>", {"x": 1, "y": None}),
         "k": ("map<string,int>", [("x", 1)]),

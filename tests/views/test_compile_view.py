@@ -59,6 +59,16 @@ INCREMENTAL = [
     "select carrier, count_if(cancelled) as c, sum(delay) filter (where not cancelled) as d "
     "from flights group by carrier",
     "select id from flights order by id",
+    "select distinct carrier from flights",
+    "select f.id, c.name from flights f left join carriers c on f.carrier = c.carrier",
+    "select f.id, b.x from flights f full outer join big b on f.carrier = b.carrier",
+    "select f.id from flights f left semi join big b on f.carrier = b.carrier",
+    "select id from flights union all select id from big",
+    "select id from flights where carrier in (select carrier from big)",
+    "select count(distinct delay) as m from flights group by carrier",
+    "select avg(n) as a from (select count(*) as n from flights group by carrier) q",
+    "select f.id, g.n from flights f join (select carrier, count(*) as n from flights "
+    "group by carrier) g on f.carrier = g.carrier",
 ]
 
 
@@ -70,23 +80,26 @@ async def test_is_incremental(sql: str) -> None:
     assert plan.fingerprint
 
 
+KEYED = [
+    "select carrier, max(delay) as m from flights group by carrier",
+    "select carrier, sum(ratio) as r from flights group by carrier",
+]
+
+
+@pytest.mark.parametrize("sql", KEYED)
+async def test_is_keyed_where_groups_are_computed_afresh(sql: str) -> None:
+    plan = await compiled(sql)
+    assert plan.mode == "keyed"
+    assert plan.reason
+    assert plan.strata
+
+
 OPAQUE = {
-    "select distinct carrier from flights": "DISTINCT",
     "select id from flights limit 3": "LIMIT",
-    "select f.id from flights f left join carriers c on f.carrier = c.carrier": "LEFT JOIN",
-    "select f.id from flights f full outer join big b on f.id = b.id": "FULL OUTER JOIN",
-    "select f.id from flights f left semi join big b on f.id = b.id": "LEFT SEMI JOIN",
-    "select id from flights union all select id from flights": "UNION",
     "select id from flights except select 1": "EXCEPT",
     "select row_number() over (order by id) as r from flights": "window",
-    "select id from flights where id in (select id from big)": "subquery",
     "select id from flights where delay > (select avg(x) from big)": "subquery",
-    "select max(delay) as m from flights": "aggregate MAX",
-    "select count(distinct delay) as m from flights": "DISTINCT",
-    "select avg(n) as a from (select count(*) as n from flights group by carrier) q": "table q",
-    "select sum(ratio) as r from flights": "order of rows",
-    "select f.id, g.n from flights f join (select carrier, count(*) as n from flights "
-    "group by carrier) g on f.carrier = g.carrier": "derived table g",
+    "select id from flights where delay not in (select x from big)": "NOT IN",
     "select delay + 1 as delay, count(*) as n from flights group by id, delay having delay > 1": (
         "both a column and an alias"
     ),
@@ -148,11 +161,16 @@ async def test_a_join_is_looked_up_by_its_key_from_the_other_delta() -> None:
     ]
 
 
-async def test_keys_of_other_types_or_expressions_ask_for_the_whole_state() -> None:
+async def test_keys_of_other_types_are_left_to_the_lookup() -> None:
     plan = await compiled("select f.id from flights f join big b on f.id = b.id")
-    assert {(target, key) for target, key, _ in lookups(plan)} == {("s0", ()), ("s1", ())}
+    assert {(target, key) for target, key, _ in lookups(plan)} == {("s0", ("id",)), ("s1", ("id",))}
+
+
+async def test_keys_that_are_expressions_ask_for_the_whole_state() -> None:
     plan = await compiled("select f.id from flights f join big b on upper(f.carrier) = b.carrier")
-    assert {(target, key) for target, key, _ in lookups(plan)} == {("s0", ()), ("s1", ())}
+    assert ("s0", ()) in {(target, key) for target, key, _ in lookups(plan)}
+    assert plan.mode == "opaque"
+    assert "flights" in plan.reason
 
 
 async def test_chained_lookups_come_after_their_origins() -> None:
@@ -185,12 +203,15 @@ async def test_an_aggregate_keeps_hidden_state_by_its_keys() -> None:
         "select carrier, count(*) as n, sum(delay) as s, avg(fare) as f, sum(b.x) as x "
         "from flights join big b using (carrier) group by carrier"
     )
-    assert plan.hidden is not None
-    assert plan.hidden.keys == ("k0",)
-    kinds = {column.name: column.type for column in plan.hidden.schema.columns}
+    (hidden,) = plan.hidden
+    assert hidden.keys == ("k0",)
+    kinds = {column.name: column.type for column in hidden.schema.columns}
     assert kinds["n"] == "bigint"
     assert sorted(set(kinds.values())) == ["bigint", "decimal(22,2)", "decimal(38,0)", "string"]
-    assert lookups(plan)[-1] == ("h", ("k0",), (("r0", ("k0",)),))
+    # By the group column of the delta, and of what a changed other side brings.
+    target, key, origins = lookups(plan)[-1]
+    assert (target, key) == ("h0", ("k0",))
+    assert ("d0", ("Carrier",)) in origins
     types = [column.type for column in plan.output.columns]
     assert types == ["string", "bigint", "bigint", "decimal(14,6)", "bigint"]
 
@@ -204,11 +225,33 @@ async def test_scans_read_only_the_columns_used() -> None:
 
 async def test_explain_tells_mode_reason_strata_and_lookups() -> None:
     text = explain(await compiled("select carrier, count(*) as n from flights group by carrier"))
-    assert text.startswith("mode: incremental\nsource 0: flights(")
-    assert "stratum 1: reads r0, h" in text
-    assert "lookup h by (k0) from r0(k0)" in text
-    opaque = explain(await compiled("select distinct carrier from flights"))
-    assert "mode: opaque (DISTINCT in the view)" in opaque
+    assert text.startswith("mode: incremental\nrefresh policy: auto\n  Project ")
+    assert "  Aggregate by (k0 = i0_Carrier: string) a0 = count(*): bigint [incremental]" in text
+    assert "\nsource 0: flights(" in text
+    assert "stratum 0: reads d0, h0" in text
+    assert "lookup h0 by (k0) from d0(Carrier)" in text
+    assert "hidden 0: `k0` string, `n` bigint" in text
+    opaque = explain(await compiled("select id from flights limit 3"))
+    assert "mode: opaque (LIMIT or OFFSET in the view)" in opaque
+    assert "recomputed whole" in opaque
+
+
+async def test_explain_tells_of_every_kind_of_node() -> None:
+    text = explain(await compiled("select carrier, max(delay) as m from flights group by carrier"))
+    assert "Recompute by (" in text
+    assert "max(" in text
+    several = explain(
+        await compiled(
+            "select distinct n from (select carrier, count(*) as n from flights group by carrier) q"
+        )
+    )
+    assert "hidden 0:" in several
+    assert "hidden 1:" in several
+    assert ": flips" in several
+    left = explain(
+        await compiled("select f.id, c.name from flights f left join carriers c using (carrier)")
+    )
+    assert "Weigh by" in left or "Match left" in left
 
 
 async def test_the_fingerprint_follows_plan_conf_and_engine() -> None:

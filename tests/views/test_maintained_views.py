@@ -67,24 +67,24 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, str, tuple[Any, ...], in
 
 
 async def maintained(
-    sql: str, updates: list[tuple[int, str, tuple[Any, ...], int]], cuts: list[int]
+    sql: str, history: list[tuple[int, str, tuple[Any, ...], int]], cuts: list[int]
 ) -> None:
     async with System(seed=1) as system:
         engine = Engine(system.spawn(InMemoryExecutor, "engine"), "t")
         plan = await compile_view(sql, TABLES, engine.analyze())
-        assert plan.mode == "incremental", plan.reason
+        assert plan.strata, plan.reason
         view = Maintained(engine, plan, "v")
         await view.prepare()
         lo = 0
         for hi in cuts:
             deltas = [
-                [(row, t, d) for t, table, row, d in updates if table == source and lo <= t < hi]
+                [(row, t, d) for t, table, row, d in history if table == source and lo <= t < hi]
                 for source in plan.sources
             ]
             await view.advance(deltas, lo, hi)
             lo = hi
     oracle = Oracle(TABLES)
-    for update in updates:
+    for update in history:
         oracle.add(*update)
     # A global aggregate has its row from the end of the first step on.
     for time in range(cuts[0] - 1, cuts[-1]):
@@ -92,10 +92,10 @@ async def maintained(
         found = accumulated(view.output, time)
         assert differences(expected, found) == [], (time, expected, found)
         assert all(weight > 0 for weight in found.values())
-    if plan.hidden is not None:
-        hidden = accumulated(view.hidden, cuts[-1])
+    for state, updates in zip(plan.hidden, view.hidden, strict=True):
+        hidden = accumulated(updates, cuts[-1])
         assert all(weight == 1 for weight in hidden.values())
-        width = len(plan.hidden.keys)
+        width = len(state.keys)
         assert all(n == 1 for n in Counter(row[:width] for row in hidden).values())
 
 

@@ -4,3 +4,7 @@ from actors.arrangement.arrangement import Arrangement as Arrangement
 from actors.arrangement.arrangement import ArrangementStatistics as ArrangementStatistics
 from actors.arrangement.arrangement import Limits as Limits
 from actors.arrangement.arrangement import partition as partition
+from actors.arrangement.shared import Filling as Filling
+from actors.arrangement.shared import Handle as Handle
+from actors.arrangement.shared import SharedArrangements as SharedArrangements
+from actors.arrangement.shared import SharedStatistics as SharedStatistics

@@ -9,7 +9,8 @@ Rules.
 - One thread inserts at a time; `maintain` may run beside it and beside any number of readers.
   A merge replaces exactly the runs it read: an insert that came meanwhile is kept, because
   inserts only append and merges exclude one another.
-- ``lower <= time < upper`` for every insert, with `lower` the upper before it.
+- ``lower <= time < upper`` for every insert, with `lower` the upper before it. Only what is
+  there from the start may come in pieces: `fill`, before the first insert.
 - Reads are at ``time < before`` with ``since < before <= upper``; beyond either end they are
   refused, never wrong.
 - A lookup answers a superset: all updates whose key columns equal a given row as Spark may
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +39,7 @@ from actors.arrangement.merge import merge, merge_from, wants_compaction
 from actors.arrangement.run import HASH, Run, in_memory, on_disk, sort
 from actors.errors import Closed, InvalidUsage, ReadBelowSince
 from actors.plan.schema import ERROR, TIME, Schema
+from actors.plan.updates import advance
 from actors.progress import Frontier, Time, format_frontier
 
 _RUN_NUMBERS: Final = itertools.count()
@@ -95,6 +98,15 @@ def partition(updates: pa.Table, key: tuple[str, ...], count: int) -> list[pa.Ta
     ]
 
 
+def check_key(schema: Schema, key: tuple[str, ...]) -> None:
+    """Raises `InvalidUsage` when the key is not of the schema or cannot be compared."""
+    updates = schema.arrow_updates()
+    for name in key:
+        if name not in schema.names:
+            raise InvalidUsage(f"key column {name} is not one of {', '.join(schema.names)}")
+        check_key_type(name, updates.field(name).type)
+
+
 class Arrangement:
     """A collection by key. Synchronous and blocking (files): call it off the event loop."""
 
@@ -111,10 +123,7 @@ class Arrangement:
         self._limits = limits or Limits()
         self._updates_schema = schema.arrow_updates()
         self._run_schema = self._updates_schema.insert(0, pa.field(HASH, pa.uint64()))
-        for name in key:
-            if name not in schema.names:
-                raise InvalidUsage(f"key column {name} is not one of {', '.join(schema.names)}")
-            check_key_type(name, self._updates_schema.field(name).type)
+        check_key(schema, key)
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         for left in directory.glob("run-*.arrow"):
@@ -139,6 +148,15 @@ class Arrangement:
 
     # -- writing ----------------------------------------------------------------------------------
 
+    def fill(self, updates: pa.Table) -> None:
+        """Adds updates before the first insert, which must move the upper beyond all of them;
+        times below `since` are advanced to it. Raises as `insert` does."""
+        self._check_open()
+        if self._state.upper:
+            raise InvalidUsage("only an arrangement without inserts can be filled")
+        if updates.num_rows:
+            self._append(self._make_run(advance(updates, self._state.since)), 0)
+
     def insert(self, updates: pa.Table, upper: Frontier) -> None:
         """Adds updates with times from the present upper to below `upper`, and moves it there.
 
@@ -159,7 +177,9 @@ class Arrangement:
                 raise InvalidUsage(
                     f"updates at times {low} to {high} do not lie in [{lower}, {upper})"
                 )
-        run = self._make_run(updates) if updates.num_rows else None
+        self._append(self._make_run(updates) if updates.num_rows else None, upper)
+
+    def _append(self, run: Run | None, upper: Frontier) -> None:
         with self._lock:
             closed = self._closed
             if not closed:
@@ -194,6 +214,14 @@ class Arrangement:
             self._state = _State(state.runs, state.upper, max(state.since, since))
 
     # -- maintenance ------------------------------------------------------------------------------
+
+    def merge_due(self) -> bool:
+        """Whether `maintain` would find something to do."""
+        state = self._state
+        sizes = [run.rows for run in state.runs]
+        return merge_from(sizes) < len(sizes) or any(
+            wants_compaction(run, state.since) for run in state.runs
+        )
 
     def maintain(self) -> None:
         """Merges runs until few are left, and compacts old times. May run beside an insert.
@@ -270,24 +298,30 @@ class Arrangement:
         rounding conversion (a bigint with a double) make it a scan. Raises `ReadBelowSince`,
         `InvalidUsage` (`before` beyond upper, wrong number of columns) and `Closed`.
         """
-        if keys.num_columns != len(self.key):
-            raise InvalidUsage(
-                f"{keys.num_columns} key columns given ({', '.join(keys.column_names)}), "
-                f"the arrangement has {len(self.key)}: {', '.join(self.key)}"
-            )
+        return self.lookup_all((keys,), before)
+
+    def lookup_all(self, tables: Sequence[pa.Table], before: Time) -> pa.Table:
+        """As `lookup`, for the rows of several tables (whose types may differ) at once: a key
+        that occurs often is looked up once."""
+        for keys in tables:
+            if keys.num_columns != len(self.key):
+                raise InvalidUsage(
+                    f"{keys.num_columns} key columns given ({', '.join(keys.column_names)}), "
+                    f"the arrangement has {len(self.key)}: {', '.join(self.key)}"
+                )
         state = self._readable(before)
-        wanted = self._wanted(keys)
-        if wanted is None:
+        hashes = [self._wanted(keys) for keys in tables]
+        narrow = [found for found in hashes if found is not None]
+        if len(narrow) < len(hashes) or not self.key:
             return self._scan(state, before)
+        wanted = np.unique(np.concatenate(narrow)) if narrow else np.empty(0, np.uint64)
         found = [batch for run in state.runs if run.time_min < before for batch in run.find(wanted)]
         with self._lock:
             self._rows_read += sum(batch.num_rows for batch in found)
         return self._answer(found, state, before)
 
     def _wanted(self, keys: pa.Table) -> Hashes | None:
-        """Hashes to look for, ascending and distinct; None when a lookup cannot be narrowed."""
-        if not self.key:
-            return None
+        """Hashes to look for; None when a lookup cannot be narrowed."""
         columns = []
         kept = np.ones(keys.num_rows, np.bool_)
         for name, given in zip(self.key, keys.columns, strict=True):
@@ -297,7 +331,7 @@ class Arrangement:
             columns.append(conformed[0])
             if conformed[1]:
                 kept &= np.array(conformed[1], np.bool_)
-        return np.unique(hash_columns(columns, keys.num_rows)[kept])
+        return hash_columns(columns, keys.num_rows)[kept]
 
     def scan(self, before: Time) -> pa.Table:
         """All updates with ``time < before``; mapped rows are not copied unless a time filter

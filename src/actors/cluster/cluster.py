@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from actors.arrangement import SharedArrangements
 from actors.channel_adapter import AdapterStatistics, ChannelAdapter, InspectAdapter
 from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
 from actors.cluster.connection import Acceptor, AcceptorMessage, Serve
@@ -40,11 +41,21 @@ class ClusterStatistics(msgspec.Struct, frozen=True):
     adapters: tuple[AdapterStatistics, ...]
 
 
-def cast_of(persist: PersistClient, executor: Address[ExecutorMessage], settings: Settings) -> Cast:
-    """The real actors below a worker."""
+def cast_of(
+    persist: PersistClient,
+    executor: Address[ExecutorMessage],
+    settings: Settings,
+    state_dir: Path,
+) -> Cast:
+    """The real actors below a worker. All dataflows share one registry of arrangements."""
+    arrangements = SharedArrangements(
+        state_dir / "scratch" / "shared",
+        lag_bytes_max=settings.arrangement_lag_bytes_max,
+        slack=settings.arrangement_slack_ms,
+    )
     return Cast(
         dataflow=lambda description, workers, scratch: Dataflow(
-            description, workers, executor, persist, settings, scratch, read_only=True
+            description, workers, executor, persist, settings, scratch, arrangements=arrangements
         ),
         listen=lambda source, dataflow, incarnation, number, consumer: ListenTask(
             persist, source, dataflow, incarnation, number, consumer, settings
@@ -84,7 +95,7 @@ class Cluster:
         """Spawns all on an entered system. `cast` replaces the actors below the workers."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
-        below = cast or cast_of(persist, executor, settings)
+        below = cast or cast_of(persist, executor, settings, state_dir)
         # The lists are complete before any of these actors runs: spawning does not yield.
         workers: list[Address[Any]] = []
         adapters: list[Address[Any]] = []

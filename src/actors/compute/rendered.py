@@ -105,6 +105,10 @@ class Rendered(msgspec.Struct):
             seen.step_ms,
             seen.spark_ms,
             seen.steps,
+            seen.rows_read,
+            seen.prepared,
+            seen.recomputed,
+            seen.rejected,
         )
         return self.status
 

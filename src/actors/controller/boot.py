@@ -69,7 +69,7 @@ def describe_dataflow(catalog: Catalog, entry: CatalogObject, as_of: Time) -> Da
     else:
         assert entry.plan is not None, entry.name
         assert entry.shard is not None, entry.name
-        export = ViewExport(entry.plan, entry.shard, entry.hidden_shard)
+        export = ViewExport(entry.plan, entry.shard, entry.hidden_shards)
     return DataflowDescription(entry.id, entry.name, imports, export, as_of)
 
 

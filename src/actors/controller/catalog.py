@@ -40,7 +40,7 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     schema: Schema
     shard: ShardId | None = None
-    hidden_shard: ShardId | None = None
+    hidden_shards: tuple[ShardId, ...] = ()
     depends: tuple[ObjectId, ...] = ()
     sql: str = ""
     plan: DeltaPlan | None = None
@@ -55,7 +55,8 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shards(self) -> tuple[ShardId, ...]:
         """All shards that belong to it."""
-        return tuple(s for s in (self.shard, self.hidden_shard) if s is not None)
+        own = () if self.shard is None else (self.shard,)
+        return own + self.hidden_shards
 
 
 class _Format(msgspec.Struct, frozen=True):

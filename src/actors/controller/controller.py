@@ -40,7 +40,7 @@ from actors.controller.messages import (
 from actors.controller.reads import DeadlinePassed, Reads, SinceRead
 from actors.controller.replica import Connect, ReplicaTask
 from actors.controller.statements import StatementDone, Statements
-from actors.controller.status import StatusRead, read_sinces, report
+from actors.controller.status import StatusRead, live_text, read_sinces, report
 from actors.controller.subscribes import Held, Subscribes
 from actors.controller.tables import TableWriter
 from actors.errors import Busy, InvalidUsage, PenstockError, UnknownObject, WouldBlock
@@ -284,7 +284,8 @@ class Controller(Actor[ControllerMessage]):
         entry = self._desk.catalog.find(request.name)
         if entry.kind != VIEW or entry.plan is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
-        session.reply(Done(request.request, explain(entry.plan)))
+        live = live_text(self._desk.frontiers.status(entry.id))
+        session.reply(Done(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replica ---------------------------------------------------------------------------
 

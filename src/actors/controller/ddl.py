@@ -40,6 +40,7 @@ from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
 from actors.settings import Settings
 from actors.views.compile import compile_view
+from actors.views.policy import with_policy
 
 log = logging.getLogger("penstock.controller")
 
@@ -99,25 +100,28 @@ class CatalogStore:
         catalog.check_free(name)
         conf = tuple(sorted(request.conf.items()))
         plan = await compile_view(request.sql, catalog.readable(), self._analyze, conf)
+        plan = with_policy(plan, request.refresh_policy)
         sources = [catalog.find(source) for source in plan.sources]
         id_ = catalog.new_id
         as_of = await self._hold_inputs(id_, sources)
         shards = [_view_shard(id_, plan.output, id_, as_of)]
-        if plan.hidden is not None:
-            hidden = NewShard(
-                id=f"{id_}-hidden",
-                schema=plan.hidden.schema,
+        hidden = tuple(
+            NewShard(
+                id=f"{id_}-hidden{index}",
+                schema=state.schema,
                 since=as_of,
                 holds={dataflow_holder(id_): as_of},
             )
-            shards.append(hidden)
+            for index, state in enumerate(plan.hidden)
+        )
+        shards += hidden
         entry = CatalogObject(
             id=id_,
             name=name,
             kind=VIEW,
             schema=plan.output,
             shard=id_,
-            hidden_shard=None if plan.hidden is None else f"{id_}-hidden",
+            hidden_shards=tuple(shard.id for shard in hidden),
             depends=tuple(dict.fromkeys(source.id for source in sources)),
             sql=request.sql,
             plan=plan,

@@ -12,6 +12,7 @@ from actors.errors import PenstockError
 from actors.kernel import Address
 from actors.progress import ObjectId, Time, is_empty
 from actors.protocol.api import Failed, ObjectStatus, StatusReport
+from actors.protocol.compute import Status
 
 
 class StatusRead(msgspec.Struct, frozen=True):
@@ -79,4 +80,27 @@ def _status(desk: Desk, entry: CatalogObject, sinces: dict[ObjectId, Time]) -> O
         spark_ms=status.spark_ms,
         rows_in=status.rows_in,
         rows_out=status.rows_out,
+        rows_read=status.rows_read,
+        prepared=status.prepared,
+        recomputed=status.recomputed,
+        rejected=status.rejected,
     )
+
+
+def live_text(status: Status | None) -> str:
+    """What a running view does, for `explain`."""
+    if status is None:
+        return "not running yet"
+    lines = [f"state: {status.state}" + (f" ({status.text})" if status.text else "")]
+    if not status.steps:
+        return lines[0]
+    if status.recomputed:
+        how = "recomputed whole"
+    else:
+        how = "prepared" if status.prepared else "planned anew"
+    lines.append(
+        f"last step: {how}, {status.rows_in} changes in, {status.rows_read} rows of state read, "
+        f"{status.rows_out} changes out, {status.step_ms:.0f} ms (Spark {status.spark_ms:.0f})"
+    )
+    lines.append(f"rejected: {status.rejected}" if status.rejected else "rejected: nothing")
+    return "\n".join(lines)

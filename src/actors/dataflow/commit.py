@@ -33,10 +33,10 @@ async def commit(
     export: ViewExport,
     interval: tuple[Time, Frontier],
     output: pa.Table,
-    hidden: pa.Table | None,
+    hidden: Sequence[pa.Table],
     errors: Sequence[ErrorChange],
 ) -> bool:
-    """Appends [lo, hi) to the output's shard and, in the same set, to the hidden state's.
+    """Appends [lo, hi) to the output's shard and, in the same set, to the hidden states'.
 
     False when the upper was not `lo`: nothing was appended. Raises `StorageError`.
     """
@@ -50,11 +50,11 @@ async def commit(
             update = error_update(schema, change.text, change.time, change.diff)
             parts += await persist.write_parts(export.shard, update)
         appends = [Append(export.shard, lo, hi, tuple(parts))]
-        if export.hidden_shard is not None:
+        for shard, delta in zip(export.hidden_shards, hidden, strict=True):
             hidden_parts: tuple[Part, ...] = ()
-            if hidden is not None and hidden.num_rows:
-                hidden_parts = await persist.write_parts(export.hidden_shard, hidden)
-            appends.append(Append(export.hidden_shard, lo, hi, hidden_parts))
+            if delta.num_rows:
+                hidden_parts = await persist.write_parts(shard, delta)
+            appends.append(Append(shard, lo, hi, hidden_parts))
         outcome = await persist.append(appends)
         if not isinstance(outcome, UpperMismatch):
             return True
@@ -74,7 +74,7 @@ def holds_at(
     stay readable at ``lo - 1``, from where a restart goes on."""
     since = max(0, min(lo, EMPTY - 1) - 1)
     shards = [source.shard for source in description.imports]
-    shards += [shard for shard in (export.shard, export.hidden_shard) if shard is not None]
+    shards += [export.shard, *export.hidden_shards]
     return [(shard, holder(description.id), since) for shard in dict.fromkeys(shards)]
 
 

@@ -8,14 +8,15 @@ runs beside it as effects, at most one stage at a time; a stage's result is a me
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from actors.arrangement import SharedArrangements
 from actors.dataflow import events as m
+from actors.dataflow.costs import Measures
 from actors.dataflow.engine import Engine
 from actors.dataflow.events import Step
 from actors.dataflow.gather import Piece
@@ -47,7 +48,6 @@ from actors.protocol.internal import (
     CompactionAllowed,
     DataflowProgress,
     DataflowReport,
-    DataflowStatus,
     Described,
     Emit,
     Emitted,
@@ -77,20 +77,11 @@ class StageDone(msgspec.Struct, frozen=True):
     result: Any = None
 
 
-class Measures(msgspec.Struct):
-    """Of the last step."""
-
-    started_ms: float = 0.0
-    rows_in: int = 0
-    rows_out: int = 0
-    step_ms: float = 0.0
-    spark_ms: float = 0.0
-
-
 class Dataflow(Actor[Any]):
     """One dataflow's actor. `Any`: it hears `DataflowMessage`, and its own stages' results.
 
     Nothing is written until `WritesAllowed` comes, unless `read_only` is false from the start.
+    `arrangements` are those of the process; without, it shares none.
     """
 
     def __init__(
@@ -102,6 +93,7 @@ class Dataflow(Actor[Any]):
         settings: Settings,
         scratch: Path,
         *,
+        arrangements: SharedArrangements | None = None,
         read_only: bool = True,
     ) -> None:
         self._description = description
@@ -110,12 +102,13 @@ class Dataflow(Actor[Any]):
         self._persist = persist
         self._settings = settings
         self._scratch = scratch
+        self._arrangements = arrangements or SharedArrangements(scratch / "arrangements")
         self._writable = not read_only
         export = description.export
         self._machine = Machine(
             sources=len(description.imports),
             durable=isinstance(export, ViewExport),
-            opaque=isinstance(export, ViewExport) and export.plan.mode == "opaque",
+            opaque=isinstance(export, ViewExport) and not export.plan.strata,
             as_of=description.as_of,
             until=description.until,
             budget_bytes=settings.inflight_bytes_per_dataflow_max,
@@ -126,13 +119,13 @@ class Dataflow(Actor[Any]):
         self._engine: Engine | None = None
         self._tasks = Tasks(len(description.imports), len(workers))
         self._stage: Effect | None = None
-        self._fills: deque[m.Fill] = deque()
-        self._filling = False
         self._outcome: Outcome | Passed | None = None
         self._held_commit: m.Commit | None = None
         self._restoring: m.Restore | None = None
         self._awaiting: set[int] = set()
         self._measures = Measures()
+        self._warming: Effect | None = None
+        self._merging = False
         self._moving_holds = False
         self._holds_moved_ms = float("-inf")
 
@@ -143,7 +136,14 @@ class Dataflow(Actor[Any]):
             self._engine = Engine(
                 self._executor, self.ctx.clock, self._settings, self._scratch, description.id
             )
-            self._view = View(self._engine, self._persist, description, export, self._scratch)
+            self._view = View(
+                self._engine,
+                self._persist,
+                description,
+                export,
+                self._scratch,
+                self._arrangements,
+            )
         else:
             self._passing = PassThrough(
                 description, len(self._workers), self._persist, self.ctx.clock
@@ -164,6 +164,15 @@ class Dataflow(Actor[Any]):
 
     async def receive(self, message: Any) -> None:
         """Handles one `DataflowMessage` or the result of a stage."""
+        try:
+            await self._receive(message)
+        except BaseException:
+            # Nobody stops an actor that crashed: its places in arrangements would stay taken.
+            if self._view is not None:
+                self._view.abandon()
+            raise
+
+    async def _receive(self, message: Any) -> None:
         match message:
             case StageDone(event=event, result=result):
                 await self._stage_done(event, result)
@@ -206,15 +215,15 @@ class Dataflow(Actor[Any]):
         if isinstance(event, m.Restored | m.Failed):
             self._restoring = None
         match event:
+            case m.Restored(incarnation=incarnation) if incarnation == self._machine.incarnation:
+                self._warm(incarnation)
+            case m.Installed():
+                self._merge()
             case m.Computed(number=number) if number == self._machine.number:
                 self._outcome = result
             case m.Committed(number=number) if number == self._machine.number:
                 started = self._measures.started_ms
                 self._measures.step_ms = self.ctx.monotonic_ms() - started
-            case m.Filled(incarnation=incarnation):
-                self._filling = False
-                if incarnation == self._machine.incarnation:
-                    self._fill_next()
         await self._feed(event)
 
     async def _source_started(self, message: SourceStarted) -> None:
@@ -251,9 +260,6 @@ class Dataflow(Actor[Any]):
                 await self._tasks.tell(source, Release(keys))
             case m.Answer(source=source, bytes=size):
                 await self._tasks.tell(source, Grant(size))
-            case m.Fill():
-                self._fills.append(effect)
-                self._fill_next()
             case m.Compute(step=step):
                 self._compute(step)
             case m.Commit():
@@ -297,17 +303,15 @@ class Dataflow(Actor[Any]):
     def _restore(self, effect: m.Restore) -> None:
         incarnation, lo = effect.incarnation, effect.lo
         self._restoring = effect
-        self._fills.clear()
-        self._filling = False
         view, passing = self._view, self._passing
         if view is not None:
             writable = self._writable
 
             def resumed(found: Resumed) -> StageDone:
                 as_of = min(found.lo, EMPTY - 1) - 1
+                none = (False,) * len(self._description.imports)  # arrangements fill themselves
                 in_error = bool(found.output_errors)
-                event = m.Restored(incarnation, found.lo, as_of, found.snapshots, in_error=in_error)
-                return StageDone(event)
+                return StageDone(m.Restored(incarnation, found.lo, as_of, none, in_error=in_error))
 
             self._run_stage(0, lambda: view.restore(incarnation, writable=writable), resumed)
         elif passing is not None:
@@ -320,19 +324,33 @@ class Dataflow(Actor[Any]):
 
             self._run_stage(0, lambda: passing.restore(incarnation, lo), started)
 
+    def _warm(self, incarnation: int) -> None:
+        """Readies state beside the machine. A step that needs it looks for itself, and meets
+        what made this fail."""
+        view = self._view
+        if view is not None:
+            self._warming = self.ctx.effect(
+                lambda: view.warm(incarnation),
+                done=lambda _: None,
+                failed=lambda error: log.info("%s: not warmed: %s", self.ctx.path, error),
+            )
+
+    def _merge(self) -> None:
+        """Off the path of the steps, one at a time."""
+        view = self._view
+        if view is None or self._merging or not view.merge_due():
+            return
+        self._merging = True
+
+        def merged(_: Any) -> None:
+            self._merging = False
+
+        self.ctx.effect(view.merge, done=merged, failed=merged)
+
     def _end_with(self, lo: Time, error: PenstockError) -> None:
         """A subscribe that cannot start, or go on: its one last batch says why."""
         upper = max(lo, self._description.as_of) + 1
         self._emit(SubscribeBatch(lo, upper, None, (type(error).__name__, str(error))))
-
-    def _fill_next(self) -> None:
-        view = self._view
-        if view is None or self._filling or not self._fills:
-            return
-        self._filling = True
-        fill = self._fills.popleft()
-        filled = m.Filled(self._machine.incarnation, fill.bytes)
-        self._run_stage(0, lambda: view.fill(fill.source, fill.rows), lambda _: StageDone(filled))
 
     def _compute(self, step: Step) -> None:
         self._outcome = None
@@ -363,8 +381,7 @@ class Dataflow(Actor[Any]):
             self._outcome = view.without_change(step)
         outcome = self._outcome
         assert isinstance(outcome, Outcome)
-        self._measures.rows_out = outcome.deltas.output.num_rows
-        self._measures.spark_ms = outcome.deltas.spark_ms
+        self._measures.take(outcome)
 
         def committed(done: bool) -> StageDone:
             return StageDone(m.Committed(step.number) if done else m.Mismatched(step.number))
@@ -396,12 +413,11 @@ class Dataflow(Actor[Any]):
         return False
 
     def _cancel_work(self) -> None:
-        if self._stage is not None:
-            self._stage.cancel()
-            self._stage = None
+        for work in (self._stage, self._warming):
+            if work is not None:
+                work.cancel()
+        self._stage = self._warming = None
         self._held_commit = None
-        self._fills.clear()
-        self._filling = False
 
     # -- telling others ----------------------------------------------------------------------------
 
@@ -430,20 +446,9 @@ class Dataflow(Actor[Any]):
         self._move_holds(frontier)
 
     def _show(self, state: str, text: str) -> None:
-        measures, machine = self._measures, self._machine
-        self._workers[0].reply(
-            DataflowStatus(
-                dataflow=self._description.id,
-                state=state,
-                text=text,
-                hi=machine.lo,
-                rows_in=measures.rows_in,
-                rows_out=measures.rows_out,
-                step_ms=measures.step_ms,
-                spark_ms=measures.spark_ms,
-                steps=machine.steps,
-            )
-        )
+        machine = self._machine
+        status = self._measures.status(self._description.id, state, text)
+        self._workers[0].reply(msgspec.structs.replace(status, hi=machine.lo, steps=machine.steps))
 
     def _move_holds(self, lo: Frontier) -> None:
         """Lazily: a move is a compare-and-set on every import."""

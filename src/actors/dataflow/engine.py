@@ -48,6 +48,7 @@ class Made(msgspec.Struct, frozen=True):
 
     rows: pa.Table
     spark_ms: float
+    prepared: bool = False
 
 
 class Engine:
@@ -110,10 +111,10 @@ class Engine:
         inline, path = answer.arrow, answer.arrow_file
         if path is not None:
             mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))
-            return Made(mapped, answer.spark_ms)
+            return Made(mapped, answer.spark_ms, answer.prepared)
         if inline is None:
             raise LocalProtocolError(f"{job.job_id} was answered without rows or a file")
-        return Made(from_ipc(inline), answer.spark_ms)
+        return Made(from_ipc(inline), answer.spark_ms, answer.prepared)
 
     async def _ask(self, job: Prepare | StepJob | Difference) -> Answer:
         def run(reply: Reply[Answer]) -> ExecutorMessage:

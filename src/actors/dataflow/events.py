@@ -45,15 +45,13 @@ class Schedule(msgspec.Struct, frozen=True):
 class Restored(msgspec.Struct, frozen=True):
     """What was durable has been read: go on from `lo`; sources read from `as_of`.
 
-    `fill`: snapshots (of the sources so marked in `snapshots`) fill states; otherwise they are
-    the rows of the first step.
+    Snapshots (of the sources so marked in `snapshots`) are the rows of the first step.
     """
 
     incarnation: int
     lo: Time
     as_of: Time
     snapshots: tuple[bool, ...]
-    fill: bool = True
     in_error: bool = False
 
 
@@ -61,13 +59,6 @@ class SourcesReady(msgspec.Struct, frozen=True):
     """Listen and fetch tasks of this incarnation run."""
 
     incarnation: int
-
-
-class Filled(msgspec.Struct, frozen=True):
-    """Rows of a snapshot are in the states."""
-
-    incarnation: int
-    bytes: int
 
 
 class Computed(msgspec.Struct, frozen=True):
@@ -131,7 +122,6 @@ Event: TypeAlias = (
     | Fetched
     | FetchFailed
     | ListenFailed
-    | Filled
     | Computed
     | FailedDefinitely
     | Committed
@@ -184,14 +174,6 @@ class Answer(msgspec.Struct, frozen=True):
     """All parts of one description are done with: as many bytes may be described again."""
 
     source: int
-    bytes: int
-
-
-class Fill(msgspec.Struct, frozen=True):
-    """Put rows of a snapshot into the states; answer `Filled`."""
-
-    source: int
-    rows: pa.Table
     bytes: int
 
 
@@ -250,7 +232,6 @@ Effect: TypeAlias = (
     | Ask
     | Return
     | Answer
-    | Fill
     | Compute
     | Commit
     | Install

@@ -62,7 +62,6 @@ class Source:
         self.outstanding: dict[tuple[Frontier, str], deque[Piece]] = {}
         self.counts: dict[Frontier, int] = {}
         """Outstanding fetches per time; a time without any is absent."""
-        self.outstanding_bytes = 0
         self.held: list[pa.Table] = []
         self._groups: dict[int, _Group] = {}
         """Descriptions not yet answered."""
@@ -105,18 +104,15 @@ class Source:
         ended = [number for number, group in self._groups.items() if not group.pieces]
         return [self._groups.pop(number).bytes for number in ended]
 
-    def ask(self, before: Frontier, room: int) -> Piece | None:
+    def ask(self, before: Frontier) -> Piece | None:
         """The next waiting piece with times below `before`, now outstanding; None when there is
-        none, or it has more than `room` bytes and others are outstanding."""
+        none."""
         for position, piece in enumerate(self.waiting):
             if piece.lower >= before:
                 continue
-            if piece.part.bytes > room and self.outstanding:
-                return None
             del self.waiting[position]
             self.outstanding.setdefault((piece.time, piece.part.key), deque()).append(piece)
             self.counts[piece.time] = self.counts.get(piece.time, 0) + 1
-            self.outstanding_bytes += piece.part.bytes
             return piece
         return None
 
@@ -137,7 +133,6 @@ class Source:
         self.counts[message.time] -= 1
         if not self.counts[message.time]:
             del self.counts[message.time]
-        self.outstanding_bytes -= piece.part.bytes
         return piece, _of_interest(message.updates, piece, self.as_of)
 
     def hold(self, rows: pa.Table) -> None:
@@ -156,10 +151,6 @@ class Source:
         yield from self.waiting
         for pieces in self.outstanding.values():
             yield from pieces
-
-    def filled(self) -> bool:
-        """Whether the whole snapshot was described and has arrived."""
-        return self.progress > self.as_of and not any(p.snapshot for p in self.pending())
 
     def take(self, hi: Frontier) -> list[pa.Table]:
         """Held rows below `hi`; the others stay held."""
@@ -186,8 +177,6 @@ class Source:
             assert pieces, "an answered fetch is still listed"
             counted[time] = counted.get(time, 0) + len(pieces)
         assert counted == self.counts, f"fetches are counted {self.counts}, listed {counted}"
-        listed = sum(p.part.bytes for pieces in self.outstanding.values() for p in pieces)
-        assert listed == self.outstanding_bytes
         assert all(piece.upper <= self.progress for piece in self.pending() if not piece.snapshot)
 
 
@@ -205,20 +194,16 @@ def _of_interest(updates: pa.Table, piece: Piece, as_of: Time) -> pa.Table:
 
 
 def ask_parts(
-    sources: Sequence[Source], before: Frontier, room: int, fetches_max: int, *, busy: bool
+    sources: Sequence[Source], before: Frontier, fetches_max: int
 ) -> list[tuple[Source, Piece]]:
-    """Pieces with times below `before` to be fetched now: at most `fetches_max` out in all, and
-    not more than `room` bytes; but one at least, unless something is under way (`busy`)."""
+    """Pieces with times below `before` to be fetched now: at most `fetches_max` out in all."""
     found: list[tuple[Source, Piece]] = []
     out = sum(count for source in sources for count in source.counts.values())
     for source in sources:
         while out < fetches_max:
-            if room <= 0 and (out or busy):
-                return found
-            piece = source.ask(before, room)
+            piece = source.ask(before)
             if piece is None:
                 break
             out += 1
-            room -= piece.part.bytes
             found.append((source, piece))
     return found

@@ -7,23 +7,28 @@ passed U - 1 nevertheless, the view is recomputed at the least readable time, th
 appended there, and the times that cannot be known any more hold an error: a read there is
 refused, never wrong. Either way it ends by reading what a running view keeps: the hidden
 state, and the errors that imports and output hold.
+
+The view takes its places in the imports' shared arrangements before anything else, at the time
+at which it will go on, so that others do not leave that time behind while it is computed. They
+are filled later (`filling`): a view is read before it can be stepped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from actors.arrangement import SharedArrangements
 from actors.dataflow.commit import ErrorChange, commit, move_holds
 from actors.dataflow.contents import error_sums, errors_held, scanned, split_errors, truncated
 from actors.dataflow.engine import Engine
+from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
 from actors.dataflow.step import empty_deltas
-from actors.dataflow.touched import HIDDEN, Touched, imports_looked_up
+from actors.dataflow.touched import Imports, Touched
 from actors.errors import DefiniteError
 from actors.persist import PersistClient
 from actors.plan.schema import Schema
@@ -35,13 +40,13 @@ class Resumed(msgspec.Struct, frozen=True):
     """What a new incarnation starts with."""
 
     lo: Frontier
-    snapshots: tuple[bool, ...]
-    """Imports whose contents fill arrangements."""
     touched: Touched | None
     output_errors: tuple[str, ...]
     """Errors that the output holds at ``lo - 1``."""
     source_errors: tuple[dict[str, int], ...]
     """Per import, the sums of its error updates at ``lo - 1``."""
+    state_rows: int = 0
+    """About how many rows the imports have."""
 
 
 async def restore(
@@ -51,6 +56,8 @@ async def restore(
     export: ViewExport,
     incarnation: int,
     scratch: Path,
+    arrangements: SharedArrangements,
+    chooser: Chooser,
     *,
     writable: bool,
 ) -> Resumed:
@@ -60,28 +67,43 @@ async def restore(
     written by another.
     """
     name = (incarnation, 0)
-    await engine.prepare(export.plan, incarnation)
     upper = await persist.upper(export.shard)
-    while not is_empty(upper):
-        as_of = await _as_of_to_hydrate(persist, description, upper)
-        if as_of is None:
-            break
-        if writable:
-            await _hydrate(engine, persist, description, export, as_of, upper, name)
-        else:
-            await persist.wait_upper(export.shard, upper)
-        upper = await persist.upper(export.shard)
-    if is_empty(upper):
-        nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
-        return Resumed(upper, tuple(False for _ in description.imports), None, (), nothing)
-    await move_holds(persist, description, export, upper)
-    return await _resume(engine, persist, description, export, upper, name, scratch)
+    as_of = await _as_of_to_hydrate(persist, description, upper)
+    shards = [source.shard for source in description.imports]
+    reserved = Imports(export.plan, shards, arrangements, upper if as_of is None else as_of + 1)
+    try:
+        await engine.prepare(export.plan, incarnation)
+        while as_of is not None:
+            if writable:
+                started = engine.clock.monotonic_ms()
+                await _hydrate(engine, persist, description, export, as_of, upper, name)
+                rows = await _rows(persist, description)
+                chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
+            else:
+                await persist.wait_upper(export.shard, upper)
+            upper = await persist.upper(export.shard)
+            as_of = await _as_of_to_hydrate(persist, description, upper)
+        if is_empty(upper):
+            nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
+            return Resumed(upper, None, (), nothing)
+        await move_holds(persist, description, export, upper)
+        # Not in a thread: what a cancelled call returns would be lost, and stay open.
+        touched = Touched(export.plan, shards, arrangements, upper, scratch / str(incarnation))
+        try:
+            return await _resume(engine, persist, description, export, upper, name, touched)
+        except BaseException:
+            touched.close()
+            raise
+    finally:
+        reserved.close()
 
 
 async def _as_of_to_hydrate(
     persist: PersistClient, description: DataflowDescription, upper: Frontier
 ) -> Time | None:
-    """The time to compute the view at; None when it can go on from `upper`."""
+    """The time to compute the view at; None when it can go on from `upper`, or has ended."""
+    if is_empty(upper):
+        return None
     sinces = [(await persist.state(source.shard)).since for source in description.imports]
     since = max(sinces, default=0)
     if upper == 0:
@@ -124,7 +146,7 @@ async def _resume(
     export: ViewExport,
     upper: Time,
     name: tuple[int, int],
-    scratch: Path,
+    touched: Touched,
 ) -> Resumed:
     plan = export.plan
     reader_id = engine.job_id(*name, "resume")
@@ -133,18 +155,20 @@ async def _resume(
         await _error_sums(persist, source.shard, source.schema, upper - 1, reader_id)
         for source in description.imports
     ]
-    if plan.mode == "opaque":
-        snapshots: Sequence[bool] = [False for _ in description.imports]
-        return Resumed(upper, tuple(snapshots), None, output_errors, tuple(source_errors))
-    place = scratch / str(name[0])
-    touched = await engine.clock.run_blocking(lambda: Touched(plan, place))
-    if export.hidden_shard is not None and plan.hidden is not None:
-        parts = scanned(persist, export.hidden_shard, plan.hidden.schema, upper - 1, reader_id)
+    for index, (shard, state) in enumerate(zip(export.hidden_shards, plan.hidden, strict=True)):
+        parts = scanned(persist, shard, state.schema, upper - 1, reader_id)
         async with aclosing(parts):
             async for rows in parts:
-                await engine.clock.run_blocking(partial(touched.insert, HIDDEN, rows))
-        await engine.clock.run_blocking(touched.maintain)
-    return Resumed(upper, imports_looked_up(plan), touched, output_errors, tuple(source_errors))
+                await engine.clock.run_blocking(partial(touched.insert, f"h{index}", rows))
+    await engine.clock.run_blocking(touched.merge)
+    rows = await _rows(persist, description)
+    return Resumed(upper, touched, output_errors, tuple(source_errors), rows)
+
+
+async def _rows(persist: PersistClient, description: DataflowDescription) -> int:
+    """About how many rows the imports have: updates that are stored."""
+    states = [await persist.state(source.shard) for source in description.imports]
+    return sum(part.rows for state in states for batch in state.batches for part in batch.parts)
 
 
 async def errors_of(

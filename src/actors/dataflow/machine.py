@@ -3,8 +3,7 @@
 Theory of operation. A dataflow moves its lower frontier `lo` forward in steps ``[lo, hi)``:
 
 1. *suspended* until it is scheduled; then *hydrating*: the shell restores what is durable (or
-   computes it at the `as_of`), starts this incarnation's sources, and fills the states that
-   lookups need from the sources' snapshots;
+   computes it at the `as_of`) and starts this incarnation's sources;
 2. *gathering* (*errored* while the collection holds a definite error): `hi` is picked from what
    every source has described and the budget allows, its parts are asked for, and when every
    time below `hi` is sealed for every source the step is cut;
@@ -51,8 +50,6 @@ from actors.dataflow.events import (
     Event,
     Failed,
     FailedDefinitely,
-    Fill,
-    Filled,
     Finish,
     Install,
     Installed,
@@ -101,7 +98,6 @@ TRANSITIONS: Final[dict[type[Event], tuple[tuple[State, ...], str]]] = {
     SourcesReady: ((State.HYDRATING,), "_sources_ready"),
     Described: ((*_REST, *_CARRYING), "_described"),
     Fetched: ((*_REST, *_CARRYING), "_fetched"),
-    Filled: (_REST, "_filled"),
     FetchFailed: (_LIVE, "_source_failed"),
     ListenFailed: (_LIVE, "_source_failed"),
     Computed: ((State.RUNNING,), "_computed"),
@@ -150,8 +146,6 @@ class Machine:
         self.ignored = 0
         self._restored_from: Restored | None = None
         self._snapshot_due = False
-        self._fills = 0
-        self._filling_bytes = 0
         self._retrying = False
         self._restart_due = False
         self._frozen: PenstockError | None = None
@@ -183,7 +177,6 @@ class Machine:
         self.step = None
         self.hi = None
         self._restored_from = None
-        self._fills = self._filling_bytes = 0
         self._retrying = self._restart_due = False
         self._frozen = None
         return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
@@ -192,7 +185,7 @@ class Machine:
         self._restored_from = event
         self.lo = event.lo
         self.in_error = event.in_error
-        self._snapshot_due = any(event.snapshots) and not event.fill
+        self._snapshot_due = any(event.snapshots)
         self.sources = tuple(
             Source(index, event.as_of, snapshot=snapshot)
             for index, snapshot in enumerate(event.snapshots)
@@ -230,22 +223,11 @@ class Machine:
     def _fetched(self, event: Fetched) -> list[Effect]:
         source = self.sources[event.source]
         piece, rows = source.fetched(event)
-        effects = self._done_with(source, [piece])
-        if piece.snapshot and not self._snapshot_due:
-            self._fills += 1
-            self._filling_bytes += rows.nbytes
-            effects.append(Fill(event.source, rows, rows.nbytes))
-        else:
-            source.hold(rows)
-        return effects + self._go_on()
-
-    def _filled(self, event: Filled) -> list[Effect]:
-        self._fills -= 1
-        self._filling_bytes -= event.bytes
-        return self._go_on()
+        source.hold(rows)
+        return [*self._done_with(source, [piece]), *self._go_on()]
 
     def _go_on(self) -> list[Effect]:
-        """At rest: freezes, finishes, fills, asks for parts, or cuts the next step."""
+        """At rest: freezes, finishes, asks for parts, or cuts the next step."""
         if self.state not in _REST or self._retrying:
             return []
         if self._frozen is not None:
@@ -254,8 +236,6 @@ class Machine:
         if self.lo >= end:
             self.state = State.DROPPED
             return [CancelWork(), Finish(self.lo)]
-        if not self._snapshot_due and not self._ready():
-            return self._ask(self._source_as_of() + 1)
         if self.hi is None:
             self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, self.until)
             if self._snapshot_due and self.hi is not None:
@@ -272,18 +252,9 @@ class Machine:
         """From where this incarnation's sources read."""
         return self._restored_from.as_of if self._restored_from is not None else self.as_of
 
-    def _ready(self) -> bool:
-        """Whether every snapshot has been filled into the states."""
-        return not self._fills and all(source.filled() for source in self.sources)
-
     def _ask(self, before: Frontier) -> list[Effect]:
-        """Asks for parts below `before`; while states fill, within the budget (a step's `hi`
-        was picked within it)."""
-        room: int = EMPTY
-        if not self._snapshot_due and not self._ready():
-            out = sum(source.outstanding_bytes for source in self.sources)
-            room = self.budget_bytes - self._filling_bytes - out
-        asked = ask_parts(self.sources, before, room, self.fetches_max, busy=self._fills > 0)
+        """Asks for parts below `before` (a step's `hi` was picked within the budget)."""
+        asked = ask_parts(self.sources, before, self.fetches_max)
         return [Ask(source.index, piece) for source, piece in asked]
 
     # -- a step ------------------------------------------------------------------------------------
@@ -446,7 +417,5 @@ class Machine:
                 len(self.step.times) <= 1
             )
         assert self.reported is None or self.reported >= self.as_of
-        assert self._fills >= 0
-        assert self._filling_bytes >= 0
         for source in self.sources:
             source.validate()

@@ -66,20 +66,20 @@ class PassThrough:
         first = self._description.as_of
         if isinstance(self._export, IndexExport):
             as_of = max(first, lo - 1, since)
-            return Restored(incarnation, 0, as_of, (True,), fill=False)
+            return Restored(incarnation, 0, as_of, (True,))
         as_of = first if lo == 0 else lo - 1
         if since > as_of:
             return ReadBelowSince(
                 f"the subscribe cannot read at {as_of}: history is kept from {since} on"
             )
         if lo == 0 and self._export.snapshot:
-            return Restored(incarnation, 0, as_of, (True,), fill=False)
+            return Restored(incarnation, 0, as_of, (True,))
         name = f"{self._description.id}/{incarnation}"
         await self._persist.wait_upper(source.shard, as_of)
         held = await errors_of(self._persist, source.shard, source.schema, as_of, name)
         if held:
             return ViewInError(held[0])
-        return Restored(incarnation, as_of + 1, as_of, (False,), fill=False)
+        return Restored(incarnation, as_of + 1, as_of, (False,))
 
     async def compute(self, step: Step) -> Passed:
         """Makes the step ready, off the loop."""

@@ -52,18 +52,19 @@ async def recompute(
             if given.errors:
                 raise DefiniteError(given.errors[0])
             sources.append(given.rows)
-        if export.plan.mode == "opaque":
+        if not export.plan.strata:
             return await _difference(engine, persist, export, sources, as_of, upper, name, stack)
         deltas = await whole_step(engine, export.plan, sources, as_of, name)
     reader_id = engine.job_id(*name, "old")
     output = await _less_old(
         engine, persist, export.shard, export.plan.output, deltas.output, upper, as_of, reader_id
     )
-    hidden = deltas.hidden
-    if hidden is not None and export.hidden_shard is not None and export.plan.hidden is not None:
-        shard, schema = export.hidden_shard, export.plan.hidden.schema
-        hidden = await _less_old(engine, persist, shard, schema, hidden, upper, as_of, reader_id)
-    return msgspec.structs.replace(deltas, output=output, hidden=hidden)
+    states = zip(export.hidden_shards, export.plan.hidden, deltas.hidden, strict=True)
+    hidden = [
+        await _less_old(engine, persist, shard, state.schema, delta, upper, as_of, reader_id)
+        for shard, state, delta in states
+    ]
+    return msgspec.structs.replace(deltas, output=output, hidden=tuple(hidden))
 
 
 async def _difference(
@@ -98,7 +99,7 @@ async def _difference(
     output = await engine.clock.run_blocking(
         lambda: consolidate(concat([made.rows], plan.output.arrow_updates()))
     )
-    return Deltas(output, None, made.spark_ms)
+    return Deltas(output, (), made.spark_ms)
 
 
 async def _less_old(

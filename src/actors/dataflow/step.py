@@ -6,8 +6,8 @@ whole: then both run in one. From scratch (`whole_step`) every state is empty an
 run in one.
 
 The last stratum's output is cut into deltas. Without hidden state it is the view's. With it,
-every row has the hidden columns, the view's columns prefixed ``o_``, and ``__keep`` (HAVING
-held): the hidden columns make one delta, the kept view's columns the other.
+a row says by the bits of ``__to`` which deltas it belongs to: the view's (columns ``o_…``) and
+those of the hidden states (``h{k}_…``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.dataflow.engine import Engine
-from actors.dataflow.touched import HIDDEN, Lookups, Touched
+from actors.dataflow.touched import Lookups, Touched
 from actors.errors import LocalProtocolError
 from actors.plan.delta import DeltaPlan, Stratum
 from actors.plan.jobs import Rows
@@ -31,39 +32,48 @@ from actors.plan.updates import concat, consolidate
 from actors.progress import Frontier, Time
 
 OUTPUT_PREFIX: Final = "o_"
-KEEP: Final = "__keep"
+TO: Final = "__to"
 
 
 class Deltas(msgspec.Struct, frozen=True):
     """What a step makes: the view's delta, its hidden state's, and what it cost."""
 
     output: pa.Table
-    hidden: pa.Table | None = None
+    hidden: tuple[pa.Table, ...] = ()
     spark_ms: float = 0.0
+    prepared: bool = False
+    """Whether all of its runs executed a plan that was there already."""
 
 
-def cut(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, pa.Table | None]:
-    """The last stratum's output as (output delta, hidden delta), consolidated."""
+def cut(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    """The last stratum's output as (output delta, hidden deltas), consolidated."""
     shape = plan.output.arrow_updates()
-    if plan.hidden is None:
-        return consolidate(concat([wide], shape)), None
-    kept = wide.filter(wide[KEEP])
-    names = [f"{OUTPUT_PREFIX}{name}" for name in plan.output.names]
-    narrow = kept.select([*names, TIME, DIFF]).rename_columns(shape.names)
-    hidden = concat([wide], plan.hidden.schema.arrow_updates())
-    return consolidate(concat([narrow], shape)), consolidate(hidden)
+    if not plan.hidden:
+        return consolidate(concat([wide], shape)), ()
+    output = _part(wide, 0, OUTPUT_PREFIX, plan.output)
+    hidden = (_part(wide, k + 1, f"h{k}_", h.schema) for k, h in enumerate(plan.hidden))
+    return output, tuple(hidden)
+
+
+def _part(wide: pa.Table, bit: int, prefix: str, schema: Schema) -> pa.Table:
+    """The delta whose rows have that bit set, consolidated."""
+    belongs = pc.not_equal(pc.bit_wise_and(wide[TO], pa.scalar(1 << bit, wide[TO].type)), 0)
+    shape = schema.arrow_updates()
+    names = [f"{prefix}{name}" for name in schema.names]
+    rows = wide.select([*names, TIME, DIFF]).rename_columns(shape.names).filter(belongs)
+    return consolidate(concat([rows], shape))
 
 
 def empty_deltas(plan: DeltaPlan) -> Deltas:
     """Nothing changed."""
-    hidden = None if plan.hidden is None else plan.hidden.schema.arrow_updates().empty_table()
+    hidden = tuple(state.schema.arrow_updates().empty_table() for state in plan.hidden)
     return Deltas(plan.output.arrow_updates().empty_table(), hidden)
 
 
 def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
     """Whether a stratum may run together with those before it, whose outputs are `made_here`."""
     for lookup in stratum.lookups:
-        if lookup.target == HIDDEN and hidden_whole:
+        if lookup.target[0] == "h" and hidden_whole:
             continue
         if any(name in made_here for name, _ in lookup.origins):
             return False
@@ -90,8 +100,8 @@ def input_names(plan: DeltaPlan, first: int, last: int) -> list[str]:
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
     """The schema of a named input; a stratum's output is read off its Arrow columns."""
-    if name == HIDDEN and plan.hidden is not None:
-        return plan.hidden.schema
+    if name[0] == "h":
+        return plan.hidden[int(name[1:])].schema
     if name[0] in "ds":
         return plan.source_schemas[int(name[1:])]
     fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
@@ -153,6 +163,7 @@ async def delta_step(
     lookups = Lookups(touched, deltas, lo)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
     spark_ms = 0.0
+    prepared = True
     first = 0
     wide: pa.Table | None = None
     while first < len(plan.strata):
@@ -180,6 +191,7 @@ async def delta_step(
             job_id = engine.job_id(*name, f"{first}-{last}")
             made = await engine.run(StepJob(job_id, engine.dataflow, first, last, inputs, lo, hi))
         spark_ms += made.spark_ms
+        prepared &= made.prepared
         wide = made.rows
         lookups.made(last, wide)
         first = last + 1
@@ -187,7 +199,7 @@ async def delta_step(
         return msgspec.structs.replace(empty_deltas(plan), spark_ms=spark_ms)
     last_output = wide
     output, hidden = await engine.clock.run_blocking(lambda: cut(plan, last_output))
-    return Deltas(output, hidden, spark_ms)
+    return Deltas(output, hidden, spark_ms, prepared)
 
 
 async def whole_step(
@@ -201,7 +213,7 @@ async def whole_step(
         if input_name.startswith("d")
     }
     made = await engine.run(
-        StepJob(engine.job_id(*name, "whole"), engine.dataflow, 0, last, inputs, 0, as_of + 1)
+        StepJob(engine.job_id(*name, "whole"), engine.dataflow, 0, last, inputs, 0, as_of + 1, True)
     )
     output, hidden = await engine.clock.run_blocking(lambda: cut(plan, made.rows))
     return Deltas(output, hidden, made.spark_ms)

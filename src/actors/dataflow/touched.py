@@ -1,19 +1,18 @@
 """Touched state: what a step needs to know of the imports' and the hidden state's past.
 
-Theory of operation. For every (import, key) that a lookup of the plan names there is one
-private arrangement of the import's rows; for hidden state one by its group keys. A step's
-lookups are followed in the plan's order: the key values come from deltas, from rows that
-earlier lookups returned, or from an earlier stratum's output; what matches is the step's state
-input (a superset, Spark decides).
+Theory of operation. For every (import, key) that a lookup of the plan names the view is a user
+of an arrangement that all dataflows share (`arrangement.shared`): it stands at the view's `lo`
+and reads what lies before it. Hidden states have one writer, and private arrangements: there
+times carry no meaning, so insert number n is at time n, and everything but the last insert is
+compacted. A step's lookups are followed in the plan's order: the key values come from deltas,
+from rows that earlier lookups returned, or from an earlier stratum's output; what matches is
+the step's state input (a superset, Spark decides). Rows given to a step are consolidated and
+stand at ``lo - 1``.
 
-Times below a step's `lo` carry no meaning, so the arrangements are not kept by time: insert
-number n is at time n, and everything but the last insert is compacted. Rows given to a step
-are consolidated and stand at ``lo - 1``.
-
-Invariants: an arrangement holds its import's (or the hidden shard's) updates below the
-dataflow's `lo`, all of them, once; two lookups of one import may return the same row by
-different keys: it is given once. It is a cache of durable state, made by one incarnation and
-removed with it. All methods block (files): call them off the event loop.
+Invariants: what is read are the import's (or the hidden shard's) updates below the dataflow's
+`lo`, all of them, once; two lookups of one import may return the same row by different keys: it
+is given once. It is a cache of durable state, made by one incarnation and gone with it. All
+methods that read, insert or close block (files): call them off the event loop.
 """
 
 from __future__ import annotations
@@ -24,53 +23,88 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement import Arrangement
+from actors.arrangement import Arrangement, Handle, SharedArrangements
 from actors.errors import InvalidUsage
 from actors.plan.delta import DeltaPlan, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, set_column
-from actors.progress import Time
-
-HIDDEN = "h"
+from actors.progress import Frontier, ShardId, Time
 
 
-def imports_looked_up(plan: DeltaPlan) -> tuple[bool, ...]:
-    """Which imports need their state kept, in the order of the plan's sources."""
-    targets = {lookup.target for stratum in plan.strata for lookup in stratum.lookups}
-    return tuple(f"s{index}" in targets for index in range(len(plan.sources)))
+class Imports:
+    """A view's places among the users of its imports' arrangements."""
+
+    def __init__(
+        self,
+        plan: DeltaPlan,
+        shards: Sequence[ShardId],
+        arrangements: SharedArrangements,
+        lo: Frontier,
+    ) -> None:
+        """Takes them at `lo`, at once; that they are filled is another's business (`filling`).
+        `shards`: of the plan's sources, in order."""
+        self.lo = lo
+        self.handles: dict[tuple[str, tuple[str, ...]], Handle] = {}
+        """By (``s{n}``, key); the empty key where any arrangement will do."""
+        for target, key in _wanted(plan, "s"):
+            source = int(target[1:])
+            shard, schema = shards[source], plan.source_schemas[source]
+            try:
+                handle = arrangements.open(shard, key, schema, lo)
+            except InvalidUsage:
+                # A key that cannot be compared by hash: every lookup is a scan.
+                handle = arrangements.open(shard, (), schema, lo)
+            self.handles[target, key] = handle
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step from `lo` on may read all of them."""
+        return all(handle.ready for handle in self.handles.values())
+
+    def close(self) -> None:
+        """Gives the places up."""
+        for handle in self.handles.values():
+            handle.close()
 
 
 class Touched:
-    """The private arrangements of one incarnation of a view."""
+    """What one incarnation of a view reads: shared arrangements of imports, its own of hidden
+    state."""
 
-    def __init__(self, plan: DeltaPlan, directory: Path) -> None:
-        self._plan = plan
-        self._directory = directory
+    def __init__(
+        self,
+        plan: DeltaPlan,
+        shards: Sequence[ShardId],
+        arrangements: SharedArrangements,
+        lo: Frontier,
+        directory: Path,
+    ) -> None:
+        self.imports = Imports(plan, shards, arrangements, lo)
+        self._arrangements = arrangements
         self._schemas = {f"s{i}": schema for i, schema in enumerate(plan.source_schemas)}
-        if plan.hidden is not None:
-            self._schemas[HIDDEN] = plan.hidden.schema
-        self._arranged: dict[str, dict[tuple[str, ...], Arrangement]] = {}
+        self._schemas |= {f"h{k}": state.schema for k, state in enumerate(plan.hidden)}
+        self._hidden: dict[str, dict[tuple[str, ...], Arrangement]] = {}
         self._inserts: dict[str, int] = {}
+        self.rows_read = 0
+        """Rows that lookups returned so far."""
         self.hidden_groups = 0
-        """Rows of hidden state: groups."""
-        for stratum in plan.strata:
-            for lookup in stratum.lookups:
-                self._arrange(lookup.target, lookup.key)
+        """Rows of all hidden states: groups."""
+        for number, (target, key) in enumerate(_wanted(plan, "h")):
+            place = directory / f"{target}-{number}"
+            by_key = self._hidden.setdefault(target, {})
+            try:
+                by_key[key] = Arrangement(place, self._schemas[target], key)
+            except InvalidUsage:
+                by_key[key] = Arrangement(place, self._schemas[target], ())
 
-    def _arrange(self, target: str, key: tuple[str, ...]) -> None:
-        by_key = self._arranged.setdefault(target, {})
-        if key in by_key or (not key and by_key):
-            return  # any arrangement can be scanned
-        place = self._directory / f"{target}-{len(by_key)}"
-        try:
-            by_key[key] = Arrangement(place, self._schemas[target], key)
-        except InvalidUsage:
-            # A key that cannot be compared by hash: every lookup is a scan.
-            by_key[key] = Arrangement(place, self._schemas[target], ())
+    @property
+    def empty(self) -> bool:
+        """Whether the view needs nothing of the past."""
+        return not self.imports.handles and not self._hidden
 
     def insert(self, target: str, updates: pa.Table) -> None:
-        """Adds plain updates of an import (``s2``) or of the hidden state (``h``)."""
-        arranged = self._arranged.get(target)
+        """Adds plain updates of a hidden state (``h0``)."""
+        arranged = self._hidden.get(target)
         if not arranged or not updates.num_rows:
             return
         number = self._inserts.get(target, 0)
@@ -80,18 +114,37 @@ class Touched:
             arrangement.insert(stamped, number + 1)
             arrangement.allow_compaction(number)
         self._inserts[target] = number + 1
-        if target == HIDDEN:
-            self.hidden_groups += pc.sum(updates[DIFF]).as_py() or 0
+        self.hidden_groups += pc.sum(updates[DIFF]).as_py() or 0
 
-    def maintain(self) -> None:
-        """Merges runs where there are many."""
-        for arranged in self._arranged.values():
-            for arrangement in arranged.values():
-                arrangement.maintain()
+    def step(self, imports: Sequence[pa.Table], hidden: Sequence[pa.Table], hi: Frontier) -> None:
+        """The view has committed ``[lo, hi)``: with these plain updates of its imports (none
+        given: there were none) and these of its hidden states."""
+        for (target, _), handle in self.imports.handles.items():
+            shape = self._schemas[target].arrow_updates()
+            updates = imports[int(target[1:])] if imports else shape.empty_table()
+            handle.step(updates.select(shape.names).cast(shape), hi)
+        for index, delta in enumerate(hidden):
+            self.insert(f"h{index}", delta)
+        self.imports.lo = hi
+
+    def merge(self) -> None:
+        """Merges runs where there are many. May run beside everything else."""
+        self._arrangements.merge(self._mergeable())
+
+    def merge_due(self) -> bool:
+        """Whether `merge` would find something to do."""
+        return any(arrangement.merge_due() for arrangement in self._mergeable())
+
+    def _mergeable(self) -> list[Arrangement]:
+        found = [each for arranged in self._hidden.values() for each in arranged.values()]
+        for handle in self.imports.handles.values():
+            found += handle.merging()
+        return found
 
     def close(self) -> None:
-        """Removes everything."""
-        for arranged in self._arranged.values():
+        """Removes what is its own, and leaves what it shares."""
+        self.imports.close()
+        for arranged in self._hidden.values():
             for arrangement in arranged.values():
                 arrangement.close(remove=True)
 
@@ -105,18 +158,36 @@ class Touched:
 
     def scan(self, target: str) -> pa.Table:
         """All updates."""
-        arrangement = next(iter(self._arranged[target].values()))
-        return arrangement.scan(arrangement.upper)
+        if target[0] == "h":
+            arrangement = next(iter(self._hidden[target].values()))
+            return self._counted(arrangement.scan(arrangement.upper))
+        handles = self.imports.handles.items()
+        return self._counted(next(handle for (name, _), handle in handles if name == target).scan())
 
     def find(self, target: str, key: tuple[str, ...], keys: Sequence[pa.Table]) -> pa.Table:
         """At least the updates of `target` that match a row of any of `keys` (by position)."""
         if not key:
             return self.scan(target)
-        arrangement = self._arranged[target][key]
-        if not arrangement.key:
-            return arrangement.scan(arrangement.upper)
-        found = [arrangement.lookup(table, arrangement.upper) for table in keys if table.num_rows]
-        return _distinct(found, self._schemas[target], 0)
+        if target[0] == "h":
+            arrangement = self._hidden[target][key]
+            if not arrangement.key:
+                return self.scan(target)
+            return self._counted(arrangement.lookup_all(keys, arrangement.upper))
+        handle = self.imports.handles[target, key]
+        return self._counted(handle.lookup(keys) if handle.key else handle.scan())
+
+    def _counted(self, found: pa.Table) -> pa.Table:
+        self.rows_read += found.num_rows
+        return found
+
+
+def _wanted(plan: DeltaPlan, kind: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The (target, key)s that lookups name; any arrangement of a target can be scanned, so the
+    empty key counts only where there is no other."""
+    lookups = [lookup for stratum in plan.strata for lookup in stratum.lookups]
+    found = dict.fromkeys((each.target, each.key) for each in lookups if each.target[0] == kind)
+    keyed = {target for target, key in found if key}
+    return [(target, key) for target, key in found if key or target not in keyed]
 
 
 class Lookups:
@@ -138,26 +209,45 @@ class Lookups:
     def follow(self, strata: Sequence[Stratum], *, whole_hidden: bool) -> None:
         """Looks up what the strata need; afterwards `rows` knows their state inputs.
 
-        With `whole_hidden` all of the hidden state is given, whatever is touched.
+        With `whole_hidden` all of the hidden states is given, whatever is touched.
         """
         touched = self._touched
         for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
-            schema = touched.schema(lookup.target)
-            if lookup.target == HIDDEN and whole_hidden:
-                found = touched.scan(HIDDEN)
+            target = lookup.target
+            schema = touched.schema(target)
+            earlier = self._rows.get(target)
+            if target[0] == "h" and whole_hidden:
+                if earlier is not None:
+                    continue
+                found = touched.scan(target)
             else:
-                found = touched.find(lookup.target, lookup.key, self._keys(lookup))
-            earlier = self._rows.get(lookup.target)
+                found = touched.find(target, lookup.key, self._keys(lookup))
             tables = [found] if earlier is None else [earlier, found]
-            self._rows[lookup.target] = _distinct(tables, schema, self._state_time)
+            self._rows[target] = _distinct(tables, schema, self._state_time)
 
     def _keys(self, lookup: Lookup) -> list[pa.Table]:
+        shape = self._touched.schema(lookup.target).arrow()
         tables = []
         for name, columns in lookup.origins:
             rows = self._rows.get(name)
-            if rows is not None and rows.num_rows and columns:
-                tables.append(rows.select(list(columns)))
-        return tables
+            if rows is None or not rows.num_rows or not columns:
+                continue
+            if not lookup.nulls and not all(columns):
+                continue
+            values = [
+                rows[column] if column else pa.nulls(rows.num_rows, shape.field(own).type)
+                for own, column in zip(lookup.key, columns, strict=True)
+            ]
+            names = [f"k{index}" for index in range(len(values))]
+            table = pa.Table.from_arrays(values, names)
+            tables.append(table if lookup.nulls else _without_nulls(table))
+        return [table for table in tables if table.num_rows]
+
+
+def _without_nulls(keys: pa.Table) -> pa.Table:
+    """Key rows that ``=`` can match: those without a NULL. A key that is often NULL, as foreign
+    keys are, would fetch all such rows for nothing."""
+    return keys.drop_null() if any(column.null_count for column in keys.columns) else keys
 
 
 def _at(updates: pa.Table, time: Time) -> pa.Table:

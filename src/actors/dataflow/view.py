@@ -2,7 +2,8 @@
 
 Holds what one incarnation keeps in memory: touched state, and the errors that the imports and
 the output hold. Each stage is one coroutine that the actor runs beside itself; the machine sees
-to it that they never overlap (fills come before the first step).
+to it that they never overlap. Beside them run `warm`, which fills arrangements before the first
+step needs them, and `merge`.
 
 Errors are data. While an import holds an error, or the data make the query fail, the output
 holds an error and keeps its last good contents; such a view is computed whole at the last time
@@ -18,15 +19,19 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from actors.arrangement import SharedArrangements
 from actors.dataflow.commit import ErrorChange, commit, move_holds
 from actors.dataflow.contents import contents, error_sums, errors_held, split_errors, truncated
 from actors.dataflow.engine import Engine
 from actors.dataflow.events import Step
+from actors.dataflow.filling import make_ready
 from actors.dataflow.hydrate import Resumed, restore
+from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
 from actors.dataflow.step import Deltas, delta_step, empty_deltas
-from actors.dataflow.touched import HIDDEN, Touched
+from actors.dataflow.touched import Touched
 from actors.errors import DefiniteError
 from actors.persist import PersistClient
 from actors.plan.jobs import Rows
@@ -41,6 +46,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
     deltas: Deltas
     errors: tuple[ErrorChange, ...] = ()
+    rows_read: int = 0
+    """Rows of state that its lookups returned."""
+    recomputed: bool = False
+    """Whether the view was computed whole."""
+    rejected: str = ""
+    """The other way, and what it would have taken."""
 
 
 class View:
@@ -53,40 +64,57 @@ class View:
         description: DataflowDescription,
         export: ViewExport,
         scratch: Path,
+        arrangements: SharedArrangements,
     ) -> None:
         self._engine = engine
         self._persist = persist
         self._description = description
         self._export = export
         self._scratch = scratch
+        self._arrangements = arrangements
+        self._chooser = Chooser(export.plan.policy)
+        self._state_rows = 0
+        """About how many rows the imports have."""
         self._touched: Touched | None = None
         self._output_errors: tuple[str, ...] = ()
         self._source_errors: tuple[dict[str, int], ...] = ()
 
     async def restore(self, incarnation: int, *, writable: bool) -> Resumed:
-        """The durable state; what was kept of an earlier incarnation is removed first."""
-        await self.close()
-        resumed = await restore(
-            self._engine,
-            self._persist,
-            self._description,
-            self._export,
-            incarnation,
-            self._scratch,
-            writable=writable,
-        )
+        """The durable state. What an earlier incarnation had is given up last, so that an
+        arrangement that both want stays."""
+        before, self._touched = self._touched, None
+        try:
+            resumed = await restore(
+                self._engine,
+                self._persist,
+                self._description,
+                self._export,
+                incarnation,
+                self._scratch,
+                self._arrangements,
+                self._chooser,
+                writable=writable,
+            )
+        finally:
+            if before is not None:
+                before.close()
         self._touched = resumed.touched
+        self._state_rows = resumed.state_rows
         self._output_errors = resumed.output_errors
         self._source_errors = resumed.source_errors
         return resumed
 
-    async def fill(self, source: int, rows: pa.Table) -> None:
-        """Puts rows of an import's snapshot into its arrangements."""
+    async def warm(self, incarnation: int) -> None:
+        """Fills the imports' arrangements where nobody has, ahead of the first step."""
         touched = self._touched
-        if touched is None:
-            return
-        plain, _ = split_errors(rows)
-        await self._engine.clock.run_blocking(partial(touched.insert, f"s{source}", plain))
+        if touched is not None:
+            await self._make_ready(touched, incarnation)
+            await self._engine.clock.run_blocking(touched.merge)
+
+    async def _make_ready(self, touched: Touched, incarnation: int) -> None:
+        reader_id = self._engine.job_id(incarnation, 0, "fill")
+        sources = self._description.imports
+        await make_ready(self._engine, self._persist, touched.imports, sources, reader_id)
 
     async def compute(self, step: Step) -> Outcome:
         """The step's deltas. Raises `DefiniteError` and whatever stores and engine raise."""
@@ -98,31 +126,54 @@ class View:
         held = errors_after(self._source_errors, step, time)
         if held:
             raise DefiniteError(held[0])
-        name = (step.incarnation, step.number)
-        if step.in_error or self._export.plan.mode == "opaque":
-            deltas = await recompute(
-                self._engine,
-                self._persist,
-                self._export,
-                self._description.imports,
-                time,
-                step.lo,
-                name,
-            )
+        if step.in_error or not self._export.plan.strata:
+            deltas = await self._whole(step, time)
             changes = tuple(ErrorChange(text, time, -1) for text in self._output_errors)
-            return Outcome(deltas, changes)
-        assert self._touched is not None, "an incremental view keeps touched state"
-        plan = self._export.plan
+            return Outcome(deltas, changes, recomputed=True)
+        rows = sum(table.num_rows for tables in step.deltas for table in tables)
+        choice = self._chooser.choose(rows, self._state_rows, len(step.times))
+        if choice.full and len(step.times) == 1:
+            deltas = await self._whole(step, time)
+            return Outcome(deltas, recomputed=True, rejected=choice.text())
+        started = self._engine.clock.monotonic_ms()
+        outcome = await self._step(step)
+        self._chooser.stepped(rows, self._engine.clock.monotonic_ms() - started)
+        return msgspec.structs.replace(outcome, rejected=choice.text())
+
+    async def _whole(self, step: Step, time: Time) -> Deltas:
+        """The difference to the view computed whole at `time`."""
+        started = self._engine.clock.monotonic_ms()
+        deltas = await recompute(
+            self._engine,
+            self._persist,
+            self._export,
+            self._description.imports,
+            time,
+            step.lo,
+            (step.incarnation, step.number),
+        )
+        elapsed = self._engine.clock.monotonic_ms() - started
+        self._chooser.recomputed(self._state_rows, elapsed)
+        return deltas
+
+    async def _step(self, step: Step) -> Outcome:
+        """The deltas by the plan's strata."""
+        name = (step.incarnation, step.number)
+        touched = self._touched
+        assert touched is not None, "an incremental view keeps touched state"
+        if not touched.imports.ready:
+            await self._make_ready(touched, step.incarnation)
+        read_before = touched.rows_read
         deltas = await delta_step(
             self._engine,
-            plan,
-            self._touched,
+            self._export.plan,
+            touched,
             await self._plain(step),
             (step.lo, step.hi),
             name,
             partial(self._whole_state, step),
         )
-        return Outcome(deltas)
+        return Outcome(deltas, rows_read=touched.rows_read - read_before)
 
     @asynccontextmanager
     async def _whole_state(self, step: Step, source: int) -> AsyncIterator[Rows]:
@@ -181,30 +232,41 @@ class View:
         for change in outcome.errors:
             sums[change.text] = sums.get(change.text, 0) + change.diff
         self._output_errors = errors_held(sums)
+        self._state_rows += sum(
+            pc.sum(table["__diff"]).as_py() or 0 for tables in step.deltas for table in tables
+        )
         touched = self._touched
-        if touched is None or not step.times:
+        if touched is None or touched.empty:
             return
-        plain = await self._plain(step)
-        hidden = outcome.deltas.hidden
+        plain = await self._plain(step) if step.times else ()
+        hidden = outcome.deltas.hidden if step.times else ()
+        await self._engine.clock.run_blocking(partial(touched.step, plain, hidden, step.hi))
 
-        def insert() -> None:
-            for index, delta in enumerate(plain):
-                touched.insert(f"s{index}", delta)
-            if hidden is not None:
-                touched.insert(HIDDEN, hidden)
-            touched.maintain()
+    def merge_due(self) -> bool:
+        """Whether `merge` would find something to do."""
+        return self._touched is not None and self._touched.merge_due()
 
-        await self._engine.clock.run_blocking(insert)
+    async def merge(self) -> None:
+        """Merges what steps have put into arrangements; runs beside the steps."""
+        touched = self._touched
+        if touched is not None:
+            await self._engine.clock.run_blocking(touched.merge)
 
     async def move_holds(self, lo: Frontier) -> bool:
         """Moves the durable holds up to a committed `lo`."""
         return await move_holds(self._persist, self._description, self._export, lo)
 
     async def close(self) -> None:
-        """Removes the arrangements."""
+        """Removes its own arrangements, and leaves those it shares."""
         touched, self._touched = self._touched, None
         if touched is not None:
             await self._engine.clock.run_blocking(touched.close)
+
+    def abandon(self) -> None:
+        """As `close`, at once."""
+        touched, self._touched = self._touched, None
+        if touched is not None:
+            touched.close()
 
 
 def _error_sums_after(

@@ -8,7 +8,7 @@ Inputs of a stratum are named:
 - ``d{n}``  the delta of import n: its updates with ``lo <= time < hi``;
 - ``s{n}``  the state of import n: (a superset of) its updates with ``time < lo`` that the
   delta can touch; times below `lo` carry no meaning and may have been advanced;
-- ``h``     the hidden state of the aggregate: (a superset of) the touched groups at ``< lo``;
+- ``h{k}``  hidden state k: (a superset of) the touched groups at ``< lo``;
 - ``r{k}``  the output of stratum k of the same step.
 
 A step is a function of its interval and these inputs alone, and its output is right at every
@@ -17,12 +17,14 @@ time in the interval: join pairs take the greater time, aggregates run over (gro
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
+
+AUTO: Final = "auto"
 
 
 class Input(msgspec.Struct, frozen=True, tag=True):
@@ -46,20 +48,54 @@ class Select(msgspec.Struct, frozen=True, tag=True):
     columns: tuple[Named, ...]
 
 
+class Weigh(msgspec.Struct, frozen=True, tag=True):
+    """Diffs multiplied by an integer expression over the columns: ``-1``, or a count ``n``.
+
+    Updates whose diff becomes 0 are left out.
+    """
+
+    input: Node
+    factor: str
+
+
 class Pair(msgspec.Struct, frozen=True, tag=True):
     """Inner join: every matching pair, at the greater time, with the product of the diffs.
 
-    `equal` holds (left expression, right expression); without any it is a cross product.
+    `equal` and `same` hold (left expression, right expression); `same` compares null-safe.
+    Without any it is a cross product.
     """
 
     left: Node
     right: Node
     equal: tuple[tuple[str, str], ...]
     residual: str | None = None
+    same: tuple[tuple[str, str], ...] = ()
+
+
+class Match(msgspec.Struct, frozen=True, tag=True):
+    """Plain join of `left` to a state: an outer, semi or anti join in one go, without deltas.
+
+    `right` (and of kind ``full`` also `left`) is a state: rows of positive weight whose times
+    carry no meaning. `kind`: ``left`` and ``full`` (as SQL: pairs, and rows without a match
+    padded with NULL), ``semi`` and ``anti`` (rows of `left` with, without a match; its columns
+    alone). Times are the left row's (0 for a padded right row); diffs are the product of both,
+    those of a row without a partner its own.
+    """
+
+    left: Node
+    right: Node
+    kind: str
+    equal: tuple[tuple[str, str], ...]
+    residual: str | None = None
+    same: tuple[tuple[str, str], ...] = ()
 
 
 class Union(msgspec.Struct, frozen=True, tag=True):
-    """All updates of all inputs; columns by name."""
+    """All updates of all inputs; columns by name.
+
+    A column that is the bare expression ``NULL`` in an input takes its type from the first
+    input, which has types for all.
+    """
 
     inputs: tuple[Node, ...]
 
@@ -97,12 +133,41 @@ class Accumulate(msgspec.Struct, frozen=True, tag=True):
     -1 and its total at t with diff +1, both at time t; a total with ``n = 0`` is not emitted,
     except for the global aggregate (no keys), whose one row exists also when it is empty, from
     the first hydration on. Groups compare null-safe.
+
+    With `flips` (no measures) its columns are the keys alone: it emits +1 where a group comes
+    (``n`` from 0 to more) and -1 where it goes, and nothing else.
     """
 
     contributions: Node
     hidden: Node
     keys: tuple[str, ...]
     measures: tuple[str, ...]
+    flips: bool = False
+
+
+class Call(msgspec.Struct, frozen=True):
+    """An aggregate as Spark itself evaluates it: ``max(x)``; `type` is the result's."""
+
+    name: str
+    text: str
+    type: str
+
+
+class Recompute(msgspec.Struct, frozen=True, tag=True):
+    """Aggregates of touched groups computed afresh, for functions that no sum can keep.
+
+    `old` are (a superset of) the touched groups' rows below `lo`, `changes` the updates since.
+    At each (group, t) that `changes` touch it emits the aggregates over the group's rows before
+    t with diff -1 (if there were any) and those up to t with diff +1 (if there are any); a row
+    of weight w counts w times. Output columns: keys, then calls. Without keys the one group has
+    a row also when it is empty, from the first hydration (``lo = 0``) on, as in `Accumulate`.
+    Groups compare null-safe.
+    """
+
+    old: Node
+    changes: Node
+    keys: tuple[str, ...]
+    calls: tuple[Call, ...]
 
 
 class Consolidate(msgspec.Struct, frozen=True, tag=True):
@@ -111,7 +176,19 @@ class Consolidate(msgspec.Struct, frozen=True, tag=True):
     input: Node
 
 
-Node: TypeAlias = Input | Where | Select | Pair | Union | Reduce | Accumulate | Consolidate
+Node: TypeAlias = (
+    Input
+    | Where
+    | Select
+    | Weigh
+    | Pair
+    | Match
+    | Union
+    | Reduce
+    | Accumulate
+    | Recompute
+    | Consolidate
+)
 
 
 class Lookup(msgspec.Struct, frozen=True):
@@ -119,14 +196,17 @@ class Lookup(msgspec.Struct, frozen=True):
 
     `key` are columns of the target (its own names). `origins` say where key values come from:
     each is (input name, columns): ``d2`` for the delta of import 2, ``s1`` for rows of import 1
-    that an earlier lookup of this plan returned, ``r0`` for the output of stratum 0. An empty
-    `key` asks for the whole state. A lookup returns at least what Spark would match.
+    that an earlier lookup of this plan returned, ``r0`` for the output of stratum 0; an empty
+    column name there stands for NULL. An empty `key` asks for the whole state. A lookup returns
+    at least what Spark would match, NULL matching NULL.
     """
 
     target: str
-    """``s{n}`` or ``h``: the input that it fills."""
+    """``s{n}`` or ``h{k}``: the input that it fills."""
     key: tuple[str, ...]
     origins: tuple[tuple[str, tuple[str, ...]], ...]
+    nulls: bool = True
+    """Whether NULL must match NULL; else key values with a NULL may be passed over."""
 
 
 class Stratum(msgspec.Struct, frozen=True):
@@ -139,7 +219,7 @@ class Stratum(msgspec.Struct, frozen=True):
 
 
 class Hidden(msgspec.Struct, frozen=True):
-    """Durable hidden state of the view's aggregate: schema and its key columns."""
+    """Durable hidden state of one grouping: schema and its key columns."""
 
     schema: Schema
     keys: tuple[str, ...]
@@ -148,11 +228,12 @@ class Hidden(msgspec.Struct, frozen=True):
 class DeltaPlan(msgspec.Struct, frozen=True):
     """Everything a dataflow needs to maintain one view.
 
-    With ``mode == "incremental"`` the last stratum's output has the view's columns under their
-    own names when there is no `hidden`; otherwise the hidden columns named by
-    ``hidden.schema`` *and* the view's columns (prefixed ``o_``) and ``__keep`` (boolean: HAVING
-    held), from which both deltas are cut by `dataflow`. With ``mode == "opaque"`` there are no
-    strata: the view is `sql`, recomputed at each time and subtracted.
+    Without `hidden` the last stratum's output has the view's columns under their own names.
+    With it, one table carries all deltas: the view's columns prefixed ``o_``, those of hidden
+    state k prefixed ``h{k}_``, and ``__to`` (int), whose bit 0 says that the row belongs to the
+    view's delta, bit k + 1 to that of hidden state k; columns of what a row does not belong to
+    carry no meaning. With ``mode == "opaque"`` there are no strata: the view is `sql`,
+    recomputed at each time and subtracted.
     """
 
     sources: tuple[str, ...]
@@ -162,10 +243,16 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     sql: str
     """The view's own text: hydration of opaque views, recomputation, the oracle."""
     mode: str
+    """The weakest of its nodes: ``incremental``, ``keyed`` (touched groups are computed
+    afresh), ``opaque``."""
     reason: str
-    """Why it is opaque; empty when incremental."""
+    """Why it is not incremental; empty when it is."""
     strata: tuple[Stratum, ...] = ()
-    hidden: Hidden | None = None
+    hidden: tuple[Hidden, ...] = ()
     conf: tuple[tuple[str, str], ...] = ()
     """Spark settings that belong to the view (ANSI mode, time zone)."""
     fingerprint: str = ""
+    policy: str = AUTO
+    """The refresh policy (`views.policy`)."""
+    tree: str = ""
+    """The relational plan for people, a node a line."""

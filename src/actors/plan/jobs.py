@@ -69,6 +69,8 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     inputs: dict[str, Rows]
     lo: int
     hi: int
+    at_once: bool = False
+    """All changes are at one time (a view computed from scratch)."""
 
 
 class Difference(msgspec.Struct, frozen=True, tag=True):
@@ -142,6 +144,8 @@ class RowsDone(msgspec.Struct, frozen=True, tag=True):
     arrow: bytes | None = None
     arrow_file: str | None = None
     spark_ms: float = 0.0
+    prepared: bool = False
+    """Whether a step's plan was there already and was only executed again."""
 
 
 class JobFailed(msgspec.Struct, frozen=True, tag=True):

@@ -1,7 +1,11 @@
 """The relational plan of a view: the query, once names are resolved and before delta rules.
 
-Columns are renamed to unique ids at the scans (``i0_carrier``: import 0, column ``carrier``),
-so that no join is ambiguous. Expressions are Spark SQL text over the input's column ids.
+Every column of a plan has an id that is unique in the whole plan (``i0_carrier`` at a scan,
+``a0_n`` of an aggregate), so that no join is ambiguous; only the inputs of a `UnionAll` share
+the union's ids. Expressions are Spark SQL text over the column ids of the input, each an
+expression that a row alone determines. Types are what Spark said.
+
+`plan.render` writes a plan out again as SQL; its contents are the query's contents.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ class Named(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True, tag=True):
-    """Reads import number `source`; column ``c`` becomes ``i{source}_c``."""
+    """One occurrence of import number `source`: (column id, the table's own name) each.
+
+    `columns` may be empty: rows without columns.
+    """
 
     source: int
-    columns: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
 
 
 class Filter(msgspec.Struct, frozen=True, tag=True):
@@ -35,22 +42,79 @@ class Filter(msgspec.Struct, frozen=True, tag=True):
 
 
 class Project(msgspec.Struct, frozen=True, tag=True):
-    """Computed columns."""
+    """Computed columns. One whose expression is a bare id passes that column on; one that is
+    ``CAST(NULL AS type)`` is the padding of an outer join."""
 
     input: Plan
     columns: tuple[Named, ...]
 
 
+class Equal(msgspec.Struct, frozen=True):
+    """Two column ids that must be equal; null-safe: two NULLs are equal too."""
+
+    left: str
+    right: str
+    null_safe: bool = False
+
+
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Inner join of any number of inputs: equal pairs of column ids, and a residual predicate."""
+    """Inner join of any number of inputs; no input is an inner join itself.
+
+    Each `Equal` ties two different inputs. Without any it is a product. Output: all columns of
+    all inputs.
+    """
 
     inputs: tuple[Plan, ...]
-    equal: tuple[tuple[str, str], ...]
+    equal: tuple[Equal, ...]
     residual: str | None = None
 
 
+class OuterJoin(msgspec.Struct, frozen=True, tag=True):
+    """``left`` or ``full`` outer join (a right one is a left one turned around).
+
+    `equal` has its left ids in `left`. The ON clause is `equal` and `residual` together; what
+    one side alone decides is part of the residual, never a filter. Output: the columns of both.
+    """
+
+    left: Plan
+    right: Plan
+    kind: str
+    equal: tuple[Equal, ...]
+    residual: str | None = None
+    types: tuple[tuple[str, str], ...] = ()
+    """(column id, Spark type) of both sides."""
+
+
+class SemiJoin(msgspec.Struct, frozen=True, tag=True):
+    """Rows of `left` that have a match in `right` (with `anti`: that have none), each as often
+    as it is in `left`. Output: the columns of `left`."""
+
+    left: Plan
+    right: Plan
+    anti: bool
+    equal: tuple[Equal, ...]
+    residual: str | None = None
+    types: tuple[tuple[str, str], ...] = ()
+    """(column id, Spark type) of both sides."""
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A group expression: the column it makes, and its Spark type."""
+
+    name: str
+    expression: str
+    type: str
+    nullable: bool = True
+
+
 class AggregateCall(msgspec.Struct, frozen=True):
-    """One aggregate: ``count``, ``sum`` or ``avg`` of an expression (None: ``count(*)``)."""
+    """One aggregate over one argument.
+
+    `function` is Spark's name in lower case: ``count``, ``sum``, ``avg``, ``min``, ``max``,
+    ``stddev_samp``, ``stddev_pop``, ``var_samp``, ``var_pop``, ``bool_and``, ``bool_or``. All of
+    them pass over NULL arguments, so a FILTER is a CASE in the argument. ``count`` without an
+    argument counts rows.
+    """
 
     name: str
     function: str
@@ -58,14 +122,35 @@ class AggregateCall(msgspec.Struct, frozen=True):
     type: str
     """Spark type of the result."""
     argument_type: str = "bigint"
+    argument_nullable: bool = True
+    distinct: bool = False
+    """Over the distinct values of the argument."""
 
 
 class Aggregate(msgspec.Struct, frozen=True, tag=True):
-    """GROUP BY `keys` (none: one row, always)."""
+    """GROUP BY `keys`; without keys one row, always. Output: the keys, then the calls.
+
+    `ansi`: whether overflow is an error (ANSI mode) and not NULL.
+    """
 
     input: Plan
-    keys: tuple[Named, ...]
+    keys: tuple[Key, ...]
     calls: tuple[AggregateCall, ...]
+    ansi: bool = True
+
+
+class Distinct(msgspec.Struct, frozen=True, tag=True):
+    """Each row once; rows compare null-safe. `columns` are the input's, with their types."""
+
+    input: Plan
+    columns: tuple[Key, ...]
+    """Each one's expression is its own name."""
+
+
+class UnionAll(msgspec.Struct, frozen=True, tag=True):
+    """All rows of all inputs, which have the same columns (ids and types)."""
+
+    inputs: tuple[Plan, ...]
 
 
 class Opaque(msgspec.Struct, frozen=True, tag=True):
@@ -75,13 +160,41 @@ class Opaque(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Plan: TypeAlias = Scan | Filter | Project | Join | Aggregate | Opaque
+Plan: TypeAlias = (
+    Scan | Filter | Project | Join | OuterJoin | SemiJoin | Aggregate | Distinct | UnionAll | Opaque
+)
 
 
 class ViewPlan(msgspec.Struct, frozen=True):
-    """A view's query, resolved."""
+    """A view's query, resolved. `root` is a `Project` onto the output's columns, by name, each
+    cast to its type."""
 
     sources: tuple[str, ...]
     """Names of the imported objects, as the query writes them; Scan.source indexes this."""
-    root: Plan
+    root: Project
     output: Schema
+
+
+def columns_of(plan: Plan) -> tuple[str, ...]:
+    """The column ids that a plan makes, in order."""
+    match plan:
+        case Scan():
+            return tuple(name for name, _ in plan.columns)
+        case Filter():
+            return columns_of(plan.input)
+        case Project():
+            return tuple(column.name for column in plan.columns)
+        case Join():
+            return tuple(name for each in plan.inputs for name in columns_of(each))
+        case OuterJoin():
+            return columns_of(plan.left) + columns_of(plan.right)
+        case SemiJoin():
+            return columns_of(plan.left)
+        case Aggregate():
+            return (*(k.name for k in plan.keys), *(c.name for c in plan.calls))
+        case Distinct():
+            return tuple(column.name for column in plan.columns)
+        case UnionAll():
+            return columns_of(plan.inputs[0])
+        case Opaque():
+            return ()

@@ -48,6 +48,8 @@ class CreateView(msgspec.Struct, frozen=True, tag=True):
     sql: str
     retain_history_ms: int | None = None
     conf: dict[str, str] = {}
+    refresh_policy: str = "auto"
+    """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
 
 
 class CreateIndex(msgspec.Struct, frozen=True, tag=True):
@@ -202,6 +204,14 @@ class ObjectStatus(msgspec.Struct, frozen=True):
     rows_out: int = 0
     schema: Schema | None = None
     sql: str = ""
+    rows_read: int = 0
+    """Rows of state that the last step's lookups returned."""
+    prepared: bool = False
+    """Whether the last step's plans were there already."""
+    recomputed: bool = False
+    """Whether the view was computed whole instead of stepping."""
+    rejected: str = ""
+    """The other way of doing the last step, and what it would have taken."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, tag=True):

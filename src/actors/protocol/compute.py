@@ -45,11 +45,11 @@ class SourceImport(msgspec.Struct, frozen=True):
 
 
 class ViewExport(msgspec.Struct, frozen=True, tag=True):
-    """A maintained view: its delta plan, output shard, and hidden-state shard if it has one."""
+    """A maintained view: its delta plan, output shard, and the shards of its hidden states."""
 
     plan: DeltaPlan
     shard: ShardId
-    hidden_shard: ShardId | None = None
+    hidden_shards: tuple[ShardId, ...] = ()
 
 
 class IndexExport(msgspec.Struct, frozen=True, tag=True):
@@ -225,6 +225,14 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     step_ms: float = 0.0
     spark_ms: float = 0.0
     steps: int = 0
+    rows_read: int = 0
+    """Rows of state that the last step's lookups returned."""
+    prepared: bool = False
+    """Whether the last step's plans were there already."""
+    recomputed: bool = False
+    """Whether the view was computed whole instead of stepping."""
+    rejected: str = ""
+    """The other way of doing the last step, and what it would have taken."""
 
 
 Response: TypeAlias = Frontiers | PeekResponse | SubscribeResponse | Status

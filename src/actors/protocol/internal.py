@@ -208,6 +208,14 @@ class DataflowStatus(msgspec.Struct, frozen=True, tag=True):
     step_ms: float = 0.0
     spark_ms: float = 0.0
     steps: int = 0
+    rows_read: int = 0
+    """Rows of state that the last step's lookups returned."""
+    prepared: bool = False
+    """Whether the last step's plans were there already."""
+    recomputed: bool = False
+    """Whether the view was computed whole instead of stepping."""
+    rejected: str = ""
+    """The other way of doing the last step, and what it would have taken."""
 
 
 class Emit(msgspec.Struct, frozen=True, tag=True):

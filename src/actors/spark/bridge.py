@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
+
+_SLOT_OPTIONS: Final = {
+    "datetimeRebaseMode": "CORRECTED",
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "mergeSchema": "false",
+    "__globPaths__": "false",
+}
+"""How a slot is read whatever the session says: every value as it was written, and a file that
+is gone or torn is an error, never no rows."""
 
 
 def view_name(name: str) -> str:
@@ -69,6 +79,13 @@ class Bridge:
             os.unlink(path)
         made = self._python.toDataFrame(batches, _json(table.schema), self.engine)
         return DataFrame(made, self.session)
+
+    def slot(self, path: Path, arrow: pa.Schema, names: Sequence[str]) -> DataFrame:
+        """A slot file (columns by position, of these types) as a frame with these names."""
+        reader = self.session.read.schema(spark_struct(arrow))
+        for option, value in _SLOT_OPTIONS.items():
+            reader = reader.option(option, value)
+        return reader.parquet(path.as_uri()).toDF(*names)
 
     def collect(self, found: DataFrame, wanted: pa.Schema) -> pa.Table:
         """Runs the query: its rows, in the wanted types."""

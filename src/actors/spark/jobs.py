@@ -29,6 +29,7 @@ from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.difference import run_difference, run_query
 from actors.spark.failures import failed
+from actors.spark.prepared import PreparedSteps
 from actors.spark.session import ThreadSessions
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.spark.steps import PreparedPlan, Slot, prepare, run_step
@@ -56,16 +57,19 @@ class Engine:
         self.out.mkdir(parents=True, exist_ok=True)
         self._temporary = scratch / CHILD_FOLDER
         self._user = frozenset(settings.spark_conf)
+        self._steps = PreparedSteps(settings, self._temporary / "slots")
 
     def slot(self) -> Slot:
         """For one worker thread."""
         sessions = ThreadSessions(self.session, self._user, self._temporary)
-        return Slot(sessions, self.out, self.settings.engine_inline_bytes_max, threading.Event())
+        inline = self.settings.engine_inline_bytes_max
+        return Slot(sessions, self._steps, self.out, inline, threading.Event())
 
     def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         """The answer to a job. Raises `JvmGone` when the JVM did not answer."""
         job_id = ticket.job.job_id
         if ticket.canceled.is_set():
+            ticket.prepared = None
             return _canceled(job_id)
         slot.canceled = ticket.canceled
         try:
@@ -79,6 +83,8 @@ class Engine:
             if ticket.canceled.is_set():
                 return _canceled(job_id)
             return failed(job_id, error, self.settings.error_text_bytes_max)
+        finally:
+            ticket.prepared = None  # a thread that waits must not keep a forgotten plan
         if ticket.canceled.is_set():
             if isinstance(answer, RowsDone) and answer.arrow_file is not None:
                 Path(answer.arrow_file).unlink(missing_ok=True)

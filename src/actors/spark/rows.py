@@ -148,13 +148,22 @@ def _scan(bridge: Bridge, loaded: Loaded) -> DataFrame:
     return found
 
 
-def done(job_id: str, table: pa.Table, out: Path, inline_bytes_max: int, ms: float) -> RowsDone:
+def done(
+    job_id: str,
+    table: pa.Table,
+    out: Path,
+    inline_bytes_max: int,
+    ms: float,
+    *,
+    prepared: bool = False,
+) -> RowsDone:
     """The answer: inline when small, otherwise an IPC file below `out`."""
+    rows = table.num_rows
     if table.nbytes <= inline_bytes_max:
         data = to_ipc(table)
         if len(data) <= inline_bytes_max:
-            return RowsDone(job_id, table.num_rows, arrow=data, spark_ms=ms)
+            return RowsDone(job_id, rows, arrow=data, spark_ms=ms, prepared=prepared)
     path = out / f"{uuid.uuid4().hex}.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    return RowsDone(job_id, table.num_rows, arrow_file=str(path), spark_ms=ms)
+    return RowsDone(job_id, rows, arrow_file=str(path), spark_ms=ms, prepared=prepared)

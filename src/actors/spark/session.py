@@ -28,13 +28,30 @@ from actors.spark.bridge import Bridge
 from actors.spark.start import CHILD_FOLDER
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-SESSIONS_PER_THREAD_MAX: Final = 6
+SESSIONS_PER_THREAD_MAX: Final = 8
 SMALL_STEPS: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.maxSinglePartitionBytes": "1t",
 }
 """On top for small inputs: one partition, and no exchange for fear of a size estimate."""
+SLOT_STEPS: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.sources.fileCompressionFactor": "1e-12",
+    "spark.sql.parquet.filterPushdown": "false",
+    "spark.sql.parquet.columnarReaderBatchSize": "1024",
+    "spark.sql.maxPlanStringLength": "1m",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.catalyst.optimizer.{rule}"
+        for rule in ("PushDownLeftSemiAntiJoin", "PushLeftSemiLeftAntiThroughJoin")
+    ),
+}
+"""On top of those for plans over slot files, whoever else has set them.
+
+A slot's length says nothing of its rows. Estimates that multiply such lengths soon exceed any
+limit, and exchanges come back: the factor makes them next to nothing. The rules left out would
+move a join below the hint that keeps its input in one partition.
+"""
 
 
 def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
@@ -109,22 +126,22 @@ class ThreadSessions:
         self._user = user
         self._sessions: OrderedDict[tuple[Any, ...], Bridge] = OrderedDict()
 
-    def get(self, conf: Sequence[tuple[str, str]], *, small: bool) -> Bridge:
+    def get(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False) -> Bridge:
         """A session with `conf`, made the active one of this thread.
 
-        Raises `QueryRejected` when Spark refuses a setting.
+        `slots` is for plans over slot files. Raises `QueryRejected` when Spark refuses a setting.
         """
-        key = (*sorted(conf), small)
+        key = (*sorted(conf), small, slots)
         made = self._sessions.pop(key, None)
         if made is None:
-            made = Bridge(self._open(conf, small=small), self._scratch)
+            made = Bridge(self._open(conf, small=small, slots=slots), self._scratch)
         self._sessions[key] = made
         while len(self._sessions) > SESSIONS_PER_THREAD_MAX:
             self._sessions.popitem(last=False)
         made.activate()
         return made
 
-    def _open(self, conf: Sequence[tuple[str, str]], *, small: bool) -> SparkSession:
+    def _open(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool) -> SparkSession:
         session = self._root.newSession()
         if small:
             for name, value in SMALL_STEPS.items():
@@ -136,4 +153,7 @@ class ThreadSessions:
             except PySparkException as error:
                 text = str(error).splitlines()[0]
                 raise QueryRejected(f"setting {name} = {value!r}: {text}") from None
+        if slots:
+            for name, value in SLOT_STEPS.items():
+                session.conf.set(name, value)
         return session

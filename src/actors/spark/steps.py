@@ -6,19 +6,23 @@ for once, on empty inputs, and kept. `run_step` renders strata as one statement
 
 Small steps (no file left to Spark, `SMALL_BYTES_MAX` of rows at most) run in one partition; a
 `Consolidate` at the root is then done on the collected Arrow, which spares an aggregation and
-keeps the same bits as the statement for large steps does. A step whose inputs are all empty
-runs no Spark job.
+keeps the same bits as the statement for large steps does. They are executed from a plan built
+once wherever that can be (`actors.spark.prepared`). A step whose inputs are all empty runs no
+Spark job.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from actors.errors import Canceled, InvalidUsage, QueryRejected
 from actors.plan.delta import Consolidate, DeltaPlan, Node
@@ -27,17 +31,21 @@ from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import consolidate, empty_updates
 from actors.spark.analysis import check_types, empty_frame, output_schema, query
 from actors.spark.bridge import Bridge
-from actors.spark.rows import done, frame, load
+from actors.spark.prepared import PreparedSteps, Request
+from actors.spark.rows import Loaded, done, frame, load
 from actors.spark.session import ThreadSessions
 from actors.spark.translate import Relation, Translator, leaves
 
 SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
+_SERIALS: Final = itertools.count()
 
 
 class Slot(msgspec.Struct):
     """What a worker thread has: its sessions, and where and how large answers go."""
 
     sessions: ThreadSessions
+    steps: PreparedSteps
+    """Of all threads."""
     out: Path
     inline_bytes_max: int
     canceled: threading.Event
@@ -51,11 +59,17 @@ class Slot(msgspec.Struct):
 
 
 class PreparedPlan:
-    """A plan and the types of its nodes. Shared by threads: facts are only ever added."""
+    """A plan and the types of its nodes. Shared by threads: facts are only ever added.
+
+    `serial` is its own, so that nothing kept for one plan serves its successor.
+    """
 
     def __init__(self, plan: DeltaPlan) -> None:
         self.plan = plan
+        self.serial = next(_SERIALS)
         self._types: dict[Node, Schema] = {}
+        self.forget: weakref.finalize[Any, PreparedPlan] | None = None
+        """Drops, at this object's end, what is kept for its steps."""
 
     def schema(self, bridge: Bridge, node: Node) -> Schema:
         """Columns and types that a node makes, without time and diff."""
@@ -78,9 +92,9 @@ class PreparedPlan:
     def input_schema(self, bridge: Bridge, name: str) -> Schema:
         """The schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
         plan = self.plan
-        if name == "h" and plan.hidden is not None:
-            return plan.hidden.schema
         number = int(name[1:]) if name[1:].isdigit() else -1
+        if name[:1] == "h" and 0 <= number < len(plan.hidden):
+            return plan.hidden[number].schema
         if name[:1] in ("d", "s") and 0 <= number < len(plan.source_schemas):
             return plan.source_schemas[number]
         if name[:1] == "r" and 0 <= number < len(plan.strata):
@@ -134,20 +148,24 @@ def prepare(slot: Slot, prepared: PreparedPlan, job: Prepare) -> Prepared:
         return Prepared(job.job_id)
     for index in range(len(plan.strata)):
         made = prepared.stratum(bridge, index)
-    if plan.hidden is None:
-        check_types(made, plan.output, "the last stratum", names=True)
-    else:
+    if plan.hidden:
         _check_hidden(made, plan)
+    else:
+        check_types(made, plan.output, "the last stratum", names=True)
     return Prepared(job.job_id)
 
 
 def _check_hidden(made: Schema, plan: DeltaPlan) -> None:
-    """The last stratum must make the hidden columns, the view's as ``o_…``, and ``__keep``."""
-    assert plan.hidden is not None
+    """The last stratum must make all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
+    prefixed = [("o_", plan.output)]
+    prefixed += [(f"h{number}_", hidden.schema) for number, hidden in enumerate(plan.hidden)]
     wanted = (
-        *plan.hidden.schema.columns,
-        *(Column(f"o_{column.name}", column.type) for column in plan.output.columns),
-        Column("__keep", "boolean"),
+        *(
+            Column(f"{prefix}{column.name}", column.type)
+            for prefix, schema in prefixed
+            for column in schema.columns
+        ),
+        Column("__to", "int"),
     )
     by_name = {column.name: column for column in made.columns}
     missing = [column.name for column in wanted if column.name not in by_name]
@@ -174,35 +192,88 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     if job.lo > 0 and all(rows.empty for rows in loaded.values()):
         table = empty_updates(prepared.stratum(bridge, job.last))
         return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
+    root = nodes[-1]
+    peeled = small and isinstance(root, Consolidate)
+    work = _Work(prepared, job, frozenset(needed), loaded, _peel(root) if peeled else None)
+    lasting = small and job.lo > 0 and not job.at_once
+    table = _run_prepared(slot, work) if lasting else None
+    again = table is not None
+    if table is None:
+        table = _run_anew(slot, slot.sessions.get(plan.conf, small=small), work, small=small)
+    if peeled:
+        table = consolidate(table)
+    elapsed = (time.perf_counter() - started) * 1000
+    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+
+
+class _Work(msgspec.Struct, frozen=True):
+    """A step with its rows. `root` stands in for the last stratum's node."""
+
+    prepared: PreparedPlan
+    job: Step
+    needed: frozenset[str]
+    loaded: Mapping[str, Loaded]
+    root: Node | None
+
+    def statement(
+        self,
+        bridge: Bridge,
+        relations: Mapping[str, Relation],
+        interval: tuple[int, int],
+        *,
+        small: bool,
+    ) -> str:
+        def types(node: Node) -> Mapping[str, str]:
+            return self.prepared.types(bridge, node)
+
+        at_once = self.job.at_once
+        translator = Translator(relations, types, interval=interval, small=small, at_once=at_once)
+        return translator.statement(self.prepared.plan, self.job.first, self.job.last, self.root)
+
+    def wanted(self, bridge: Bridge) -> pa.Schema:
+        return self.prepared.stratum(bridge, self.job.last).arrow_updates()
+
+
+def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
+    """Executes the step's plan again; None when it has none and can have none."""
+    prepared, job = work.prepared, work.job
+    bridge = slot.sessions.get(prepared.plan.conf, small=True)
+    if prepared.forget is None:
+        prepared.forget = weakref.finalize(prepared, slot.steps.forget, prepared.serial)
+    request = Request(
+        owner=prepared.serial,
+        name=job.dataflow,
+        strata=(job.first, job.last),
+        schemas={name: prepared.input_schema(bridge, name) for name in work.needed},
+        tables={name: rows.table for name, rows in work.loaded.items() if not rows.empty},
+        render=lambda relations, interval: work.statement(bridge, relations, interval, small=True),
+        wanted=work.wanted(bridge),
+        open=lambda: slot.sessions.get(prepared.plan.conf, small=True, slots=True),
+        check=slot.check,
+    )
+    return slot.steps.run(request)
+
+
+def _run_anew(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> pa.Table:
+    """Plans the step and executes it."""
+    job = work.job
     relations: dict[str, Relation] = {}
     frames = {}
-    for name in needed:
-        rows = loaded.get(name)
+    for name in work.needed:
+        rows = work.loaded.get(name)
         if rows is None or rows.empty:
-            schema = prepared.input_schema(bridge, name) if rows is None else rows.rows.schema
+            schema = work.prepared.input_schema(bridge, name) if rows is None else rows.rows.schema
             relations[name] = Relation(schema)
         else:
             view = f"__{name}"
             relations[name] = Relation(rows.rows.schema, view, rows.bytes)
             frames[view] = frame(bridge, rows)
-    translator = Translator(
-        relations,
-        lambda node: prepared.types(bridge, node),
-        interval=(job.lo, job.hi),
-        small=small,
-    )
-    root = nodes[-1]
-    peeled = small and isinstance(root, Consolidate)
     with bridge.views(frames):
-        text = translator.statement(plan, job.first, job.last, _peel(root) if peeled else None)
+        text = work.statement(bridge, relations, (job.lo, job.hi), small=small)
         slot.check()
         found = bridge.sql(text)
         slot.check()
-        table = bridge.collect(found, prepared.stratum(bridge, job.last).arrow_updates())
-    if peeled:
-        table = consolidate(table)
-    elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+        return bridge.collect(found, work.wanted(bridge))
 
 
 def _peel(root: Node) -> Node:

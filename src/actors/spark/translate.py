@@ -20,11 +20,8 @@ only Spark knows, come from the `types` it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
-
-import msgspec
-import pyarrow as pa
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from actors.errors import InvalidUsage
 from actors.plan.delta import (
@@ -32,121 +29,53 @@ from actors.plan.delta import (
     Consolidate,
     DeltaPlan,
     Input,
+    Match,
     Node,
     Pair,
+    Recompute,
     Reduce,
     Select,
     Union,
+    Weigh,
     Where,
 )
-from actors.plan.schema import DIFF, TIME, Schema, arrow_type
+from actors.plan.relational import Named
+from actors.plan.schema import DIFF, TIME
+from actors.spark.fragments import (
+    UNION,
+    Relation,
+    Types,
+    columns_of,
+    consolidated,
+    from_rows,
+    holds_floats,
+    join_tests,
+    leaves,
+    quote,
+    sql_type,
+    times_diff,
+)
+from actors.spark.groups import Groups
 
 BROADCAST_BYTES_MAX: Final = 8 * 1024 * 1024
-COUNT: Final = "n"
 
-Types: TypeAlias = Callable[[Node], Mapping[str, str]]
-"""Spark's type text of each column of a node."""
-
-
-class Relation(msgspec.Struct, frozen=True):
-    """What a named input is in the session: a view, or nothing (no rows)."""
-
-    schema: Schema
-    view: str | None = None
-    bytes: int = 0
-
-
-def quote(name: str) -> str:
-    """An identifier in backticks."""
-    return "`" + name.replace("`", "``") + "`"
+__all__ = [
+    "Relation",
+    "Translator",
+    "Types",
+    "columns_of",
+    "consolidated",
+    "holds_floats",
+    "leaves",
+    "quote",
+    "sql_type",
+    "times_diff",
+]
 
 
-def sql_type(text: str) -> str:
-    """A column's type as a CAST may name it (a CHAR or VARCHAR is a string in a plan)."""
-    low = text.strip().lower()
-    return "string" if low.startswith(("char(", "varchar(")) else text
-
-
-def columns_of(node: Node) -> tuple[str, ...]:
-    """The columns that a node makes, without time and diff."""
-    match node:
-        case Input(columns=columns):
-            return columns
-        case Where() | Consolidate():
-            return columns_of(node.input)
-        case Select():
-            return tuple(column.name for column in node.columns)
-        case Pair():
-            return columns_of(node.left) + columns_of(node.right)
-        case Union():
-            return columns_of(node.inputs[0])
-        case Reduce():
-            names = tuple(key.name for key in node.keys)
-            return (*names, COUNT, *(measure.name for measure in node.measures))
-        case Accumulate():
-            return (*node.keys, COUNT, *node.measures)
-
-
-def leaves(node: Node) -> Iterator[str]:
-    """Names of the inputs below a node."""
-    match node:
-        case Input():
-            yield node.name
-        case Where() | Select() | Consolidate() | Reduce():
-            yield from leaves(node.input)
-        case Pair():
-            yield from leaves(node.left)
-            yield from leaves(node.right)
-        case Union():
-            for child in node.inputs:
-                yield from leaves(child)
-        case Accumulate():
-            yield from leaves(node.contributions)
-            yield from leaves(node.hidden)
-
-
-def holds_floats(kind: str) -> bool:
-    """Whether values of a type hold floats, whose bits a GROUP BY does not keep."""
-    low = kind.lower()
-    return "map<" not in low and any(word in low for word in ("float", "double", "real"))
-
-
-def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
-    """SQL for ``value × diff`` with no digit lost. `kind` is the wanted type.
-
-    Spark's product of decimals gives up scale beyond 38 digits. With a scale of at most 6 it
-    does not; a finer value is cut in a coarse and a fine piece whose products are exact. (Its
-    negation rounds to 34 digits, so that a decimal is never just negated.)
-    """
-    if kind is None:
-        return f"{value} * {diff}"
-    cast = f"CAST({value} AS {kind})"
-    if kind.startswith("decimal"):
-        product = _decimal_product(cast, diff, arrow_type(kind))
-        return f"CASE WHEN {diff} = 1 THEN {cast} ELSE CAST({product} AS {kind}) END"
-    product = f"{cast} * {diff}"
-    return (
-        f"CASE WHEN {diff} = 1 THEN {cast} WHEN {diff} = -1 THEN -{cast} "
-        f"ELSE CAST({product} AS {kind}) END"
-    )
-
-
-def _decimal_product(value: str, diff: str, kind: pa.DataType) -> str:
-    """``value × diff`` where Spark's result type keeps the scale of each product and sum."""
-    times, scale = f"CAST({diff} AS decimal(19,0))", kind.scale
-    if scale <= 6:
-        return f"{value} * {times}"
-    whole = f"CASE WHEN {value} < 0 THEN ceil({value}) ELSE floor({value}) END"
-    narrowed = f"CAST({diff} AS decimal({max(1, min(19, 36 - scale))},0))"
-    piece = f"decimal({min(kind.precision, 37)},{scale})"
-    return (
-        f"CAST(({whole}) * {times} AS {piece}) + "
-        f"CAST(({value} % CAST(1 AS decimal(1,0))) * {narrowed} AS {piece})"
-    )
-
-
-class Translator:
-    """Renders nodes of one plan over given relations. `small`: one partition, no exchange."""
+class Translator(Groups):
+    """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
+    `at_once`: all changes are at one time."""
 
     def __init__(
         self,
@@ -155,11 +84,13 @@ class Translator:
         *,
         interval: tuple[int, int],
         small: bool,
+        at_once: bool = False,
     ) -> None:
         self._relations = relations
         self._types = types
         self._lo, self._hi = interval
         self._small = small
+        self._at_once = at_once
         self._strata: dict[str, Node] = {}
 
     def statement(self, plan: DeltaPlan, first: int, last: int, root: Node | None = None) -> str:
@@ -179,23 +110,29 @@ class Translator:
             case Input():
                 return self._input(node)
             case Where():
-                return f"SELECT * {_from(self.text(node.input))} WHERE (\n{node.predicate}\n)"
+                return f"SELECT * {from_rows(self.text(node.input))} WHERE (\n{node.predicate}\n)"
             case Select():
                 made = [f"{c.expression}\n AS {quote(c.name)}" for c in node.columns]
                 return self._select([*made, TIME, DIFF], node.input)
+            case Weigh():
+                return self._weigh(node)
             case Pair():
                 return self._pair(node)
+            case Match():
+                return self._match(node)
             case Union():
                 return self._union(node)
             case Reduce():
                 return self._reduce(node)
             case Accumulate():
                 return self._accumulate(node)
+            case Recompute():
+                return self._recompute(node)
             case Consolidate():
                 return self._consolidate(node)
 
     def _select(self, items: Sequence[str], below: Node) -> str:
-        return f"SELECT {', '.join(items)} {_from(self.text(below))}"
+        return f"SELECT {', '.join(items)} {from_rows(self.text(below))}"
 
     def _hint(self, *hints: str) -> str:
         wanted = ["COALESCE(1)", *hints] if self._small else list(hints)
@@ -228,9 +165,7 @@ class Translator:
             f"greatest(__l.{TIME}, __r.__rtime) AS {TIME}",
             f"__l.{DIFF} * __r.__rdiff AS {DIFF}",
         ]
-        tests = [f"({left}) = ({right})" for left, right in node.equal]
-        if node.residual is not None:
-            tests.append(f"(\n{node.residual}\n)")
+        tests = join_tests(node)
         right = [*map(quote, columns_of(node.right)), f"{TIME} AS __rtime", f"{DIFF} AS __rdiff"]
         join = f"JOIN (\n{self._select(right, node.right)}\n) AS __r"
         on = f" ON {' AND '.join(tests)}" if tests else ""
@@ -239,9 +174,46 @@ class Translator:
             f"FROM (\n{self.text(node.left)}\n) AS __l {'' if tests else 'CROSS '}{join}{on}"
         )
 
+    def _weigh(self, node: Weigh) -> str:
+        names = [*map(quote, columns_of(node)), TIME]
+        rows = self._select([*names, f"{DIFF} * ({node.factor}) AS {DIFF}"], node.input)
+        return rows if node.factor == "-1" else f"SELECT * {from_rows(rows)} WHERE {DIFF} <> 0"
+
+    def _match(self, node: Match) -> str:
+        """A join of states as SQL has it. Small ones are consolidated when they are looked up."""
+        join = {"left": "LEFT", "full": "FULL OUTER", "semi": "LEFT SEMI", "anti": "LEFT ANTI"}
+        names = [quote(name) for name in columns_of(node)]
+        right = [quote(name) for name in columns_of(node.right)]
+        items = [*names, f"__l.{TIME} AS {TIME}", f"__l.{DIFF} AS {DIFF}"]
+        if node.kind in ("left", "full"):
+            items[-2:] = [
+                f"coalesce(__l.{TIME}, 0L) AS {TIME}",
+                f"coalesce(__l.{DIFF}, 1L) * coalesce(__r.__rdiff, 1L) AS {DIFF}",
+            ]
+        tests = join_tests(node) or ["true"]
+        hints = self._hint(*(["SHUFFLE_HASH(__r)"] if self._small else []))
+        left_rows = self._state(node.left) if node.kind == "full" else self.text(node.left)
+        weighed = ", ".join([*right, f"{DIFF} AS __rdiff"])
+        state = f"SELECT {weighed} {from_rows(self._state(node.right))}"
+        return (
+            f"SELECT {hints}{', '.join(items)}\nFROM (\n{left_rows}\n) AS __l "
+            f"{join[node.kind]} JOIN (\n{state}\n) AS __r ON {' AND '.join(tests)}"
+        )
+
+    def _state(self, node: Node) -> str:
+        """Rows of a state, each once with its weight: large ones come as they were written."""
+        if self._small:
+            return self.text(node)
+        names = columns_of(node)
+        kinds = self._types(node)
+        floats = {name for name in names if holds_floats(kinds.get(name, ""))}
+        rows = consolidated(self.text(node), names, floats, by_time=False, keep="> 0")
+        return f"SELECT *, 0L AS {TIME} {from_rows(rows)}"
+
     def _join_hints(self, node: Pair) -> list[str]:
         if self._small:
-            return ["SHUFFLE_HASH(__r)" if node.equal else "SHUFFLE_REPLICATE_NL(__r)"]
+            equal = node.equal or node.same
+            return ["SHUFFLE_HASH(__r)" if equal else "SHUFFLE_REPLICATE_NL(__r)"]
         left, right = self._bytes(node.left), self._bytes(node.right)
         if min(left, right) > BROADCAST_BYTES_MAX:
             return []
@@ -256,14 +228,32 @@ class Translator:
         return total
 
     def _union(self, node: Union) -> str:
-        items = [*map(quote, columns_of(node)), TIME, DIFF]
         # Terms without rows are left out here: Spark would analyse them only to drop them.
         filled = [child for child in node.inputs if not self._empty(child)] or node.inputs[:1]
-        parts = [self._select(items, child) for child in filled]
+        padded = any(self._padding(child) for child in filled)
+        kinds = self._types(node.inputs[0]) if padded else {}
+        parts = [self._branch(columns_of(node), child, kinds) for child in filled]
         if len(parts) == 1:
             return parts[0]
-        both = _UNION.join(parts)
-        return f"SELECT {self._hint()}* {_from(both)}"
+        both = UNION.join(parts)
+        return f"SELECT {self._hint()}* {from_rows(both)}"
+
+    def _branch(self, names: Sequence[str], child: Node, kinds: Mapping[str, str]) -> str:
+        """One input of a union; bare NULLs get their column's type."""
+        if kinds and isinstance(child, Select) and self._padding(child):
+            child = Select(
+                child.input,
+                tuple(
+                    Named(c.name, f"CAST(NULL AS {sql_type(kinds[c.name])})")
+                    if c.expression == "NULL"
+                    else c
+                    for c in child.columns
+                ),
+            )
+        return self._select([*map(quote, names), TIME, DIFF], child)
+
+    def _padding(self, child: Node) -> bool:
+        return isinstance(child, Select) and any(c.expression == "NULL" for c in child.columns)
 
     def _empty(self, node: Node) -> bool:
         """Whether a node surely makes no row."""
@@ -271,138 +261,19 @@ class Translator:
             case Input():
                 relation = self._relations.get(node.name)
                 return relation is not None and relation.view is None
-            case Where() | Select() | Consolidate() | Reduce():
+            case Where() | Select() | Weigh() | Consolidate() | Reduce():
                 return self._empty(node.input)
+            case Match():
+                if node.kind == "full":
+                    return self._empty(node.left) and self._empty(node.right)
+                alone = node.kind == "semi" and self._empty(node.right)
+                return alone or self._empty(node.left)
+            case Recompute():
+                return self._empty(node.changes)
             case Pair():
                 return self._empty(node.left) or self._empty(node.right)
             case Union():
                 return all(self._empty(child) for child in node.inputs)
             case Accumulate():
-                return False
-
-    def _reduce(self, node: Reduce) -> str:
-        below = [f"{key.expression}\n AS {quote(key.name)}" for key in node.keys]
-        totals = [f"CAST(sum({DIFF}) AS bigint) AS {COUNT}"]
-        for index, measure in enumerate(node.measures):
-            argument = f"__a{index}"
-            below.append(f"{measure.argument}\n AS {argument}")
-            if measure.kind == "count":
-                term = f"CASE WHEN {argument} IS NULL THEN 0 ELSE {DIFF} END"
-            elif measure.kind == "sum":
-                term = times_diff(argument, measure.type)
-            else:
-                raise InvalidUsage(f"measure {measure.name}: unknown kind {measure.kind!r}")
-            total = f"CAST(coalesce(sum({term}), 0) AS {measure.type})"
-            totals.append(f"{total} AS {quote(measure.name)}")
-        keys = [quote(key.name) for key in node.keys]
-        rows = self._select([*below, TIME, DIFF], node.input)
-        items = [*keys, *totals, TIME, f"CAST(1 AS bigint) AS {DIFF}"]
-        return f"SELECT {', '.join(items)} {_from(rows)} GROUP BY {', '.join([*keys, TIME])}"
-
-    def _accumulate(self, node: Accumulate) -> str:
-        """Window sums over (hidden rows, then contributions by time) of each group."""
-        keys = [quote(key) for key in node.keys]
-        sums = (COUNT, *node.measures)
-        known = self._types(node.contributions)
-        kinds = {name: "bigint" if name == COUNT else known.get(name) for name in sums}
-
-        def weighed(below: Node, kind: int) -> str:
-            parts = [f"{times_diff(quote(m), kinds[m])} AS {quote(m)}" for m in sums]
-            time = TIME if kind else f"CAST(0 AS bigint) AS {TIME}"
-            rest = [time, f"{DIFF} AS __rows", f"{kind} AS __kind"]
-            return self._select([*keys, *parts, *rest], below)
-
-        touched = weighed(node.contributions, 1)
-        if not (keys or self._lo):
-            touched = self._with_first_row(touched, sums, kinds)
-        elif not self._once(node.contributions):
-            touched = self._once_a_time(touched, keys, sums, kinds)
-        both = touched + _UNION + weighed(node.hidden, 0)
-        both = f"SELECT {self._hint()}* {_from(both)}"
-
-        def total(name: str, window: str) -> str:
-            text = f"coalesce(sum({quote(name)}) OVER {window}, 0)"
-            return f"CAST({text} AS {kinds[name]})" if kinds[name] else text
-
-        windows = [f"{total(m, w)} AS {quote(f'__{w}_{m}')}" for m in sums for w in _WINDOWS]
-        windows.append("coalesce(sum(__rows) OVER before, 0) AS __before_rows")
-        partition = f"PARTITION BY {', '.join(keys)} " if keys else ""
-        order = f"{partition}ORDER BY __kind, {TIME} ROWS BETWEEN UNBOUNDED PRECEDING AND"
-        totals = (
-            f"SELECT {', '.join([*keys, TIME, '__kind', *windows])} {_from(both)}\n"
-            f"WINDOW before AS ({order} 1 PRECEDING), after AS ({order} CURRENT ROW)"
-        )
-        pair = ", ".join(
-            f"named_struct('{DIFF}', {diff}L, "
-            + ", ".join(f"'__{i}', {quote(f'__{window}_{m}')}" for i, m in enumerate(sums))
-            + ")"
-            for diff, window in zip((-1, 1), _WINDOWS, strict=True)
-        )
-        items = [f"__x.__{i} AS {quote(m)}" for i, m in enumerate(sums)]
-        stays = "__x.__0 <> 0" if keys else f"(__x.{DIFF} = 1 OR __before_rows > 0)"
-        return (
-            f"SELECT {', '.join([*keys, *items, TIME, f'__x.{DIFF} AS {DIFF}'])}\n"
-            f"{_from(totals)} LATERAL VIEW explode(array({pair})) __e AS __x\n"
-            f"WHERE __kind = 1 AND {stays}"
-        )
-
-    def _once(self, contributions: Node) -> bool:
-        """Whether each (group, time) occurs once already, as a `Reduce` makes it."""
-        if isinstance(contributions, Input) and contributions.name in self._strata:
-            contributions = self._strata[contributions.name]
-        return isinstance(contributions, Reduce)
-
-    def _once_a_time(
-        self, rows: str, keys: Sequence[str], sums: Sequence[str], kinds: Mapping[str, str | None]
-    ) -> str:
-        """Contributions summed, so that each (group, time) occurs once."""
-        parts = []
-        for name in sums:
-            text, kind = f"sum({quote(name)})", kinds[name]
-            parts.append(f"{f'CAST({text} AS {kind})' if kind else text} AS {quote(name)}")
-        return (
-            f"SELECT {', '.join([*keys, *parts, TIME, 'sum(__rows) AS __rows', '1 AS __kind'])} "
-            f"{_from(rows)} GROUP BY {', '.join([*keys, TIME])}"
-        )
-
-    def _with_first_row(
-        self, rows: str, sums: Sequence[str], kinds: Mapping[str, str | None]
-    ) -> str:
-        """The global aggregate's hydration: touched at the last time even without any input."""
-        zeros = [f"CAST(0 AS {kinds[m] or 'bigint'}) AS {quote(m)}" for m in sums]
-        last = [f"CAST({self._hi - 1} AS bigint) AS {TIME}", "CAST(1 AS bigint) AS __rows"]
-        first = f"SELECT {', '.join([*zeros, *last, '1 AS __kind'])}"
-        both = f"SELECT {self._hint()}* {_from(f'{rows}{_UNION}{first}')}"
-        return self._once_a_time(both, (), sums, kinds)
-
-    def _consolidate(self, node: Consolidate) -> str:
-        names = columns_of(node)
-        kinds = self._types(node.input)
-        floats = {name for name in names if holds_floats(kinds.get(name, ""))}
-        return consolidated(self.text(node.input), names, floats)
-
-
-_WINDOWS: Final = ("before", "after")
-_UNION: Final = "\nUNION ALL\n"
-
-
-def _from(rows: str) -> str:
-    """FROM a subquery; its alias keeps ``WHERE (flag)`` from being read as one."""
-    return f"FROM (\n{rows}\n) AS __t"
-
-
-def consolidated(
-    rows: str, names: Sequence[str], floats: set[str], *, by_time: bool = True, keep: str = "<> 0"
-) -> str:
-    """Sums the diffs of equal rows (at equal times); keeps those whose sum is `keep`."""
-    grouped = [quote(name) for name in names]
-    items = [f"any_value({quote(n)}) AS {quote(n)}" if n in floats else quote(n) for n in names]
-    if by_time:
-        grouped.append(TIME)
-        items.append(TIME)
-    exact = [f"CAST({quote(name)} AS string)" for name in names if name in floats]
-    items.append(f"sum({DIFF}) AS {DIFF}")
-    groups = ", ".join([*grouped, *exact])
-    tail = f"GROUP BY {groups} " if groups else ""
-    summed = f"SELECT {', '.join(items)} {_from(rows)} {tail}"
-    return f"SELECT * {_from(summed)} WHERE {DIFF} {keep}"
+                touched = bool(node.keys or self._lo)
+                return touched and self._empty(node.contributions)

@@ -1,249 +1,249 @@
-"""A resolved query and Spark's types → `ViewPlan`; and the probes that ask for those types.
+"""An untyped plan and Spark's answers → `ViewPlan`; and the probes that ask for those answers.
 
-Theory of operation. Predicates that read one leaf go down to it. An equality between two leaves
-becomes an edge of the join; a side that is an expression is computed at its leaf as a column of
-its own. What is left is the join's residual. Above come the grouping, HAVING and the outputs,
-each cast to exactly the type that Spark's analysis gave the view.
-
-Probes are the resolved query written out again as SQL: their analysis yields the types of group
-expressions, aggregates and their arguments, and proves that what was resolved still is the view
-(same output types), and that every expression is scalar (Spark takes it in WHERE).
+Theory of operation. Sub-trees of the plan are written out as SQL (`render`) and analysed, all in
+one message: of each grouping its parts and its results, of each DISTINCT and UNION ALL the
+columns. The plan's own text must have the view's types: that proves that what was resolved still
+is the view. An expression with a function that the parser does not know is asked for in WHERE,
+where Spark takes scalars only. Branches of a union are cast to the union's types, outputs to the
+view's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 from sqlglot import exp
 
+from actors.errors import InvalidUsage
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
-    Filter,
-    Join,
+    Distinct,
+    Key,
     Named,
+    OuterJoin,
     Plan,
     Project,
-    Scan,
+    SemiJoin,
+    UnionAll,
     ViewPlan,
+    columns_of,
 )
-from actors.plan.schema import Schema
-from actors.views.grouping import Call, Grouping
-from actors.views.parse import Tree
-from actors.views.resolve import Leaf, Resolved, Unsupported, ids, text
+from actors.plan.schema import Column, Schema, arrow_type
+from actors.views.render import render
+from actors.views.resolve import Resolved
+from actors.views.subquery import check_claim
+from actors.views.trees import Unsupported, quote, tree_of
+from actors.views.walk import inputs_of, nodes, with_inputs
+
+__all__ = ["OUTPUT_PREFIX", "build", "probe_texts", "quote"]
 
 OUTPUT_PREFIX: Final = "o_"
 ANSI_PROBE: Final = "COALESCE(1, '1')"
 """A string without ANSI mode, a number with it."""
 
 
-class Query(msgspec.Struct):
-    """A resolved query with its grouping."""
-
-    resolved: Resolved
-    grouping: Grouping | None
-
-
-class Types(msgspec.Struct, frozen=True):
-    """What Spark said of a grouping's parts: name → (type, nullable)."""
-
-    keys: dict[str, tuple[str, bool]]
-    arguments: dict[str, tuple[str, bool]]
-    results: dict[str, str]
-    ansi: bool = True
-    """Whether overflow is an error (ANSI mode), not NULL."""
-
-
-def quote(name: str) -> str:
-    """A column name as Spark SQL text."""
-    return "`" + name.replace("`", "``") + "`"
+def probe_texts(resolved: Resolved, sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Texts to analyse; `build` reads the answers in the same order."""
+    texts = [render(resolved.root, sources), f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"]
+    for node in nodes(resolved.root):
+        texts += _questions(node, sources)
+    for claim in resolved.claims:
+        texts.append(_of([claim.left_value], claim.left, sources))
+        texts.append(_of([claim.right_value], claim.right, sources))
+    for node in nodes(resolved.root):
+        doubtful = [each for each in _expressions(node) if _unknown_function(each)]
+        if doubtful:
+            tests = " OR ".join(f"({each}) IS NULL" for each in doubtful)
+            texts.append(_of([], inputs_of(node)[0], sources) + f" WHERE {tests}")
+    return tuple(dict.fromkeys(texts))
 
 
-def probe_texts(query: Query, sources: tuple[str, ...]) -> tuple[str, ...]:
-    """Texts to analyse: the view again, its expressions in WHERE, and a grouping's parts."""
-    resolved, grouping = query.resolved, query.grouping
-    body = _from_where(resolved, sources)
-    if grouping is None:
-        again = _select([text(tree) for tree in resolved.outputs], body)
-        return again, _scalar_probe(resolved.outputs, body)
-    keys = [text(tree) for _, tree in grouping.keys]
-    arguments = [text(call.argument) for call in grouping.calls if call.argument is not None]
-    scalars = [tree for _, tree in grouping.keys]
-    scalars += [call.argument for call in grouping.calls if call.argument is not None]
-    by = f" GROUP BY {', '.join(f'({key})' for key in keys)}" if keys else ""
-    again = _select([_spelled(tree, grouping) for tree in grouping.outputs], body + by)
-    if grouping.having is not None:
-        again += f" HAVING {_spelled(grouping.having, grouping)}"
-    parts = _select([*keys, *arguments, ANSI_PROBE], body)
-    results = _select([*(call.text for call in grouping.calls), "count(*)"], body + by)
-    return again, _scalar_probe(scalars, body), parts, results
-
-
-def read_types(query: Query, schemas: tuple[Schema, ...]) -> Types:
-    """The types in the answers to `probe_texts` (of a query with a grouping)."""
-    grouping = query.grouping
-    assert grouping is not None
-    columns = iter(schemas[2].columns)
-    keys = {}
-    for name, _ in grouping.keys:
-        column = next(columns)
-        keys[name] = (column.type, column.nullable)
-    arguments = {}
-    for call in grouping.calls:
-        if call.argument is not None:
-            column = next(columns)
-            arguments[call.name] = (column.type, column.nullable)
-    results = {
-        call.name: column.type
-        for call, column in zip(grouping.calls, schemas[3].columns, strict=False)
-    }
-    return Types(keys, arguments, results, ansi=schemas[2].columns[-1].type != "string")
-
-
-def build(query: Query, sources: tuple[str, ...], output: Schema, types: Types | None) -> ViewPlan:
-    """The relational plan. Raises `Unsupported`."""
-    plan = _block(query)
-    outputs = query.resolved.outputs
-    grouping = query.grouping
-    if grouping is not None:
-        assert types is not None
-        plan = Aggregate(
-            plan,
-            tuple(Named(name, text(tree)) for name, tree in grouping.keys),
-            tuple(_call(call, types) for call in grouping.calls),
-        )
-        if grouping.having is not None:
-            plan = Filter(plan, text(grouping.having))
-        outputs = grouping.outputs
-    known = {} if types is None else {name: kind for name, (kind, _) in types.keys.items()}
-    known |= {} if types is None else types.results
+def build(
+    resolved: Resolved, sources: tuple[str, ...], output: Schema, answers: dict[str, Schema]
+) -> ViewPlan:
+    """The plan with types, from Spark's schema of each probe. Raises `Unsupported`."""
+    _check_outputs(resolved, output, answers[render(resolved.root, sources)])
+    ansi = answers[f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"].columns[0].type
+    for claim in resolved.claims:
+        left = answers[_of([claim.left_value], claim.left, sources)].columns[0]
+        right = answers[_of([claim.right_value], claim.right, sources)].columns[0]
+        check_claim(claim, (left.type, left.nullable), (right.type, right.nullable))
+    typer = _Typer(sources, answers, ansi=ansi != "string")
     columns = tuple(
-        Named(column.name, _cast(tree, column.type, known.get(tree.name)))
-        for tree, column in zip(outputs, output.columns, strict=True)
+        Named(wanted.name, _cast(made.expression, wanted.type))
+        for made, wanted in zip(resolved.root.columns, output.columns, strict=True)
     )
-    return ViewPlan(sources, Project(plan, columns), output)
+    return ViewPlan(sources, Project(typer.typed(resolved.root.input), columns), output)
 
 
-def _cast(tree: Tree, kind: str, known: str | None) -> str:
-    if isinstance(tree, exp.Column) and known == kind:
-        return text(tree)
-    return f"CAST({text(tree)} AS {kind})"
+class _Typer:
+    def __init__(self, sources: tuple[str, ...], answers: dict[str, Schema], *, ansi: bool) -> None:
+        self._sources = sources
+        self._answers = answers
+        self._ansi = ansi
+
+    def typed(self, plan: Plan) -> Plan:
+        """The plan with all types filled in. Questions are those of the untyped plan."""
+        inputs = tuple(self.typed(each) for each in inputs_of(plan))
+        found = [self._answers[text].columns for text in _questions(plan, self._sources)]
+        match plan:
+            case Aggregate():
+                made: Plan = _typed_aggregate(plan, found, ansi=self._ansi)
+            case Distinct():
+                columns = zip(plan.columns, found[0], strict=True)
+                keys = tuple(_typed_key(key, column, "DISTINCT") for key, column in columns)
+                made = Distinct(plan.input, keys)
+            case OuterJoin() | SemiJoin():
+                made = msgspec.structs.replace(plan, types=_types_of(plan, found))
+            case UnionAll():
+                branches = zip(inputs, found[1:], strict=True)
+                inputs = _flat(tuple(_widened(each, found[0], kinds) for each, kinds in branches))
+                made = plan
+            case _:
+                made = plan
+        return with_inputs(made, inputs)
 
 
-def _call(call: Call, types: Types) -> AggregateCall:
-    kind, nullable = types.arguments.get(call.name, ("bigint", False))
-    argument = None if call.argument is None else text(call.argument)
-    if call.function == "count" and not nullable:
-        argument = None
-    return AggregateCall(call.name, call.function, argument, types.results[call.name], kind)
-
-
-def _block(query: Query) -> Plan:
-    """The product of the leaves with its predicates."""
-    resolved = query.resolved
-    owner = {column: index for index, leaf in enumerate(resolved.leaves) for column in leaf.used}
-    filters: list[list[Tree]] = [[] for _ in resolved.leaves]
-    computed: list[dict[str, str]] = [{} for _ in resolved.leaves]
-    equal: list[tuple[str, str]] = []
-    residual: list[Tree] = []
-    for tree in resolved.conjuncts:
-        leaves = {owner[column] for column in ids(tree)}
-        if len(leaves) == 1 or (not leaves and len(resolved.leaves) == 1):
-            filters[min(leaves, default=0)].append(tree)
-            continue
-        edge = _edge(tree, owner)
-        if edge is None:
-            residual.append(tree)
-            continue
-        names = []
-        for index, side in edge:
-            if isinstance(side, exp.Column):
-                names.append(side.name)
-            else:
-                leaf = resolved.leaves[index]
-                name = f"{leaf.prefix}_key{len(computed[index])}"
-                while name in leaf.used:
-                    name += "_"
-                names.append(computed[index].setdefault(text(side), name))
-        equal.append((names[0], names[1]))
-    inputs = tuple(
-        _leaf(leaf, filters[index], computed[index], first=leaf.prefix == f"i{leaf.source}")
-        for index, leaf in enumerate(resolved.leaves)
+def _types_of(
+    plan: OuterJoin | SemiJoin, found: list[tuple[Column, ...]]
+) -> tuple[tuple[str, str], ...]:
+    sides = zip((plan.left, plan.right), found, strict=True)
+    return tuple(
+        (name, column.type)
+        for side, columns in sides
+        for name, column in zip(columns_of(side), columns, strict=False)
     )
-    if len(inputs) == 1:
-        return inputs[0]
-    rest = " AND ".join(f"({text(tree)})" for tree in residual) or None
-    return Join(inputs, tuple(dict.fromkeys(equal)), rest)
 
 
-def _edge(tree: Tree, owner: dict[str, int]) -> list[tuple[int, Tree]] | None:
-    """The two sides of an equality between two leaves, each with its leaf."""
-    if not isinstance(tree, exp.EQ):
-        return None
-    sides = []
-    for side in (tree.left.unnest(), tree.right.unnest()):
-        leaves = {owner[column] for column in ids(side)}
-        if len(leaves) != 1:
-            return None
-        sides.append((leaves.pop(), side))
-    return sides
+def _questions(plan: Plan, sources: tuple[str, ...]) -> list[str]:
+    """The texts whose types a node needs."""
+    match plan:
+        case Aggregate():
+            parts = [key.expression for key in plan.keys]
+            parts += [call.argument for call in plan.calls if call.argument is not None]
+            asked = [_of(parts, plan.input, sources)] if parts else []
+            return [*asked, *([render(plan, sources)] if plan.calls else [])]
+        case Distinct():
+            return [render(plan, sources)]
+        case OuterJoin() | SemiJoin():
+            return [render(plan.left, sources), render(plan.right, sources)]
+        case UnionAll():
+            return [render(each, sources) for each in (plan, *plan.inputs)]
+        case _:
+            return []
 
 
-def _leaf(leaf: Leaf, filters: list[Tree], computed: dict[str, str], *, first: bool) -> Plan:
-    plan: Plan = Scan(leaf.source, tuple(leaf.used.values()))
-    if not first:
-        # A second occurrence of a table: the scan's ids are taken.
-        plan = Project(
-            plan,
-            tuple(
-                Named(name, f"i{leaf.source}{name.removeprefix(leaf.prefix)}") for name in leaf.used
-            ),
+def _typed_aggregate(plan: Aggregate, found: list[tuple[Column, ...]], *, ansi: bool) -> Aggregate:
+    has_parts = bool(plan.keys) or any(call.argument is not None for call in plan.calls)
+    parts: Iterator[Column] = iter(found[0] if has_parts else ())
+    keys = tuple(_typed_key(key, next(parts), "GROUP BY") for key in plan.keys)
+    results = iter(found[-1][len(plan.keys) :] if plan.calls else ())
+    calls = []
+    for call in plan.calls:
+        kind = next(results).type
+        argument = None if call.argument is None else next(parts)
+        calls.append(_typed_call(call, kind, argument))
+    return msgspec.structs.replace(plan, keys=keys, calls=tuple(calls), ansi=ansi)
+
+
+def _typed_call(call: AggregateCall, kind: str, argument: Column | None) -> AggregateCall:
+    replaced = msgspec.structs.replace
+    if argument is None or (
+        call.function == "count" and not call.distinct and not argument.nullable
+    ):
+        return replaced(call, argument=None, type=kind, argument_nullable=False)
+    if call.distinct:
+        _check_groupable(argument, f"{call.function}(DISTINCT …)")
+    return replaced(
+        call, type=kind, argument_type=argument.type, argument_nullable=argument.nullable
+    )
+
+
+def _typed_key(key: Key, column: Column, what: str) -> Key:
+    _check_groupable(column, what)
+    return msgspec.structs.replace(key, type=column.type, nullable=column.nullable)
+
+
+def _check_groupable(column: Column, what: str) -> None:
+    if "map<" in column.type:
+        raise Unsupported(f"{what} over {column.type}")
+    try:
+        arrow_type(column.type)
+    except InvalidUsage:
+        raise Unsupported(f"{what} over {column.type}, which cannot be stored") from None
+
+
+def _widened(plan: Plan, wanted: tuple[Column, ...], found: tuple[Column, ...]) -> Plan:
+    assert isinstance(plan, Project)
+    columns = []
+    for column, kind, own in zip(plan.columns, wanted, found, strict=False):
+        same = kind.type == own.type
+        cast = column.expression if same else f"CAST({column.expression} AS {kind.type})"
+        columns.append(Named(column.name, cast))
+    return Project(plan.input, tuple(columns))
+
+
+def _flat(inputs: tuple[Plan, ...]) -> tuple[Plan, ...]:
+    """A union of unions as one, where the inner one's types are the outer's."""
+    found: list[Plan] = []
+    for each in inputs:
+        assert isinstance(each, Project)
+        inner = each.input
+        if not isinstance(inner, UnionAll) or any(
+            column.expression not in columns_of(inner) for column in each.columns
+        ):
+            found.append(each)
+            continue
+        for branch in inner.inputs:
+            assert isinstance(branch, Project)
+            made = {column.name: column.expression for column in branch.columns}
+            renamed = tuple(Named(c.name, made[c.expression]) for c in each.columns)
+            found.append(Project(branch.input, renamed))
+    return tuple(found)
+
+
+def _of(expressions: list[str], plan: Plan, sources: tuple[str, ...]) -> str:
+    columns = ", ".join(f"{each} AS c{n}" for n, each in enumerate(expressions)) or "1 AS c0"
+    return f"SELECT {columns} FROM ({render(plan, sources)}) q"
+
+
+def _cast(expression: str, kind: str) -> str:
+    tree = tree_of(expression)
+    # A column has the view's type: the plan's text was found to have it.
+    if isinstance(tree, exp.Column) and not tree.table:
+        return expression
+    return f"CAST({expression} AS {kind})"
+
+
+def _expressions(plan: Plan) -> list[str]:
+    match plan:
+        case Project():
+            return [c.expression for c in plan.columns if c.name != c.expression]
+        case Aggregate():
+            written = [key.expression for key in plan.keys]
+            return written + [call.argument for call in plan.calls if call.argument is not None]
+        case _:
+            return []
+
+
+@lru_cache(maxsize=8192)
+def _unknown_function(expression: str) -> bool:
+    return tree_of(expression).find(exp.Anonymous) is not None
+
+
+def _check_outputs(resolved: Resolved, wanted: Schema, got: Schema) -> None:
+    """Raises `Unsupported` when the query as resolved is not the view, by names and types."""
+    if len(resolved.names) != len(wanted.columns):
+        raise Unsupported(
+            f"a select list of {len(resolved.names)} for {len(wanted.columns)} columns"
         )
-    if filters:
-        plan = Filter(plan, " AND ".join(f"({text(tree)})" for tree in filters))
-    if computed:
-        kept = [Named(name, name) for name in leaf.used]
-        made = [Named(name, expression) for expression, name in computed.items()]
-        plan = Project(plan, (*kept, *made))
-    return plan
-
-
-def _spelled(tree: Tree, grouping: Grouping) -> str:
-    """An expression over keys and calls, with both written out again."""
-    written = {name: text(key) for name, key in grouping.keys}
-    written |= {call.name: call.text for call in grouping.calls}
-
-    def spell(node: Tree) -> Tree:
-        if isinstance(node, exp.Column) and node.name in written:
-            return exp.Paren(this=exp.maybe_parse(written[node.name], dialect="spark"))
-        return node
-
-    return text(tree.copy().transform(spell))
-
-
-def _from_where(resolved: Resolved, sources: tuple[str, ...]) -> str:
-    scans = []
-    for leaf in resolved.leaves:
-        columns = ", ".join(f"{quote(own)} AS {name}" for name, own in leaf.used.items()) or "1"
-        scans.append(f"(SELECT {columns} FROM {quote(sources[leaf.source])}) {leaf.prefix}")
-    where = " AND ".join(f"({text(tree)})" for tree in resolved.conjuncts)
-    return f" FROM {' CROSS JOIN '.join(scans)}" + (f" WHERE {where}" if where else "")
-
-
-def _select(columns: list[str], body: str) -> str:
-    return "SELECT " + ", ".join(f"{c} AS c{i}" for i, c in enumerate(columns)) + body
-
-
-def _scalar_probe(trees: list[Tree], body: str) -> str:
-    tests = " OR ".join(f"({text(tree)}) IS NULL" for tree in trees) or "true"
-    glue = " AND " if " WHERE " in body else " WHERE "
-    return f"SELECT 1 AS c0{body}{glue}({tests})"
-
-
-def check_types(wanted: Schema, got: Schema) -> None:
-    """Raises `Unsupported` when the query as resolved has other types than the view."""
-    for column, again in zip(wanted.columns, got.columns, strict=True):
+    for name, column, again in zip(resolved.names, wanted.columns, got.columns, strict=True):
+        if name and name != column.name.lower():
+            raise Unsupported(f"column {column.name}, which is named {name} as resolved")
         if column.type != again.type:
             raise Unsupported(
                 f"column {column.name}, which Spark types {column.type} in the view "

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 import msgspec
+from sqlglot.errors import SqlglotError
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import DeltaPlan
@@ -19,13 +20,12 @@ from actors.plan.jobs import Analyzed
 from actors.plan.relational import Opaque, ViewPlan
 from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
 from actors.views import rule_opaque
-from actors.views.build import Query, Types, build, check_types, probe_texts, read_types
+from actors.views.build import build, probe_texts
 from actors.views.delta import derive
+from actors.views.explain import explain_tree
 from actors.views.fingerprint import fingerprint
-from actors.views.grouping import group
 from actors.views.parse import (
-    Parsed,
-    qualify_view,
+    Tree,
     read_tables,
     refuse_volatile,
     refuse_volatile_text,
@@ -58,45 +58,47 @@ async def compile_view(
     if tree is not None and analyzed.deterministic:
         refuse_volatile(tree, deterministic=analyzed.deterministic[0])
     schemas = tuple(tables[name] for name in sources)
-    parsed = qualify_view(tree, reason, sources, tables)
     try:
-        view, types = await _relational(parsed, tables, output, analyze, conf)
-        strata, hidden = derive(view, schemas, types)
+        if tree is None:
+            raise Unsupported(reason)
+        view = await relational(tree, sources, tables, output, analyze, conf)
+        derived = derive(view, schemas)
         plan = DeltaPlan(
             sources=sources,
             source_schemas=schemas,
             output=output,
             sql=sql,
-            mode="incremental",
-            reason="",
-            strata=strata,
-            hidden=hidden,
+            mode=derived.mode,
+            reason=derived.reason,
+            strata=derived.strata,
+            hidden=derived.hidden,
             conf=conf,
+            tree=explain_tree(view),
         )
     except Unsupported as why:
         plan = rule_opaque.derive(Opaque(sql, str(why)), sources, schemas, output, conf)
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
 
 
-async def _relational(
-    parsed: Parsed,
+async def relational(
+    tree: Tree,
+    sources: tuple[str, ...],
     tables: Mapping[str, Schema],
     output: Schema,
     analyze: Analyze,
-    conf: Conf,
-) -> tuple[ViewPlan, Types | None]:
-    """The relational plan and the types of its grouping. Raises `Unsupported`."""
-    if parsed.tree is None:
-        raise Unsupported(parsed.reason)
+    conf: Conf = (),
+) -> ViewPlan:
+    """The relational plan of a parsed view, whose output Spark says to be `output`.
+
+    Raises `Unsupported`, and what `analyze` raises but `QueryRejected`.
+    """
     if any(key.lower() == "spark.sql.casesensitive" for key, _ in conf):
         raise Unsupported("the setting spark.sql.caseSensitive")
-    sources = parsed.sources
-    resolved = resolve(parsed.tree, sources, tables)
-    query = Query(resolved, group(resolved))
-    outputs = resolved.outputs
-    if len(outputs) != len(output.columns):
-        raise Unsupported(f"a select list of {len(outputs)} for {len(output.columns)} columns")
-    texts = probe_texts(query, sources)
+    try:
+        resolved = resolve(tree, sources, tables)
+        texts = probe_texts(resolved, sources)
+    except (SqlglotError, RecursionError) as error:
+        raise Unsupported(f"a text that resolving fails on ({type(error).__name__})") from None
     given = tuple((name, tables[name]) for name in sources)
     try:
         answer = await analyze(given, texts, conf)
@@ -105,9 +107,7 @@ async def _relational(
         raise Unsupported(
             f"an expression that is not a scalar of the resolved query: {line}"
         ) from None
-    check_types(output, answer.schemas[0])
-    types = None if query.grouping is None else read_types(query, answer.schemas)
-    return build(query, sources, output, types), types
+    return build(resolved, sources, output, dict(zip(texts, answer.schemas, strict=True)))
 
 
 def _check_output(output: Schema) -> None:

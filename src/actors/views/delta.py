@@ -1,61 +1,276 @@
-"""Relational plan → strata, by rules tried in order; one rule a file.
+"""Relational plan → strata, by operators that know their own delta; one rule a file.
 
-Each linear rule derives any *side* of its operator: the ``delta`` (updates with ``lo <= time <
-hi``), the ``old`` state (``time < lo``) or the ``new`` one (both). A join derives its delta from
-its inputs' sides. A grouping stands at the top only. What no rule takes is opaque.
+`derive` builds the operators of a plan bottom up, asks the root for its delta, and packs the
+result: the view's delta and that of each hidden state leave Spark as one table (see
+`plan.delta.DeltaPlan`). Where the view is a projection of one grouping, its rows and the hidden
+ones are computed together.
+
+The mode is that of the weakest node: *keyed* where groups are computed afresh, *opaque* where
+some state is read whole because no equality leads to it; the latter still runs as steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final
 
-from actors.plan.delta import Hidden, Node, Stratum
-from actors.plan.relational import Filter, Join, Plan, Project, Scan, ViewPlan
-from actors.plan.schema import Schema
-from actors.views import rule_aggregate, rule_filter, rule_join, rule_project
-from actors.views.build import Types
-from actors.views.lookups import Lookups
-from actors.views.resolve import Unsupported
+import msgspec
 
-Side: TypeAlias = Literal["delta", "old", "new"]
-Rule: TypeAlias = tuple[type[Any], Callable[[Any, Side, "Derivation"], Node]]
-
-RULES: Final[tuple[Rule, ...]] = (
-    (Scan, rule_project.derive_scan),
-    (Filter, rule_filter.derive),
-    (Project, rule_project.derive),
-    (Join, rule_join.derive),
+from actors.plan.delta import Accumulate, Hidden, Node, Select, Stratum, Union, Where
+from actors.plan.relational import (
+    Aggregate,
+    AggregateCall,
+    Distinct,
+    Equal,
+    Filter,
+    Join,
+    Key,
+    Named,
+    Opaque,
+    OuterJoin,
+    Plan,
+    Project,
+    Scan,
+    SemiJoin,
+    UnionAll,
+    ViewPlan,
 )
-"""Tried in order; the first whose operator it is derives it."""
+from actors.plan.schema import Schema
+from actors.views.measures import not_additive
+from actors.views.operators import Context, Operator
+from actors.views.resolve import Unsupported
+from actors.views.rule_group import GroupOperator, aggregate, distinct
+from actors.views.rule_join import JoinOperator
+from actors.views.rule_linear import (
+    FilterOperator,
+    ProjectOperator,
+    ScanOperator,
+    UnionOperator,
+)
+from actors.views.rule_outer import OuterOperator, SemiOperator
+from actors.views.rule_recompute import RecomputeOperator
+
+OUTPUT_PREFIX: Final = "o_"
+TO: Final = "__to"
 
 
-class Derivation:
-    """One view's derivation: the sources' schemas, and the lookups asked for so far."""
+class Derived(msgspec.Struct, frozen=True):
+    """What `derive` makes of a view."""
 
-    def __init__(self, schemas: tuple[Schema, ...]) -> None:
-        self.schemas = schemas
-        self.lookups = Lookups()
-
-    def node(self, plan: Plan, side: Side) -> Node:
-        """That side of an operator. Raises `Unsupported`."""
-        for operator, rule in RULES:
-            if isinstance(plan, operator):
-                return rule(plan, side, self)
-        raise Unsupported(f"the operator {type(plan).__name__} below the top")
+    strata: tuple[Stratum, ...]
+    hidden: tuple[Hidden, ...]
+    mode: str
+    reason: str
 
 
-def derive(
-    view: ViewPlan, schemas: tuple[Schema, ...], types: Types | None
-) -> tuple[tuple[Stratum, ...], Hidden | None]:
-    """(strata, hidden state). Raises `Unsupported`."""
-    derivation = Derivation(schemas)
-    root = view.root
-    assert isinstance(root, Project)
-    grouped = rule_aggregate.matches(root)
-    if grouped is not None and types is not None:
-        contributions = derivation.node(grouped[0].input, "delta")
-        return rule_aggregate.derive(root, contributions, derivation.lookups, types)
-    node = derivation.node(root, "delta")
-    stratum = Stratum(derivation.lookups.ordered(), node, rule_aggregate.inputs_of(node))
-    return (stratum,), None
+def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
+    """The plan that maintains a view. Raises `Unsupported`."""
+    context = Context(schemas)
+    node = _operator(context, view.root).delta()
+    if context.hidden:
+        node = _packed(context, node, view.output)
+    strata = context.strata(node)
+    hidden = tuple(state for state, _ in context.hidden)
+    mode, reason = _mode(context, strata, hidden, view.sources)
+    return Derived(strata, hidden, mode, reason)
+
+
+def _mode(
+    context: Context,
+    strata: tuple[Stratum, ...],
+    hidden: tuple[Hidden, ...],
+    sources: tuple[str, ...],
+) -> tuple[str, str]:
+    for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
+        number = int(lookup.target[1:])
+        if lookup.target[0] == "s" and not lookup.key:
+            return "opaque", f"no equality leads to {sources[number]}: all of it is read"
+        if lookup.target[0] == "h" and not lookup.key and hidden[number].keys:
+            return "opaque", "no equality leads to the groups below: all of them are read"
+    if context.keyed:
+        return "keyed", "; ".join(dict.fromkeys(context.keyed))
+    return "incremental", ""
+
+
+def _operator(context: Context, plan: Plan) -> Operator:
+    """The operators of a plan, bottom up."""
+    match plan:
+        case Scan():
+            return ScanOperator(context, plan)
+        case Filter():
+            return FilterOperator(context, plan, _operator(context, plan.input))
+        case Project():
+            return ProjectOperator(context, plan.columns, _operator(context, plan.input))
+        case Join():
+            inputs = tuple(_operator(context, each) for each in plan.inputs)
+            return JoinOperator(context, inputs, plan.equal, plan.residual)
+        case OuterJoin():
+            left, right = (_operator(context, each) for each in (plan.left, plan.right))
+            return OuterOperator(context, plan, left, right)
+        case SemiJoin():
+            left, right = (_operator(context, each) for each in (plan.left, plan.right))
+            return SemiOperator(context, plan, left, right)
+        case Aggregate():
+            return _aggregate(context, plan, _operator(context, plan.input))
+        case Distinct():
+            return distinct(context, plan, _operator(context, plan.input))
+        case UnionAll():
+            return UnionOperator(context, tuple(_operator(context, p) for p in plan.inputs))
+        case Opaque():
+            raise Unsupported(plan.reason)
+
+
+# -- groupings ------------------------------------------------------------------------------------
+
+
+def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
+    """A grouping, cut into parts that are maintained in different ways and joined by their keys:
+    sums, aggregates over the distinct values of an argument, and what is computed afresh."""
+    sums: list[AggregateCall] = []
+    over_distinct: dict[str, list[AggregateCall]] = {}
+    afresh: list[AggregateCall] = []
+    for call in plan.calls:
+        why = not_additive(call, ansi=plan.ansi)
+        single = msgspec.structs.replace(call, distinct=False)
+        if not why:
+            sums.append(call)
+        elif call.distinct and call.argument and not not_additive(single, ansi=plan.ansi):
+            over_distinct.setdefault(call.argument, []).append(single)
+        else:
+            context.keyed.append(f"{why}: touched groups are computed afresh")
+            afresh.append(call)
+    parts: list[tuple[AggregateCall, ...]] = []
+    operators: list[Operator] = []
+    for argument, calls in over_distinct.items():
+        operators.append(_over_distinct(context, plan, below, argument, calls))
+        parts.append(tuple(calls))
+    if afresh:
+        part = msgspec.structs.replace(plan, calls=tuple(afresh))
+        operators.append(RecomputeOperator(context, part, below))
+        parts.append(part.calls)
+    if sums or not operators:
+        part = msgspec.structs.replace(plan, calls=tuple(sums))
+        operators.append(aggregate(context, part, below))
+        parts.append(part.calls)
+    return operators[0] if len(operators) == 1 else _joined(context, plan, operators, parts)
+
+
+def _over_distinct(
+    context: Context,
+    plan: Aggregate,
+    below: Operator,
+    argument: str,
+    calls: list[AggregateCall],
+) -> Operator:
+    """Sums over the distinct values of one argument in each group."""
+    prefix = context.prefix()
+    value = f"{prefix}value"
+    keys = tuple(msgspec.structs.replace(k, name=f"{prefix}{k.name}") for k in plan.keys)
+    columns = (*(Named(k.name, k.expression) for k in keys), Named(value, argument))
+    typed = (
+        *(msgspec.structs.replace(key, expression=key.name) for key in keys),
+        Key(value, value, calls[0].argument_type, calls[0].argument_nullable),
+    )
+    values = GroupOperator(context, ProjectOperator(context, columns, below), typed, None)
+    over = Aggregate(
+        plan.input,
+        tuple(msgspec.structs.replace(key, expression=f"{prefix}{key.name}") for key in plan.keys),
+        tuple(msgspec.structs.replace(call, argument=value) for call in calls),
+        plan.ansi,
+    )
+    return aggregate(context, over, values)
+
+
+def _joined(
+    context: Context,
+    plan: Aggregate,
+    operators: list[Operator],
+    parts: list[tuple[AggregateCall, ...]],
+) -> Operator:
+    """The parts of one grouping side by side: each has a row for the same groups."""
+    names = [key.name for key in plan.keys]
+    inputs: list[Operator] = [operators[0]]
+    equal: list[Equal] = []
+    for part, calls in zip(operators[1:], parts[1:], strict=True):
+        prefix = context.prefix()
+        columns = [Named(f"{prefix}{name}", name) for name in names]
+        columns += [Named(call.name, call.name) for call in calls]
+        inputs.append(ProjectOperator(context, tuple(columns), part))
+        equal += [Equal(name, f"{prefix}{name}", True) for name in names]
+    whole = JoinOperator(context, tuple(inputs), tuple(equal), None)
+    made = tuple(Named(name, name) for name in (*names, *(call.name for call in plan.calls)))
+    return ProjectOperator(context, made, whole)
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+
+def _packed(context: Context, node: Node, output: Schema) -> Node:
+    """The view's delta and those of all hidden states as one table."""
+    merged = _merged(context, node)
+    rest = [k for k in range(len(context.hidden)) if merged is None or k != merged[0]]
+    branches = [merged[1]] if merged is not None else [_view_branch(context, node, output)]
+    branches += [_hidden_branch(context, k, output) for k in rest]
+    return branches[0] if len(branches) == 1 else Union(tuple(branches))
+
+
+def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
+    """(hidden state, branch) where the view is a projection of one grouping's totals."""
+    inner: Node = node
+    selects: list[Select] = []
+    predicates: list[str] = []
+    while not isinstance(inner, Accumulate):
+        if isinstance(inner, Select) and not predicates:
+            selects.append(inner)
+        elif isinstance(inner, Where) and len(selects) == 1 and not predicates:
+            predicates.append(inner.predicate)
+        elif isinstance(inner, Select) and len(selects) == 1:
+            selects.append(inner)
+        else:
+            return None
+        inner = inner.input
+    if inner.flips or len(selects) != 2:
+        return None
+    number = next(k for k, (_, made) in enumerate(context.hidden) if made == inner)
+    hidden, _ = context.hidden[number]
+    view, finished = selects
+    passed = [Named(name, name) for name in hidden.schema.names]
+    own = {column.name for column in passed}
+    made = [column for column in finished.columns if column.name not in own]
+    below = Select(inner, (*passed, *made))
+    kept = predicates[0] if predicates else None
+    columns = [
+        Named(
+            OUTPUT_PREFIX + column.name,
+            # What HAVING leaves out is not computed: Spark would not compute it either.
+            column.expression if kept is None else f"CASE WHEN {kept} THEN {column.expression} END",
+        )
+        for column in view.columns
+    ]
+    columns += _hidden_columns(context, number)
+    bit = 2 << number
+    both = str(bit + 1) if kept is None else f"CASE WHEN {kept} THEN {bit + 1} ELSE {bit} END"
+    return number, Select(below, (*columns, Named(TO, both)))
+
+
+def _hidden_columns(context: Context, filled: int) -> list[Named]:
+    """The columns of all hidden states: those of one by name, the others NULL."""
+    return [
+        Named(
+            f"h{k}_{column.name}",
+            column.name if k == filled else f"CAST(NULL AS {column.type})",
+        )
+        for k, (hidden, _) in enumerate(context.hidden)
+        for column in hidden.schema.columns
+    ]
+
+
+def _view_branch(context: Context, node: Node, output: Schema) -> Node:
+    columns = [Named(OUTPUT_PREFIX + name, f"`{name}`") for name in output.names]
+    return Select(node, (*columns, *_hidden_columns(context, -1), Named(TO, "1")))
+
+
+def _hidden_branch(context: Context, number: int, output: Schema) -> Node:
+    columns = [Named(OUTPUT_PREFIX + c.name, f"CAST(NULL AS {c.type})") for c in output.columns]
+    made = context.hidden[number][1]
+    named = (*columns, *_hidden_columns(context, number), Named(TO, str(2 << number)))
+    return Select(made, named)

@@ -1,8 +1,10 @@
-"""A delta plan as text for people: mode, reason, sources, and each stratum's tree and lookups."""
+"""Plans as text for people: a delta plan with its strata and lookups, and a relational tree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import msgspec
 
 from actors.plan.delta import (
     Accumulate,
@@ -10,34 +12,63 @@ from actors.plan.delta import (
     DeltaPlan,
     Input,
     Lookup,
+    Match,
     Node,
     Pair,
+    Recompute,
     Reduce,
     Select,
     Union,
+    Weigh,
     Where,
 )
-from actors.plan.relational import Named
+from actors.plan.relational import (
+    Aggregate,
+    AggregateCall,
+    Distinct,
+    Equal,
+    Filter,
+    Join,
+    Key,
+    Named,
+    Opaque,
+    OuterJoin,
+    Plan,
+    Project,
+    Scan,
+    SemiJoin,
+    UnionAll,
+    ViewPlan,
+)
+from actors.views.measures import not_additive
+from actors.views.render import call_text
+from actors.views.walk import inputs_of
 
 
 def explain(plan: DeltaPlan) -> str:
     """The plan as indented lines."""
     reason = f" ({plan.reason})" if plan.reason else ""
-    lines = [f"mode: {plan.mode}{reason}"]
+    lines = [f"mode: {plan.mode}{reason}", f"refresh policy: {plan.policy}"]
+    lines += [f"  {line}" for line in plan.tree.splitlines()]
     for index, (name, schema) in enumerate(zip(plan.sources, plan.source_schemas, strict=True)):
         lines.append(f"source {index}: {name}({schema.ddl()})")
     lines.append(f"output: {plan.output.ddl()}")
-    if plan.hidden is not None:
-        keys = ", ".join(plan.hidden.keys) or "none: one row"
-        lines.append(f"hidden: {plan.hidden.schema.ddl()}; keys: {keys}")
+    for index, hidden in enumerate(plan.hidden):
+        keys = ", ".join(hidden.keys) or "none: one row"
+        lines.append(f"hidden {index}: {hidden.schema.ddl()}; keys: {keys}")
     lines += [f"conf: {key} = {value}" for key, value in plan.conf]
-    if plan.mode == "opaque":
+    if plan.mode == "opaque" and not plan.strata:
         lines.append("recomputed whole at each time and subtracted")
     for index, stratum in enumerate(plan.strata):
         lines.append(f"stratum {index}: reads {', '.join(stratum.inputs)}")
         lines += [f"  lookup {_lookup(lookup, plan)}" for lookup in stratum.lookups]
-        lines += [f"  {line}" for line in _tree(stratum.node)]
+        lines += [f"  {line}" for line in _delta_lines(stratum.node)]
     return "\n".join(lines)
+
+
+def explain_tree(plan: ViewPlan) -> str:
+    """The relational tree, a node a line with its mode, inputs indented below it."""
+    return "\n".join(_lines(plan.root, plan.sources))
 
 
 def _lookup(lookup: Lookup, plan: DeltaPlan) -> str:
@@ -50,11 +81,11 @@ def _lookup(lookup: Lookup, plan: DeltaPlan) -> str:
     return f"{target} by ({', '.join(lookup.key)}) from {origins}"
 
 
-def _tree(node: Node) -> Iterator[str]:
+def _delta_lines(node: Node) -> Iterator[str]:
     title, children = _describe(node)
     yield title
     for child in children:
-        yield from (f"  {line}" for line in _tree(child))
+        yield from (f"  {line}" for line in _delta_lines(child))
 
 
 def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
@@ -65,22 +96,101 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             return f"Where {node.predicate}", (node.input,)
         case Select():
             return f"Select {_named(node.columns)}", (node.input,)
+        case Weigh():
+            return f"Weigh by {node.factor}", (node.input,)
         case Pair():
-            equal = " and ".join(f"{left} = {right}" for left, right in node.equal) or "all pairs"
-            residual = f" where {node.residual}" if node.residual else ""
-            return f"Pair {equal}{residual}", (node.left, node.right)
+            return f"Pair {_pairs(node)}", (node.left, node.right)
+        case Match():
+            return f"Match {node.kind} {_pairs(node)}", (node.left, node.right)
         case Union():
             return "Union", node.inputs
         case Reduce():
             measures = [f"{m.name} = {m.kind}({m.argument}): {m.type}" for m in node.measures]
             return f"Reduce by ({_named(node.keys)}) {', '.join(measures)}".rstrip(), (node.input,)
         case Accumulate():
-            return f"Accumulate by ({', '.join(node.keys)})", (node.contributions, node.hidden)
+            flips = ": flips" if node.flips else ""
+            title = f"Accumulate by ({', '.join(node.keys)}){flips}"
+            return title, (node.contributions, node.hidden)
+        case Recompute():
+            calls = ", ".join(f"{call.name} = {call.text}: {call.type}" for call in node.calls)
+            title = f"Recompute by ({', '.join(node.keys)}) {calls}".rstrip()
+            return title, (node.old, node.changes)
         case Consolidate():
             return "Consolidate", (node.input,)
 
 
+def _pairs(node: Pair | Match) -> str:
+    tests = [f"{left} = {right}" for left, right in node.equal]
+    tests += [f"{left} <=> {right}" for left, right in node.same]
+    residual = f" where {node.residual}" if node.residual else ""
+    return f"{' and '.join(tests) or 'all pairs'}{residual}"
+
+
+def _lines(plan: Plan, sources: tuple[str, ...]) -> Iterator[str]:
+    yield _title(plan, sources)
+    for each in inputs_of(plan):
+        yield from (f"  {line}" for line in _lines(each, sources))
+
+
+def _title(plan: Plan, sources: tuple[str, ...]) -> str:
+    match plan:
+        case Scan():
+            columns = ", ".join(f"{made} = {own}" for made, own in plan.columns)
+            return f"Scan {sources[plan.source]}({columns})"
+        case Filter():
+            return f"Filter {plan.predicate}"
+        case Project():
+            return f"Project {_named(plan.columns)}"
+        case Join():
+            return f"Join {_tests(plan.equal, plan.residual)}"
+        case OuterJoin():
+            return f"OuterJoin {plan.kind} {_tests(plan.equal, plan.residual)}"
+        case SemiJoin():
+            kind = "anti" if plan.anti else "semi"
+            return f"SemiJoin {kind} {_tests(plan.equal, plan.residual)}"
+        case Aggregate():
+            calls = ", ".join(f"{c.name} = {call_text(c)}: {c.type}" for c in plan.calls)
+            return f"Aggregate by ({_typed(plan.keys)}) {calls}".rstrip() + _mode(plan)
+        case Distinct():
+            return f"Distinct {_typed(plan.columns)}"
+        case UnionAll():
+            return "UnionAll"
+        case Opaque():
+            return f"Opaque ({plan.reason})"
+
+
+def _mode(plan: Aggregate) -> str:
+    """How a grouping is maintained, where that is not by sums alone."""
+    why = [not_additive(call, ansi=plan.ansi) for call in plan.calls]
+    afresh = [
+        reason
+        for call, reason in zip(plan.calls, why, strict=True)
+        if reason and not (call.distinct and not not_additive(_plain(call), ansi=plan.ansi))
+    ]
+    if afresh:
+        return f" [keyed: {'; '.join(dict.fromkeys(afresh))}]"
+    return " [incremental, over distinct values]" if any(why) else " [incremental]"
+
+
+def _plain(call: AggregateCall) -> AggregateCall:
+    return msgspec.structs.replace(call, distinct=False)
+
+
+def _tests(equal: tuple[Equal, ...], residual: str | None) -> str:
+    tests = [f"{e.left} {'<=>' if e.null_safe else '='} {e.right}" for e in equal]
+    rest = f" where {residual}" if residual else ""
+    return f"{' and '.join(tests) or 'all pairs'}{rest}"
+
+
+def _typed(keys: tuple[Key, ...]) -> str:
+    return ", ".join(f"{_shown(key)}: {key.type}" for key in keys)
+
+
 def _named(columns: tuple[Named, ...]) -> str:
-    return ", ".join(
-        c.name if c.name == c.expression else f"{c.name} = {c.expression}" for c in columns
-    )
+    return ", ".join(_shown(column) for column in columns)
+
+
+def _shown(column: Named | Key) -> str:
+    if column.name == column.expression:
+        return column.name
+    return f"{column.name} = {column.expression}"

@@ -22,7 +22,7 @@ def spark_version() -> str:
 
 def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
     """sha256 over the plan with its schemas and settings, and the engine's version."""
-    plain = msgspec.structs.replace(plan, fingerprint="")
+    plain = msgspec.structs.replace(plan, fingerprint="", policy="", tree="")
     digest = hashlib.sha256(msgspec.msgpack.encode(plain))
     digest.update((spark_version() if engine is None else engine).encode())
     return digest.hexdigest()

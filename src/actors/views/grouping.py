@@ -1,4 +1,4 @@
-"""The grouping at the top of a query: keys, aggregates, and expressions over them.
+"""One grouping: keys, aggregates, and expressions over them.
 
 Group expressions are matched in the select list and in HAVING by their text; what is left there
 must be constants and aggregates. ``FILTER`` and ``count_if`` become aggregates of a CASE, which
@@ -7,131 +7,216 @@ is what they mean. Equal aggregates are computed once.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from sqlglot import exp
 
+from actors.plan.relational import AggregateCall, Key
+from actors.views.joins import Fresh
 from actors.views.parse import Tree
-from actors.views.resolve import (
-    Columns,
-    Resolved,
+from actors.views.scope import Listing, Names
+from actors.views.trees import (
     Unsupported,
     bare,
     check_args,
     check_scalar,
+    factored,
+    operand,
+    present,
     text,
     transform,
 )
 
-AGGREGATES: Final = (exp.Count, exp.CountIf, exp.Sum, exp.Avg)
-
-
-class Call(msgspec.Struct, frozen=True):
-    """One aggregate of the select list or HAVING."""
-
-    name: str
-    function: str
-    argument: Tree | None
-    """None: ``count(*)``."""
-    text: str
-    """As it is written, over column ids."""
+_FUNCTIONS: Final[dict[Any, str]] = {
+    exp.Count: "count",
+    exp.CountIf: "count",
+    exp.Sum: "sum",
+    exp.Avg: "avg",
+    exp.Min: "min",
+    exp.Max: "max",
+    exp.Stddev: "stddev_samp",
+    exp.StddevSamp: "stddev_samp",
+    exp.StddevPop: "stddev_pop",
+    exp.Variance: "var_samp",
+    exp.VariancePop: "var_pop",
+    exp.LogicalAnd: "bool_and",
+    exp.LogicalOr: "bool_or",
+}
+_OTHER_NAMES: Final[dict[str, Any]] = {
+    "mean": exp.Avg,
+    "std": exp.Stddev,
+    "every": exp.LogicalAnd,
+    "some": exp.LogicalOr,
+    "any": exp.LogicalOr,
+}
+_DISTINCT: Final = frozenset({"count", "sum", "avg"})
+_SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
+"""Functions that do not see whether a value occurs once or more."""
 
 
 class Grouping(msgspec.Struct):
-    """The grouping at the top of the query."""
+    """A SELECT's grouping."""
 
-    keys: list[tuple[str, Tree]]
-    calls: list[Call]
-    outputs: list[Tree]
+    keys: list[tuple[Key, Tree]]
+    calls: list[tuple[AggregateCall, Tree | None]]
+    """With the argument's tree. Types are Spark's to say: they are empty here."""
+    outputs: Listing
     """Over key names and call names."""
-    having: Tree | None
+    having: list[Tree]
 
 
-def group(resolved: Resolved) -> Grouping | None:
-    """The grouping of a resolved query; None without one. Raises `Unsupported`."""
-    if resolved.select is None or resolved.columns is None:
-        return None
-    keys = _keys(resolved.select, resolved.outputs, resolved.columns)
-    calls: list[Call] = []
-    outputs = [_over_groups(tree, keys, calls) for tree in resolved.outputs]
-    having = None
-    clause = resolved.select.args.get("having")
+def spelled_out(tree: Tree) -> Tree:
+    """A copy with the aggregates that the parser does not know under one name."""
+
+    def named(node: Tree) -> Tree:
+        if isinstance(node, exp.Anonymous) and len(node.expressions) == 1:
+            kind = _OTHER_NAMES.get(str(node.this).lower())
+            return node if kind is None else kind(this=node.expressions[0])
+        if isinstance(node, exp.Any) and isinstance(node.this, exp.Paren):
+            # On the right of an operator (``LIKE ANY (…)``) it is a quantifier.
+            quantifier = isinstance(node.parent, exp.Binary) and node.arg_key == "expression"
+            return node if quantifier else exp.LogicalOr(this=node.this.this)
+        return node
+
+    return tree.copy().transform(named)
+
+
+def is_aggregate(select: Tree) -> bool:
+    """Whether a SELECT groups: by a clause, or by an aggregate in its list or HAVING."""
+    if select.args.get("group"):
+        return True
+    having = select.args.get("having")
+    return any(
+        aggregate.find_ancestor(exp.Select, exp.Window) is select
+        for part in [*select.expressions, *([having] if having else [])]
+        for aggregate in part.find_all(exp.AggFunc)
+    )
+
+
+def group(select: Tree, outputs: Listing, names: Names, fresh: Fresh) -> Grouping:
+    """The grouping of a SELECT with resolved outputs. Raises `Unsupported`."""
+    keys = _keys(select, outputs, names, fresh)
+    grouping = Grouping(keys, [], [], [])
+    over = _Over(grouping, fresh)
+    grouping.outputs = [(name, over.replaced(tree)) for name, tree in outputs]
+    clause = select.args.get("having")
     if clause is not None:
-        resolved.columns.check_having(clause)
-        having = _over_groups(resolved.columns.resolve(clause.this), keys, calls)
-    return Grouping(keys, calls, outputs, having)
+        names.check_having(clause)
+        having = over.replaced(names.resolve(clause.this))
+        grouping.having = factored(having)
+    if not keys and not grouping.calls:
+        raise Unsupported("GROUP BY without a key")
+    return grouping
 
 
-def _keys(select: Tree, outputs: list[Tree], columns: Columns) -> list[tuple[str, Tree]]:
+def _keys(select: Tree, outputs: Listing, names: Names, fresh: Fresh) -> list[tuple[Key, Tree]]:
     clause = select.args.get("group")
-    keys: list[tuple[str, Tree]] = []
     if clause is None:
-        return keys
-    check_args(clause, {"expressions"}, "GROUP BY")
+        return []
+    for key in present(clause):
+        if key not in ("expressions", "all"):
+            raise Unsupported(f"GROUP BY with {key.replace('_', ' ').upper()}")
+    found: list[Tree] = []
+    if clause.args.get("all"):
+        found = [tree for _, tree in outputs if not tree.find(exp.AggFunc)]
     for item in clause.expressions:
+        if isinstance(item, exp.Rollup | exp.Cube | exp.GroupingSets):
+            raise Unsupported(f"GROUP BY {text(item).split('(')[0].strip()}")
         if isinstance(item, exp.Literal) and item.is_int:
-            tree = outputs[int(item.name) - 1].copy()
+            found.append(outputs[int(item.name) - 1][1].copy())
         else:
-            tree = columns.resolve(item)
+            found.append(names.resolve(item))
+    keys: list[tuple[Key, Tree]] = []
+    for tree in found:
         if tree.find(exp.AggFunc):
             raise Unsupported("GROUP BY an aggregate")
         check_scalar(tree)
-        if all(bare(tree) != bare(key) for _, key in keys):
-            keys.append((f"k{len(keys)}", tree))
+        if all(bare(tree) != bare(other) for _, other in keys):
+            keys.append((Key(fresh.name("k"), text(tree), ""), tree))
     return keys
 
 
-def _over_groups(tree: Tree, keys: list[tuple[str, Tree]], calls: list[Call]) -> Tree:
-    """The expression with group expressions and aggregates replaced by their names."""
+class _Over:
+    """Puts names of keys and calls into expressions, noting the calls."""
 
-    def replace(node: Tree) -> Tree | None:
-        for name, key in keys:
-            if bare(node) == bare(key):
-                return exp.column(name)
+    def __init__(self, grouping: Grouping, fresh: Fresh) -> None:
+        self._grouping = grouping
+        self._fresh = fresh
+        self._written: dict[str, str] = {}
+
+    def replaced(self, tree: Tree) -> Tree:
+        """The expression over keys and calls. Raises `Unsupported`."""
+        done = transform(tree, self._replace)
+        check_scalar(done)
+        return done
+
+    def _replace(self, node: Tree) -> Tree | None:
+        for key, tree in self._grouping.keys:
+            if bare(node) == bare(tree):
+                return exp.column(key.name)
         if isinstance(node, exp.Filter | exp.AggFunc):
-            return exp.column(_call(node, calls))
+            written = text(node)
+            if written not in self._written:
+                self._written[written] = self._call(node)
+            return exp.column(self._written[written])
+        if isinstance(node, exp.Window):
+            raise Unsupported("a window function")
         if isinstance(node, exp.Column):
             raise Unsupported(f"{text(node)}, which is neither grouped nor aggregated")
         return None
 
-    done = transform(tree, replace)
-    check_scalar(done)
-    return done
+    def _call(self, node: Tree) -> str:
+        condition = None
+        if isinstance(node, exp.Filter):
+            node, condition = node.this, node.expression.this
+        function = _FUNCTIONS.get(type(node))
+        if function is None:
+            raise Unsupported(f"the aggregate {text(node).split('(')[0]}")
+        check_args(node, {"this", "expressions", "big_int"}, f"the aggregate {function}")
+        arguments = [node.this, *node.expressions]
+        distinct = isinstance(node.this, exp.Distinct)
+        if distinct:
+            check_args(node.this, {"expressions"}, "DISTINCT")
+            arguments = list(node.this.expressions)
+            if function not in _DISTINCT | _SAME_DISTINCT or isinstance(node, exp.CountIf):
+                raise Unsupported(f"{type(node).__name__.upper()}(DISTINCT …)")
+        distinct = distinct and function in _DISTINCT
+        argument = _argument(node, function, arguments, distinct)
+        if condition is not None:
+            argument = _when(condition, exp.Literal.number(1) if argument is None else argument)
+        if argument is not None:
+            check_scalar(argument)
+        written = None if argument is None else text(argument)
+        call = AggregateCall(self._fresh.name("a"), function, written, "", distinct=distinct)
+        self._grouping.calls.append((call, argument))
+        return call.name
 
 
-def _call(node: Tree, calls: list[Call]) -> str:
-    written = text(node)
-    for call in calls:
-        if call.text == written:
-            return call.name
-    condition = None
-    inner = node
-    if isinstance(node, exp.Filter):
-        inner, condition = node.this, node.expression.this
-    if not isinstance(inner, AGGREGATES):
-        raise Unsupported(f"the aggregate {text(inner).split('(')[0]}")
-    argument = inner.this
-    if isinstance(argument, exp.Distinct):
-        raise Unsupported(f"{type(inner).__name__.upper()}(DISTINCT …)")
-    if inner.expressions:
-        raise Unsupported(f"{text(inner)}: an aggregate of several arguments")
-    function = "count" if isinstance(inner, exp.Count | exp.CountIf) else inner.key
-    if isinstance(inner, exp.CountIf):
-        argument = _when(argument, exp.Literal.number(1))
-    elif isinstance(argument, exp.Star) or _is_constant(inner, argument):
-        argument = None if condition is None else exp.Literal.number(1)
-    if condition is not None:
-        argument = _when(condition, argument)
-    if argument is not None:
-        check_scalar(argument)
-    name = f"a{len(calls)}"
-    calls.append(Call(name, function, argument, written))
-    return name
+def _argument(node: Tree, function: str, arguments: list[Tree], distinct: bool) -> Tree | None:
+    if len(arguments) > 1 and function != "count":
+        raise Unsupported(f"{text(node)}: an aggregate of several arguments")
+    if isinstance(node, exp.CountIf):
+        return _when(node.this, exp.Literal.number(1))
+    if len(arguments) > 1:
+        return _all_present(arguments, distinct)
+    argument = arguments[0]
+    constant = isinstance(argument, exp.Literal | exp.Boolean)
+    if function == "count" and not distinct and (isinstance(argument, exp.Star) or constant):
+        return None
+    return argument
 
 
-def _is_constant(inner: Tree, argument: Tree) -> bool:
-    return isinstance(inner, exp.Count) and isinstance(argument, exp.Literal | exp.Boolean)
+def _all_present(arguments: list[Tree], distinct: bool) -> Tree:
+    """What ``count`` of several arguments counts: rows in which none of them is NULL."""
+    tests = [exp.Not(this=exp.Is(this=operand(a), expression=exp.Null())) for a in arguments]
+    value: Tree = exp.Literal.number(1)
+    if distinct:
+        fields: list[Tree] = []
+        for index, each in enumerate(arguments):
+            fields += [exp.Literal.string(f"c{index}"), each.copy()]
+        value = exp.Anonymous(this="named_struct", expressions=fields)
+    return _when(exp.and_(*tests), value)
 
 
 def _when(condition: Tree, value: Tree) -> Tree:

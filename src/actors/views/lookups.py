@@ -1,21 +1,26 @@
 """Which touched state a step needs: the lookups of a plan, merged and put in order.
 
 Theory of operation. Every term of a join asks for the rows of some input that match, by key,
-rows that are already there: the delta's, or those of an earlier lookup. Requests for one
-(target, key) merge into one lookup with several origins. That gives a term more rows than it
-asked for, which is sound: all of them are true rows of the state, each counted once however many
-lookups return it, and the join decides which match. So an input may always hold a superset.
+rows that are already there: the delta's, or those of earlier lookups. Requests for one (target,
+key) merge into one lookup with several origins. That gives a term more rows than it asked for,
+which is sound: all of them are true rows of the state, each counted once however many lookups
+return it, and the join decides which match. So an input may always hold a superset.
 
-Order: a lookup comes after those whose rows are its origins. Where they depend on one another in
-a circle (a table joined to itself as a hierarchy), the target is asked for whole; then its other
-lookups are dropped, since nothing can be missing.
+Order: a lookup comes after those that fill its origins. One that would come after itself (a table
+joined to itself as a hierarchy) is another lookup, one hop further: there are no circles. A
+target that is asked for whole needs no other lookup.
 
-Invariants: after `ordered`, each origin ``s{n}`` is the target of an earlier lookup; each target
-has either one lookup with an empty key or only lookups with keys. It does not know costs.
+Strata: an origin ``r{k}``, and what is looked up from rows that it brought, waits for that run:
+the lookup occurs once for each stratum before which its origins have new rows.
+
+Invariants: in the answer of `by_stratum` each origin ``s{n}`` or ``h{k}`` is the target of an
+earlier lookup; each target has either one lookup with an empty key or only lookups with keys. It
+does not know costs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -23,13 +28,19 @@ import msgspec
 from actors.plan.delta import Lookup
 
 Origin: TypeAlias = tuple[str, tuple[str, ...]]
-Wanted: TypeAlias = tuple[str, tuple[str, ...]]
-"""(target, key)."""
+"""(input name, its columns); an empty column name stands for NULL."""
+Wanted: TypeAlias = tuple[str, tuple[str, ...], int]
+"""(target, key, hop): a table joined to itself is looked up again from rows that it gave."""
 
 
 class _Need(msgspec.Struct):
-    origins: dict[Origin, None]
-    after: set[Wanted]
+    origins: dict[Origin, set[Wanted]]
+    """Each with the lookups that fill it."""
+    nulls: bool
+
+    @property
+    def after(self) -> set[Wanted]:
+        return {wanted for fills in self.origins.values() for wanted in fills}
 
 
 class Lookups:
@@ -42,41 +53,75 @@ class Lookups:
         self,
         target: str,
         key: tuple[str, ...],
-        origins: tuple[Origin, ...],
-        after: Wanted | None = None,
+        origins: Iterable[Origin],
+        after: Iterable[Wanted] = (),
+        *,
+        nulls: bool,
     ) -> Wanted:
-        """Asks for rows of `target` by `key`; `after`: the lookup that fills the origins."""
-        wanted = (target, key)
-        need = self._needs.setdefault(wanted, _Need({}, set()))
-        need.origins |= dict.fromkeys(origins)
-        if after is not None:
-            need.after.add(after)
+        """Asks for rows of `target` by `key`; `after`: the lookups that fill the origins."""
+        fills = set(after)
+        before = self._all_before(fills)
+        hop = 0
+        while (target, key, hop) in before:
+            hop += 1
+        wanted = (target, key, hop)
+        need = self._needs.setdefault(wanted, _Need({}, nulls))
+        need.nulls |= nulls
+        for origin in origins:
+            known = need.origins.setdefault(origin, set())
+            if origin[0][0] in "sh":
+                known |= fills
         return wanted
 
-    def ordered(self) -> tuple[Lookup, ...]:
-        """The lookups, each after those that it needs."""
-        whole = {target for target, key in self._needs if not key}
-        while True:
-            done = self._in_order(whole)
-            if isinstance(done, tuple):
-                return done
-            whole.add(done)
+    def _all_before(self, wanted: set[Wanted]) -> set[Wanted]:
+        """These lookups and all that come before them."""
+        found: set[Wanted] = set()
+        queue = list(wanted)
+        while queue:
+            each = queue.pop()
+            if each not in found:
+                found.add(each)
+                queue += self._needs[each].after
+        return found
 
-    def _in_order(self, whole: set[str]) -> tuple[Lookup, ...] | str:
-        """All lookups in order, or a target that must be asked for whole."""
-        needs = {wanted: need for wanted, need in self._needs.items() if wanted[0] not in whole}
-        found = [Lookup(target, (), ()) for target in sorted(whole)]
-        placed: set[Wanted] = set()
-        while len(placed) < len(needs):
+    def by_stratum(self, count: int) -> list[tuple[Lookup, ...]]:
+        """The lookups of each of `count` strata, each after those that it needs."""
+        whole = {target for target, key, _ in self._needs if not key}
+        strata: list[list[Lookup]] = [[] for _ in range(count)]
+        strata[0] += [Lookup(target, (), ()) for target in sorted(whole)]
+        levels: dict[Wanted, set[int]] = {}
+        for wanted in self._in_order(whole):
+            need = self._needs[wanted]
+            by_level: dict[int, list[Origin]] = {}
+            for origin, fills in need.origins.items():
+                for level in _levels(origin, [levels[f] for f in fills if f in levels]):
+                    by_level.setdefault(level, []).append(origin)
+            levels[wanted] = set(by_level)
+            for level, origins in by_level.items():
+                strata[level].append(Lookup(*wanted[:2], tuple(origins), need.nulls))
+        return [tuple(lookups) for lookups in strata]
+
+    def _in_order(self, whole: set[str]) -> list[Wanted]:
+        """The lookups by key, each after those that fill its origins."""
+        rest = {wanted: need for wanted, need in self._needs.items() if wanted[0] not in whole}
+        placed: dict[Wanted, None] = {}
+        while len(placed) < len(rest):
             ready = [
                 wanted
-                for wanted, need in needs.items()
+                for wanted, need in rest.items()
                 if wanted not in placed
                 and all(other in placed or other[0] in whole for other in need.after)
             ]
-            if not ready:
-                return min(wanted for wanted in needs if wanted not in placed)[0]
-            for target, key in ready:
-                placed.add((target, key))
-                found.append(Lookup(target, key, tuple(needs[target, key].origins)))
-        return tuple(found)
+            assert ready, f"lookups in a circle: {sorted(rest.keys() - placed.keys())}"
+            placed |= dict.fromkeys(ready)
+        return list(placed)
+
+
+def _levels(origin: Origin, fills: list[set[int]]) -> set[int]:
+    """The strata before which an origin has (new) rows."""
+    if origin[0][0] == "r":
+        return {int(origin[0][1:]) + 1}
+    if not fills:
+        return {0}
+    first = max(min(levels) for levels in fills)
+    return {first} | {level for levels in fills for level in levels if level > first}

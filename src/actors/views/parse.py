@@ -1,11 +1,8 @@
-"""SQL text → a qualified syntax tree, and the tables it reads.
+"""SQL text → a syntax tree, and the tables it reads.
 
-Theory of operation. sqlglot parses the text as Spark SQL and qualifies it: every column gets its
-table, stars and USING are expanded, names are lower-cased (Spark compares them without case).
-Nothing is optimised and no subquery is unnested: those rewrites of sqlglot are not sound for
-Spark. Aliases that projections refer to are left for `resolve`, which knows Spark's order of
-name resolution. Spark has already accepted the text when `qualify_view` runs, so a failure here
-says only that the view is opaque.
+Theory of operation. sqlglot parses the text as Spark SQL, and that is all that is taken from it:
+its qualifier and optimiser do not follow Spark's rules. Names are left for `resolve`. A text that
+Spark knows and the parser does not is an opaque view.
 
 What a view may read is found from the tree where it parses, else from the words of the text: a
 superset of the tables is harmless, a missing one is not.
@@ -20,11 +17,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from sqlglot.optimizer.qualify import qualify
 
 from actors.errors import QueryRejected, UnknownObject
 from actors.plan.schema import Schema
@@ -53,16 +48,6 @@ ORDER_DEPENDENT: Final = frozenset(_ORDER_DEPENDENT_WORDS.split())
 """Aggregates where Spark itself is free to choose: not deterministic, but not refused."""
 
 
-class Parsed(msgspec.Struct, frozen=True):
-    """A view's text, read."""
-
-    tree: Tree | None
-    """The qualified SELECT; None when `reason` says why there is none."""
-    reason: str
-    sources: tuple[str, ...]
-    """Tables read, by their names in the catalog, in the order of first mention."""
-
-
 def lower_columns(schema: Schema) -> dict[str, str]:
     """Lower-cased column name → its name."""
     return {name.lower(): name for name in schema.names}
@@ -82,28 +67,6 @@ def read_tables(sql: str, tables: Mapping[str, Schema]) -> tuple[Tree | None, st
     if not isinstance(tree, exp.Query):
         raise QueryRejected(f"a view is a query, not {tree.key.upper()}")
     return tree, "", _sources(tree, catalog)
-
-
-def qualify_view(
-    tree: Tree | None, reason: str, sources: tuple[str, ...], tables: Mapping[str, Schema]
-) -> Parsed:
-    """The qualified tree, or the reason for which there is none."""
-    if tree is None:
-        return Parsed(None, reason, sources)
-    schema = {name: dict.fromkeys(lower_columns(tables[name]), "unknown") for name in sources}
-    try:
-        qualified = qualify(
-            tree.copy(),
-            schema=schema,
-            dialect=DIALECT,
-            expand_alias_refs=False,
-            validate_qualify_columns=False,
-            quote_identifiers=False,
-            identify=False,
-        )
-    except (SqlglotError, RecursionError, ValueError, KeyError) as error:
-        return Parsed(None, f"names do not qualify: {_first_line(error)}", sources)
-    return Parsed(qualified, "", sources)
 
 
 def refuse_volatile(tree: Tree, *, deterministic: bool) -> None:

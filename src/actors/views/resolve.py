@@ -1,383 +1,388 @@
-"""A qualified tree → a resolved query: scans, conjuncts, outputs, groups.
+"""A view's syntax tree → its relational plan, untyped.
 
-Theory of operation. A query that we maintain is, however it nests, one *block*: a product of
-base tables (leaves), a conjunction of predicates, and output expressions; on top possibly one
-grouping. Derived tables and common table expressions that are blocks themselves are inlined:
-their outputs are expressions over the leaves. Each leaf is one occurrence of a table; its
-columns have ids that are unique in the whole query (``i0_carrier``; a table that occurs twice
-has ``i0_id`` and ``i0b_id``).
+Theory of operation. A query becomes a *relation*: a block (inputs and a conjunction, see
+`joins`) and, for each column of its list, a name and an expression over the block's column ids.
+A derived table or common table expression that only projects, filters and joins inwardly is
+thereby inlined: its columns stay expressions, evaluated where they are used. Groupings, DISTINCT,
+unions, outer and semi joins close the block below them into a plan of its own, which is the
+single input of the next block. A table expression used twice is resolved twice: every
+occurrence of a table has ids of its own (``i0_carrier``, the second time ``i0b_carrier``).
 
-Names: a column of a source wins over an alias of the select list, as in Spark; where HAVING
-could mean either, the view is opaque. Functions are on a list of those whose text survives
-parsing and generating unchanged; functions that the parser does not know pass verbatim, and
-Spark says (`compile.probes`) whether they are scalar.
+Only the parser's tree is used: no rewrite of its optimiser, which are not sound for Spark.
 
-`Unsupported` names the construct that no rule knows: the view is then opaque. Nothing here knows
-types: they are Spark's to say.
+Nothing here knows types: `Key`, `AggregateCall` and `Distinct` have empty ones, and the inputs
+of a `UnionAll` no casts; `build` asks Spark and fills them in. `Unsupported` names the construct
+that no rule knows: the view is then opaque.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from sqlglot import exp
 
+from actors.plan.relational import (
+    Aggregate,
+    Distinct,
+    Key,
+    Named,
+    Plan,
+    Project,
+    Scan,
+    UnionAll,
+    columns_of,
+)
 from actors.plan.schema import Schema
-from actors.views.parse import DIALECT, Tree, lower_columns
+from actors.views.clauses import (
+    ORDER,
+    Cte,
+    aliased,
+    check_clauses,
+    kind_of,
+    renamed,
+    using_of,
+    visible_ctes,
+)
+from actors.views.grouping import group, is_aggregate, spelled_out
+from actors.views.joins import (
+    Block,
+    Fresh,
+    check_reads,
+    close,
+    merged,
+    outer_join,
+    sealed,
+    semi_join,
+)
+from actors.views.parse import Tree, lower_columns
+from actors.views.scope import Listing, Names, Scope, joined
+from actors.views.subquery import Claim, Matching, matching
+from actors.views.trees import (
+    Unsupported,
+    check_args,
+    check_scalar,
+    column_id,
+    conjuncts_of,
+    factored,
+    ids,
+    operand,
+    text,
+)
+from actors.views.walk import pruned
 
-_SCALAR_WORDS: Final = """
-Column Identifier Dot Literal RawString HexString Boolean Null Cast TryCast DataType
-DataTypeParam Paren And Or Not EQ NEQ GT GTE LT LTE NullSafeEQ NullSafeNEQ Is In Between
-Like ILike RegexpLike Escape Add Sub Mul Div IntDiv Mod Neg BitwiseAnd BitwiseOr BitwiseXor
-BitwiseNot Case If Coalesce Nullif Nvl2 Greatest Least Upper Lower Length Concat ConcatWs
-DPipe Substring Left Right Trim Pad Replace Repeat Reverse Translate Ascii StartsWith
-EndsWith Contains Initcap StrPosition RegexpReplace RegexpExtract RegexpSplit Abs Round Ceil
-Floor Sqrt Exp Pow Sign Year Month Day DayOfMonth DayOfWeek DayOfYear WeekOfYear Quarter
-Hour Minute Second TsOrDsToDate TimestampTrunc DateTrunc Extract Var Interval TsOrDsAdd
-DateDiff AddMonths LastDay TimestampDiff Bracket ArraySize ArrayContains Array MD5 SHA2
-Anonymous
-"""
-SCALAR: Final = frozenset(_SCALAR_WORDS.split())
+__all__ = ["Resolved", "Unsupported", "column_id", "conjuncts_of", "ids", "resolve", "text"]
 
-
-class Unsupported(Exception):
-    """No rule knows this construct; the text names it."""
-
-
-def column_id(prefix: str, name: str, names: tuple[str, ...]) -> str:
-    """The id of column `name` of a table with columns `names`: a plain, unquoted word."""
-    plain = re.sub(r"\W", "_", name)
-    # Columns whose names differ only in punctuation must not share an id.
-    return f"{prefix}_{plain}" + ("" if plain == name else f"_{names.index(name)}")
-
-
-class Leaf(msgspec.Struct):
-    """One occurrence of a source."""
-
-    source: int
-    prefix: str
-    columns: dict[str, str]
-    """Lower-cased name → the table's own name."""
-    used: dict[str, str] = msgspec.field(default_factory=dict)
-    """Column id → the table's own name, in the order of use."""
-
-    def id(self, lowered: str) -> str:
-        """The id of a column, noting its use."""
-        own = self.columns[lowered]
-        name = column_id(self.prefix, own, tuple(self.columns.values()))
-        self.used[name] = own
-        return name
+OCCURRENCES_MAX: Final = 64
+"""Of tables in one query: a table expression used twice is resolved twice, and so on."""
 
 
 class Resolved(msgspec.Struct):
-    """A query as one block; with `select` set, what `grouping.group` needs to group it."""
+    """A query as a plan without types."""
 
-    leaves: list[Leaf]
-    conjuncts: list[Tree]
-    outputs: list[Tree]
-    select: Tree | None = None
-    columns: Columns | None = None
-
-
-class _Block(msgspec.Struct):
-    conjuncts: list[Tree]
-    outputs: dict[str, Tree]
+    root: Project
+    """Columns ``c0``, ``c1`` … are the outputs."""
+    names: tuple[str, ...]
+    """Lower-cased names of the outputs; empty where only Spark knows one."""
+    claims: tuple[Claim, ...]
 
 
-def text(tree: Tree) -> str:
-    """Spark SQL text of an expression."""
-    return str(tree.sql(dialect=DIALECT))
-
-
-def ids(tree: Tree) -> set[str]:
-    """Column ids that an expression reads."""
-    return {column.name for column in tree.find_all(exp.Column)}
-
-
-def bare(tree: Tree) -> str:
-    """The text by which expressions are compared: no outer parentheses, no case of names."""
-    return text(tree.unnest())
-
-
-def conjuncts_of(tree: Tree) -> list[Tree]:
-    """The predicates that AND ties together."""
-    tree = tree.unnest()
-    if isinstance(tree, exp.And):
-        return [*conjuncts_of(tree.left), *conjuncts_of(tree.right)]
-    return [tree]
+class _Relation(msgspec.Struct):
+    block: Block
+    columns: Listing
 
 
 def resolve(tree: Tree, sources: tuple[str, ...], tables: Mapping[str, Schema]) -> Resolved:
-    """The query as a block with a grouping. Raises `Unsupported`."""
-    return _Resolver(sources, tables).top(tree)
+    """The query as a plan. Raises `Unsupported`."""
+    resolver = _Resolver(sources, tables)
+    relation = resolver.query(spelled_out(tree), {}, "the view")
+    outputs = [tree for _, tree in relation.columns]
+    plan = close(relation.block, resolver.fresh)
+    for output in outputs:
+        check_reads(output, set(columns_of(plan)))
+    root = Project(plan, tuple(Named(f"c{n}", text(tree)) for n, tree in enumerate(outputs)))
+    read = frozenset(name for output in outputs for name in ids(output))
+    root = Project(pruned(plan, read), root.columns)
+    return Resolved(root, tuple(name for name, _ in relation.columns), tuple(resolver.claims))
 
 
 class _Resolver:
     def __init__(self, sources: tuple[str, ...], tables: Mapping[str, Schema]) -> None:
         self._sources = {name.lower(): index for index, name in enumerate(sources)}
-        self._columns = [lower_columns(tables[name]) for name in sources]
-        self._leaves: list[Leaf] = []
+        self._tables = [tables[name] for name in sources]
+        self._seen: dict[int, int] = {}
+        self.fresh = Fresh()
+        self.claims: list[Claim] = []
 
-    def top(self, tree: Tree) -> Resolved:
-        select = _select_of(tree)
-        _check_clauses(select, top=True)
-        scope, conjuncts, _ = self._relations(select, {})
-        columns = Columns(scope)
-        outputs = columns.outputs(select)
-        if _is_aggregate(select):
-            return Resolved(self._leaves, conjuncts, outputs, select, columns)
-        if select.args.get("having"):
+    # Queries
+
+    def query(
+        self,
+        tree: Tree,
+        ctes: Mapping[str, Cte],
+        what: str,
+        outer: Names | None = None,
+        *,
+        as_set: bool = False,
+    ) -> _Relation:
+        """Any query, as a relation. `what` names it in reasons.
+
+        With `as_set` it matters only which rows there are, not how often: a DISTINCT at the top
+        changes nothing.
+        """
+        ctes = visible_ctes(tree, ctes)
+        if isinstance(tree, exp.Subquery):
+            check_args(tree, {"this", "with_", "alias", *ORDER}, what)
+            return self.query(tree.this, ctes, what, outer, as_set=as_set)
+        if isinstance(tree, exp.Union):
+            return self._union(tree, ctes, what, outer, as_set)
+        if isinstance(tree, exp.SetOperation):
+            raise Unsupported(f"{tree.key.upper()} in {what}")
+        if not isinstance(tree, exp.Select):
+            raise Unsupported(f"{type(tree).__name__.upper()} in {what}")
+        return self._select(tree, ctes, what, outer, as_set)
+
+    def _select(
+        self,
+        select: Tree,
+        ctes: Mapping[str, Cte],
+        what: str,
+        outer: Names | None,
+        as_set: bool,
+    ) -> _Relation:
+        check_clauses(select, what)
+        block, scope = self._from(select, ctes, outer)
+        names = Names(scope, outer)
+        block = self._where(select, block, names, ctes)
+        outputs = names.outputs(select)
+        if is_aggregate(select):
+            block, outputs = self._grouped(select, block, outputs, names)
+        elif select.args.get("having"):
             raise Unsupported("HAVING without GROUP BY")
-        for tree_ in outputs:
-            check_scalar(tree_)
-        return Resolved(self._leaves, conjuncts, outputs)
+        for _, tree in outputs:
+            check_scalar(tree)
+        relation = _Relation(block, outputs)
+        if select.args.get("distinct") and not as_set:
+            check_args(select.args["distinct"], set(), "DISTINCT")
+            return self._distinct(relation)
+        return relation
 
-    def _block(self, tree: Tree, ctes: Mapping[str, Tree], what: str) -> _Block:
-        select = _select_of(tree, what)
-        _check_clauses(select, top=False, what=what)
-        if _is_aggregate(select):
-            raise Unsupported(f"GROUP BY or an aggregate inside {what}")
-        scope, conjuncts, _ = self._relations(select, ctes)
-        outputs = Columns(scope).outputs(select)
-        named: dict[str, Tree] = {}
-        for projection, output in zip(select.expressions, outputs, strict=True):
-            check_scalar(output)
-            named[projection.alias_or_name.lower()] = output
-        return _Block(conjuncts, named)
+    def _grouped(
+        self, select: Tree, block: Block, outputs: Listing, names: Names
+    ) -> tuple[Block, Listing]:
+        plan = close(block, self.fresh)
+        grouping = group(select, outputs, names, self.fresh)
+        known = set(columns_of(plan))
+        for _, tree in grouping.keys:
+            check_reads(tree, known)
+        for _, argument in grouping.calls:
+            if argument is not None:
+                check_reads(argument, known)
+        plan = Aggregate(
+            plan,
+            tuple(key for key, _ in grouping.keys),
+            tuple(call for call, _ in grouping.calls),
+        )
+        return Block([plan], grouping.having), grouping.outputs
 
-    def _relations(
-        self, select: Tree, outer: Mapping[str, Tree]
-    ) -> tuple[dict[str, dict[str, Tree]], list[Tree], dict[str, Tree]]:
-        """(alias → column → expression, conjuncts of ON and WHERE, CTEs in scope)."""
-        ctes = dict(outer)
-        with_ = select.args.get("with_")
-        if with_ is not None:
-            if with_.args.get("recursive"):
-                raise Unsupported("WITH RECURSIVE")
-            for cte in with_.expressions:
-                ctes[cte.alias_or_name.lower()] = _Cte(cte, dict(ctes))
+    def _projected(self, relation: _Relation, columns: tuple[str, ...]) -> Project:
+        plan = close(relation.block, self.fresh)
+        for _, tree in relation.columns:
+            check_reads(tree, set(columns_of(plan)))
+        pairs = zip(columns, relation.columns, strict=True)
+        return Project(plan, tuple(Named(name, text(tree)) for name, (_, tree) in pairs))
+
+    def _distinct(self, relation: _Relation) -> _Relation:
+        columns = tuple(self.fresh.name("d") for _ in relation.columns)
+        plan = self._projected(relation, columns)
+        return self._distinct_plan(plan, [name for name, _ in relation.columns])
+
+    def _distinct_plan(self, plan: Plan, names: list[str]) -> _Relation:
+        columns = columns_of(plan)
+        made = Distinct(plan, tuple(Key(column, column, "") for column in columns))
+        return _Relation(Block([made], []), _listing(names, columns))
+
+    def _union(
+        self,
+        tree: Tree,
+        ctes: Mapping[str, Cte],
+        what: str,
+        outer: Names | None,
+        as_set: bool,
+    ) -> _Relation:
+        check_args(tree, {"this", "expression", "distinct", "with_", *ORDER}, f"UNION in {what}")
+        distinct = bool(tree.args.get("distinct"))
+        sides = [
+            self.query(side, ctes, f"a UNION of {what}", outer, as_set=distinct or as_set)
+            for side in (tree.this, tree.expression)
+        ]
+        if len(sides[0].columns) != len(sides[1].columns):
+            raise Unsupported("a UNION of different widths")
+        columns = tuple(self.fresh.name("u") for _ in sides[0].columns)
+        plan = UnionAll(tuple(self._projected(side, columns) for side in sides))
+        names = [name for name, _ in sides[0].columns]
+        if distinct and not as_set:
+            return self._distinct_plan(plan, names)
+        return _Relation(Block([plan], []), _listing(names, columns))
+
+    # FROM
+
+    def _from(
+        self, select: Tree, ctes: Mapping[str, Cte], outer: Names | None
+    ) -> tuple[Block, Scope]:
         source = select.args.get("from_")
         if source is None:
             raise Unsupported("SELECT without FROM")
-        scope: dict[str, dict[str, Tree]] = {}
-        conjuncts: list[Tree] = []
-        self._relation(source.this, ctes, scope, conjuncts)
-        for join in select.args.get("joins") or []:
-            _check_join(join)
-            self._relation(join.this, ctes, scope, conjuncts)
-            if join.args.get("on") is not None:
-                conjuncts += self._predicates(join.args["on"], scope)
-        where = select.args.get("where")
-        if where is not None:
-            conjuncts += self._predicates(where.this, scope)
-        return scope, conjuncts, ctes
+        return self._joined(source.this, select.args.get("joins") or [], ctes, outer)
 
-    def _predicates(self, tree: Tree, scope: dict[str, dict[str, Tree]]) -> list[Tree]:
-        resolved = [Columns(scope).resolve(part) for part in conjuncts_of(tree)]
-        for part in resolved:
-            check_scalar(part)
-        return resolved
+    def _joined(
+        self, first: Tree, joins: list[Tree], ctes: Mapping[str, Cte], outer: Names | None
+    ) -> tuple[Block, Scope]:
+        block, scope = self._item(first, ctes)
+        product = False
+        for join in joins:
+            how = kind_of(join)
+            by_name = join.args.get("using") or join.args.get("method")
+            if product and (how in ("right", "full") or by_name):
+                # The parser does not tell a comma, which binds weaker, from CROSS JOIN.
+                raise Unsupported(f"a product before a {how.upper()} JOIN or USING")
+            product = product or join.args.get("kind") == "CROSS"
+            right, offered = self._item(join.this, ctes)
+            block, scope = self._join(join, how, (block, scope), (right, offered), outer)
+        return block, scope
 
-    def _relation(
+    def _join(
         self,
-        tree: Tree,
-        ctes: Mapping[str, Tree],
-        scope: dict[str, dict[str, Tree]],
-        conjuncts: list[Tree],
-    ) -> None:
+        join: Tree,
+        how: str,
+        left: tuple[Block, Scope],
+        right: tuple[Block, Scope],
+        outer: Names | None,
+    ) -> tuple[Block, Scope]:
+        (block, scope), (other, offered) = left, right
+        if how in ("right", "full"):
+            plan, scope = sealed(block, scope, self.fresh)
+            block = Block([plan], [])
+        if how in ("left", "full"):
+            plan, offered = sealed(other, offered, self.fresh)
+            other = Block([plan], [])
+        using, conjuncts = using_of(join, how, scope, offered)
+        both = joined(scope, offered, using)
+        on = join.args.get("on")
+        if on is not None:
+            # A bare name of USING or an outer query has no business here.
+            names = Names(both, outer)
+            conjuncts = [names.resolve(part) for part in conjuncts_of(on)]
+        conjuncts = [part for tree in conjuncts for part in factored(tree)]
+        for tree in conjuncts:
+            check_scalar(tree)
+        conjuncts = [tree for tree in conjuncts if tree != exp.true()]
+        if how == "inner":
+            return merged(block, other, conjuncts), both
+        mine, theirs = close(block, self.fresh), close(other, self.fresh)
+        if how in ("semi", "anti"):
+            made = semi_join(mine, theirs, how == "anti", conjuncts, self.fresh)
+            return Block([made], []), scope
+        if how == "right":
+            mine, theirs = theirs, mine
+        kind = "full" if how == "full" else "left"
+        return Block([outer_join(mine, theirs, kind, conjuncts, self.fresh)], []), both
+
+    def _item(self, tree: Tree, ctes: Mapping[str, Cte]) -> tuple[Block, Scope]:
         alias = tree.alias_or_name.lower()
+        if isinstance(tree, exp.Subquery) and isinstance(tree.this, exp.Table | exp.Subquery):
+            return self._parenthesised(tree, ctes)
         if isinstance(tree, exp.Subquery):
-            check_args(tree, {"this", "alias"}, "a derived table")
-            block = self._block(tree.this, ctes, f"the derived table {alias or '?'}")
+            check_args(tree, {"this", "alias", "with_"}, "a derived table")
+            what = f"the derived table {alias or '?'}"
+            relation = self.query(tree.this, visible_ctes(tree, ctes), what)
         elif isinstance(tree, exp.Table) and isinstance(tree.this, exp.Identifier):
             check_args(tree, {"this", "alias"}, f"table {tree.name}")
-            if isinstance(ctes.get(tree.name.lower()), _Cte):
-                cte = ctes[tree.name.lower()]
-                block = self._block(cte.tree.this, cte.scope, f"the table expression {tree.name}")
+            cte = ctes.get(tree.name.lower())
+            if cte is None:
+                relation = self._table(tree)
             else:
-                scope[alias] = self._leaf(tree)
-                return
+                what = f"the table expression {tree.name}"
+                relation = self.query(cte.tree.this, cte.scope, what)
+                relation.columns = renamed(relation.columns, cte.tree)
         else:
-            raise Unsupported(f"{_describe(tree)} in FROM")
-        conjuncts += block.conjuncts
-        scope[alias] = block.outputs
+            raise Unsupported(f"{type(tree).__name__.upper()} in FROM")
+        columns = renamed(relation.columns, tree)
+        return relation.block, Scope(columns, {alias: columns} if alias else {})
 
-    def _leaf(self, table: Tree) -> dict[str, Tree]:
-        columns = table.args.get("alias") and table.args["alias"].args.get("columns")
-        if columns:
-            raise Unsupported(f"column aliases on table {table.name}")
+    def _parenthesised(self, tree: Tree, ctes: Mapping[str, Cte]) -> tuple[Block, Scope]:
+        """``(a JOIN b …)``: names of a and b stay, unless the whole has an alias."""
+        check_args(tree, {"this", "alias", "with_"}, "a derived table")
+        inner = tree.this.copy()
+        joins = inner.args.get("joins") or []
+        inner.set("joins", None)
+        block, scope = self._joined(inner, joins, visible_ctes(tree, ctes), None)
+        return block, aliased(scope, tree)
+
+    def _table(self, table: Tree) -> _Relation:
         index = self._sources[table.name.lower()]
-        seen = sum(leaf.source == index for leaf in self._leaves)
+        seen = self._seen.get(index, 0)
+        self._seen[index] = seen + 1
+        if sum(self._seen.values()) > OCCURRENCES_MAX:
+            raise Unsupported(f"more than {OCCURRENCES_MAX} occurrences of tables")
         suffix = "" if seen == 0 else chr(ord("a") + seen) if seen < 26 else f"_{seen}"
-        leaf = Leaf(index, f"i{index}{suffix}", self._columns[index])
-        self._leaves.append(leaf)
-        return {lowered: _LeafColumn(leaf, lowered) for lowered in leaf.columns}
+        own = self._tables[index].names
+        pairs = [(column_id(f"i{index}{suffix}", name, own), name) for name in own]
+        lowered = lower_columns(self._tables[index])
+        names = {name: low for low, name in lowered.items()}
+        columns = [(names.get(name, name.lower()), exp.column(made)) for made, name in pairs]
+        return _Relation(Block([Scan(index, tuple(pairs))], []), columns)
+
+    # WHERE
+
+    def _where(self, select: Tree, block: Block, names: Names, ctes: Mapping[str, Cte]) -> Block:
+        where = select.args.get("where")
+        if where is None:
+            return block
+        tests: list[Matching] = []
+        conjuncts = list(block.conjuncts)
+        for part in conjuncts_of(where.this):
+            test = matching(part)
+            if test is not None:
+                tests.append(test)
+                continue
+            for tree in factored(names.resolve(part)):
+                check_scalar(tree)
+                conjuncts.append(tree)
+        block = Block(block.inputs, conjuncts)
+        for test in tests:
+            block = self._matched(block, test, names, ctes)
+        return block
+
+    def _matched(
+        self, block: Block, test: Matching, names: Names, ctes: Mapping[str, Cte]
+    ) -> Block:
+        """The block's rows that pass a subquery test."""
+        what = "a subquery"
+        inner = self.query(test.query, ctes, what, names, as_set=True)
+        mine = {name for each in inner.block.inputs for name in columns_of(each)}
+        own = [tree for tree in inner.block.conjuncts if ids(tree) <= mine]
+        on = [tree for tree in inner.block.conjuncts if not ids(tree) <= mine]
+        right = close(Block(inner.block.inputs, own), self.fresh)
+        theirs = {name for each in block.inputs for name in columns_of(each)}
+        left = close(
+            Block(block.inputs, [tree for tree in block.conjuncts if ids(tree) <= theirs]),
+            self.fresh,
+        )
+        # This query may be a subquery itself: its own correlation is for the query around it.
+        outward = [tree for tree in block.conjuncts if not ids(tree) <= theirs]
+        values = [names.resolve(value) for value in test.values]
+        if values and len(values) != len(inner.columns):
+            raise Unsupported("IN of different widths")
+        for value, (_, found) in zip(values, inner.columns, strict=False):
+            check_scalar(value)
+            check_reads(value, theirs)
+            check_reads(found, mine)
+            self.claims.append(Claim(left, text(value), right, text(found), test.anti))
+            on.append(exp.EQ(this=operand(value), expression=operand(found)))
+        return Block([semi_join(left, right, test.anti, on, self.fresh)], outward)
 
 
-class _Cte(msgspec.Struct):
-    tree: Tree
-    scope: dict[str, Tree]
-
-
-class _LeafColumn(msgspec.Struct):
-    """A column of a leaf that becomes an id (and counts as used) when somebody reads it."""
-
-    leaf: Leaf
-    lowered: str
-
-
-class Columns:
-    """Replaces the columns of expressions by what they stand for."""
-
-    def __init__(self, scope: dict[str, dict[str, Tree]]) -> None:
-        self._scope = scope
-        self._aliases: dict[str, Tree] = {}
-
-    def check_having(self, tree: Tree) -> None:
-        """Raises `Unsupported` where a name could mean a column or another alias."""
-        for column in tree.find_all(exp.Column):
-            name = column.name.lower()
-            alias = self._aliases.get(name)
-            found = self._column(name)
-            if alias is not None and found is not None and bare(found) != bare(alias):
-                raise Unsupported(f"HAVING {name}, which is both a column and an alias")
-
-    def _column(self, name: str) -> Tree | None:
-        """The source column of that name, as Spark prefers it to an alias."""
-        found = [columns[name] for columns in self._scope.values() if name in columns]
-        if len(found) > 1:
-            raise Unsupported(f"the name {name}, which several sources have")
-        return _stands_for(found[0]) if found else None
-
-    def outputs(self, select: Tree) -> list[Tree]:
-        """Resolved expressions of the select list; later names may refer to them."""
-        outputs = []
-        for projection in select.expressions:
-            if isinstance(projection, exp.Star) or projection.is_star:
-                raise Unsupported("a star that does not expand")
-            tree = self.resolve(projection.unalias())
-            outputs.append(tree)
-            name = projection.alias_or_name.lower()
-            if name:
-                self._aliases.setdefault(name, tree)
-        return outputs
-
-    def resolve(self, tree: Tree) -> Tree:
-        """A copy of the expression over column ids. Raises `Unsupported`."""
-        return transform(tree, self._replace)
-
-    def _replace(self, node: Tree) -> Tree | None:
-        if isinstance(node, exp.Subquery | exp.Exists | exp.Query):
-            raise Unsupported("a subquery expression")
-        if not isinstance(node, exp.Column):
-            return None
-        name, table = node.name.lower(), node.table.lower()
-        if node.args.get("db"):
-            raise Unsupported(f"the nested name {text(node)}")
-        if table:
-            found = self._scope.get(table, {}).get(name)
-        else:
-            found = self._column(name) or self._aliases.get(name)
-        if found is None:
-            raise Unsupported(f"the name {text(node)}, which does not resolve to a column")
-        return _stands_for(found)
-
-
-def _stands_for(found: Tree) -> Tree:
-    if isinstance(found, _LeafColumn):
-        return exp.column(found.leaf.id(found.lowered))
-    if isinstance(found, exp.Column | exp.Literal | exp.Paren | exp.Cast | exp.Anonymous):
-        return found.copy()
-    # Parentheses keep the operator precedence of what is put in.
-    return exp.Paren(this=found.copy())
-
-
-def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
-    """Top-down copy; what `replace` answers is put in as it is."""
-    done = replace(tree)
-    if done is not None:
-        return done
-    copy = tree.copy()
-    for key, value in list(copy.args.items()):
-        if isinstance(value, exp.Expression):
-            copy.set(key, transform(value, replace))
-        elif isinstance(value, list):
-            copy.set(
-                key,
-                [transform(v, replace) if isinstance(v, exp.Expression) else v for v in value],
-            )
-    return copy
-
-
-def _is_aggregate(select: Tree) -> bool:
-    if select.args.get("group"):
-        return True
-    having = select.args.get("having")
-    return any(
-        aggregate.find_ancestor(exp.Select, exp.Window) is select
-        for part in [*select.expressions, *([having] if having else [])]
-        for aggregate in part.find_all(exp.AggFunc)
-    )
-
-
-def check_scalar(tree: Tree) -> None:
-    """Passes an expression that a row alone determines. Raises `Unsupported` naming the rest."""
-    for node in tree.walk():
-        kind = type(node).__name__
-        if isinstance(node, exp.Window):
-            raise Unsupported("a window function")
-        if isinstance(node, exp.AggFunc):
-            raise Unsupported(f"the nested aggregate {text(node)}")
-        if kind not in SCALAR:
-            raise Unsupported(f"the construct {kind} ({text(node)[:80]})")
-
-
-def _select_of(tree: Tree, what: str = "the view") -> Tree:
-    if isinstance(tree, exp.Subquery) and set(_present(tree)) <= {"this"}:
-        return _select_of(tree.this, what)
-    if isinstance(tree, exp.SetOperation):
-        raise Unsupported(f"{tree.key.upper()} in {what}")
-    if not isinstance(tree, exp.Select):
-        raise Unsupported(f"{_describe(tree)} in {what}")
-    return tree
-
-
-def _check_clauses(select: Tree, *, top: bool, what: str = "the view") -> None:
-    known = {"expressions", "from_", "joins", "where", "group", "having", "with_", "hint"}
-    names = {"laterals": "LATERAL VIEW", "order": "ORDER BY", "distinct": "DISTINCT"}
-    present = _present(select)
-    if any(key in present for key in ("limit", "offset")):
-        raise Unsupported(f"LIMIT or OFFSET in {what}")
-    # Contents are a bag: an order without a limit changes nothing.
-    known |= {"order", "sort", "cluster", "distribute"}
-    for key in present:
-        if key not in known:
-            raise Unsupported(f"{names.get(key, key.upper())} in {what}")
-    for projection in select.expressions:
-        if projection.find(exp.Window):
-            raise Unsupported(f"a window function in {what}")
-
-
-def _check_join(join: Tree) -> None:
-    side, kind = str(join.args.get("side") or ""), str(join.args.get("kind") or "")
-    if side or kind not in ("", "INNER", "CROSS"):
-        raise Unsupported(f"{' '.join(word for word in (side, kind) if word)} JOIN")
-    check_args(join, {"this", "on", "kind"}, "JOIN")
-
-
-def check_args(tree: Tree, known: set[str], what: str) -> None:
-    """Passes a node with no parts beyond `known`. Raises `Unsupported` naming the others."""
-    for key in _present(tree):
-        if key not in known:
-            raise Unsupported(f"{key.rstrip('_').upper()} on {what}")
-
-
-def _present(tree: Tree) -> list[str]:
-    return [key for key, value in tree.args.items() if value]
-
-
-def _describe(tree: Tree) -> str:
-    return f"{type(tree).__name__.upper()}"
+def _listing(names: list[str], columns: tuple[str, ...]) -> Listing:
+    return [(name, exp.column(made)) for name, made in zip(names, columns, strict=True)]

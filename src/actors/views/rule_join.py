@@ -8,181 +8,296 @@ Pairs take the greater time and the product of the diffs, so the sum is right at
 ``[lo, hi)``: a pair of two deltas occurs in exactly one term (that of the later input), and
 takes the time at which the later of both came.
 
-Each term starts at its delta and goes outward along equality edges, so that a small delta
-drives everything. A state is needed only where it matches: by key, from the delta or from rows
-looked up before. Equalities are closed transitively for this (a.k = b.k and b.k = c.k: c is
-looked up from a), among plain columns of one type, where SQL's ``=`` is transitive and bytes
-are a sound key. Where no such key exists (no edge, an expression, differing types) the state is
-asked for whole.
+Each term starts at its delta and goes outward along equalities, so that a small delta drives
+everything. A state is needed only where it matches: it is sought by key, from the delta or from
+rows sought before. Equalities are closed transitively for this (a.k = b.k and b.k = c.k: c is
+sought from a) among columns of one type, where SQL's ``=`` is transitive and bytes are a sound
+key. Where no key exists (no equality, a computed column) the state is asked for whole.
 
 What it does not do: order by cost; keep intermediate joins.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
 import sqlglot
 
 from actors.plan.delta import Node, Pair, Union
-from actors.plan.relational import Filter, Join, Plan, Project, Scan
-from actors.views.lookups import Origin, Wanted
+from actors.plan.relational import Equal
+from actors.views.lookups import Wanted
+from actors.views.operators import Context, Ids, Operator, Origins, narrowed
 from actors.views.parse import DIALECT
-from actors.views.resolve import column_id, conjuncts_of, ids, text
-
-if TYPE_CHECKING:
-    from actors.views.delta import Derivation, Side
-
-NOT_KEYS: Final = ("array<", "map<", "struct<", "void", "variant", "char(", "interval")
+from actors.views.resolve import conjuncts_of, ids, text
 
 
-def derive(plan: Join, side: Side, derivation: Derivation) -> Node:
-    """The join's delta. Joins are flat, so no other side is ever asked for."""
-    assert side == "delta", "a join stands below another join: resolve flattens them"
-    terms = [_Term(plan, index, derivation).node() for index in range(len(plan.inputs))]
-    return Union(tuple(terms))
+class JoinOperator(Operator):
+    """Pairs of all inputs."""
 
+    def __init__(
+        self,
+        context: Context,
+        inputs: tuple[Operator, ...],
+        equal: tuple[Equal, ...],
+        residual: str | None,
+    ) -> None:
+        super().__init__(context, tuple(name for each in inputs for name in each.columns))
+        self.inputs = inputs
+        self.equal = equal
+        self.residual = residual
+        self.owner = {name: i for i, each in enumerate(inputs) for name in each.columns}
+        self._classes = _classes(inputs, equal, self.owner)
 
-class _Keys:
-    """Plain columns of the inputs, and which of them must be equal."""
+    def make_delta(self) -> Node:
+        """One term for each input's delta."""
+        terms = tuple(_Term(self, index).delta() for index in range(len(self.inputs)))
+        return terms[0] if len(terms) == 1 else Union(terms)
 
-    def __init__(self, plan: Join, derivation: Derivation) -> None:
-        self.base: list[dict[str, tuple[str, str]]] = [
-            _base_columns(leaf, derivation) for leaf in plan.inputs
+    def old(self) -> Node:
+        """The pairs of the old states."""
+        return _Term(self, 0).old()
+
+    def _of(self, index: int, wanted: Ids) -> Ids | None:
+        """The same columns, or equal ones, of one input; None when it lacks any."""
+        found = [self._one_of(index, id_) for id_ in wanted]
+        return None if None in found else tuple(id_ or "" for id_ in found)
+
+    def _one_of(self, index: int, wanted: str) -> str | None:
+        if not wanted or self.owner[wanted] == index:
+            return wanted
+        for id_ in self._classes.get(wanted, ()):
+            if self.owner[id_] == index:
+                return id_
+        return None
+
+    def trace_delta(self, wanted: Ids) -> Origins | None:
+        """From the one input that has (an equal of) each column: its delta and its state."""
+        for index, each in enumerate(self.inputs):
+            own = self._of(index, wanted)
+            if own is None:
+                continue
+            changed, old = each.delta_origins(own), each.old_origins(own)
+            if changed is not None and (old is not None or len(self.inputs) == 1):
+                return changed + (old or ())
+        return None
+
+    def old_origins(self, wanted: Ids) -> Origins | None:
+        """From the one input that has (an equal of) each column."""
+        for index, each in enumerate(self.inputs):
+            own = self._of(index, wanted)
+            found = None if own is None else each.old_origins(own)
+            if found is not None:
+                return found
+        return None
+
+    def seek(
+        self, wanted: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """In the input with most of the columns, and from there outward."""
+        best, kept = 0, list[int]()
+        for index in range(len(self.inputs)):
+            mine = [i for i, id_ in enumerate(wanted) if self._one_of(index, id_)]
+            if len(mine) > len(kept):
+                best, kept = index, mine
+        picked, narrow = narrowed(wanted, origins, kept)
+        own = tuple(self._one_of(best, id_) or "" for id_ in picked)
+        asked = self.inputs[best].seek(own, narrow, after, nulls=nulls)
+        return _Term(self, best).seek(asked)
+
+    def seekable(self, ids: Ids) -> bool:
+        """Columns that one input has, from where equalities lead to all others."""
+        starts = [
+            i
+            for i, each in enumerate(self.inputs)
+            if (own := self._of(i, ids)) is not None and each.seekable(own)
         ]
-        self.source = [_source(leaf) for leaf in plan.inputs]
-        self.names = [_column_names(leaf, derivation) for leaf in plan.inputs]
-        kinds = {name: kind for base in self.base for name, (_, kind) in base.items()}
-        self._parent: dict[str, str] = {name: name for name in kinds}
-        for left, right in plan.equal:
-            if left in kinds and right in kinds and kinds[left] == kinds[right]:
-                self._parent[self._root(left)] = self._root(right)
+        return any(self._reaches_all(start) for start in starts)
 
-    def _root(self, name: str) -> str:
-        while self._parent[name] != name:
-            name = self._parent[name]
-        return name
+    def _reaches_all(self, start: int) -> bool:
+        reached = {start}
+        while True:
+            more = {
+                i
+                for i, each in enumerate(self.inputs)
+                for known in reached
+                if i not in reached and (key := self.between(known, i)[0]) and each.seekable(key)
+            }
+            if not more:
+                return len(reached) == len(self.inputs)
+            reached |= more
 
-    def between(self, known: int, wanted: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(columns of `wanted`, columns of `known` equal to them), tables' own names."""
-        roots: dict[str, str] = {}
-        for name, (own, _) in self.base[known].items():
-            roots.setdefault(self._root(name), own)
+    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
+        """By keys of the inputs and by equalities, over and over."""
+        while True:
+            found = set(ids)
+            for each in self.inputs:
+                found |= each.determined_by(ids & frozenset(each.columns))
+            for pair in self.equal:
+                if pair.left in found or pair.right in found:
+                    found |= {pair.left, pair.right}
+            if found == ids:
+                return ids
+            ids = frozenset(found)
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """Those of all inputs, each also by equal columns of others."""
+        found = [ids for each in self.inputs for ids in each.unique_ids()]
+        for index in range(len(self.inputs)):
+            found += [
+                frozenset(moved)
+                for ids in list(found)
+                if (moved := self._of(index, tuple(sorted(ids)))) is not None
+            ]
+        return tuple(dict.fromkeys(found))
+
+    def kind(self, id_: str) -> str | None:
+        """The owner's."""
+        return self.inputs[self.owner[id_]].kind(id_)
+
+    def between(self, known: int, wanted: int) -> tuple[Ids, Ids, bool]:
+        """(columns of `wanted`, columns of `known` equal to them, whether NULLs match)."""
         pairs: dict[str, str] = {}
-        for name, (own, _) in self.base[wanted].items():
-            root = self._root(name)
-            if root in roots and roots[root] not in pairs.values():
-                pairs[own] = roots[root]
+        nulls = False
+        for each in self.equal:
+            for own, other in ((each.left, each.right), (each.right, each.left)):
+                if self.owner[own] == wanted and self.owner[other] == known:
+                    pairs.setdefault(own, other)
+                    nulls |= each.null_safe
+        for own in self.inputs[wanted].columns:
+            if own not in pairs:
+                other_id = self._one_of(known, own)
+                if other_id:
+                    pairs[own] = other_id
         ordered = sorted(pairs.items())
-        return tuple(own for own, _ in ordered), tuple(other for _, other in ordered)
+        return tuple(own for own, _ in ordered), tuple(other for _, other in ordered), nulls
+
+
+def _classes(
+    inputs: tuple[Operator, ...], equal: tuple[Equal, ...], owner: dict[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """Column → all columns that must have the same value, by equalities of one type."""
+    members: dict[str, set[str]] = {}
+    for each in equal:
+        left = inputs[owner[each.left]].kind(each.left)
+        right = inputs[owner[each.right]].kind(each.right)
+        if each.null_safe or left is None or left != right:
+            continue
+        merged = members.get(each.left, {each.left}) | members.get(each.right, {each.right})
+        for id_ in merged:
+            members[id_] = merged
+    return {id_: tuple(sorted(found)) for id_, found in members.items()}
 
 
 class _Term:
-    """The term of one input's delta."""
+    """A walk over the inputs of a join that starts at one of them."""
 
-    def __init__(self, plan: Join, index: int, derivation: Derivation) -> None:
-        self._plan = plan
-        self._index = index
-        self._derivation = derivation
-        self._keys = _Keys(plan, derivation)
-        self._joined: dict[int, Wanted | None] = {index: None}
-        self._owner = {name: leaf for leaf, names in enumerate(self._keys.names) for name in names}
-        residual = plan.residual
+    def __init__(self, join: JoinOperator, start: int) -> None:
+        self._join = join
+        self._start = start
+        self._joined: dict[int, frozenset[Wanted]] = {start: frozenset()}
         self._residual = (
-            conjuncts_of(sqlglot.parse_one(residual, dialect=DIALECT)) if residual else []
+            conjuncts_of(sqlglot.parse_one(join.residual, dialect=DIALECT)) if join.residual else []
         )
 
-    def node(self) -> Node:
-        """The pairs, from the delta outward."""
-        node = self._derivation.node(self._plan.inputs[self._index], "delta")
-        while len(self._joined) < len(self._plan.inputs):
+    def delta(self) -> Node:
+        """The pairs of the start's delta with the others' states."""
+        inputs, start = self._join.inputs, self._start
+        inputs[start].delta(shared=start < len(inputs) - 1)
+        order = []
+        while len(self._joined) < len(inputs):
             leaf = self._next()
-            equal = self._edges(leaf)
-            self._joined[leaf] = self._ask(leaf)
-            side: Side = "new" if leaf < self._index else "old"
-            right = self._derivation.node(self._plan.inputs[leaf], side)
-            node = Pair(node, right, tuple(equal), self._take_residual())
+            self._joined[leaf] = self._ask(leaf, of_delta=True)
+            order.append(leaf)
+        # Only now, for asking may have cut the delta.
+        node = inputs[start].delta()
+        self._joined = {start: frozenset()}
+        for leaf in order:
+            right = inputs[leaf].new() if leaf < start else inputs[leaf].old()
+            node = self._pair(node, leaf, right)
+            self._joined[leaf] = frozenset()
         return node
 
-    def _edges(self, leaf: int) -> list[tuple[str, str]]:
+    def old(self) -> Node:
+        """The pairs of the old states."""
+        inputs = self._join.inputs
+        node = inputs[self._start].old()
+        while len(self._joined) < len(inputs):
+            leaf = self._next()
+            node = self._pair(node, leaf, inputs[leaf].old())
+            self._joined[leaf] = frozenset()
+        return node
+
+    def seek(self, asked: frozenset[Wanted]) -> frozenset[Wanted]:
+        """Seeks in the other inputs what matches the start's sought rows."""
+        self._joined[self._start] = asked
+        whole = asked
+        while len(self._joined) < len(self._join.inputs):
+            leaf = self._next()
+            found = self._ask(leaf, of_delta=False)
+            self._joined[leaf] = found
+            whole |= found
+        return whole
+
+    def _pair(self, node: Node, leaf: int, right: Node) -> Node:
+        edges = self._edges(leaf)
+        equal = tuple((a, b) for a, b, null_safe in edges if not null_safe)
+        same = tuple((a, b) for a, b, null_safe in edges if null_safe)
+        return Pair(node, right, equal, self._take_residual(leaf), same)
+
+    def _edges(self, leaf: int) -> list[tuple[str, str, bool]]:
         """Equalities between what is joined and `leaf`, its column last."""
         found = []
-        for left, right in self._plan.equal:
-            if self._owner[right] in self._joined and self._owner[left] == leaf:
+        owner = self._join.owner
+        for each in self._join.equal:
+            left, right = each.left, each.right
+            if owner[right] in self._joined and owner[left] == leaf:
                 left, right = right, left
-            if self._owner[left] in self._joined and self._owner[right] == leaf:
-                found.append((left, right))
+            if owner[left] in self._joined and owner[right] == leaf:
+                found.append((left, right, each.null_safe))
         return found
 
     def _next(self) -> int:
         """The input with the most equalities to what is joined; the first of them."""
-        rest = [leaf for leaf in range(len(self._plan.inputs)) if leaf not in self._joined]
+        count = len(self._join.inputs)
+        rest = [leaf for leaf in range(count) if leaf not in self._joined]
         return max(rest, key=lambda leaf: (len(self._edges(leaf)), -leaf))
 
-    def _take_residual(self) -> str | None:
+    def _take_residual(self, leaf: int) -> str | None:
+        joined = {*self._joined, leaf}
         ready = [
             tree
             for tree in self._residual
-            if all(self._owner[name] in self._joined for name in ids(tree))
+            if all(self._join.owner[name] in joined for name in ids(tree))
         ]
         self._residual = [tree for tree in self._residual if tree not in ready]
         return " AND ".join(f"({text(tree)})" for tree in ready) or None
 
-    def _ask(self, leaf: int) -> Wanted:
-        """Asks for the state of `leaf` that the rows joined so far can match."""
-        lookups = self._derivation.lookups
-        target = f"s{self._keys.source[leaf]}"
-        best: tuple[int, tuple[str, ...], tuple[str, ...]] | None = None
+    def _ask(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
+        """Seeks the state of `leaf` that the rows joined so far can match."""
+        target = self._join.inputs[leaf]
+        best: tuple[int, Ids, Origins, bool] | None = None
         for known in self._joined:
-            key, columns = self._keys.between(known, leaf)
-            if key and (best is None or (best[0] != self._index and len(key) > len(best[1]))):
-                best = (known, key, columns)
+            key, columns, nulls = self._join.between(known, leaf)
+            if not key or (best is not None and len(key) <= len(best[1])):
+                continue
+            origins = self._origins(known, columns, of_delta=of_delta)
+            if origins is not None:
+                best = (known, key, origins, nulls)
+                if known == self._start:
+                    break
         if best is None:
-            return lookups.ask(target, (), ())
-        known, key, columns = best
-        if known == self._index:
-            origins: tuple[Origin, ...] = ((f"d{self._keys.source[known]}", columns),)
-            return lookups.ask(target, key, origins)
-        origins = ((f"s{self._keys.source[known]}", columns),)
-        if known < self._index:
-            origins = ((f"d{self._keys.source[known]}", columns), *origins)
-        return lookups.ask(target, key, origins, self._joined[known])
+            return target.seek((), (), frozenset(), nulls=False)
+        known, key, origins, nulls = best
+        after = self._joined[known]
+        if of_delta:
+            after |= self._join.inputs[known].delta_asked()
+        return target.seek(key, origins, after, nulls=nulls)
 
-
-def _source(leaf: Plan) -> int:
-    while not isinstance(leaf, Scan):
-        assert isinstance(leaf, Filter | Project)
-        leaf = leaf.input
-    return leaf.source
-
-
-def _column_names(leaf: Plan, derivation: Derivation) -> tuple[str, ...]:
-    if isinstance(leaf, Project):
-        return tuple(column.name for column in leaf.columns)
-    if isinstance(leaf, Filter):
-        return _column_names(leaf.input, derivation)
-    assert isinstance(leaf, Scan)
-    names = derivation.schemas[leaf.source].names
-    return tuple(column_id(f"i{leaf.source}", name, names) for name in leaf.columns)
-
-
-def _base_columns(leaf: Plan, derivation: Derivation) -> dict[str, tuple[str, str]]:
-    """Column id → (the table's own name, type), of the columns that may be keys."""
-    if isinstance(leaf, Filter):
-        return _base_columns(leaf.input, derivation)
-    if isinstance(leaf, Project):
-        below = _base_columns(leaf.input, derivation)
-        return {c.name: below[c.expression] for c in leaf.columns if c.expression in below}
-    assert isinstance(leaf, Scan)
-    schema = derivation.schemas[leaf.source]
-    kinds = {column.name: _plain(column.type) for column in schema.columns}
-    return {
-        column_id(f"i{leaf.source}", name, schema.names): (name, kinds[name])
-        for name in leaf.columns
-        if not kinds[name].startswith(NOT_KEYS)
-    }
-
-
-def _plain(kind: str) -> str:
-    low = kind.strip().lower()
-    return "string" if low.startswith("varchar(") else low
+    def _origins(self, known: int, columns: Ids, *, of_delta: bool) -> Origins | None:
+        """Where the values of joined columns come from in this walk."""
+        operator = self._join.inputs[known]
+        if of_delta and known == self._start:
+            return operator.keys_of_delta(columns)
+        old = operator.old_origins(columns)
+        if old is None or not of_delta or known > self._start:
+            return old
+        changed = operator.delta_origins(columns)
+        return None if changed is None else old + changed

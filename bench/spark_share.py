@@ -1,0 +1,245 @@
+"""Spark's share of a small step, beside the least that a Spark SQL query can cost.
+
+The engine of the child runs here, in this process, so that both sides share one session. A step
+has 100 changes and the rows that they touch of a state of a million, looked up as the dataflow
+does and not timed; ours is what the engine reports for it. The floor is a one-stage aggregate
+over 100 local rows, built anew each time and read with `toArrow`. ``anew`` are the same steps
+with their plans built each time. All are taken in turns. The 95th percentiles have no target.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from actors.arrangement.arrangement import Arrangement
+from actors.plan.delta import (
+    Accumulate,
+    Consolidate,
+    DeltaPlan,
+    Hidden,
+    Input,
+    Measure,
+    Node,
+    Pair,
+    Reduce,
+    Select,
+    Stratum,
+    Where,
+)
+from actors.plan.jobs import Rows, RowsDone, Step
+from actors.plan.relational import Named
+from actors.plan.schema import Column, Schema
+from actors.plan.updates import to_ipc
+from actors.settings import Settings
+from actors.spark.java import JavaHome, find_java
+from actors.spark.jobs import Engine, Ticket
+from actors.spark.session import open_session, spark_conf
+from actors.spark.steps import PreparedPlan
+from measure import Measure as Figure
+from measure import Report, median, percentile
+
+CHANGES = 100
+GROUPS = 1000
+ORDERS = Schema(
+    (Column("id", "bigint"), Column("customer", "bigint"), Column("amount", "decimal(12,2)"))
+)
+CUSTOMERS = Schema((Column("id", "bigint"), Column("nation", "bigint"), Column("name", "string")))
+NATIONS = Schema((Column("id", "bigint"), Column("name", "string")))
+HIDDEN = Schema((Column("g", "string"), Column("n", "bigint"), Column("m", "decimal(38,2)")))
+
+
+def named(name: str, prefix: str, schema: Schema) -> Select:
+    """An input with its columns prefixed."""
+    columns = tuple(Named(f"{prefix}_{column}", column) for column in schema.names)
+    return Select(Input(name, schema.names), columns)
+
+
+DELTA = named("d0", "o", ORDERS)
+STATELESS = Consolidate(
+    Select(
+        Where(DELTA, "o_amount > 20"),
+        (Named("id", "o_id"), Named("taxed", "o_amount * 1.19"), Named("c", "o_customer")),
+    )
+)
+JOINED = Pair(
+    Pair(DELTA, named("s1", "c", CUSTOMERS), (("o_customer", "c_id"),)),
+    named("s2", "n", NATIONS),
+    (("c_nation", "n_id"),),
+)
+
+
+def grouped(below: Node, key: str) -> Node:
+    """The sum of amounts by group, with its hidden state."""
+    sums = (Measure("m", "sum", "o_amount", "decimal(38,2)"),)
+    made = Reduce(below, (Named("g", key),), sums)
+    return Consolidate(Accumulate(made, Input("h0", HIDDEN.names), ("g",), ("m",)))
+
+
+def plan_of(node: Node) -> DeltaPlan:
+    """A plan of one stratum; its declared output is of no interest here."""
+    return DeltaPlan(
+        ("orders", "customers", "nations"),
+        (ORDERS, CUSTOMERS, NATIONS),
+        HIDDEN,
+        "",
+        "incremental",
+        "",
+        (Stratum((), node, ()),),
+        (Hidden(HIDDEN, ("g",)),),
+    )
+
+
+class State(msgspec.Struct):
+    """The state that steps touch: arrangements by key."""
+
+    customers: Arrangement
+    nations: Arrangement
+    groups: Arrangement
+
+
+def load(folder: Path, count: int) -> State:
+    """`count` customers, their nations, and the groups' sums."""
+
+    def arranged(name: str, schema: Schema, key: str, columns: list[Any]) -> Arrangement:
+        rows = len(columns[0])
+        wanted = schema.arrow_updates()
+        whole = [*columns, [1] * rows, [1] * rows]
+        arrays = [pa.array(c, f.type) for c, f in zip(whole, wanted, strict=True)]
+        made = Arrangement(folder / name, schema, (key,))
+        made.insert(pa.Table.from_arrays(arrays, schema=wanted), 2)
+        made.maintain()
+        return made
+
+    ids = range(count)
+    nation = [number % GROUPS for number in ids]
+    names = [f"nation {number}" for number in range(GROUPS)]
+    return State(
+        arranged("c", CUSTOMERS, "id", [ids, nation, [f"customer {n}" for n in ids]]),
+        arranged("n", NATIONS, "id", [range(GROUPS), names]),
+        arranged("g", HIDDEN, "g", [names, [count] * GROUPS, [count] * GROUPS]),
+    )
+
+
+def rows(table: pa.Table, schema: Schema) -> Rows:
+    """Rows as a step carries them."""
+    return Rows(schema, arrow=to_ipc(table.cast(schema.arrow_updates())))
+
+
+def step_inputs(state: State, count: int, time_: int, random_: random.Random) -> dict[str, Rows]:
+    """100 changes of orders and all that they touch."""
+    orders = pa.table(
+        {
+            "id": pa.array([random_.randrange(1 << 40) for _ in range(CHANGES)], pa.int64()),
+            "customer": pa.array([random_.randrange(count) for _ in range(CHANGES)], pa.int64()),
+            "amount": pa.array([Decimal(random_.randrange(100)) for _ in range(CHANGES)]),
+            "__time": pa.array([time_ + random_.randrange(5) for _ in range(CHANGES)], pa.int64()),
+            "__diff": pa.array([random_.choice([1, -1]) for _ in range(CHANGES)], pa.int64()),
+        }
+    )
+    customers = state.customers.lookup(pa.table({"id": orders["customer"]}), 2)
+    nations = state.nations.lookup(pa.table({"id": customers["nation"]}), 2)
+    groups = state.groups.lookup(pa.table({"g": nations["name"]}), 2)
+    return {
+        "d0": rows(orders, ORDERS),
+        "s1": rows(customers, CUSTOMERS),
+        "s2": rows(nations, NATIONS),
+        "h0": rows(groups, HIDDEN),
+    }
+
+
+class Bench:
+    """The engine, and the floor in its session."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        settings = Settings()
+        session = open_session(spark_conf(settings, folder), folder)
+        self.engine = Engine(session, settings, folder)
+        self.slot = self.engine.slot()
+        self.numbers = 0
+        few = [(n % 10, n) for n in range(CHANGES)]
+        self.local = pa.table({"k": [k for k, _ in few], "v": [v for _, v in few]})
+
+    def step(self, plan: PreparedPlan, inputs: Mapping[str, Rows], lo: int) -> float:
+        """Milliseconds of one step. At `lo` 0 its plan is built anew."""
+        self.numbers += 1
+        name = f"s{self.numbers}"
+        job = Step(name, "bench", 0, 0, dict(inputs), lo, lo + 5)
+        answer = self.engine.run(self.slot, Ticket(job, name, plan), "pool")
+        assert isinstance(answer, RowsDone), answer
+        assert answer.rows > 0
+        assert answer.prepared == (lo > 0)
+        return answer.spark_ms
+
+    def floor(self) -> float:
+        """Milliseconds of a one-stage aggregate."""
+        session: Any = self.slot.sessions.get((), small=True).session
+        started = time.perf_counter()
+        made = session.createDataFrame(self.local).coalesce(1).groupBy("k").sum("v").toArrow()
+        assert made.num_rows == 10
+        return (time.perf_counter() - started) * 1000
+
+
+def run(report: Report, folder: Path) -> None:
+    """Warms up, then takes all measures in turns."""
+    count = 10_000 if report.quick else 1_000_000
+    warm, counted = (5, 10) if report.quick else (300, 100)
+    state = load(folder, count)
+    bench = Bench(folder)
+    targets = {"stateless": 0.8, "aggregate": 1.0, "join3_aggregate": 1.0}
+    plans = {
+        "stateless": PreparedPlan(plan_of(STATELESS)),
+        "aggregate": PreparedPlan(plan_of(grouped(DELTA, "concat('nation ', o_customer % 1000)"))),
+        "join3_aggregate": PreparedPlan(plan_of(grouped(JOINED, "n_name"))),
+    }
+    times: dict[str, list[float]] = {"floor": []}
+    random_ = random.Random(1)
+
+    def note(name: str, measure: Callable[[], float], number: int) -> None:
+        value = measure()
+        if number >= warm:
+            times.setdefault(name, []).append(value)
+
+    for number in range(warm + counted):
+        note("floor", bench.floor, number)
+        for name, plan in plans.items():
+            inputs = step_inputs(state, count, 10, random_)
+            note(name, lambda p=plan, i=inputs: bench.step(p, i, 10), number)  # type: ignore[misc]
+            if number % 5 == 0:
+                note(f"{name}_anew", lambda p=plan, i=inputs: bench.step(p, i, 0), number)  # type: ignore[misc]
+    floor = median(times["floor"])
+    for name, target in targets.items():
+        report.add(Figure(f"spark_share_{name}", median(times[name]), floor, target=target))
+        report.add(Figure(f"spark_share_{name}_p95", percentile(times[name], 0.95), floor))
+        anew = 4.0 if name == "aggregate" else None
+        report.add(
+            Figure(f"spark_share_{name}_anew", median(times[f"{name}_anew"]), floor, target=anew)
+        )
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    report = Report("Spark's share of a step of 100 changes beside the floor of a Spark query.")
+    with tempfile.TemporaryDirectory() as folder:
+        java = find_java(Path(folder) / "java")
+        if not isinstance(java, JavaHome):
+            raise java
+        os.environ["JAVA_HOME"] = str(java.home)
+        run(report, Path(folder))
+        report.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What the last step of a dataflow took, for people."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.dataflow.view import Outcome
+from actors.progress import ObjectId
+from actors.protocol.internal import DataflowStatus
+
+
+class Measures(msgspec.Struct):
+    """Of the last step; times in ms."""
+
+    started_ms: float = 0.0
+    rows_in: int = 0
+    rows_out: int = 0
+    step_ms: float = 0.0
+    spark_ms: float = 0.0
+    rows_read: int = 0
+    prepared: bool = False
+    recomputed: bool = False
+    rejected: str = ""
+
+    def take(self, outcome: Outcome) -> None:
+        """Notes how a view's step was computed."""
+        self.rows_out = outcome.deltas.output.num_rows
+        self.spark_ms = outcome.deltas.spark_ms
+        self.prepared = outcome.deltas.prepared
+        self.rows_read = outcome.rows_read
+        self.recomputed = outcome.recomputed
+        self.rejected = outcome.rejected
+
+    def status(self, dataflow: ObjectId, state: str, text: str) -> DataflowStatus:
+        """The dataflow's word about itself."""
+        return DataflowStatus(
+            dataflow=dataflow,
+            state=state,
+            text=text,
+            rows_in=self.rows_in,
+            rows_out=self.rows_out,
+            step_ms=self.step_ms,
+            spark_ms=self.spark_ms,
+            rows_read=self.rows_read,
+            prepared=self.prepared,
+            recomputed=self.recomputed,
+            rejected=self.rejected,
+        )

@@ -1,0 +1,132 @@
+"""Bringing the arrangements of a view's imports to where the view stands, from the shards.
+
+An arrangement that nobody has filled is filled by the first view that wants it: part by part, to
+whatever its shard has sealed by then, so that every other view of the source finds its `lo` in
+it. One that was filled by others and ends before the view's `lo` gets what is missing. Both read
+through a leased reader of their own, one part in memory at a time (a gap: at most the bytes of
+one dataflow's budget).
+
+Rules. The reader is opened before the shard's since is looked at, so no since passes what is
+read meanwhile. Compaction raises times to one below the shard's since at most: so a gap may be
+read from `lower` on when ``since <= lower``, and nothing is taken twice. When a gap cannot be
+read, or is too large, the arrangement is retired and `ReadBelowSince` raised: a new incarnation
+gets another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import anyio
+import pyarrow as pa
+
+from actors.arrangement import Filling, Handle
+from actors.dataflow.contents import split_errors
+from actors.dataflow.engine import Engine
+from actors.dataflow.touched import Imports
+from actors.errors import ReadBelowSince
+from actors.persist import PersistClient
+from actors.plan.schema import Schema
+from actors.plan.updates import between, concat
+from actors.progress import Frontier, Time
+from actors.protocol.compute import SourceImport
+
+
+async def make_ready(
+    engine: Engine,
+    persist: PersistClient,
+    imports: Imports,
+    sources: Sequence[SourceImport],
+    reader_id: str,
+) -> None:
+    """Returns once all before the view's `lo` can be read. Any number may be at it.
+
+    Raises `ReadBelowSince` when only a new incarnation can go on, and the stores' errors.
+    """
+    for (target, _), handle in imports.handles.items():
+        schema = sources[int(target[1:])].schema
+        while not handle.ready:
+            if handle.upper:
+                await _close_gap(engine, persist, handle, schema, reader_id)
+                continue
+            filling = handle.claim()
+            if filling is None:
+                await _settled(handle)
+                continue
+            try:
+                await _fill(engine, persist, handle, filling, schema, reader_id)
+            finally:
+                filling.abandon()
+
+
+async def _settled(handle: Handle) -> None:
+    """Waits while another fills. It tells on this loop: whoever fills runs here, too."""
+    event = anyio.Event()
+    if handle.when_settled(event.set):
+        await event.wait()
+
+
+async def _fill(
+    engine: Engine,
+    persist: PersistClient,
+    handle: Handle,
+    filling: Filling,
+    schema: Schema,
+    reader_id: str,
+) -> None:
+    reader = await persist.open_reader(handle.shard, reader_id)
+    try:
+        since = (await persist.state(handle.shard)).since
+        await engine.clock.run_blocking(partial(filling.start, since))
+        upper = max(handle.lo, await persist.upper(handle.shard))
+        parts, _ = await reader.snapshot(upper - 1)
+        for part in parts:
+            rows = await persist.fetch(part, schema)
+            await engine.clock.run_blocking(partial(_insert, filling, handle, rows, upper))
+            reader.release([part.key])
+    finally:
+        await reader.close()
+    filling.publish(upper)
+
+
+def _insert(filling: Filling, handle: Handle, rows: pa.Table, upper: Frontier) -> None:
+    filling.insert(_plain(handle, rows, 0, upper))
+
+
+def _plain(handle: Handle, rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:
+    """The plain updates of an interval, as the arrangement has them."""
+    plain, _ = split_errors(between(rows, lower, upper))
+    shape = handle.schema.arrow_updates()
+    return plain.select(shape.names).cast(shape)
+
+
+async def _close_gap(
+    engine: Engine, persist: PersistClient, handle: Handle, schema: Schema, reader_id: str
+) -> None:
+    reader = await persist.open_reader(handle.shard, reader_id)
+    try:
+        lower, lo = handle.upper, handle.lo
+        if lower >= lo:
+            return
+        try:
+            batches, _ = await reader.next(lower)
+        except ReadBelowSince:
+            handle.retire()
+            raise
+        parts = [part for batch in batches for part in batch.parts if part.time_min < lo]
+        if sum(part.bytes for part in parts) > engine.settings.inflight_bytes_per_dataflow_max:
+            handle.retire()
+            raise ReadBelowSince(
+                f"the arrangement of {handle.shard} ends at {lower}, too far before {lo}"
+            )
+        fetched = [await persist.fetch(part, schema) for part in parts]
+
+        def offer() -> None:
+            shape = handle.schema.arrow_updates()
+            rows = concat((_plain(handle, rows, lower, lo) for rows in fetched), shape)
+            handle.offer(rows, lower, lo)
+
+        await engine.clock.run_blocking(offer)
+    finally:
+        await reader.close()

@@ -1,0 +1,109 @@
+"""Step or recompute: what is cheaper for the changes at hand, learned from what was measured.
+
+Theory of operation. Both ways of moving a view forward cost a fixed part and a part that grows
+with rows: the changes for a step, the whole contents for a recomputation. `Line` is that law,
+fitted by least squares to what was measured, where older measures count less and less. AUTO
+compares the two estimates: a recomputation is chosen when its estimate is lower by the margin
+`SWITCH`, and left again only when the step's is lower by as much, so that near the break-even
+it does not swing. A step that covers several times is exact at each of them where one
+recomputation is at one; it is weighed against as many.
+
+Rules. Until a recomputation was measured (hydration is one) AUTO steps. Under another policy a
+view with delta rules never recomputes while it is healthy (one of policy FULL has none). Either
+way what is appended is the difference only.
+
+Invariant: of two choices in a row that differ, the estimates are apart by at least `SWITCH`. It
+does not measure, and knows nothing of memory.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from actors.plan.delta import AUTO
+
+SWITCH: Final = 1.25
+DECAY: Final = 0.9
+"""Weight of a measure after each later one."""
+
+
+class Line:
+    """``ms = fixed + slope × rows``, from measures that fade; both parts are never negative."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._rows = 0.0
+        self._ms = 0.0
+        self._rows_rows = 0.0
+        self._rows_ms = 0.0
+
+    def measured(self, rows: int, ms: float) -> None:
+        """Notes one measure."""
+        for name in ("_weight", "_rows", "_ms", "_rows_rows", "_rows_ms"):
+            setattr(self, name, getattr(self, name) * DECAY)
+        self._weight += 1
+        self._rows += rows
+        self._ms += ms
+        self._rows_rows += rows * rows
+        self._rows_ms += rows * ms
+
+    def estimate(self, rows: int) -> float | None:
+        """Expected ms; None before the first measure."""
+        if not self._weight:
+            return None
+        mean_rows, mean_ms = self._rows / self._weight, self._ms / self._weight
+        spread = self._rows_rows / self._weight - mean_rows * mean_rows
+        together = self._rows_ms / self._weight - mean_rows * mean_ms
+        if spread > 1e-9 * max(1.0, mean_rows * mean_rows):
+            slope = max(0.0, together / spread)
+        else:
+            # One size was seen: what is larger costs in proportion, what is smaller no less.
+            slope = mean_ms / mean_rows if mean_rows and rows > mean_rows else 0.0
+        fixed = mean_ms - slope * mean_rows
+        if fixed < 0:
+            slope, fixed = mean_ms / mean_rows, 0.0
+        return fixed + slope * rows
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What was chosen for one step, and the estimates in ms (None: not known yet)."""
+
+    full: bool
+    step_ms: float | None
+    full_ms: float | None
+
+    def text(self) -> str:
+        """The rejected alternative, for people."""
+        other, ms = ("step", self.step_ms) if self.full else ("recomputation", self.full_ms)
+        return f"{other}: not measured yet" if ms is None else f"{other}: about {ms:.0f} ms"
+
+
+class Chooser:
+    """Chooses for one view."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self._step = Line()
+        self._full = Line()
+        self._chose_full = False
+
+    def choose(self, rows: int, state_rows: int, times: int) -> Choice:
+        """For a step of `rows` changes at `times` times, over inputs of `state_rows` rows."""
+        step_ms = self._step.estimate(rows)
+        full_ms = self._full.estimate(state_rows)
+        if full_ms is not None:
+            full_ms *= max(1, times)
+        if self.policy == AUTO and step_ms is not None and full_ms is not None:
+            margin = 1 / SWITCH if self._chose_full else SWITCH
+            self._chose_full = step_ms > full_ms * margin
+        return Choice(self._chose_full, step_ms, full_ms)
+
+    def stepped(self, rows: int, ms: float) -> None:
+        """A step of `rows` changes took `ms`."""
+        self._step.measured(rows, ms)
+
+    def recomputed(self, state_rows: int, ms: float) -> None:
+        """A recomputation over `state_rows` rows took `ms`."""
+        self._full.measured(state_rows, ms)

@@ -1,0 +1,166 @@
+"""Pieces of SQL text and facts about delta nodes that all of the rendering needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from actors.plan.delta import (
+    Accumulate,
+    Consolidate,
+    Input,
+    Match,
+    Node,
+    Pair,
+    Recompute,
+    Reduce,
+    Select,
+    Union,
+    Weigh,
+    Where,
+)
+from actors.plan.schema import DIFF, TIME, Schema, arrow_type
+
+COUNT: Final = "n"
+UNION: Final = "\nUNION ALL\n"
+
+Types: TypeAlias = Callable[[Node], Mapping[str, str]]
+"""Spark's type text of each column of a node."""
+
+
+class Relation(msgspec.Struct, frozen=True):
+    """What a named input is in the session: a view, or nothing (no rows)."""
+
+    schema: Schema
+    view: str | None = None
+    bytes: int = 0
+
+
+def quote(name: str) -> str:
+    """An identifier in backticks."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def sql_type(text: str) -> str:
+    """A column's type as a CAST may name it (a CHAR or VARCHAR is a string in a plan)."""
+    low = text.strip().lower()
+    return "string" if low.startswith(("char(", "varchar(")) else text
+
+
+def columns_of(node: Node) -> tuple[str, ...]:
+    """The columns that a node makes, without time and diff."""
+    match node:
+        case Input(columns=columns):
+            return columns
+        case Where() | Weigh() | Consolidate():
+            return columns_of(node.input)
+        case Select():
+            return tuple(column.name for column in node.columns)
+        case Match(kind="semi" | "anti"):
+            return columns_of(node.left)
+        case Pair() | Match():
+            return columns_of(node.left) + columns_of(node.right)
+        case Union():
+            return columns_of(node.inputs[0])
+        case Reduce():
+            names = tuple(key.name for key in node.keys)
+            return (*names, COUNT, *(measure.name for measure in node.measures))
+        case Accumulate():
+            return node.keys if node.flips else (*node.keys, COUNT, *node.measures)
+        case Recompute():
+            return (*node.keys, *(call.name for call in node.calls))
+
+
+def leaves(node: Node) -> Iterator[str]:
+    """Names of the inputs below a node."""
+    match node:
+        case Input():
+            yield node.name
+        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+            yield from leaves(node.input)
+        case Pair() | Match():
+            yield from leaves(node.left)
+            yield from leaves(node.right)
+        case Union():
+            for child in node.inputs:
+                yield from leaves(child)
+        case Accumulate():
+            yield from leaves(node.contributions)
+            yield from leaves(node.hidden)
+        case Recompute():
+            yield from leaves(node.old)
+            yield from leaves(node.changes)
+
+
+def holds_floats(kind: str) -> bool:
+    """Whether values of a type hold floats, whose bits a GROUP BY does not keep."""
+    low = kind.lower()
+    return "map<" not in low and any(word in low for word in ("float", "double", "real"))
+
+
+def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
+    """SQL for ``value × diff`` with no digit lost. `kind` is the wanted type.
+
+    Spark's product of decimals gives up scale beyond 38 digits. With a scale of at most 6 it
+    does not; a finer value is cut in a coarse and a fine piece whose products are exact. (Its
+    negation rounds to 34 digits, so that a decimal is never just negated.)
+    """
+    if kind is None:
+        return f"{value} * {diff}"
+    cast = f"CAST({value} AS {kind})"
+    if kind.startswith("decimal"):
+        product = _decimal_product(cast, diff, arrow_type(kind))
+        return f"CASE WHEN {diff} = 1 THEN {cast} ELSE CAST({product} AS {kind}) END"
+    product = f"{cast} * {diff}"
+    return (
+        f"CASE WHEN {diff} = 1 THEN {cast} WHEN {diff} = -1 THEN -{cast} "
+        f"ELSE CAST({product} AS {kind}) END"
+    )
+
+
+def _decimal_product(value: str, diff: str, kind: pa.DataType) -> str:
+    """``value × diff`` where Spark's result type keeps the scale of each product and sum."""
+    times, scale = f"CAST({diff} AS decimal(19,0))", kind.scale
+    if scale <= 6:
+        return f"{value} * {times}"
+    whole = f"CASE WHEN {value} < 0 THEN ceil({value}) ELSE floor({value}) END"
+    narrowed = f"CAST({diff} AS decimal({max(1, min(19, 36 - scale))},0))"
+    piece = f"decimal({min(kind.precision, 37)},{scale})"
+    return (
+        f"CAST(({whole}) * {times} AS {piece}) + "
+        f"CAST(({value} % CAST(1 AS decimal(1,0))) * {narrowed} AS {piece})"
+    )
+
+
+def join_tests(node: Pair | Match) -> list[str]:
+    """The conditions of a join."""
+    tests = [f"({left}) = ({right})" for left, right in node.equal]
+    tests += [f"({left}) <=> ({right})" for left, right in node.same]
+    if node.residual is not None:
+        tests.append(f"(\n{node.residual}\n)")
+    return tests
+
+
+def from_rows(rows: str) -> str:
+    """FROM a subquery; its alias keeps ``WHERE (flag)`` from being read as one."""
+    return f"FROM (\n{rows}\n) AS __t"
+
+
+def consolidated(
+    rows: str, names: Sequence[str], floats: set[str], *, by_time: bool = True, keep: str = "<> 0"
+) -> str:
+    """Sums the diffs of equal rows (at equal times); keeps those whose sum is `keep`."""
+    grouped = [quote(name) for name in names]
+    items = [f"any_value({quote(n)}) AS {quote(n)}" if n in floats else quote(n) for n in names]
+    if by_time:
+        grouped.append(TIME)
+        items.append(TIME)
+    exact = [f"CAST({quote(name)} AS string)" for name in names if name in floats]
+    items.append(f"sum({DIFF}) AS {DIFF}")
+    groups = ", ".join([*grouped, *exact])
+    tail = f"GROUP BY {groups} " if groups else ""
+    summed = f"SELECT {', '.join(items)} {from_rows(rows)} {tail}"
+    return f"SELECT * {from_rows(summed)} WHERE {DIFF} {keep}"

@@ -1,0 +1,230 @@
+"""Groupings as SQL text: contributions, running totals, groups computed afresh, consolidation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from actors.errors import InvalidUsage
+from actors.plan.delta import Accumulate, Consolidate, Input, Node, Recompute, Reduce
+from actors.plan.schema import DIFF, TIME
+from actors.spark.fragments import (
+    COUNT,
+    UNION,
+    Types,
+    columns_of,
+    consolidated,
+    from_rows,
+    holds_floats,
+    quote,
+    times_diff,
+)
+
+_WINDOWS: Final = ("before", "after")
+
+
+class Groups(ABC):
+    """The part of `translate.Translator` that renders groupings."""
+
+    _types: Types
+    _lo: int
+    _hi: int
+    _small: bool
+    _at_once: bool
+    _strata: dict[str, Node]
+
+    @abstractmethod
+    def text(self, node: Node) -> str:
+        """The SELECT that makes a node's updates."""
+
+    @abstractmethod
+    def _select(self, items: Sequence[str], below: Node) -> str: ...
+
+    @abstractmethod
+    def _hint(self, *hints: str) -> str: ...
+
+    @abstractmethod
+    def _empty(self, node: Node) -> bool: ...
+
+    def _recompute(self, node: Recompute) -> str:
+        """Touched (group, time)s joined to their groups' rows, aggregated before and after."""
+        keys = [quote(key) for key in node.keys]
+        arguments = [name for name in columns_of(node.changes) if name not in node.keys]
+        columns = [*keys, *map(quote, arguments), TIME, DIFF]
+        changes = self._select(columns, node.changes)
+        old = self._select([*columns[:-2], f"-1L AS {TIME}", DIFF], node.old)
+        if keys and self._afresh(node.old):
+            return self._aggregated(node, changes, arguments)
+        touched = f"SELECT DISTINCT {', '.join([*keys, TIME])} {from_rows(changes)}"
+        renamed = [f"{key} AS {quote(f'__k{i}')}" for i, key in enumerate(keys)]
+        rows = f"SELECT {', '.join([*renamed, *map(quote, arguments), f'{TIME} AS __at', DIFF])}"
+        whole = changes if self._empty(node.old) else f"{changes}{UNION}{old}"
+        if self._small:
+            whole = f"SELECT {self._hint()}* {from_rows(whole)}"
+        tests = [f"{key} <=> {quote(f'__k{i}')}" for i, key in enumerate(keys)] or ["true"]
+        hint = self._hint(*(["SHUFFLE_HASH(__r)"] if self._small else []))
+        values = [quote(name) for name in arguments]
+        weights = (
+            f"CAST(sum({DIFF}) AS bigint) AS __after, "
+            f"CAST(sum(CASE WHEN __at < {TIME} THEN {DIFF} ELSE 0L END) AS bigint) AS __before"
+        )
+        joined = (
+            f"SELECT {hint}{', '.join([*keys, TIME, *values, '__at', DIFF])} "
+            f"FROM (\n{touched}\n) AS __l JOIN (\n{rows} {from_rows(whole)}\n) AS __r "
+            f"ON {' AND '.join([*tests, f'__at <= {TIME}'])}"
+        )
+        summed = (
+            f"SELECT {', '.join([*keys, TIME, *values, weights])} {from_rows(joined)} "
+            f"GROUP BY {', '.join([*keys, TIME, *values])}"
+        )
+        sides = (
+            f"SELECT {', '.join([*keys, TIME, *values])}, __x.side AS {DIFF}, __x.w AS __w "
+            f"{from_rows(summed)} LATERAL VIEW explode(array("
+            f"named_struct('side', -1L, 'w', __before), named_struct('side', 1L, 'w', __after))) "
+            f"__e AS __x WHERE __x.w > 0"
+        )
+        return self._calls(node, sides, values)
+
+    def _aggregated(self, node: Recompute, changes: str, arguments: Sequence[str]) -> str:
+        """The aggregates of groups that come all at one time."""
+        keys, values = [quote(key) for key in node.keys], [quote(name) for name in arguments]
+        summed = (
+            f"SELECT {', '.join([*keys, TIME, *values])}, CAST(sum({DIFF}) AS bigint) AS __w "
+            f"{from_rows(changes)} GROUP BY {', '.join([*keys, TIME, *values])}"
+        )
+        sides = f"SELECT *, 1L AS {DIFF} {from_rows(summed)} WHERE __w > 0"
+        return self._calls(node, sides, values)
+
+    def _calls(self, node: Recompute, sides: str, values: Sequence[str]) -> str:
+        """The aggregates over rows that count ``__w`` times, for each group, time and diff."""
+        keys = [quote(key) for key in node.keys]
+        repeated = (
+            f"SELECT {', '.join([*keys, TIME, *values, DIFF])} {from_rows(sides)} "
+            f"LATERAL VIEW explode(array_repeat(0, CAST(__w AS int))) __e AS __i"
+        )
+        calls = [f"CAST({call.text} AS {call.type}) AS {quote(call.name)}" for call in node.calls]
+        return (
+            f"SELECT {', '.join([*keys, *calls, TIME, DIFF])} {from_rows(repeated)} "
+            f"GROUP BY {', '.join([*keys, TIME, DIFF])}"
+        )
+
+    def _reduce(self, node: Reduce) -> str:
+        below = [f"{key.expression}\n AS {quote(key.name)}" for key in node.keys]
+        totals = [f"CAST(sum({DIFF}) AS bigint) AS {COUNT}"]
+        for index, measure in enumerate(node.measures):
+            argument = f"__a{index}"
+            below.append(f"{measure.argument}\n AS {argument}")
+            if measure.kind == "count":
+                term = f"CASE WHEN {argument} IS NULL THEN 0 ELSE {DIFF} END"
+            elif measure.kind == "sum":
+                term = times_diff(argument, measure.type)
+            else:
+                raise InvalidUsage(f"measure {measure.name}: unknown kind {measure.kind!r}")
+            total = f"CAST(coalesce(sum({term}), 0) AS {measure.type})"
+            totals.append(f"{total} AS {quote(measure.name)}")
+        keys = [quote(key.name) for key in node.keys]
+        rows = self._select([*below, TIME, DIFF], node.input)
+        items = [*keys, *totals, TIME, f"CAST(1 AS bigint) AS {DIFF}"]
+        return f"SELECT {', '.join(items)} {from_rows(rows)} GROUP BY {', '.join([*keys, TIME])}"
+
+    def _accumulate(self, node: Accumulate) -> str:
+        """Window sums over (hidden rows, then contributions by time) of each group."""
+        keys = [quote(key) for key in node.keys]
+        sums = (COUNT, *node.measures)
+        known = self._types(node.contributions)
+        kinds = {name: "bigint" if name == COUNT else known.get(name) for name in sums}
+
+        def weighed(below: Node, kind: int) -> str:
+            parts = [f"{times_diff(quote(m), kinds[m])} AS {quote(m)}" for m in sums]
+            time = TIME if kind else f"CAST(0 AS bigint) AS {TIME}"
+            rest = [time, f"{DIFF} AS __rows", f"{kind} AS __kind"]
+            return self._select([*keys, *parts, *rest], below)
+
+        if keys and self._afresh(node.hidden) and self._once(node.contributions):
+            return self._first(node)
+        touched = weighed(node.contributions, 1)
+        if not (keys or self._lo):
+            touched = self._with_first_row(touched, sums, kinds)
+        elif not self._once(node.contributions):
+            touched = self._once_a_time(touched, keys, sums, kinds)
+        both = touched + UNION + weighed(node.hidden, 0)
+        both = f"SELECT {self._hint()}* {from_rows(both)}"
+
+        def total(name: str, window: str) -> str:
+            text = f"coalesce(sum({quote(name)}) OVER {window}, 0)"
+            return f"CAST({text} AS {kinds[name]})" if kinds[name] else text
+
+        windows = [f"{total(m, w)} AS {quote(f'__{w}_{m}')}" for m in sums for w in _WINDOWS]
+        windows.append("coalesce(sum(__rows) OVER before, 0) AS __before_rows")
+        partition = f"PARTITION BY {', '.join(keys)} " if keys else ""
+        order = f"{partition}ORDER BY __kind, {TIME} ROWS BETWEEN UNBOUNDED PRECEDING AND"
+        totals = (
+            f"SELECT {', '.join([*keys, TIME, '__kind', *windows])} {from_rows(both)}\n"
+            f"WINDOW before AS ({order} 1 PRECEDING), after AS ({order} CURRENT ROW)"
+        )
+        pair = ", ".join(
+            f"named_struct('{DIFF}', {diff}L, "
+            + ", ".join(f"'__{i}', {quote(f'__{window}_{m}')}" for i, m in enumerate(sums))
+            + ")"
+            for diff, window in zip((-1, 1), _WINDOWS, strict=True)
+        )
+        items = [f"__x.__{i} AS {quote(m)}" for i, m in enumerate(sums)]
+        stays = "__x.__0 <> 0" if keys else f"(__x.{DIFF} = 1 OR __before_rows > 0)"
+        if node.flips:
+            flips = f"(CASE WHEN {quote('__after_n')} > 0 THEN 1L ELSE 0L END) - " + (
+                f"(CASE WHEN {quote('__before_n')} > 0 THEN 1L ELSE 0L END)"
+            )
+            flipped = f"SELECT {', '.join([*keys, TIME, f'{flips} AS {DIFF}'])} {from_rows(totals)}"
+            return f"SELECT * {from_rows(f'{flipped} WHERE __kind = 1')} WHERE {DIFF} <> 0"
+        return (
+            f"SELECT {', '.join([*keys, *items, TIME, f'__x.{DIFF} AS {DIFF}'])}\n"
+            f"{from_rows(totals)} LATERAL VIEW explode(array({pair})) __e AS __x\n"
+            f"WHERE __kind = 1 AND {stays}"
+        )
+
+    def _afresh(self, state: Node) -> bool:
+        """Whether all changes are at one time, with nothing before."""
+        return self._at_once and self._empty(state)
+
+    def _first(self, node: Accumulate) -> str:
+        """Totals of groups that come all at one time: their contributions."""
+        sums = [] if node.flips else [quote(COUNT), *map(quote, node.measures)]
+        items = [*map(quote, node.keys), *sums, TIME, f"1L AS {DIFF}"]
+        test = f"{COUNT} > 0" if node.flips else f"{COUNT} <> 0"
+        return f"SELECT {', '.join(items)} {from_rows(self.text(node.contributions))} WHERE {test}"
+
+    def _once(self, contributions: Node) -> bool:
+        """Whether each (group, time) occurs once already, as a `Reduce` makes it."""
+        if isinstance(contributions, Input) and contributions.name in self._strata:
+            contributions = self._strata[contributions.name]
+        return isinstance(contributions, Reduce)
+
+    def _once_a_time(
+        self, rows: str, keys: Sequence[str], sums: Sequence[str], kinds: Mapping[str, str | None]
+    ) -> str:
+        """Contributions summed, so that each (group, time) occurs once."""
+        parts = []
+        for name in sums:
+            text, kind = f"sum({quote(name)})", kinds[name]
+            parts.append(f"{f'CAST({text} AS {kind})' if kind else text} AS {quote(name)}")
+        return (
+            f"SELECT {', '.join([*keys, *parts, TIME, 'sum(__rows) AS __rows', '1 AS __kind'])} "
+            f"{from_rows(rows)} GROUP BY {', '.join([*keys, TIME])}"
+        )
+
+    def _with_first_row(
+        self, rows: str, sums: Sequence[str], kinds: Mapping[str, str | None]
+    ) -> str:
+        """The global aggregate's hydration: touched at the last time even without any input."""
+        zeros = [f"CAST(0 AS {kinds[m] or 'bigint'}) AS {quote(m)}" for m in sums]
+        last = [f"CAST({self._hi - 1} AS bigint) AS {TIME}", "CAST(1 AS bigint) AS __rows"]
+        first = f"SELECT {', '.join([*zeros, *last, '1 AS __kind'])}"
+        both = f"SELECT {self._hint()}* {from_rows(f'{rows}{UNION}{first}')}"
+        return self._once_a_time(both, (), sums, kinds)
+
+    def _consolidate(self, node: Consolidate) -> str:
+        names = columns_of(node)
+        kinds = self._types(node.input)
+        floats = {name for name in names if holds_floats(kinds.get(name, ""))}
+        return consolidated(self.text(node.input), names, floats)

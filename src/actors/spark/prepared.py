@@ -1,0 +1,321 @@
+"""Prepared steps: a plan built once over slot files and executed again for every step.
+
+Theory of operation. Planning is most of what a small step costs, and of two steps of one
+dataflow nothing differs but the rows. So a step's statement is analysed and planned once over
+slot files (`actors.spark.slots`); a later step writes its rows to the same files and executes
+the same frame. It is built for the first step that wants it: building costs what planning that
+step anew would have cost, and a stream of steps has one slow step and not two.
+
+Variants. A plan is good for the same strata and the same set of changed inputs (deltas and
+outputs of earlier strata that have rows): terms that read none of the others are not in its
+text, and are neither planned nor run. State that happens to be empty gets an empty slot
+instead, so that hot and cold groups do not make variants of their own. Settings belong to the
+dataflow. Variants are bounded, for each dataflow and in all; the least recently used go first.
+
+Never stale. Executing a frame again runs its physical plan again, but whatever that plan keeps
+is kept: the files of a shuffle, a broadcast table, a cached relation, the result of a subquery,
+a reused exchange. `inspect` lets a plan pass only if every node of it is of a kind known to
+keep nothing (`KEEPS_NOTHING`), it has no subquery, it reads no file but its own slots, and
+nothing in it was computed while it was planned (the current time, a random seed). A relation of
+constants may be in it: its rows come from the text. The statement itself must not name the
+step's interval. What is refused goes the general path; the reason is kept and logged once.
+
+Failures. A step that fails or is canceled may leave a task behind that still reads: its plan
+and its slots are dropped, and the next step builds new ones. An error of the data is the
+answer, as on the general path. After any other the general path has its turn, and the plan is
+refused from then on.
+
+What it does not do: steps at time 0 (hydration), steps that compute a view from scratch and
+steps with large inputs never come here; nor does anything on a cluster, whose executors need
+not see our files.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from actors.errors import Canceled
+from actors.plan.schema import Schema
+from actors.settings import Settings
+from actors.spark.analysis import deterministic
+from actors.spark.bridge import Bridge
+from actors.spark.failures import describe
+from actors.spark.slots import SlotBusy, SlotOverflow, SlotSet, SlotUnfit, positional
+from actors.spark.translate import Relation
+
+KEEPS_NOTHING: Final = frozenset(
+    {
+        "CartesianProduct",
+        "Coalesce",
+        "ColumnarToRow",
+        "Expand",
+        "Filter",
+        "Generate",
+        "HashAggregate",
+        "LocalTableScan",
+        "ObjectHashAggregate",
+        "Project",
+        "Scan OneRowRelation",
+        "Scan parquet",
+        "ShuffledHashJoin",
+        "Sort",
+        "SortAggregate",
+        "SortMergeJoin",
+        "Union",
+        "Window",
+    }
+)
+"""Nodes of physical plans that compute their rows afresh from their inputs, each time."""
+
+_NODE: Final = re.compile(r"^[ :+|-]*(?:\* ?)?(.*?) *\((?:unknown|\d+)\)$")
+_REASON_CHARS_MAX: Final = 300
+
+
+class Refused(Exception):
+    """A plan that cannot be prepared; the text says why."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A step as far as preparation is concerned."""
+
+    owner: int
+    """The prepared plan (`PreparedPlan.serial`)."""
+    name: str
+    """The dataflow, for the log."""
+    strata: tuple[int, int]
+    schemas: Mapping[str, Schema]
+    """Of every input that these strata read."""
+    tables: Mapping[str, pa.Table]
+    """The rows of inputs that have any."""
+    render: Callable[[Mapping[str, Relation], tuple[int, int]], str]
+    """The statement over relations, for an interval."""
+    wanted: pa.Schema
+    open: Callable[[], Bridge]
+    """This thread's session for plans over slots."""
+    check: Callable[[], None]
+    """Raises `Canceled`."""
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Inputs that hold changes, as against state, and have rows."""
+        return frozenset(name for name in self.tables if name[0] in "dr")
+
+
+class Key(NamedTuple):
+    """What tells variants apart."""
+
+    owner: int
+    strata: tuple[int, int]
+    changed: frozenset[str]
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """A plan ready to be executed."""
+
+    bridge: Bridge
+    frame: DataFrame
+    slots: SlotSet
+
+
+Inspect: TypeAlias = Callable[[Bridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
+"""Which columns of which slots a plan reads. Raises `Refused`."""
+
+
+def inspect(bridge: Bridge, frame: DataFrame, slots: SlotSet) -> Mapping[str, Sequence[int]]:
+    """Looks for anything that a plan would keep between executions; see the module's text."""
+    query: Any = frame._jdf.queryExecution()
+    patterns = bridge.jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    if query.analyzed().containsPattern(patterns.CURRENT_LIKE()):
+        raise Refused("it reads the clock, which a plan does once")
+    if not deterministic(frame):
+        raise Refused("an expression is not deterministic")
+    plan = query.executedPlan()
+    for line in plan.treeString(False, False, 0, True, False).splitlines():
+        if line.strip():
+            found = _NODE.match(line)
+            node = found.group(1) if found else line.strip()
+            if node not in KEEPS_NOTHING and node.split(" ")[0] not in KEEPS_NOTHING:
+                raise Refused(f"its plan holds a node of kind {node[:80]!r}")
+    if not plan.subqueriesAll().isEmpty():
+        raise Refused("its plan holds a subquery")
+    return _columns_read(plan, slots)
+
+
+def _columns_read(plan: Any, slots: SlotSet) -> Mapping[str, Sequence[int]]:
+    by_path = {str(slots.path(name)): name for name in slots.names}
+    leaves = plan.collectLeaves()
+    read: dict[str, set[int]] = {}
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        if not leaf.nodeName().startswith("Scan parquet"):
+            continue
+        files = [_plain_path(file) for file in leaf.relation().location().inputFiles()]
+        if len(files) != 1 or files[0] not in by_path:
+            raise Refused(f"it reads {files[:3]}, which are no slots of its own")
+        fields = leaf.requiredSchema().fieldNames()
+        read.setdefault(by_path[files[0]], set()).update(int(field[1:]) for field in fields)
+    if not read:
+        raise Refused("it reads no slot")
+    return {name: sorted(columns) for name, columns in read.items()}
+
+
+def _plain_path(uri: str) -> str:
+    return "/" + unquote(uri.removeprefix("file:")).lstrip("/")
+
+
+class PreparedSteps:
+    """The variants of all dataflows of an engine. Used by all its threads."""
+
+    def __init__(self, settings: Settings, folder: Path, look: Inspect = inspect) -> None:
+        self._max = settings.prepared_plans_max
+        self._max_each = settings.prepared_plans_per_dataflow_max
+        self._capacity = settings.prepared_slot_bytes_max
+        self._local = settings.spark_master.startswith("local")
+        self._folder = folder.resolve()
+        self._inspect = look
+        # Reentrant: a plan may be forgotten by the collector while this thread holds it.
+        self._lock = threading.RLock()
+        self._variants: OrderedDict[Key, Variant] = OrderedDict()
+        self._refused: dict[Key, str] = {}
+
+    def run(self, request: Request) -> pa.Table | None:
+        """The step's rows; None when it must go the general path.
+
+        Raises `Canceled`, or Spark's own error of the data.
+        """
+        key = Key(request.owner, request.strata, request.changed)
+        if not self._local or key in self._refused:
+            return None
+        if any(table.nbytes > self._capacity for table in request.tables.values()):
+            return None  # it may fit as Parquet, but is not worth a plan
+        try:
+            tables = _in_order(request)
+            variant = self._find(key) or self._build(key, request)
+            with variant.slots.use(tables):
+                request.check()
+                return variant.bridge.collect(variant.frame, request.wanted)
+        except (SlotOverflow, SlotBusy):
+            return None
+        except Canceled:
+            self._drop(key)
+            raise
+        except (Refused, SlotUnfit) as error:
+            self._refuse(key, request.name, str(error))
+        except Exception as error:
+            self._drop(key)
+            request.check()
+            code, text = describe(error)
+            if code == "DefiniteError":
+                raise
+            self._refuse(key, request.name, f"it failed: {text}")
+        return None
+
+    def forget(self, owner: int) -> None:
+        """Drops all that is kept for a plan."""
+        with self._lock:
+            for key in [key for key in self._variants if key.owner == owner]:
+                self._drop(key)
+            for key in [key for key in self._refused if key.owner == owner]:
+                del self._refused[key]
+
+    def reasons(self, owner: int) -> tuple[str, ...]:
+        """Why steps of a plan were refused."""
+        with self._lock:
+            return tuple(text for key, text in self._refused.items() if key.owner == owner)
+
+    def __len__(self) -> int:
+        return len(self._variants)
+
+    def _build(self, key: Key, request: Request) -> Variant:
+        """Plans the step over new slots. Raises `Refused`, `SlotUnfit` or Spark's own error."""
+        viewed = [n for n in request.schemas if n in request.changed or n[0] in "sh"]
+        relations = {
+            name: Relation(schema, f"__{name}" if name in viewed else None)
+            for name, schema in request.schemas.items()
+        }
+        text = request.render(relations, (1, 2))
+        if text != request.render(relations, (5, 9)):
+            raise Refused("its text depends on the step's interval")
+        kinds = {name: positional(request.schemas[name].arrow_updates()) for name in viewed}
+        slots = SlotSet(self._folder / uuid.uuid4().hex, kinds, self._capacity)
+        try:
+            bridge = request.open()
+            frames = {
+                f"__{name}": bridge.slot(
+                    slots.path(name), kinds[name], request.schemas[name].arrow_updates().names
+                )
+                for name in viewed
+            }
+            with bridge.views(frames):
+                frame = bridge.sql(text)
+            slots.narrow(self._inspect(bridge, frame, slots))
+        except BaseException:
+            slots.abandon()
+            raise
+        variant = Variant(bridge, frame, slots)
+        self._keep(key, variant)
+        return variant
+
+    def _find(self, key: Key) -> Variant | None:
+        with self._lock:
+            found = self._variants.get(key)
+            if found is not None:
+                self._variants.move_to_end(key)
+            return found
+
+    def _keep(self, key: Key, variant: Variant) -> None:
+        with self._lock:
+            self._drop(key)
+            mine = [other for other in self._variants if other.owner == key.owner]
+            if len(mine) >= self._max_each:
+                self._drop(mine[0])
+            while len(self._variants) >= self._max:
+                self._drop(next(iter(self._variants)))
+            self._variants[key] = variant
+
+    def _drop(self, key: Key) -> None:
+        with self._lock:
+            dropped = self._variants.pop(key, None)
+        if dropped is not None:
+            dropped.slots.abandon()
+
+    def _refuse(self, key: Key, name: str, reason: str) -> None:
+        self._drop(key)
+        text = " ".join(reason.split())[:_REASON_CHARS_MAX]
+        changed = ", ".join(sorted(key.changed)) or "nothing"
+        with self._lock:
+            if len(self._refused) >= 4 * self._max:
+                del self._refused[next(iter(self._refused))]
+            self._refused[key] = text
+        print(
+            f"{name}: strata {key.strata[0]} to {key.strata[1]} with changes of {changed} "
+            f"are planned anew each time: {text}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _in_order(request: Request) -> Mapping[str, pa.Table]:
+    """The rows, their columns as the plan orders them. Raises `Refused`."""
+    tables = {}
+    for name, table in request.tables.items():
+        wanted = request.schemas[name].arrow_updates()
+        if not table.schema.equals(wanted):
+            missing = [column for column in wanted.names if column not in table.column_names]
+            if missing:
+                raise Refused(f"rows of {name} lack column {missing[0]!r}")
+            table = table.select(wanted.names).cast(wanted)
+        tables[name] = table
+    return tables

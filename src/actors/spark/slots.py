@@ -1,0 +1,187 @@
+"""Slot files: Parquet files whose path and length never change, rewritten for every step.
+
+Theory of operation. Spark keeps a scan's file listing, and with it every file's length, for as
+long as a plan lives. A plan can be executed again on other rows only if a file of the same name
+and length holds them. So a slot has a fixed capacity: column chunks stand at its start, the
+footer at its very end, and what is between is a hole that takes no room on disk (the file is
+cut to nothing and stretched again before it is written). Parquet's offsets count from the
+start, so the hole means nothing to a reader. One capacity serves for all sizes: neither the
+cost of a step nor, with the settings of `actors.spark.session`, a plan depends on it.
+
+Rules
+- Columns are named by position (``c0``, ``c1`` …): names of users, equal but for their case or
+  odd in other ways, never meet Parquet's rules.
+- Values keep their bits. What Parquet cannot hold (a column of type void) is `SlotUnfit`.
+- One user at a time: `SlotSet.use` refuses a second. A use that fails, however it does, leaves
+  a set that is never used again, because a task of the failed job may still read: its files are
+  removed, not rewritten.
+- Rewriting in place is safe for the same reason: while a set is in use once at a time and every
+  earlier use ended well, no task of an earlier job is left.
+
+What it does not do: it knows nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_TAIL: Final = 8
+"""Bytes after a Parquet footer: its length, then the magic word."""
+
+
+class SlotOverflow(Exception):
+    """The rows need more than the slot's capacity."""
+
+
+class SlotUnfit(Exception):
+    """Parquet cannot hold a column's type."""
+
+
+class SlotBusy(Exception):
+    """Somebody uses the set, or it was abandoned."""
+
+
+def positional(schema: pa.Schema) -> pa.Schema:
+    """The same columns, named by position and all nullable."""
+    return pa.schema([pa.field(f"c{index}", field.type) for index, field in enumerate(schema)])
+
+
+def encode(table: pa.Table) -> memoryview:
+    """The rows as a plain Parquet file. Raises `SlotUnfit`."""
+    sink = pa.BufferOutputStream()
+    try:
+        pq.write_table(
+            table,
+            sink,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+            store_schema=False,
+            store_decimal_as_integer=True,
+        )
+    except (pa.ArrowException, NotImplementedError, ValueError, TypeError) as error:
+        raise SlotUnfit(str(error)) from None
+    return memoryview(sink.getvalue())
+
+
+def write(path: Path, table: pa.Table, capacity: int) -> None:
+    """Makes `path` a file of `capacity` bytes with these rows.
+
+    Raises `SlotOverflow`, `SlotUnfit`, or an `OSError`; the file is then unchanged, or of no
+    use.
+    """
+    data = encode(table)
+    if len(data) > capacity:
+        raise SlotOverflow(f"{len(data)} bytes; a slot holds {capacity}")
+    footer = len(data) - _TAIL - int.from_bytes(data[-_TAIL : 4 - _TAIL], "little")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        if os.fstat(handle).st_size != capacity:
+            os.ftruncate(handle, capacity)
+        _write_all(handle, data[:footer], 0)
+        _write_all(handle, data[footer:], capacity - (len(data) - footer))
+    finally:
+        os.close(handle)
+
+
+def _write_all(handle: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(handle, data, offset)
+        data, offset = data[count:], offset + count
+
+
+class SlotSet:
+    """The slots of one plan: a file for each name, in a folder of its own.
+
+    `schemas` are full and `positional`; `narrow` leaves out what no scan reads.
+    """
+
+    def __init__(self, folder: Path, schemas: Mapping[str, pa.Schema], capacity: int) -> None:
+        """Makes the folder and files without rows. Raises `SlotUnfit` or an `OSError`."""
+        self.capacity = capacity
+        self._folder = folder
+        self._schemas = dict(schemas)
+        self._columns = {name: list(range(len(kinds))) for name, kinds in schemas.items()}
+        self._user = threading.Lock()
+        self._gone = False
+        folder.mkdir(parents=True)
+        try:
+            for name, schema in self._schemas.items():
+                write(self.path(name), schema.empty_table(), capacity)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all slots."""
+        return frozenset(self._schemas)
+
+    def path(self, name: str) -> Path:
+        """The file of a slot."""
+        return self._folder / f"{name}.parquet"
+
+    def narrow(self, columns: Mapping[str, Sequence[int]]) -> None:
+        """Keeps these slots only, and of their columns only those at these positions.
+
+        A slot without any keeps its last column, which tells how many rows there are.
+        """
+        for name in self.names - set(columns):
+            self.path(name).unlink(missing_ok=True)
+            del self._schemas[name]
+        self._columns = {
+            name: list(given) or [len(self._schemas[name]) - 1] for name, given in columns.items()
+        }
+
+    @contextmanager
+    def use(self, tables: Mapping[str, pa.Table]) -> Iterator[None]:
+        """Fills every slot and keeps it so; slots without a table get no rows.
+
+        Tables have all columns of the slot, by whatever names, in order and of its types.
+        Raises `SlotBusy` while another use goes on, and what `write` raises. `SlotOverflow`
+        and `SlotUnfit` come before a reader can have seen anything and leave the set sound;
+        any other failure, of the caller's too, makes an end of it.
+        """
+        if not self._user.acquire(blocking=False):
+            raise SlotBusy("the slots are in use")
+        try:
+            if self._gone:
+                raise SlotBusy("the slots were abandoned")
+            try:
+                for name, schema in self._schemas.items():
+                    table = tables.get(name)
+                    rows = schema.empty_table() if table is None else table
+                    columns = self._columns[name]
+                    kept = rows.select(columns).rename_columns([f"c{at}" for at in columns])
+                    write(self.path(name), kept, self.capacity)
+                yield
+            except (SlotOverflow, SlotUnfit):
+                raise
+            except BaseException:
+                self._gone = True
+                raise
+        finally:
+            if self._gone:
+                self._remove()
+            self._user.release()
+
+    def abandon(self) -> None:
+        """Removes the files: now, or when their user is done."""
+        self._gone = True
+        if self._user.acquire(blocking=False):
+            try:
+                self._remove()
+            finally:
+                self._user.release()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

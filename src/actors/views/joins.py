@@ -1,0 +1,248 @@
+"""Blocks, and the joins that tie them: which predicate goes where.
+
+A *block* is what a FROM clause with its WHERE is made of: inputs, and a conjunction over their
+columns. Inner joins only put blocks together. `close` makes a plan of one: a predicate that one
+input decides goes down to it, an equality between two inputs becomes an `Equal` (a side that is
+an expression is computed at its input as a column of its own), the rest is the join's residual.
+
+Going down is sound through an inner join, into the preserved side of an outer join and into the
+rows of a semi join, below a DISTINCT, and below a grouping for what its keys decide; never into a
+null-padded side. In the ON clause of a left join a predicate
+on the right side alone chooses among the right rows: it is a filter there. One on the left side
+alone decides whether a row is padded: it stays in the residual.
+
+What a null-padded side computes must be computed below the join, or its padding would not be
+NULL: `sealed` makes columns of all its expressions.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from sqlglot import exp
+
+from actors.plan.relational import (
+    Aggregate,
+    Distinct,
+    Equal,
+    Filter,
+    Join,
+    Named,
+    OuterJoin,
+    Plan,
+    Project,
+    SemiJoin,
+    columns_of,
+)
+from actors.views.parse import Tree
+from actors.views.scope import Scope
+from actors.views.trees import Unsupported, all_of, ids, substituted, text
+
+
+class Fresh:
+    """Column ids that are new in the whole plan: ``k0``, ``k1`` …, for each prefix."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def name(self, prefix: str) -> str:
+        """The next id with a prefix."""
+        number = self._next.get(prefix, 0)
+        self._next[prefix] = number + 1
+        return f"{prefix}{number}"
+
+
+class Block(msgspec.Struct):
+    """Inputs, their product restricted by a conjunction."""
+
+    inputs: list[Plan]
+    conjuncts: list[Tree]
+
+
+class Split(msgspec.Struct):
+    """The predicates of a join between a left and a right side."""
+
+    equal: list[tuple[Tree, Tree, bool]]
+    """(expression of the left, of the right, null-safe)."""
+    left: list[Tree]
+    right: list[Tree]
+    rest: list[Tree]
+
+
+def merged(left: Block, right: Block, conjuncts: list[Tree]) -> Block:
+    """An inner join."""
+    return Block([*left.inputs, *right.inputs], [*left.conjuncts, *right.conjuncts, *conjuncts])
+
+
+def close(block: Block, fresh: Fresh) -> Plan:
+    """The block as a plan. Raises `Unsupported` for names of a query around."""
+    inputs = list(block.inputs)
+    owner = {name: index for index, each in enumerate(inputs) for name in columns_of(each)}
+    edges: list[tuple[int, Tree, int, Tree, bool]] = []
+    residual: list[Tree] = []
+    for tree in block.conjuncts:
+        check_reads(tree, owner)
+        places = {owner[name] for name in ids(tree)}
+        if len(places) <= 1:
+            place = min(places, default=0)
+            inputs[place] = filtered(inputs[place], tree)
+            continue
+        sides = _sides(tree)
+        homes = [{owner[name] for name in ids(side)} for side in sides]
+        if sides and all(len(home) == 1 for home in homes):
+            safe = isinstance(tree, exp.NullSafeEQ)
+            edges.append((homes[0].pop(), sides[0], homes[1].pop(), sides[1], safe))
+        else:
+            residual.append(tree)
+    if len(inputs) == 1:
+        return inputs[0]
+    wanted: list[list[Tree]] = [[] for _ in inputs]
+    for left, left_tree, right, right_tree, _ in edges:
+        wanted[left].append(left_tree)
+        wanted[right].append(right_tree)
+    named: list[dict[str, str]] = []
+    for index, trees in enumerate(wanted):
+        inputs[index], names = keyed(inputs[index], trees, fresh)
+        named.append(names)
+    equal = [
+        Equal(named[left][text(left_tree)], named[right][text(right_tree)], safe)
+        for left, left_tree, right, right_tree, safe in edges
+    ]
+    return Join(tuple(inputs), tuple(dict.fromkeys(equal)), all_of(residual))
+
+
+def check_reads(tree: Tree, known: dict[str, int] | set[str]) -> None:
+    """Raises `Unsupported` for an expression that reads a query around it."""
+    if any(name not in known for name in ids(tree)):
+        raise Unsupported("a correlated subquery whose correlation is not a conjunct of its WHERE")
+
+
+def _sides(tree: Tree) -> list[Tree]:
+    if not isinstance(tree, exp.EQ | exp.NullSafeEQ):
+        return []
+    return [tree.left.unnest(), tree.right.unnest()]
+
+
+def filtered(plan: Plan, tree: Tree) -> Plan:
+    """The plan's rows for which the predicate is true, tested as far down as is sound."""
+    read = ids(tree)
+    match plan:
+        case Filter():
+            return Filter(plan.input, f"{plan.predicate} AND ({text(tree)})")
+        case OuterJoin(kind="left") | SemiJoin() if read and read <= set(columns_of(plan.left)):
+            return msgspec.structs.replace(plan, left=filtered(plan.left, tree))
+        case Project() if read and read <= {c.name for c in plan.columns if c.name == c.expression}:
+            return Project(filtered(plan.input, tree), plan.columns)
+        case Join():
+            return _restricted(plan, tree, read)
+        case Distinct():
+            return Distinct(filtered(plan.input, tree), plan.columns)
+        case Aggregate() if read and read <= {key.name for key in plan.keys}:
+            keys = {key.name: key.expression for key in plan.keys}
+            return msgspec.structs.replace(
+                plan, input=filtered(plan.input, substituted(tree, keys))
+            )
+        case _:
+            return Filter(plan, f"({text(tree)})")
+
+
+def _restricted(plan: Join, tree: Tree, read: set[str]) -> Plan:
+    inputs = list(plan.inputs)
+    for index, each in enumerate(inputs):
+        if read <= set(columns_of(each)):
+            inputs[index] = filtered(each, tree)
+            return msgspec.structs.replace(plan, inputs=tuple(inputs))
+    sides = _sides(tree)
+    if sides and all(isinstance(side, exp.Column) for side in sides):
+        # Both are columns, of two inputs: one input would have decided it.
+        equal = Equal(sides[0].name, sides[1].name, isinstance(tree, exp.NullSafeEQ))
+        return msgspec.structs.replace(plan, equal=(*plan.equal, equal))
+    rest = f"({text(tree)})" if plan.residual is None else f"{plan.residual} AND ({text(tree)})"
+    return msgspec.structs.replace(plan, residual=rest)
+
+
+def keyed(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, dict[str, str]]:
+    """The plan with a column for each expression, and the columns' ids by the texts."""
+    names: dict[str, str] = {}
+    made: list[Named] = []
+    for tree in trees:
+        written = text(tree)
+        if written in names:
+            continue
+        if isinstance(tree, exp.Column) and not tree.table:
+            names[written] = tree.name
+        else:
+            names[written] = fresh.name("c")
+            made.append(Named(names[written], written))
+    if made:
+        passed = tuple(Named(name, name) for name in columns_of(plan))
+        plan = Project(plan, (*passed, *made))
+    return plan, names
+
+
+def sealed(block: Block, scope: Scope, fresh: Fresh) -> tuple[Plan, Scope]:
+    """The block as a plan that computes all that its names stand for."""
+    plan, names = keyed(close(block, fresh), scope.expressions(), fresh)
+    return plan, scope.mapped({written: exp.column(name) for written, name in names.items()})
+
+
+def split(conjuncts: list[Tree], left: Plan, right: Plan) -> Split:
+    """Sorts the predicates between two sides. Raises `Unsupported` for other names."""
+    mine, theirs = set(columns_of(left)), set(columns_of(right))
+    found = Split([], [], [], [])
+    for tree in conjuncts:
+        read = ids(tree)
+        check_reads(tree, mine | theirs)
+        sides = _sides(tree)
+        safe = isinstance(tree, exp.NullSafeEQ)
+        if read and read <= mine:
+            found.left.append(tree)
+        elif read and read <= theirs:
+            found.right.append(tree)
+        elif sides and _between(sides[0], sides[1], mine, theirs):
+            found.equal.append((sides[0], sides[1], safe))
+        elif sides and _between(sides[1], sides[0], mine, theirs):
+            found.equal.append((sides[1], sides[0], safe))
+        else:
+            found.rest.append(tree)
+    return found
+
+
+def _between(left: Tree, right: Tree, mine: set[str], theirs: set[str]) -> bool:
+    return bool(ids(left) and ids(right) and ids(left) <= mine and ids(right) <= theirs)
+
+
+def _tied(
+    left: Plan, right: Plan, found: Split, fresh: Fresh
+) -> tuple[Plan, Plan, tuple[Equal, ...]]:
+    left, mine = keyed(left, [tree for tree, _, _ in found.equal], fresh)
+    right, theirs = keyed(right, [tree for _, tree, _ in found.equal], fresh)
+    equal = [Equal(mine[text(a)], theirs[text(b)], safe) for a, b, safe in found.equal]
+    return left, right, tuple(dict.fromkeys(equal))
+
+
+def outer_join(left: Plan, right: Plan, kind: str, on: list[Tree], fresh: Fresh) -> Plan:
+    """``left`` or ``full`` outer join with an ON clause."""
+    found = split(on, left, right)
+    rest = [*found.left, *found.rest]
+    if kind == "left":
+        for tree in found.right:
+            right = filtered(right, tree)
+    else:
+        rest += found.right
+    left, right, equal = _tied(left, right, found, fresh)
+    return OuterJoin(left, right, kind, equal, all_of(rest))
+
+
+def semi_join(left: Plan, right: Plan, anti: bool, on: list[Tree], fresh: Fresh) -> Plan:
+    """Rows of `left` with (or without) a match. The columns it computes stay in the output."""
+    found = split(on, left, right)
+    rest = found.rest
+    for tree in found.right:
+        right = filtered(right, tree)
+    if anti:
+        rest = [*found.left, *rest]
+    else:
+        for tree in found.left:
+            left = filtered(left, tree)
+    left, right, equal = _tied(left, right, found, fresh)
+    return SemiJoin(left, right, anti, equal, all_of(rest))

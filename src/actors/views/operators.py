@@ -1,0 +1,258 @@
+"""What every operator of a plan can be asked for: its changes, its state, and its keys' origins.
+
+Theory of operation. An operator has contents at every time. Its *delta* are the updates with
+``lo <= time < hi``, its *old* state the contents below `lo` (rows of positive weight, times
+without meaning), its *new* one both. All three are nodes over the step's inputs. The old state
+is only as complete as it was looked up: `seek` asks for what rows of given key values need, down
+to the arrangements; everything else that the old state then shows may be missing or, above outer
+joins and groupings, wrong, and must not matter to who sought. It does not: he joins by the key
+values that he sought, and drops the rest.
+
+`delta_origins` and `old_origins` say where the values of some columns come from: inputs of the
+step whose rows hold at least all the tuples that occur. So keys are looked up before Spark runs.
+Where a column is computed, they do not know: the delta is then *cut*, made by a run of its own
+(``r{k}``), and its output is the origin.
+
+A rule is a subclass, in a file of its own. Nothing here knows costs beyond the size of a node.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+from actors.plan.delta import Accumulate, Hidden, Input, Node, Select, Stratum, Union
+from actors.plan.relational import Named
+from actors.plan.schema import Schema
+from actors.views.lookups import Lookups, Origin, Wanted
+
+Origins: TypeAlias = tuple[Origin, ...]
+Ids: TypeAlias = tuple[str, ...]
+"""Column ids; an empty one stands for NULL."""
+
+CUT_NODES: Final = 150
+"""A delta of more nodes that is needed in several places is made by a run of its own."""
+_WORD: Final = re.compile(r"[A-Za-z_]\w*")
+
+
+class Context:
+    """One view's derivation: lookups, cuts and hidden states so far."""
+
+    def __init__(self, schemas: tuple[Schema, ...]) -> None:
+        self.schemas = schemas
+        self.lookups = Lookups()
+        self.cuts: list[Node] = []
+        self.hidden: list[tuple[Hidden, Accumulate]] = []
+        self.keyed: list[str] = []
+        """Why groups are computed afresh, for each grouping that is."""
+        self._asked: list[set[Wanted]] = []
+        self._names = 0
+
+    def ask(
+        self,
+        target: str,
+        key: tuple[str, ...],
+        origins: Origins,
+        after: Iterable[Wanted],
+        *,
+        nulls: bool,
+    ) -> frozenset[Wanted]:
+        """Asks for state; whoever records hears of it."""
+        wanted = self.lookups.ask(target, key, origins, after, nulls=nulls)
+        for record in self._asked:
+            record.add(wanted)
+        return frozenset([wanted])
+
+    def begin(self) -> None:
+        """Begins to record what is asked."""
+        self._asked.append(set())
+
+    def end(self) -> frozenset[Wanted]:
+        """What was asked since the matching `begin`."""
+        return frozenset(self._asked.pop())
+
+    def repeat(self, asked: Iterable[Wanted]) -> None:
+        """Tells whoever records of lookups that were asked earlier."""
+        for record in self._asked:
+            record.update(asked)
+
+    def cut(self, node: Node, columns: Ids) -> Input:
+        """Has the node made by a run of its own."""
+        self.cuts.append(node)
+        return Input(f"r{len(self.cuts) - 1}", columns)
+
+    def prefix(self) -> str:
+        """A fresh prefix for column ids."""
+        self._names += 1
+        return f"q{self._names}_"
+
+    def strata(self, last: Node) -> tuple[Stratum, ...]:
+        """The cuts, then the last node, each with its lookups."""
+        nodes = [*self.cuts, last]
+        lookups = self.lookups.by_stratum(len(nodes))
+        return tuple(
+            Stratum(own, node, inputs_of(node)) for own, node in zip(lookups, nodes, strict=True)
+        )
+
+
+class Operator(ABC):
+    """One operator of a view."""
+
+    def __init__(self, context: Context, columns: Ids) -> None:
+        self.context = context
+        self.columns = columns
+        self._delta: Node | None = None
+        self._delta_asked: frozenset[Wanted] = frozenset()
+        self._cut: str | None = None
+
+    # -- what a rule says -------------------------------------------------------------------------
+
+    @abstractmethod
+    def make_delta(self) -> Node:
+        """The updates in ``[lo, hi)``; asks for the state that they touch."""
+
+    @abstractmethod
+    def old(self) -> Node:
+        """The state below `lo`, as far as it was sought."""
+
+    @abstractmethod
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """Inputs that hold every tuple of `ids` in the delta; None: not known before it is made.
+
+        Asked after `delta`.
+        """
+
+    @abstractmethod
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """Inputs that hold every tuple of `ids` in the old state as far as it was sought."""
+
+    @abstractmethod
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """Makes the old state complete for rows whose `ids` occur in `origins`.
+
+        `nulls`: whether a NULL there means the rows with NULL. No ids: all rows. Answers the
+        lookups after which the state is there.
+        """
+
+    def kind(self, id_: str) -> str | None:
+        """The Spark type of a column where it is known."""
+        return None
+
+    @abstractmethod
+    def seekable(self, ids: Ids) -> bool:
+        """Whether a search by these columns, NULLs included, reads just the rows that have them."""
+
+    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
+        """The columns whose values these columns determine, by primary keys and equalities."""
+        return ids
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """Sets of columns that are a PRIMARY KEY of the table that they come from."""
+        return ()
+
+    # -- what follows -----------------------------------------------------------------------------
+
+    def delta(self, *, shared: bool = False) -> Node:
+        """The updates in ``[lo, hi)``. `shared`: the node will be used more than once."""
+        context = self.context
+        if self._delta is None:
+            context.begin()
+            self._delta = self.make_delta()
+            self._delta_asked = context.end()
+        else:
+            context.repeat(self._delta_asked)
+        if shared and self._cut is None and size_of(self._delta) > CUT_NODES:
+            self.cut()
+        return self._delta
+
+    def cut(self) -> None:
+        """Has the delta made by a run of its own from now on."""
+        if self._cut is None:
+            made = self.context.cut(self.delta(), self.columns)
+            self._cut, self._delta = made.name, made
+            self._delta_asked = frozenset()
+
+    def new(self) -> Node:
+        """The state below `hi`."""
+        return Union((self.old(), self.delta(shared=True)))
+
+    def delta_origins(self, ids: Ids) -> Origins | None:
+        """As `trace_delta`; of a delta that was cut, its own rows."""
+        if self._cut is not None:
+            return ((self._cut, ids),)
+        return self.trace_delta(ids)
+
+    def delta_asked(self) -> frozenset[Wanted]:
+        """The lookups that fill what the delta's origins name."""
+        return self._delta_asked
+
+    def keys_of_delta(self, ids: Ids) -> Origins:
+        """The origins of `ids` in the delta, which is cut when they are not known otherwise."""
+        self.delta()
+        found = self.delta_origins(ids)
+        if found is None:
+            self.cut()
+            found = self.delta_origins(ids)
+        assert found is not None, "a cut knows its columns"
+        return found
+
+
+def both(*found: Origins | None) -> Origins | None:
+    """All origins together; None when any is not known."""
+    whole: dict[Origin, None] = {}
+    for origins in found:
+        if origins is None:
+            return None
+        whole |= dict.fromkeys(origins)
+    return tuple(whole)
+
+
+def narrowed(ids: Ids, origins: Origins, kept: Sequence[int]) -> tuple[Ids, Origins]:
+    """The ids at some positions, with the origins' columns for them."""
+    picked = tuple(ids[i] for i in kept)
+    return picked, tuple(
+        dict.fromkeys((name, tuple(columns[i] for i in kept)) for name, columns in origins)
+    )
+
+
+def select(node: Node, columns: Iterable[tuple[str, str]]) -> Select:
+    """Renamed or computed columns: (name, expression)."""
+    return Select(node, tuple(Named(name, expression) for name, expression in columns))
+
+
+def is_name(expression: str) -> bool:
+    """Whether an expression is a bare column id."""
+    return _WORD.fullmatch(expression) is not None
+
+
+def children_of(node: Node) -> tuple[Node, ...]:
+    """The nodes directly below a node."""
+    found: list[Node] = []
+    for field in node.__struct_fields__:
+        value = getattr(node, field)
+        items = value if isinstance(value, tuple) else (value,)
+        found += [item for item in items if isinstance(item, Node)]
+    return tuple(found)
+
+
+def size_of(node: Node) -> int:
+    """How many nodes a tree has."""
+    return 1 + sum(size_of(child) for child in children_of(node))
+
+
+def inputs_of(node: Node) -> tuple[str, ...]:
+    """Names of the inputs that a node reads, each once."""
+    found: dict[str, None] = {}
+
+    def walk(below: Node) -> None:
+        if isinstance(below, Input):
+            found[below.name] = None
+        for child in children_of(below):
+            walk(child)
+
+    walk(node)
+    return tuple(found)

@@ -1,0 +1,142 @@
+"""A relational plan written out again as Spark SQL: derived tables, column ids as aliases.
+
+The text means what the plan means: its contents are the query's contents. It is what probes ask
+Spark's types of, and what tests compare with the view's own text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from actors.plan.relational import (
+    Aggregate,
+    AggregateCall,
+    Distinct,
+    Equal,
+    Filter,
+    Join,
+    Key,
+    Named,
+    Opaque,
+    OuterJoin,
+    Plan,
+    Project,
+    Scan,
+    SemiJoin,
+    UnionAll,
+    columns_of,
+)
+from actors.views.trees import quote
+
+_ID: Final = re.compile(r"[iakcdu]\d\w*")
+_NOTHING: Final = "1 AS no_column"
+"""Rows without columns still are rows."""
+
+
+def render(plan: Plan, sources: tuple[str, ...]) -> str:
+    """The plan as one SELECT over the named tables."""
+    return _Writer(sources).write(plan)
+
+
+class _Writer:
+    def __init__(self, sources: tuple[str, ...]) -> None:
+        self._sources = sources
+        self._derived = 0
+
+    def write(self, plan: Plan) -> str:
+        """A SELECT whose columns are the plan's, in order."""
+        match plan:
+            case Scan():
+                columns = [f"{quote(own)} AS {_name(made)}" for made, own in plan.columns]
+                return _select(columns, quote(self._sources[plan.source]))
+            case Filter():
+                return self._over(plan, plan.input, f" WHERE {plan.predicate}")
+            case Project():
+                return _select([_made(c) for c in plan.columns], self._table(plan.input))
+            case Join():
+                product = " CROSS JOIN ".join(self._table(each) for each in plan.inputs)
+                tests = _tests(plan.equal, plan.residual)
+                return _select(_all(plan), product + (f" WHERE {tests}" if tests else ""))
+            case OuterJoin():
+                tables = [self._table(plan.left), self._table(plan.right)]
+                tests = _tests(plan.equal, plan.residual) or "true"
+                joined = f" {plan.kind.upper()} OUTER JOIN ".join(tables)
+                return _select(_all(plan), f"{joined} ON {tests}")
+            case SemiJoin():
+                return self._semi(plan)
+            case Aggregate():
+                return self._aggregate(plan)
+            case Distinct():
+                columns = [_made(column) for column in plan.columns]
+                return _select(columns, self._table(plan.input), "SELECT DISTINCT ")
+            case UnionAll():
+                wanted = columns_of(plan)
+                sides = [_select(_names(wanted), self._table(each)) for each in plan.inputs]
+                return " UNION ALL ".join(sides)
+            case Opaque():
+                return plan.sql
+
+    def _table(self, plan: Plan) -> str:
+        inner = self.write(plan)
+        self._derived += 1
+        return f"({inner}) r{self._derived}"
+
+    def _over(self, plan: Plan, source: Plan, clauses: str) -> str:
+        return _select(_all(plan), self._table(source) + clauses)
+
+    def _semi(self, plan: SemiJoin) -> str:
+        tests = _tests(plan.equal, plan.residual)
+        inner = f"SELECT 1 AS no_column FROM {self._table(plan.right)}"
+        inner += f" WHERE {tests}" if tests else ""
+        word = "NOT EXISTS" if plan.anti else "EXISTS"
+        return self._over(plan, plan.left, f" WHERE {word} ({inner})")
+
+    def _aggregate(self, plan: Aggregate) -> str:
+        source = self._table(plan.input)
+        expressions = [key.expression for key in plan.keys]
+        if not all(re.fullmatch(r"\w+", each) and not each.isdigit() for each in expressions):
+            # Grouped by name: an expression could be a number, which would be a position.
+            made = [*_names(columns_of(plan.input)), *(_made(key) for key in plan.keys)]
+            self._derived += 1
+            source = f"({_select(made, source)}) r{self._derived}"
+            expressions = [key.name for key in plan.keys]
+        pairs = zip(plan.keys, expressions, strict=True)
+        columns = [f"{expression} AS {key.name}" for key, expression in pairs]
+        columns += [f"{call_text(call)} AS {call.name}" for call in plan.calls]
+        grouped = f" GROUP BY {', '.join(expressions)}" if expressions else ""
+        return _select(columns, source + grouped)
+
+
+def call_text(call: AggregateCall) -> str:
+    """An aggregate as Spark writes it."""
+    word = "DISTINCT " if call.distinct else ""
+    return f"{call.function}({word}{'*' if call.argument is None else call.argument})"
+
+
+def _select(columns: list[str], body: str, word: str = "SELECT ") -> str:
+    return f"{word}{', '.join(columns) or _NOTHING} FROM {body}"
+
+
+def _all(plan: Plan) -> list[str]:
+    return _names(columns_of(plan))
+
+
+def _names(columns: tuple[str, ...]) -> list[str]:
+    return [_name(column) for column in columns]
+
+
+def _name(column: str) -> str:
+    return column if _ID.fullmatch(column) else quote(column)
+
+
+def _made(column: Named | Key) -> str:
+    name, expression = column.name, column.expression
+    return _name(name) if name == expression else f"{expression} AS {_name(name)}"
+
+
+def _tests(equal: tuple[Equal, ...], residual: str | None) -> str:
+    tests = [f"{e.left} {'<=>' if e.null_safe else '='} {e.right}" for e in equal]
+    if residual is not None:
+        tests.append(f"({residual})")
+    return " AND ".join(tests)

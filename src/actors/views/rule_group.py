@@ -1,0 +1,215 @@
+"""Groupings by sums: GROUP BY with additive aggregates, and DISTINCT.
+
+Theory of operation. What is durable is the hidden state: per group ``n`` (rows) and per measure
+a sum. A `Reduce` sums the delta per (group, time); an `Accumulate` adds that to the hidden state
+of the groups it touches, and emits each total before and after. The aggregates are expressions
+over the totals, so that a retraction computes from the same totals the same bits that were
+inserted. DISTINCT is a grouping by all columns without measures, of which only the coming and
+going of groups is emitted.
+
+The groups that a delta touches are known before Spark runs where each key is a column of one
+input's rows; else the contributions are cut, made by a run of their own. Key columns of which
+only some are known so are enough where these hold the PRIMARY KEY of their table: the lookup
+then returns few rows more.
+
+The old state of a grouping is read from its hidden state, by any of its keys.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actors.plan.delta import Accumulate, Hidden, Input, Measure, Node, Reduce, Where
+from actors.plan.relational import Aggregate, Distinct, Key, Named
+from actors.plan.schema import Column, Schema
+from actors.views.lookups import Wanted
+from actors.views.measures import Finished, finish
+from actors.views.operators import (
+    Context,
+    Ids,
+    Operator,
+    Origins,
+    is_name,
+    narrowed,
+    select,
+)
+from actors.views.resolve import Unsupported
+
+ROWS: Final = "n"
+_UNGROUPED: Final = ("map<", "variant", "void", "interval")
+
+
+class GroupOperator(Operator):
+    """A grouping by sums, or DISTINCT (`flips`)."""
+
+    def __init__(
+        self,
+        context: Context,
+        below: Operator,
+        keys: tuple[Key, ...],
+        finished: Finished | None,
+        by: Ids | None = None,
+    ) -> None:
+        """`by`: the keys by which touched groups are looked up (all of them if not given)."""
+        made = () if finished is None else tuple(c.name for c in finished.columns)
+        super().__init__(context, (*(key.name for key in keys), *made))
+        self._below = below
+        self._keys = keys
+        self._names = tuple(key.name for key in keys)
+        self._finished: tuple[Named, ...] = () if finished is None else finished.columns
+        self._measures: tuple[Measure, ...] = () if finished is None else finished.measures
+        self._flips = finished is None
+        self._by = by
+        self._schema = _schema(keys, self._measures)
+        self._cut_keys: str | None = None
+        self.number = -1
+        """Which hidden state it is; known once the delta was derived."""
+
+    # -- the delta --------------------------------------------------------------------------------
+
+    def make_delta(self) -> Node:
+        """The finished rows before and after; for DISTINCT, rows that come and go."""
+        totals = self.totals()
+        if self._flips:
+            state = Input(f"h{self.number}", self._schema.names)
+            return Accumulate(totals.contributions, state, self._names, (), flips=True)
+        return self._finish(totals)
+
+    def totals(self) -> Accumulate:
+        """The hidden rows before and after each touched (group, time); registers the state."""
+        context = self.context
+        if self.number >= 0:
+            return context.hidden[self.number][1]
+        below = self._below.delta()
+        keys = tuple(Named(key.name, key.expression) for key in self._keys)
+        contributions: Node = Reduce(below, keys, self._measures)
+        known = self._touched()
+        names = self._schema.names
+        if known is None:
+            contributions = context.cut(contributions, names)
+            self._cut_keys = contributions.name
+            known = self._names, ((contributions.name, self._names),)
+        measures = tuple(measure.name for measure in self._measures)
+        self.number = len(context.hidden)
+        state = Input(f"h{self.number}", names)
+        made = Accumulate(contributions, state, self._names, measures)
+        context.hidden.append((Hidden(self._schema, self._names), made))
+        after = frozenset() if self._cut_keys else self._below.delta_asked()
+        key, origins = known
+        context.ask(f"h{self.number}", key, origins if key else (), after, nulls=True)
+        return made
+
+    def _touched(self) -> tuple[Ids, Origins] | None:
+        """(key columns, where their values come from); None when they must be computed."""
+        if not self._keys:
+            return (), ()
+        if self._by is not None:
+            ids = self._below_ids(self._by)
+            assert ids is not None, "given by name"
+            return self._by, self._below.keys_of_delta(ids)
+        ids = self._below_ids(self._names)
+        if ids is not None:
+            found = self._below.delta_origins(ids)
+            if found is not None:
+                return self._names, found
+        if ids is None:
+            return None
+        for unique in self._below.unique_ids():
+            if unique <= set(ids) <= self._below.determined_by(unique):
+                picked = [key for key in self._keys if key.expression in unique]
+                found = self._below.delta_origins(tuple(key.expression for key in picked))
+                if found is not None:
+                    return tuple(key.name for key in picked), found
+        return None
+
+    def _below_ids(self, wanted: Ids) -> Ids | None:
+        expressions = {key.name: key.expression for key in self._keys}
+        found = tuple(expressions.get(id_, id_) if id_ else "" for id_ in wanted)
+        columns = self._below.columns
+        known = all(not id_ or (is_name(id_) and id_ in columns) for id_ in found)
+        return found if known else None
+
+    def _finish(self, rows: Node) -> Node:
+        passed = [(name, name) for name in self._names]
+        made = [(column.name, column.expression) for column in self._finished]
+        return select(rows, [*passed, *made])
+
+    # -- the state --------------------------------------------------------------------------------
+
+    def old(self) -> Node:
+        """The finished rows of the groups that were looked up."""
+        self.delta()
+        state: Node = Input(f"h{self.number}", self._schema.names)
+        if self._names:
+            state = Where(state, f"{ROWS} <> 0")
+        return self._finish(state)
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """Of keys: the touched groups' (those of the input, or of the contributions)."""
+        if not all(not id_ or id_ in self._names for id_ in ids):
+            return None
+        if self._cut_keys is not None:
+            return ((self._cut_keys, ids),)
+        below = self._below_ids(ids)
+        return None if below is None else self._below.delta_origins(below)
+
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """Of keys: the hidden rows."""
+        if not all(not id_ or id_ in self._names for id_ in ids):
+            return None
+        return ((f"h{self.number}", ids),)
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """A lookup of hidden rows by those of the columns that are keys."""
+        self.delta()
+        at = {id_: i for i, id_ in reversed(list(enumerate(ids))) if id_ in self._names}
+        key = tuple(name for name in self._names if name in at)
+        _, narrow = narrowed(ids, origins, [at[name] for name in key])
+        target = f"h{self.number}"
+        if not key:
+            return self.context.ask(target, (), (), (), nulls=False)
+        return self.context.ask(target, key, narrow, after, nulls=nulls)
+
+    def seekable(self, ids: Ids) -> bool:
+        """Any of the keys."""
+        return bool(ids) and all(id_ in self._names for id_ in ids)
+
+    @property
+    def hidden_names(self) -> tuple[str, ...]:
+        """The columns of the hidden state."""
+        return self._schema.names
+
+    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
+        """All columns, by the keys."""
+        whole = frozenset(self._names) <= ids
+        return ids | frozenset(self.columns) if whole else ids
+
+    def kind(self, id_: str) -> str | None:
+        """A key's type."""
+        return next((key.type for key in self._keys if key.name == id_), None)
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """A group occurs once."""
+        return (frozenset(self._names),) if self._names else ()
+
+
+def aggregate(context: Context, plan: Aggregate, below: Operator) -> GroupOperator:
+    """GROUP BY with additive aggregates. Raises `Unsupported`."""
+    return GroupOperator(context, below, plan.keys, finish(plan))
+
+
+def distinct(context: Context, plan: Distinct, below: Operator) -> GroupOperator:
+    """DISTINCT. Raises `Unsupported`."""
+    return GroupOperator(context, below, plan.columns, None)
+
+
+def _schema(keys: tuple[Key, ...], measures: tuple[Measure, ...]) -> Schema:
+    for key in keys:
+        if key.type.lower().startswith(_UNGROUPED):
+            raise Unsupported(f"a group by {key.expression}, which is of type {key.type}")
+    columns = [Column(key.name, key.type, key.nullable) for key in keys]
+    columns.append(Column(ROWS, "bigint", False))
+    columns += [Column(measure.name, measure.type, False) for measure in measures]
+    return Schema(tuple(columns))

@@ -1,0 +1,166 @@
+"""Groupings whose aggregates no sum can keep: touched groups are computed afresh.
+
+Theory of operation. ``min``, ``max``, sums of floats and the like are Spark's own aggregates over
+the group's rows, before and after each time at which the group changes; only touched groups are
+read. The rows come from the input's old state where each key is a column that can be sought
+there; else from a hidden state of (keys, arguments, ``n``), a DISTINCT with counts, that is kept
+for it. Cost follows the size of the touched groups: mode *keyed*.
+
+The value before a change must have the same bits as when it was inserted. Sums of floats, which
+depend on the order of rows, are therefore folded over the sorted values: a function of the bag
+alone.
+
+It does not do groupings without keys: their one group is everything.
+"""
+
+from __future__ import annotations
+
+from actors.plan.delta import Call, Input, Node, Recompute, Weigh, Where
+from actors.plan.relational import Aggregate, AggregateCall, Key, Named
+from actors.views.lookups import Wanted
+from actors.views.operators import Context, Ids, Operator, Origins, is_name, narrowed, select
+from actors.views.resolve import Unsupported
+from actors.views.rule_group import ROWS, GroupOperator
+from actors.views.rule_linear import ProjectOperator
+
+_FOLDED = ("float", "double", "string")
+
+
+class RecomputeOperator(Operator):
+    """A grouping computed afresh where it is touched."""
+
+    def __init__(self, context: Context, plan: Aggregate, below: Operator) -> None:
+        super().__init__(
+            context, (*(key.name for key in plan.keys), *(call.name for call in plan.calls))
+        )
+        if not plan.keys:
+            functions = ", ".join(sorted({call.function for call in plan.calls}))
+            raise Unsupported(f"{functions} over all rows: without a key all of them are read")
+        self._keys = tuple(key.name for key in plan.keys)
+        self._kinds = {key.name: key.type for key in plan.keys}
+        self._calls = tuple(_call(call, i) for i, call in enumerate(plan.calls))
+        arguments = [
+            Named(f"__a{i}", call.argument)
+            for i, call in enumerate(plan.calls)
+            if call.argument is not None
+        ]
+        keys = [Named(key.name, key.expression) for key in plan.keys]
+        self._rows = ProjectOperator(context, (*keys, *arguments), below)
+        self._group: GroupOperator | None = None
+        by_name = all(is_name(key.expression) for key in plan.keys)
+        if not (by_name and below.seekable(tuple(key.expression for key in plan.keys))):
+            columns = [
+                *plan.keys,
+                *(
+                    Key(f"__a{i}", call.argument, call.argument_type)
+                    for i, call in enumerate(plan.calls)
+                    if call.argument is not None
+                ),
+            ]
+            passed = tuple(Key(key.name, key.name, key.type, key.nullable) for key in columns)
+            self._group = GroupOperator(context, self._rows, passed, None, self._keys)
+
+    def make_delta(self) -> Node:
+        """The aggregates before and after each touched (group, time)."""
+        changes = self._rows.delta(shared=True)
+        origins = self._rows.keys_of_delta(self._keys)
+        after = self._rows.delta_asked()
+        changes = self._rows.delta()
+        if self._group is not None:
+            self._group.totals()
+        self._seek(self._keys, origins, after, nulls=True)
+        return Recompute(self._old_rows(), changes, self._keys, self._calls)
+
+    def _old_rows(self) -> Node:
+        if self._group is None:
+            return self._rows.old()
+        state = Input(f"h{self._group.number}", self._group.hidden_names)
+        names = [name for name in self._group.hidden_names if name != ROWS]
+        return select(Weigh(state, ROWS), [(name, name) for name in names])
+
+    def old(self) -> Node:
+        """The aggregates over the old rows of the groups that were sought."""
+        self.delta()
+        rows = self._old_rows()
+        return Recompute(Where(rows, "1 = 0"), rows, self._keys, self._calls)
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """Of keys: the changed rows'."""
+        if not all(not id_ or id_ in self._keys for id_ in ids):
+            return None
+        return self._rows.delta_origins(ids)
+
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """Of keys: the old rows'."""
+        if not all(not id_ or id_ in self._keys for id_ in ids):
+            return None
+        if self._group is not None:
+            return self._group.old_origins(ids)
+        return self._rows.old_origins(ids)
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """The old rows of the groups with these keys."""
+        self.delta()
+        return self._seek(ids, origins, after, nulls=nulls)
+
+    def _seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        kept = [i for i, id_ in enumerate(ids) if id_ in self._keys]
+        picked, narrow = narrowed(ids, origins, kept)
+        below: Operator = self._rows if self._group is None else self._group
+        return below.seek(picked, narrow, after, nulls=nulls)
+
+    def seekable(self, ids: Ids) -> bool:
+        """Any of the keys, where the rows can be sought by it."""
+        below: Operator = self._rows if self._group is None else self._group
+        return bool(ids) and all(id_ in self._keys for id_ in ids) and below.seekable(ids)
+
+    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
+        """All columns, by the keys."""
+        return ids | frozenset(self.columns) if frozenset(self._keys) <= ids else ids
+
+    def kind(self, id_: str) -> str | None:
+        """A key's type."""
+        return self._kinds.get(id_)
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """A group occurs once."""
+        return (frozenset(self._keys),)
+
+
+def _call(call: AggregateCall, index: int) -> Call:
+    argument = f"__a{index}"
+    if call.argument is None:
+        return Call(call.name, "count(*)", call.type)
+    distinct = "DISTINCT " if call.distinct else ""
+    kind = call.argument_type.lower()
+    additive = call.function in ("sum", "avg", "stddev_samp", "stddev_pop", "var_samp", "var_pop")
+    if additive and kind in _FOLDED:
+        return Call(call.name, _folded(call, f"{distinct}{argument}"), call.type)
+    return Call(call.name, f"{call.function}({distinct}{argument})", call.type)
+
+
+def _folded(call: AggregateCall, argument: str) -> str:
+    """A sum of floats in the order of their values: always the same for the same bag."""
+    gathered = "collect_set" if argument.startswith("DISTINCT ") else "collect_list"
+    name = argument.removeprefix("DISTINCT ")
+    values = f"array_sort({gathered}(CAST({name} AS DOUBLE)))"
+    total = f"aggregate({values}, 0D, (s, x) -> s + x)"
+    count = f"count({argument})"
+    if call.function == "sum":
+        result = total
+    elif call.function == "avg":
+        result = f"{total} / {count}"
+    else:
+        mean = f"({total} / {count})"
+        squares = (
+            f"aggregate({values}, named_struct('m', {mean}, 'q', 0D), "
+            "(s, x) -> named_struct('m', s.m, 'q', s.q + (x - s.m) * (x - s.m)), s -> s.q)"
+        )
+        sample = call.function.endswith("samp")
+        divided = f"{squares} / nullif({count}{' - 1' if sample else ''}, 0)"
+        result = f"sqrt({divided})" if call.function.startswith("stddev") else divided
+    return f"CASE WHEN {count} > 0 THEN CAST({result} AS {call.type}) END"

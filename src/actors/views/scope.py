@@ -1,0 +1,169 @@
+"""Names: what a FROM clause offers, and the columns that expressions mean by them.
+
+Spark's order: a column of a source, then an alias of the select list (to its left, or anywhere
+for GROUP BY and HAVING), then a column of the query around. A dotted name is first taken as
+source and column, then as column and field. Names compare without case. What a name stands for
+is an expression over column ids.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from sqlglot import exp
+
+from actors.views.parse import Tree
+from actors.views.trees import Unsupported, bare, present, text, transform
+
+Listing = list[tuple[str, Tree]]
+"""Columns in order: lower-cased name (empty: cannot be named) and expression."""
+
+
+class Scope(msgspec.Struct):
+    """The columns that a FROM clause offers."""
+
+    visible: Listing = msgspec.field(default_factory=list)
+    """What ``*`` expands to, and what plain names mean."""
+    qualified: dict[str, Listing] = msgspec.field(default_factory=dict)
+    """By alias: also what USING hides."""
+
+    def find(self, parts: list[str]) -> tuple[Tree, int] | None:
+        """(expression, number of parts it took). Raises `Unsupported` for an ambiguous name."""
+        if len(parts) > 1 and parts[0] in self.qualified:
+            found = [tree for name, tree in self.qualified[parts[0]] if name == parts[1]]
+            if found:
+                return _only(found, ".".join(parts[:2])), 2
+        found = [tree for name, tree in self.visible if name == parts[0]]
+        return (_only(found, parts[0]), 1) if found else None
+
+    def named(self, name: str) -> Tree:
+        """A column that USING names. Raises `Unsupported` when there is not just one."""
+        found = [tree for each, tree in self.visible if each == name]
+        if not found:
+            raise Unsupported(f"USING {name}, which does not resolve to a column")
+        return _only(found, name)
+
+    def mapped(self, replaced: dict[str, Tree]) -> Scope:
+        """The same names over other expressions, by the texts of the old."""
+
+        def over(listing: Listing) -> Listing:
+            return [(name, replaced.get(text(tree), tree)) for name, tree in listing]
+
+        return Scope(
+            over(self.visible), {alias: over(each) for alias, each in self.qualified.items()}
+        )
+
+    def expressions(self) -> list[Tree]:
+        """All that a name can stand for."""
+        found = [tree for _, tree in self.visible]
+        return found + [tree for each in self.qualified.values() for _, tree in each]
+
+
+def _only(found: list[Tree], name: str) -> Tree:
+    if len({text(tree) for tree in found}) > 1:
+        raise Unsupported(f"the name {name}, which several sources have")
+    return found[0]
+
+
+def joined(left: Scope, right: Scope, using: dict[str, Tree]) -> Scope:
+    """Both sides' columns; those of `using` once, first, as the expressions given there."""
+    for alias in left.qualified:
+        if alias in right.qualified:
+            raise Unsupported(f"two sources named {alias}")
+    visible = list(using.items())
+    visible += [(n, t) for n, t in [*left.visible, *right.visible] if n not in using]
+    return Scope(visible, {**left.qualified, **right.qualified})
+
+
+class Names:
+    """Replaces the names in expressions by what they stand for."""
+
+    def __init__(self, scope: Scope, outer: Names | None = None) -> None:
+        self.scope = scope
+        self._outer = outer
+        self._aliases: dict[str, Tree] = {}
+
+    def check_having(self, tree: Tree) -> None:
+        """Raises `Unsupported` where a name could mean a column or another alias."""
+        for column in tree.find_all(exp.Column):
+            name = column.name.lower()
+            alias = self._aliases.get(name)
+            found = None if column.table else self.scope.find([name])
+            if alias is not None and found is not None and bare(found[0]) != bare(alias):
+                raise Unsupported(f"HAVING {name}, which is both a column and an alias")
+
+    def outputs(self, select: Tree) -> Listing:
+        """The select list, stars expanded; later names may refer to aliases before them."""
+        outputs: Listing = []
+        for projection in select.expressions:
+            if projection.is_star and isinstance(projection, exp.Star | exp.Column):
+                outputs += self._star(projection)
+                continue
+            tree = self.resolve(projection.unalias())
+            name = _output_name(projection)
+            outputs.append((name, tree))
+            if name:
+                self._aliases.setdefault(name, tree)
+        return outputs
+
+    def _star(self, tree: Tree) -> Listing:
+        star = tree.this if isinstance(tree, exp.Column) else tree
+        for key in present(star):
+            if key not in ("except_", "except"):
+                raise Unsupported(f"a star with {key.rstrip('_').upper()}")
+        left_out: set[str] = set()
+        for item in star.args.get("except_") or star.args.get("except") or []:
+            if isinstance(item, exp.Column) and item.table:
+                raise Unsupported(f"a star EXCEPT {text(item)}")
+            left_out.add(item.name.lower())
+        listing = self.scope.visible
+        if isinstance(tree, exp.Column):
+            alias = tree.table.lower()
+            if tree.args.get("db") or alias not in self.scope.qualified:
+                raise Unsupported(f"{text(tree)}, which does not expand")
+            listing = self.scope.qualified[alias]
+        return [(name, copied(found)) for name, found in listing if name not in left_out]
+
+    def resolve(self, tree: Tree) -> Tree:
+        """A copy of the expression over column ids. Raises `Unsupported`."""
+        return transform(tree, self._replace)
+
+    def _replace(self, node: Tree) -> Tree | None:
+        if isinstance(node, exp.Subquery | exp.Query):
+            raise Unsupported("a subquery expression")
+        if isinstance(node, exp.Exists) and isinstance(node.this, exp.Query):
+            raise Unsupported("a subquery expression (EXISTS)")
+        if not isinstance(node, exp.Column):
+            return None
+        if isinstance(node.this, exp.Star):
+            raise Unsupported(f"the star {text(node)} inside an expression")
+        written = [part.name for part in node.parts]
+        found = self._find([part.lower() for part in written])
+        if found is None:
+            raise Unsupported(f"the name {text(node)}, which does not resolve to a column")
+        tree, taken = found
+        tree = copied(tree)
+        for field in written[taken:]:
+            tree = exp.Dot(this=tree, expression=exp.to_identifier(field))
+        return tree
+
+    def _find(self, parts: list[str]) -> tuple[Tree, int] | None:
+        found = self.scope.find(parts)
+        if found is None and parts[0] in self._aliases:
+            found = self._aliases[parts[0]], 1
+        if found is None and self._outer is not None:
+            return self._outer.scope.find(parts) or self._outer._find(parts)
+        return found
+
+
+def copied(tree: Tree) -> Tree:
+    """A copy to put into another expression."""
+    if isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Cast | exp.Anonymous | exp.Dot):
+        return tree.copy()
+    # Parentheses keep the operator precedence of what is put in.
+    return exp.Paren(this=tree.copy())
+
+
+def _output_name(projection: Tree) -> str:
+    if projection.alias:
+        return str(projection.alias).lower()
+    return projection.name.lower() if isinstance(projection, exp.Column | exp.Dot) else ""

@@ -1,0 +1,61 @@
+"""EXISTS and IN as conjuncts of WHERE: rows with, or without, a match in another query.
+
+The subquery is resolved with the names of the query around it in reach. Its conjuncts that read
+those are the correlation: predicates of a semi join. IN is one equality more for each column.
+NOT IN is an anti join only where no NULL can occur on either side; whether that is so is Spark's
+to say, so it is left as a `Claim` that the probes settle. The same goes for the types of both
+sides of IN, which Spark compares by other rules than ``=`` when one of them is text.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from sqlglot import exp
+
+from actors.plan.relational import Plan
+from actors.views.parse import Tree
+from actors.views.trees import Unsupported
+
+
+class Matching(msgspec.Struct, frozen=True):
+    """A conjunct that is a subquery test."""
+
+    query: Tree
+    values: tuple[Tree, ...]
+    """What IN compares; none for EXISTS."""
+    anti: bool
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What must hold of the types of ``left IN (right)`` for the plan to be right."""
+
+    left: Plan
+    left_value: str
+    right: Plan
+    right_value: str
+    anti: bool
+
+
+def matching(tree: Tree) -> Matching | None:
+    """The subquery test that a conjunct of WHERE is; None for a plain predicate."""
+    anti = False
+    tree = tree.unnest()
+    while isinstance(tree, exp.Not):
+        anti = not anti
+        tree = tree.this.unnest()
+    if isinstance(tree, exp.Exists) and isinstance(tree.this, exp.Query):
+        return Matching(tree.this, (), anti)
+    if isinstance(tree, exp.In) and tree.args.get("query") is not None:
+        value = tree.this.unnest()
+        values = tuple(value.expressions) if isinstance(value, exp.Tuple) else (value,)
+        return Matching(tree.args["query"], values, anti)
+    return None
+
+
+def check_claim(claim: Claim, left: tuple[str, bool], right: tuple[str, bool]) -> None:
+    """Raises `Unsupported` where the (type, nullable) of both sides break the claim."""
+    text_sides = [kind == "string" for kind, _ in (left, right)]
+    if text_sides[0] != text_sides[1]:
+        raise Unsupported(f"IN between {left[0]} and {right[0]}")
+    if claim.anti and (left[1] or right[1]):
+        raise Unsupported("NOT IN where a NULL can occur")

@@ -1,0 +1,197 @@
+"""Expressions as syntax trees: reading, comparing, rewriting, and which of them a row decides.
+
+Functions are on a list of those whose text survives parsing and generating unchanged; functions
+that the parser does not know pass verbatim, and Spark says (`build.probe_texts`) whether they
+are scalar. `Unsupported` names the construct that no rule knows: the view is then opaque.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Final
+
+import sqlglot
+from sqlglot import exp
+
+from actors.views.parse import DIALECT, Tree
+
+_SCALAR_WORDS: Final = """
+Column Identifier Dot Literal RawString HexString Boolean Null Cast TryCast DataType
+DataTypeParam Paren And Or Not EQ NEQ GT GTE LT LTE NullSafeEQ NullSafeNEQ Is In Between
+Like ILike RegexpLike Escape Add Sub Mul Div IntDiv Mod Neg BitwiseAnd BitwiseOr BitwiseXor
+BitwiseNot Case If Coalesce Nullif Nvl2 Greatest Least Upper Lower Length Concat ConcatWs
+DPipe Substring Left Right Trim Pad Replace Repeat Reverse Translate Ascii StartsWith
+EndsWith Contains Initcap StrPosition RegexpReplace RegexpExtract RegexpSplit Abs Round Ceil
+Floor Sqrt Exp Pow Sign Year Month Day DayOfMonth DayOfWeek DayOfYear WeekOfYear Quarter
+Hour Minute Second TsOrDsToDate TimestampTrunc DateTrunc Extract Var Interval TsOrDsAdd
+DateDiff AddMonths LastDay TimestampDiff Bracket ArraySize ArrayContains Array MD5 SHA2
+SafeDivide Anonymous
+"""
+SCALAR: Final = frozenset(_SCALAR_WORDS.split())
+
+
+class Unsupported(Exception):
+    """No rule knows this construct; the text names it."""
+
+
+def column_id(prefix: str, name: str, names: tuple[str, ...]) -> str:
+    """The id of column `name` of a table with columns `names`: a plain, unquoted word."""
+    plain = re.sub(r"\W", "_", name)
+    # Columns whose names differ only in punctuation must not share an id.
+    return f"{prefix}_{plain}" + ("" if plain == name else f"_{names.index(name)}")
+
+
+def text(tree: Tree) -> str:
+    """Spark SQL text of an expression."""
+    return str(tree.sql(dialect=DIALECT))
+
+
+def ids(tree: Tree) -> set[str]:
+    """Column ids that an expression reads; of ``i0_s.field`` that is ``i0_s``."""
+    return {column.parts[0].name for column in tree.find_all(exp.Column)}
+
+
+@lru_cache(maxsize=8192)
+def tree_of(written: str) -> Tree:
+    """The tree of an expression's text; do not change it."""
+    return sqlglot.parse_one(written, dialect=DIALECT)
+
+
+@lru_cache(maxsize=8192)
+def reads(written: str | None) -> frozenset[str]:
+    """Column ids that an expression's text reads; none for None."""
+    return frozenset() if written is None else frozenset(ids(tree_of(written)))
+
+
+def bare(tree: Tree) -> str:
+    """The text by which expressions are compared: no outer parentheses."""
+    return text(tree.unnest())
+
+
+def conjuncts_of(tree: Tree) -> list[Tree]:
+    """The predicates that AND ties together."""
+    tree = tree.unnest()
+    if isinstance(tree, exp.And):
+        return [*conjuncts_of(tree.left), *conjuncts_of(tree.right)]
+    return [tree]
+
+
+def factored(tree: Tree) -> list[Tree]:
+    """The conjuncts of a predicate, with those that all branches of an OR share pulled out.
+
+    ``(a AND b) OR (a AND c)`` is ``a AND (b OR c)``, in three-valued logic too.
+    """
+    found: list[Tree] = []
+    for part in conjuncts_of(tree):
+        found += _pulled_out(part) if isinstance(part, exp.Or) else [part]
+    return found
+
+
+def _pulled_out(tree: Tree) -> list[Tree]:
+    branches = [factored(branch) for branch in _disjuncts(tree)]
+    written = [{_same(part) for part in branch} for branch in branches]
+    shared = set.intersection(*written)
+    if not shared:
+        return [tree]
+    pulled: dict[str, Tree] = {}
+    for part in branches[0]:
+        if _same(part) in shared:
+            pulled.setdefault(_same(part), part)
+    rests = [[part for part in branch if _same(part) not in shared] for branch in branches]
+    if any(not rest for rest in rests):
+        return list(pulled.values())
+    return [*pulled.values(), exp.or_(*(exp.and_(*rest) for rest in rests), copy=True)]
+
+
+def _same(tree: Tree) -> str:
+    """A text that an equality shares with the same one turned around."""
+    if isinstance(tree, exp.EQ | exp.NullSafeEQ):
+        sides = sorted((bare(tree.left), bare(tree.right)))
+        return f"{sides[0]} {tree.key} {sides[1]}"
+    return bare(tree)
+
+
+def _disjuncts(tree: Tree) -> list[Tree]:
+    tree = tree.unnest()
+    if isinstance(tree, exp.Or):
+        return [*_disjuncts(tree.left), *_disjuncts(tree.right)]
+    return [tree]
+
+
+def all_of(trees: list[Tree]) -> str | None:
+    """One predicate's text of several; None for none."""
+    return " AND ".join(f"({text(tree)})" for tree in trees) or None
+
+
+def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
+    """Top-down copy; what `replace` answers is put in as it is."""
+    done = replace(tree)
+    if done is not None:
+        return done
+    copy = tree.copy()
+    for key, value in list(copy.args.items()):
+        if isinstance(value, exp.Expression):
+            copy.set(key, transform(value, replace))
+        elif isinstance(value, list):
+            copy.set(
+                key,
+                [transform(v, replace) if isinstance(v, exp.Expression) else v for v in value],
+            )
+    return copy
+
+
+def substituted(tree: Tree, expressions: Mapping[str, str]) -> Tree:
+    """A copy in which columns are the expressions that make them."""
+
+    def replace(node: Tree) -> Tree | None:
+        if isinstance(node, exp.Column) and node.parts[0].name in expressions:
+            made = tree_of(expressions[node.parts[0].name])
+            return _with_fields(made, node.parts[1:])
+        return None
+
+    return transform(tree, replace)
+
+
+def _with_fields(tree: Tree, fields: list[Tree]) -> Tree:
+    made = (
+        tree.copy() if isinstance(tree, exp.Column | exp.Literal) else exp.Paren(this=tree.copy())
+    )
+    for field in fields:
+        made = exp.Dot(this=made, expression=field.copy())
+    return made
+
+
+def operand(tree: Tree) -> Tree:
+    """A copy that is an operand whatever it is."""
+    return tree.copy() if isinstance(tree, exp.Column) else exp.Paren(this=tree.copy())
+
+
+def check_scalar(tree: Tree) -> None:
+    """Passes an expression that a row alone determines. Raises `Unsupported` naming the rest."""
+    for node in tree.walk():
+        kind = type(node).__name__
+        if isinstance(node, exp.Window):
+            raise Unsupported("a window function")
+        if isinstance(node, exp.AggFunc):
+            raise Unsupported(f"the nested aggregate {text(node)}")
+        if kind not in SCALAR:
+            raise Unsupported(f"the construct {kind} ({text(node)[:80]})")
+
+
+def check_args(tree: Tree, known: set[str], what: str) -> None:
+    """Passes a node with no parts beyond `known`. Raises `Unsupported` naming the others."""
+    for key in present(tree):
+        if key not in known:
+            raise Unsupported(f"{key.rstrip('_').upper()} on {what}")
+
+
+def present(tree: Tree) -> list[str]:
+    """Names of the parts that a node has."""
+    return [key for key, value in tree.args.items() if value]
+
+
+def quote(name: str) -> str:
+    """A column name as Spark SQL text."""
+    return "`" + name.replace("`", "``") + "`"

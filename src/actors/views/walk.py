@@ -1,0 +1,114 @@
+"""Relational plans as trees: inputs, rebuilding, and leaving out columns that nobody reads.
+
+`pruned` goes from the output down: a node keeps the columns that are read above it and those it
+reads itself. What decides which rows there are stays whole: group keys, all columns of a
+DISTINCT, both sides of equalities. A global aggregate keeps one call: it is a row all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from actors.plan.relational import (
+    Aggregate,
+    Distinct,
+    Filter,
+    Join,
+    OuterJoin,
+    Plan,
+    Project,
+    Scan,
+    SemiJoin,
+    UnionAll,
+    columns_of,
+)
+from actors.views.trees import reads
+
+
+def inputs_of(plan: Plan) -> tuple[Plan, ...]:
+    """The plans that a node reads, left to right."""
+    match plan:
+        case Filter() | Project() | Aggregate() | Distinct():
+            return (plan.input,)
+        case Join() | UnionAll():
+            return plan.inputs
+        case OuterJoin() | SemiJoin():
+            return plan.left, plan.right
+        case _:
+            return ()
+
+
+def with_inputs(plan: Plan, inputs: tuple[Plan, ...]) -> Plan:
+    """The node over other inputs."""
+    match plan:
+        case Filter() | Project() | Aggregate() | Distinct():
+            return msgspec.structs.replace(plan, input=inputs[0])
+        case Join() | UnionAll():
+            return msgspec.structs.replace(plan, inputs=inputs)
+        case OuterJoin() | SemiJoin():
+            return msgspec.structs.replace(plan, left=inputs[0], right=inputs[1])
+        case _:
+            return plan
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    """All nodes, inputs first."""
+    for each in inputs_of(plan):
+        yield from nodes(each)
+    yield plan
+
+
+def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
+    """The plan with no more columns than `needed` and its own work ask for."""
+    match plan:
+        case Scan():
+            return Scan(plan.source, tuple(each for each in plan.columns if each[0] in needed))
+        case Filter():
+            return Filter(pruned(plan.input, needed | reads(plan.predicate)), plan.predicate)
+        case Project():
+            columns = tuple(column for column in plan.columns if column.name in needed)
+            read = _union(column.expression for column in columns)
+            inner = pruned(plan.input, read)
+            if all(c.name == c.expression for c in columns) and set(columns_of(inner)) == read:
+                return inner
+            return Project(inner, columns)
+        case Aggregate():
+            return _pruned_aggregate(plan, needed)
+        case Distinct():
+            return Distinct(pruned(plan.input, frozenset(columns_of(plan))), plan.columns)
+        case UnionAll():
+            kept = tuple(name for name in columns_of(plan) if name in needed)
+            return UnionAll(tuple(_exactly(each, kept) for each in plan.inputs))
+        case Join():
+            read = needed | reads(plan.residual) | {e.left for e in plan.equal}
+            read |= {e.right for e in plan.equal}
+            inputs = tuple(pruned(each, read) for each in plan.inputs)
+            return msgspec.structs.replace(plan, inputs=inputs)
+        case OuterJoin() | SemiJoin():
+            read = needed | reads(plan.residual) | {e.left for e in plan.equal}
+            read |= {e.right for e in plan.equal}
+            return with_inputs(plan, (pruned(plan.left, read), pruned(plan.right, read)))
+        case _:
+            return plan
+
+
+def _pruned_aggregate(plan: Aggregate, needed: frozenset[str]) -> Aggregate:
+    calls = tuple(call for call in plan.calls if call.name in needed)
+    if not calls and not plan.keys:
+        calls = plan.calls[:1]
+    read = _union(key.expression for key in plan.keys) | _union(call.argument for call in calls)
+    return msgspec.structs.replace(plan, input=pruned(plan.input, read), calls=calls)
+
+
+def _exactly(plan: Plan, columns: tuple[str, ...]) -> Plan:
+    """A union's input: a `Project` with just these columns, in order."""
+    assert isinstance(plan, Project)
+    by_name = {column.name: column for column in plan.columns}
+    kept = tuple(by_name[name] for name in columns)
+    return Project(pruned(plan.input, _union(column.expression for column in kept)), kept)
+
+
+def _union(expressions: Iterator[str | None]) -> frozenset[str]:
+    return frozenset().union(*(reads(written) for written in expressions))

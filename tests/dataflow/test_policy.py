@@ -1,0 +1,82 @@
+"""AUTO's choice between a step and a recomputation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.dataflow.policy import SWITCH, Chooser, Line
+from actors.plan.delta import AUTO
+
+
+def test_a_line_learns_fixed_and_proportional_cost() -> None:
+    line = Line()
+    assert line.estimate(100) is None
+    for rows in (100, 1_000, 10_000, 50_000):
+        line.measured(rows, 40 + rows * 0.01)
+    assert line.estimate(20_000) == pytest.approx(240)
+    assert line.estimate(0) == pytest.approx(40)
+
+
+def test_one_size_says_nothing_of_smaller_ones() -> None:
+    line = Line()
+    line.measured(1_000, 50)
+    assert line.estimate(10) == pytest.approx(50)
+    assert line.estimate(2_000) == pytest.approx(100)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 10**6)), min_size=1))
+def test_no_estimate_is_negative(measures: list[tuple[int, float]]) -> None:
+    line = Line()
+    for rows, ms in measures:
+        line.measured(rows, ms)
+    for rows in (0, 1, 1_000, 10**8):
+        estimate = line.estimate(rows)
+        assert estimate is not None
+        assert estimate >= -1e-6
+
+
+def taught(policy: str) -> Chooser:
+    """A step costs 40 ms and 10 µs a row, a recomputation of 1M rows 300 ms."""
+    chooser = Chooser(policy)
+    chooser.recomputed(1_000_000, 300)
+    for rows in (10, 1_000, 5_000):
+        chooser.stepped(rows, 40 + rows * 0.01)
+    return chooser
+
+
+def test_auto_steps_for_few_changes_and_recomputes_for_many() -> None:
+    chooser = taught(AUTO)
+    assert not chooser.choose(100, 1_000_000, 1).full
+    choice = chooser.choose(500_000, 1_000_000, 1)
+    assert choice.full
+    assert choice.text().startswith("step: about 5040")
+    assert not chooser.choose(100, 1_000_000, 1).full
+
+
+def test_a_step_over_many_times_is_weighed_against_as_many_recomputations() -> None:
+    assert not taught(AUTO).choose(500_000, 1_000_000, 1_000).full
+
+
+def test_hysteresis() -> None:
+    chooser = taught(AUTO)
+    near = 28_000  # 320 ms against 300: within the margin
+    assert not chooser.choose(near, 1_000_000, 1).full
+    assert chooser.choose(500_000, 1_000_000, 1).full
+    assert chooser.choose(near, 1_000_000, 1).full
+    below = int((300 / SWITCH - 40) / 0.01) - 100
+    assert not chooser.choose(below, 1_000_000, 1).full
+
+
+def test_nothing_is_recomputed_before_that_was_measured() -> None:
+    chooser = Chooser(AUTO)
+    chooser.stepped(10, 10_000)
+    choice = chooser.choose(10**9, 10, 1)
+    assert not choice.full
+    assert "not measured" in choice.text()
+
+
+@pytest.mark.parametrize("policy", ["incremental", "incremental strict"])
+def test_incremental_never_recomputes(policy: str) -> None:
+    assert not taught(policy).choose(10**9, 10, 1).full

@@ -1,0 +1,118 @@
+"""Runs a plan with an exchange over slot files, with and without the look at its plan.
+
+A program of its own (``python prepared_lab.py FOLDER``), because it needs the inside of an
+engine. Prints one JSON line: what the look says, how many of `STEPS` steps executed without it
+were wrong, and how many with the engine's own settings.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine_child import ipc  # type: ignore[import-not-found]
+
+from actors.plan.delta import Consolidate, DeltaPlan, Input, Pair, Select, Stratum
+from actors.plan.jobs import Rows, RowsDone, Step
+from actors.plan.relational import Named
+from actors.plan.schema import Column, Schema
+from actors.plan.updates import from_ipc
+from actors.settings import Settings
+from actors.spark.bridge import Bridge
+from actors.spark.jobs import Engine, Ticket
+from actors.spark.prepared import PreparedSteps, inspect
+from actors.spark.session import ThreadSessions, open_session, spark_conf
+from actors.spark.slots import SlotSet
+from actors.spark.steps import PreparedPlan, Slot
+
+STEPS = 20
+LEFT = Schema((Column("k", "bigint"), Column("v", "bigint")))
+RIGHT = Schema((Column("k", "bigint"), Column("w", "bigint")))
+PAIR = Pair(
+    Select(Input("d0", ("k", "v")), (Named("a_k", "k"), Named("a_v", "v"))),
+    Select(Input("s1", ("k", "w")), (Named("b_k", "k"), Named("b_w", "w"))),
+    (("a_k", "b_k"),),
+)
+OUTPUT = Schema(tuple(Column(name, "bigint") for name in ("a_k", "a_v", "b_k", "b_w")))
+PLAN = DeltaPlan(("l", "r"), (LEFT, RIGHT), OUTPUT, "", "incremental", "",
+                 (Stratum((), Consolidate(PAIR), ()),))  # fmt: skip
+
+
+class Exchanging(ThreadSessions):
+    """Sessions whose plans fear for the size of a join's inputs, as Spark's own do."""
+
+    def get(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False) -> Bridge:
+        bridge = super().get(conf, small=small, slots=slots)
+        if slots:
+            bridge.session.conf.set("spark.sql.maxSinglePartitionBytes", "1")
+            bridge.session.conf.set("spark.sql.sources.fileCompressionFactor", "1.0")
+        return bridge
+
+
+def no_look(bridge: Bridge, frame: Any, slots: SlotSet) -> Mapping[str, Sequence[int]]:
+    return {name: range(4) for name in slots.names}
+
+
+class Lab:
+    def __init__(self, engine: Engine, sessions: ThreadSessions, steps: PreparedSteps) -> None:
+        self.engine = engine
+        slot = engine.slot()
+        self.slot = Slot(sessions, steps, slot.out, slot.inline_bytes_max, slot.canceled)
+        self.plan = PreparedPlan(PLAN)
+
+    def step(self, name: str, inputs: Mapping[str, Rows], lo: int) -> RowsDone:
+        job = Step(name, "lab", 0, 0, dict(inputs), lo, 20)
+        answer = self.engine.run(self.slot, Ticket(job, name, self.plan), "pool")
+        assert isinstance(answer, RowsDone), answer
+        return answer
+
+    def wrong(self) -> tuple[int, int]:
+        """Of `STEPS` steps: how many differ from the general path, how many were prepared."""
+        random_ = random.Random(1)
+        wrong = prepared = 0
+        for number in range(STEPS):
+            inputs = {
+                name: Rows(schema, arrow=ipc(schema, [
+                    (random_.randrange(4), random_.randrange(100), time, 1) for _ in range(8)
+                ]))
+                for name, schema, time in (("d0", LEFT, 15), ("s1", RIGHT, 3))
+            }  # fmt: skip
+            again = self.step(f"p{number}", inputs, 10)
+            anew = self.step(f"g{number}", inputs, 0)  # at 0 nothing is prepared
+            assert not anew.prepared
+            prepared += again.prepared
+            wrong += contents(again) != contents(anew)
+        return wrong, prepared
+
+
+def contents(answer: RowsDone) -> list[str]:
+    assert answer.arrow is not None
+    return sorted(map(repr, from_ipc(answer.arrow).to_pylist()))
+
+
+def main(folder: Path) -> None:
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    settings = Settings(spark_master="local[2]")
+    session = open_session(spark_conf(settings, folder), folder)
+    engine = Engine(session, settings, folder)
+    bad = Exchanging(session, frozenset(), folder / "child")
+    good = ThreadSessions(session, frozenset(), folder / "child")
+    looked = PreparedSteps(settings, folder / "looked")
+    refused = Lab(engine, bad, looked)
+    found = {
+        "refused": [*refused.wrong(), looked.reasons(refused.plan.serial)],
+        "blind": Lab(engine, bad, PreparedSteps(settings, folder / "blind", no_look)).wrong(),
+        "sound": Lab(engine, good, PreparedSteps(settings, folder / "sound", inspect)).wrong(),
+    }
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

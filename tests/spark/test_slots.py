@@ -1,0 +1,146 @@
+"""Slot files: constant path and length, any storable type, one user at a time."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.plan.schema import Column, Schema
+from actors.spark.slots import (
+    SlotBusy,
+    SlotOverflow,
+    SlotSet,
+    SlotUnfit,
+    positional,
+    write,
+)
+
+CAPACITY = 64 * 1024
+SCHEMA = Schema((Column("k", "bigint"), Column("K", "string")))
+KINDS = positional(SCHEMA.arrow_updates())
+
+
+def rows(values: list[tuple[int | None, str | None]]) -> pa.Table:
+    columns = [[v[0] for v in values], [v[1] for v in values], [1] * len(values)]
+    arrays = [pa.array(c, f.type) for c, f in zip([*columns, columns[2]], KINDS, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=KINDS)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.none() | st.integers(-9, 9), st.none() | st.text(max_size=20))),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_every_filling_is_read_back_and_the_length_stays(
+    tmp_path_factory: pytest.TempPathFactory, fillings: list[list[tuple[int | None, str | None]]]
+) -> None:
+    path = tmp_path_factory.mktemp("slot") / "s.parquet"
+    for values in fillings:
+        table = rows(values)
+        write(path, table, CAPACITY)
+        assert path.stat().st_size == CAPACITY
+        assert pq.read_table(path).equals(table)
+
+
+def test_a_slot_takes_no_more_room_than_its_rows_need(tmp_path: Path) -> None:
+    path = tmp_path / "s.parquet"
+    write(path, rows([(1, "x")]), 64 * 1024 * 1024)
+    assert path.stat().st_blocks * 512 < 1024 * 1024
+
+
+def test_every_storable_type_keeps_its_bits(tmp_path: Path) -> None:
+    kinds = [
+        ("boolean", [True, None]),
+        ("tinyint", [-128, None]),
+        ("double", [-0.0, float("nan")]),
+        ("binary", [b"\x00\xff", None]),
+        ("date", [dt.date(1, 1, 1), None]),
+        ("timestamp", [dt.datetime(1, 1, 1, tzinfo=dt.UTC), None]),
+        ("timestamp_ntz", [dt.datetime(9999, 1, 1), None]),  # noqa: DTZ001 - it has no zone
+        ("decimal(38,18)", [Decimal("-1.000000000000000001"), None]),
+        ("decimal(9,2)", [Decimal("0.01"), None]),
+        ("array<struct<x:int,y:array<string>>>", [[{"x": 1, "y": ["a", None]}, None], []]),
+        ("map<string,decimal(4,1)>", [[("a", Decimal("1.5")), ("b", None)], None]),
+    ]
+    schema = Schema(tuple(Column(f"x{i}", kind) for i, (kind, _) in enumerate(kinds)))
+    arrow = positional(schema.arrow())
+    values = [pa.array(v, f.type) for (_, v), f in zip(kinds, arrow, strict=True)]
+    table = pa.Table.from_arrays(values, schema=arrow)
+    path = tmp_path / "s.parquet"
+    write(path, table, CAPACITY)
+    found = pq.read_table(path).cast(arrow)
+    assert repr(found.to_pylist()) == repr(table.to_pylist())
+
+
+def test_what_does_not_fit_is_refused_and_the_set_stays_sound(tmp_path: Path) -> None:
+    slots = SlotSet(tmp_path / "set", {"d0": KINDS}, CAPACITY)
+    with (
+        pytest.raises(SlotOverflow, match=str(CAPACITY)),
+        slots.use({"d0": rows([(1, "x" * CAPACITY)])}),
+    ):
+        pass
+    with slots.use({"d0": rows([(1, "x")])}):
+        assert pq.read_table(slots.path("d0")).num_rows == 1
+    void = pa.schema([("c0", pa.struct([]))])
+    with pytest.raises(SlotUnfit):
+        SlotSet(tmp_path / "void", {"d0": void}, CAPACITY)
+    assert not (tmp_path / "void").exists()
+
+
+def test_slots_without_a_table_get_no_rows(tmp_path: Path) -> None:
+    slots = SlotSet(tmp_path / "set", {"d0": KINDS, "s1": KINDS}, CAPACITY)
+    with slots.use({"d0": rows([(1, "x")]), "s1": rows([(2, "y")])}):
+        pass
+    with slots.use({"s1": rows([(3, "z")])}):
+        assert pq.read_table(slots.path("d0")).num_rows == 0
+        assert pq.read_table(slots.path("s1"))["c0"].to_pylist() == [3]
+
+
+def test_narrow_keeps_columns_that_are_read_and_the_number_of_rows(tmp_path: Path) -> None:
+    slots = SlotSet(tmp_path / "set", {"d0": KINDS, "s0": KINDS, "s1": KINDS}, CAPACITY)
+    slots.narrow({"d0": [1, 3], "s1": []})
+    assert slots.names == {"d0", "s1"}
+    assert not slots.path("s0").exists()
+    with slots.use({"d0": rows([(1, "x")]), "s1": rows([(2, "y"), (3, "z")])}):
+        assert pq.read_table(slots.path("d0")).to_pydict() == {"c1": ["x"], "c3": [1]}
+        assert pq.read_table(slots.path("s1")).num_rows == 2
+
+
+def test_one_user_at_a_time(tmp_path: Path) -> None:
+    slots = SlotSet(tmp_path / "set", {"d0": KINDS}, CAPACITY)
+    with slots.use({"d0": rows([(1, "x")])}):
+        with pytest.raises(SlotBusy), slots.use({"d0": rows([])}):
+            pass
+        assert pq.read_table(slots.path("d0")).num_rows == 1
+    with slots.use({}):
+        assert pq.read_table(slots.path("d0")).num_rows == 0
+
+
+def test_a_failed_use_is_the_last(tmp_path: Path) -> None:
+    slots = SlotSet(tmp_path / "set", {"d0": KINDS}, CAPACITY)
+    with pytest.raises(ZeroDivisionError), slots.use({}):
+        raise ZeroDivisionError
+    assert not (tmp_path / "set").exists()
+    with pytest.raises(SlotBusy), slots.use({}):
+        pass
+
+
+def test_an_abandoned_set_goes_when_its_user_is_done(tmp_path: Path) -> None:
+    slots = SlotSet(tmp_path / "set", {"d0": KINDS}, CAPACITY)
+    with slots.use({}):
+        slots.abandon()
+        assert slots.path("d0").exists()
+    assert not (tmp_path / "set").exists()
+    idle = SlotSet(tmp_path / "idle", {"d0": KINDS}, CAPACITY)
+    idle.abandon()
+    assert not (tmp_path / "idle").exists()

@@ -1,0 +1,103 @@
+"""Every query of the corpus, maintained over random histories, equals the oracle at all times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import anyio
+import pytest
+import view_corpus  # type: ignore[import-not-found]
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from actors.kernel import System
+from actors.plan.delta import DeltaPlan
+from actors.plan.schema import Schema
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.maintain import Engine, Maintained, accumulated
+from actors.testing.oracle import Oracle, differences
+from actors.views.compile import compile_view
+
+TABLES: dict[str, Schema] = view_corpus.TABLES
+Update = tuple[int, str, tuple[Any, ...], int]
+
+
+def rows(schema: Schema) -> st.SearchStrategy[tuple[Any, ...]]:
+    whole = st.integers(-1, 2)
+    kinds = {"int": whole, "bigint": whole, "string": st.sampled_from("xpz")}
+    return st.tuples(
+        *(
+            st.one_of(st.none(), kinds[c.type]) if c.nullable else kinds[c.type]
+            for c in schema.columns
+        )
+    )
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Update], list[int]]:
+    """Updates that never remove what is not there, and where the steps end."""
+    present: dict[str, list[tuple[Any, ...]]] = {name: [] for name in "abcd"}
+    updates: list[Update] = []
+    time = draw(st.integers(0, 2))
+    for _ in range(draw(st.integers(1, 16))):
+        time += draw(st.integers(0, 1))
+        table = draw(st.sampled_from("aabbcd"))
+        there = present[table]
+        kind = draw(st.integers(0, 5))
+        if there and kind < 2:
+            updates.append((time, table, there.pop(draw(st.integers(0, len(there) - 1))), -1))
+        else:
+            row = there[0] if there and kind == 2 else draw(rows(TABLES[table]))
+            there.append(row)
+            updates.append((time, table, row, 1))
+    cuts = draw(st.sets(st.integers(1, time + 1)))
+    return updates, sorted({*cuts, time + 1})
+
+
+PLANS: dict[str, DeltaPlan] = {}
+"""Compiled once a query."""
+
+
+async def maintained(name: str, history: list[Update], cuts: list[int]) -> None:
+    sql = view_corpus.PORTABLE[name]
+    async with System(seed=1) as system:
+        engine = Engine(system.spawn(InMemoryExecutor, "engine"), "t")
+        if name not in PLANS:
+            PLANS[name] = await compile_view(sql, TABLES, engine.analyze())
+        plan = PLANS[name]
+        assert plan.strata, plan.reason
+        view = Maintained(engine, plan, "v")
+        await view.prepare()
+        lo = 0
+        for hi in cuts:
+            deltas = [
+                [(row, t, d) for t, table, row, d in history if table == source and lo <= t < hi]
+                for source in plan.sources
+            ]
+            await view.advance(deltas, lo, hi)
+            lo = hi
+    oracle = Oracle({name: TABLES[name] for name in "abcd"})
+    for update in history:
+        oracle.add(*update)
+    # A global aggregate has its row from the end of the first step on.
+    for time in range(cuts[0] - 1, cuts[-1]):
+        expected = oracle.contents(sql, plan.output, time)
+        found = accumulated(view.output, time)
+        assert differences(expected, found) == [], (time, expected, found)
+        assert all(weight > 0 for weight in found.values())
+    for state, updates in zip(plan.hidden, view.hidden, strict=True):
+        hidden = accumulated(updates, cuts[-1])
+        assert all(weight == 1 for weight in hidden.values())
+        width = len(state.keys)
+        assert all(n == 1 for n in Counter(row[:width] for row in hidden).values())
+
+
+@pytest.mark.parametrize("name", sorted(view_corpus.PORTABLE))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(history=histories())
+def test_the_plan_is_exact_at_every_time(
+    name: str, history: tuple[list[Update], list[int]]
+) -> None:
+    updates, cuts = history
+    anyio.run(maintained, name, updates, cuts)

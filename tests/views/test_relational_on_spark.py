@@ -1,0 +1,187 @@
+"""Resolved plans mean on Spark what the views' own texts mean; Spark's types are in them.
+
+One engine and few jobs: rows of many queries travel in one text as JSON, each with its query's
+name and whether it is the original's or the written-out plan's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import view_corpus  # type: ignore[import-not-found]
+
+from actors.errors import QueryRejected
+from actors.kernel import System
+from actors.plan.delta import DeltaPlan
+from actors.plan.relational import Aggregate, Distinct, Project, UnionAll, ViewPlan
+from actors.plan.schema import Column, Schema
+from actors.settings import Settings
+from actors.spark_executor import SparkExecutor
+from actors.testing import tpch
+from actors.testing.maintain import Engine
+from actors.views.compile import relational
+from actors.views.parse import read_tables
+from actors.views.render import render
+from actors.views.trees import Unsupported
+from actors.views.walk import nodes
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+TABLES: dict[str, Schema] = view_corpus.TABLES
+BATCH = 12
+PORTABLE = (
+    "using_full_chain",
+    "using_right",
+    "natural",
+    "left_of_constant",
+    "left_comma",
+    "full_where",
+    "union_widened",
+    "group_having_alias",
+    "group_distinct",
+    "group_constant",
+    "group_below_left",
+    "not_in",
+    "exists_nested",
+    "in_pair",
+)
+QUERIES: dict[str, str] = {
+    **view_corpus.SPARK_ONLY,
+    **{name: view_corpus.PORTABLE[name] for name in PORTABLE if name in view_corpus.PORTABLE},
+}
+REPORT = Schema((Column("query", "string"), Column("side", "int"), Column("row", "string")))
+NON_ANSI = (("spark.sql.ansi.enabled", "false"),)
+
+
+def contents(schema: Schema, seed: int) -> Counter[tuple[Any, ...]]:
+    """Random rows, rich in NULLs and duplicates."""
+    draw = random.Random(seed)
+    values: dict[str, Any] = {"int": (-1, 0, 1, 2), "bigint": (-1, 0, 1, 2), "string": "xpz"}
+    if any(column.type not in values for column in schema.columns):
+        return Counter()  # structs do not hash
+
+    def cell(column: Column) -> Any:
+        missing = column.nullable and draw.random() < 0.25
+        return None if missing else draw.choice(values[column.type])
+
+    return Counter(tuple(cell(column) for column in schema.columns) for _ in range(20))
+
+
+async def plan_of(
+    engine: Engine, sql: str, tables: dict[str, Schema], conf: tuple[tuple[str, str], ...] = ()
+) -> ViewPlan:
+    tree, reason, sources = read_tables(sql, tables)
+    assert tree is not None, reason
+    given = tuple((name, tables[name]) for name in sources)
+    output = (await engine.analyze()(given, (sql,), conf)).schemas[0]
+    return await relational(tree, sources, tables, output, engine.analyze(), conf)
+
+
+async def check_meaning(engine: Engine, plans: dict[str, ViewPlan]) -> set[str]:
+    """The rows of both texts of every query, compared. Returns the queries that have rows."""
+    texts = [
+        f"SELECT '{name}' AS query, {side} AS side, to_json(struct(*)) AS row FROM ({text})"
+        for name, plan in plans.items()
+        for side, text in ((0, QUERIES[name]), (1, render(plan.root, plan.sources)))
+    ]
+    names = tuple(TABLES)
+    whole = DeltaPlan(
+        sources=names,
+        source_schemas=tuple(TABLES.values()),
+        output=REPORT,
+        sql=" UNION ALL ".join(texts),
+        mode="opaque",
+        reason="",
+    )
+    bags = [contents(TABLES[name], seed) for seed, name in enumerate(names)]
+    found: dict[tuple[str, int], Counter[str]] = {}
+    for (name, side, row), _, weight in await engine.query(whole, bags, 0):
+        found.setdefault((name, side), Counter())[rounded(row)] += weight
+    for name in plans:
+        assert found.get((name, 0)) == found.get((name, 1)), name
+    return {name for name, _ in found}
+
+
+def rounded(row: str) -> str:
+    """The row with floats to ten digits: sums of floats depend on the order of rows."""
+    cells = json.loads(row)
+    return str({k: float(f"{v:.10g}") if isinstance(v, float) else v for k, v in cells.items()})
+
+
+async def test_plans_mean_their_queries_and_have_sparks_types(tmp_path: Path) -> None:
+    settings = Settings(spark_master="local[2]", spark_driver_memory="512m")
+    async with System() as system:
+        address = system.spawn(lambda: SparkExecutor(settings, tmp_path), "engine")
+        engine = Engine(address, "t")
+        plans = {name: await plan_of(engine, sql, TABLES) for name, sql in QUERIES.items()}
+        names = list(plans)
+        filled: set[str] = set()
+        for start in range(0, len(names), BATCH):
+            part = {name: plans[name] for name in names[start : start + BATCH]}
+            filled |= await check_meaning(engine, part)
+        assert len(filled) >= len(plans) - 3, set(plans) - filled
+        check_spark_types(plans)
+        await check_refusals(engine)
+        await check_settings(engine)
+        for sql in tpch.QUERIES.values():
+            await plan_of(engine, sql, tpch.SCHEMAS)
+
+
+def check_spark_types(plans: dict[str, ViewPlan]) -> None:
+    def found(name: str, kind: Any) -> Any:
+        return next(node for node in nodes(plans[name].root) if isinstance(node, kind))
+
+    pair = found("count_pair", Aggregate).calls
+    assert (pair[0].distinct, pair[0].argument_type) == (True, "struct<c0:int,c1:int>")
+    spread = [call.function for call in found("spread", Aggregate).calls]
+    assert spread == [
+        "stddev_samp",
+        "stddev_samp",
+        "stddev_samp",
+        "stddev_pop",
+        "var_samp",
+        "var_samp",
+        "var_pop",
+    ]
+    money = found("decimals", Aggregate)
+    assert [key.type for key in money.keys] == ["decimal(10,2)"]
+    assert [call.type for call in money.calls] == ["decimal(36,4)"]
+    outer = list(nodes(plans["union_types"].root))[-2]
+    assert isinstance(outer, UnionAll)
+    kinds = [
+        c.expression for each in outer.inputs if isinstance(each, Project) for c in each.columns
+    ]
+    assert kinds[1].endswith("AS double)")
+    assert kinds[2:] == ["CAST(i0_id AS bigint)", "CAST(i0_x AS DOUBLE)"]
+
+
+async def check_refusals(engine: Engine) -> None:
+    """What only Spark's answers can refuse."""
+    tables = {**TABLES, "m": Schema((Column("k", "int"), Column("p", "map<string,int>")))}
+    refused = {
+        "select distinct p from m": "MAP type",
+        "select p, count(*) as n from m group by p": "(?i)group by.*map",
+        "select hll_sketch_agg(k) as h from a": "not a scalar",
+        "select k from a where k not in (select k from b)": "NOT IN",
+    }
+    for sql, reason in refused.items():
+        with pytest.raises((Unsupported, QueryRejected), match=reason):
+            await plan_of(engine, sql, tables)
+
+
+async def check_settings(engine: Engine) -> None:
+    """Overflow is an error or NULL; names follow the session."""
+    sql = "select g, sum(v) as s from a group by g"
+    for conf, ansi in (((), True), (NON_ANSI, False)):
+        plan = await plan_of(engine, sql, TABLES, conf)
+        assert [n.ansi for n in nodes(plan.root) if isinstance(n, Aggregate)] == [ansi]
+    with pytest.raises(Unsupported, match="caseSensitive"):
+        await plan_of(engine, sql, TABLES, (("spark.sql.caseSensitive", "true"),))
+    kept = await plan_of(engine, "select distinct t, x from d", TABLES)
+    (node,) = [node for node in nodes(kept.root) if isinstance(node, Distinct)]
+    assert [(c.type, c.nullable) for c in node.columns] == [("string", True), ("int", False)]
