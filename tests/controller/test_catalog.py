@@ -63,10 +63,12 @@ def test_document_round_trip() -> None:
     assert set(again.readable()) == {"Flights", "late"}
 
 
-def test_document_of_another_format() -> None:
-    newer = msgspec.msgpack.encode({"format": 2, "objects": "of another shape"})
-    with pytest.raises(StateDirectoryError, match="format 2; this version knows 1"):
-        Catalog.decode(newer)
+@pytest.mark.parametrize(("format_", "advice"), [(3, "newer"), (1, "another state directory")])
+def test_document_of_another_format(format_: int, advice: str) -> None:
+    other = msgspec.msgpack.encode({"format": format_, "objects": "of another shape"})
+    said = f"format {format_}; this version knows 2: .* {advice}"
+    with pytest.raises(StateDirectoryError, match=said):
+        Catalog.decode(other)
     with pytest.raises(Corrupt):
         Catalog.decode(b"garbage")
 

@@ -22,7 +22,7 @@ from actors.plan.schema import Schema
 from actors.progress import ObjectId, ShardId, Time
 
 CATALOG_KEY: Final = "catalog"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 TABLE: Final = "table"
 VIEW: Final = "view"
@@ -147,13 +147,14 @@ class Catalog:
 
     @staticmethod
     def decode(data: bytes) -> Catalog:
-        """The catalog in a document. Raises `StateDirectoryError` (newer), `Corrupt`."""
+        """The catalog in a document. Raises `StateDirectoryError` (another format), `Corrupt`."""
         try:
             found = msgspec.msgpack.decode(data, type=_Format).format
-            if found > FORMAT_VERSION:
+            if found != FORMAT_VERSION:
+                than = "a newer one" if found > FORMAT_VERSION else "another state directory"
                 raise StateDirectoryError(
                     f"the catalog has format {found}; this version knows {FORMAT_VERSION}: "
-                    f"use the version that wrote it, or a newer one"
+                    f"use the version that wrote it, or {than}"
                 )
             document = msgspec.msgpack.decode(data, type=_Document)
         except msgspec.MsgspecError as error:
