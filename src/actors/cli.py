@@ -222,7 +222,9 @@ def demo(
 
 @app.command("check-views")
 def check_views(
-    paths: Annotated[list[Path], typer.Argument(help="View scripts, or folders of them.")],
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="View scripts, or folders of them.")
+    ] = None,
     splits: Annotated[
         int, typer.Option(help="Random ways to cut the changes into steps, besides the two ends.")
     ] = 2,
@@ -230,16 +232,29 @@ def check_views(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Writes the results there, too.")
     ] = None,
+    scaling: Annotated[
+        bool,
+        typer.Option(help="Measures instead what steps read on ten times the state."),
+    ] = False,
+    fuzz: Annotated[int, typer.Option(help="Makes up so many views in place of scripts.")] = 0,
+    keep: Annotated[
+        Path | None, typer.Option(help="Where made-up scripts that fail are written.")
+    ] = None,
     log_level: LogLevel = "error",
 ) -> None:
     """Runs view scripts and checks every view at every time against plain Spark.
 
-    Prints one line a view; exit status 1 if any is wrong or an expectation fails.
+    However the changes are cut into steps, with compaction, restarts and, for some scripts, the
+    engine killed. Prints one line a view; exit status 1 if any is wrong or an expectation fails.
     """
     set_up_logging(log_level)
+    from actors.testing.check_views import Command
     from actors.testing.check_views import main as check
 
-    raise typer.Exit(check(paths, splits, seed, json_file, load()))
+    if bool(paths) == bool(fuzz):
+        raise typer.BadParameter("give view scripts, or --fuzz with how many views to make up")
+    command = Command(tuple(paths or ()), splits, seed, json_file, scaling, fuzz, keep)
+    raise typer.Exit(check(command, load()))
 
 
 @app.command()

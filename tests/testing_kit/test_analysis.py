@@ -29,6 +29,16 @@ TABLES = {
         ("select rank() over (order by a) as r from t", [("r", "int", False)]),
         ("select a as b, b + 1 as c from t", [("b", "int", False), ("c", "int", True)]),
         ("select a from t where exists (select 1 from u where u.a = t.a)", [("a", "int", False)]),
+        ("select * from u full join t using (a)", 4),
+        ("select stddev(a) as s, any(a > 1) as b, mean(d) as m from t", 3),
+        (
+            "select a, max(g) as m, count(distinct g, d) as c from t group by a",
+            [("a", "int", False), ("m", "string", True), ("c", "bigint", False)],
+        ),
+        ("select a from t left anti join u using (a)", [("a", "int", False)]),
+        ("select min(y) filter (where y > 1) as m from u", [("m", "bigint", True)]),
+        ("select y from u union select a from t", [("y", "bigint", True)]),
+        ("select q.n from t left join (select a, count(*) as n from u group by a) q using (a)", 1),
     ],
 )
 def test_schemas(sql: str, columns: list[tuple[str, str, bool]] | int) -> None:
@@ -53,3 +63,12 @@ def test_schemas(sql: str, columns: list[tuple[str, str, bool]] | int) -> None:
 def test_refusals(sql: str) -> None:
     with pytest.raises(QueryRejected):
         analyze(sql, TABLES)
+
+
+def test_columns_of_using_come_first() -> None:
+    found = analyze("select * from (select d, a from t) q full join u using (a)", TABLES).columns
+    assert [(c.name, c.type, c.nullable) for c in found] == [
+        ("a", "int", True),
+        ("d", "decimal(10,2)", True),
+        ("y", "bigint", True),
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -13,18 +15,38 @@ from actors.plan.delta import DeltaPlan, Where
 from actors.plan.jobs import Answer, Job, Prepare
 from actors.settings import Settings
 from actors.testing import check_views
-from actors.testing.check_views import Report, check_scripts, script_files
+from actors.testing.check_views import (
+    Command,
+    Report,
+    Show,
+    check_scripts,
+    read,
+    script_files,
+)
+from actors.testing.checking import Options, Place
 from actors.testing.engine import InMemoryExecutor
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
 
 
-async def checked(*paths: Path, splits: int = 2) -> Report:
-    with anyio.fail_after(100):
+async def checked(*paths: Path, splits: int = 2, live: bool = True) -> Report:
+    return await checked_by(InMemoryExecutor, *paths, splits=splits, live=live)
+
+
+async def checked_by(
+    engine: Callable[[], InMemoryExecutor],
+    *paths: Path,
+    splits: int = 2,
+    live: bool = True,
+    show: Show | None = None,
+) -> Report:
+    with anyio.fail_after(100), tempfile.TemporaryDirectory() as folder:
         async with System(seed=1) as system:
-            executor = system.spawn(InMemoryExecutor, "engine")
-            return await check_scripts(paths, executor, splits, 0, exact_decimals=False)
+            executor = system.spawn(engine, "engine")
+            place = Place(system, executor, Settings(), Path(folder))
+            options = Options(splits, 0, live=live, exact_decimals=False, batched=False)
+            return await check_scripts(read(paths), place, options, show=show)
 
 
 @pytest.mark.parametrize("path", IN_MEMORY, ids=lambda path: path.stem)
@@ -73,16 +95,16 @@ async def test_a_wrong_view_is_found_and_shown(tmp_path: Path) -> None:
         "@ 1\n+ t (1)\n@ 3\n+2 t (2)\n"
     )
     lines: list[str] = []
-    async with System(seed=1) as system:
-        executor = system.spawn(Liar, "engine")
-        report = await check_scripts(
-            [script],
-            executor,
-            show=lambda result, done, total: lines.append(f"{done}/{total} {result.line()}"),
-        )
+    report = await checked_by(
+        Liar,
+        script,
+        live=False,
+        show=lambda result, done, total: lines.append(f"{done}/{total} {result.line()}"),
+    )
     assert not report.ok
     assert lines == [
-        f"1/1 WRONG  incremental  {script}:v  at 3: 1 rows differ, first (2,): weight 0, not 2"
+        f"1/1 WRONG  incremental  {script}:v  at 3: 1 rows differ, first (2,): "
+        "weight 0, not 2 (steps to 2, 4, 5)"
     ]
 
 
@@ -90,7 +112,7 @@ async def test_a_wrong_view_is_found_and_shown(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
-    code = check_views.main([SCRIPTS], 0, 0, report, Settings())
+    code = check_views.main(Command([SCRIPTS], 1, 0, report), Settings())
     printed = capsys.readouterr().out
     assert code == 0, printed
     views = msgspec.json.decode(report.read_bytes())["views"]

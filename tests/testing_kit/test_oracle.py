@@ -51,3 +51,66 @@ def test_bags_compare_with_tolerance_for_floats_only() -> None:
     off = Counter({(Decimal("1.01"),): 1}), Counter({(Decimal("1.02"),): 1})
     assert differences(*off) == []
     assert len(differences(*off, exact_decimals=True)) == 2
+
+
+A = Schema((Column("k", "int"), Column("x", "int"), Column("b", "boolean")))
+CONTENTS: dict[str, tuple[Schema, Counter[tuple[object, ...]]]] = {
+    "l": (A, Counter({(1, 2, True): 2, (1, 6, False): 1, (None, 3, None): 1, (4, None, True): 1})),
+    "r": (A, Counter({(1, 7, True): 1, (None, 8, False): 1, (5, 9, None): 1})),
+}
+
+
+@pytest.mark.parametrize(
+    ("sql", "kinds", "rows"),
+    [
+        (
+            "select k, l.x, r.x as y from l full join r using (k)",
+            ("int", "int", "int"),
+            {(1, 2, 7): 2, (1, 6, 7): 1, (None, 3, None): 1, (4, None, None): 1}
+            | {(None, None, 8): 1, (5, None, 9): 1},
+        ),
+        (
+            "select l.x, r.x as y from l right join r on l.k <=> r.k and l.x < 5",
+            ("int", "int"),
+            {(2, 7): 2, (3, 8): 1, (None, 9): 1},
+        ),
+        ("select x from l left semi join r on l.k = r.k", ("int",), {(2,): 2, (6,): 1}),
+        ("select x from l left anti join r on l.k = r.k", ("int",), {(3,): 1, (None,): 1}),
+        ("select x from l where k in (select k from r)", ("int",), {(2,): 2, (6,): 1}),
+        ("select x from l where k not in (select k from r)", ("int",), {}),
+        (
+            "select distinct k from l union select k from r",
+            ("int",),
+            {(k,): 1 for k in (1, 4, 5, None)},
+        ),
+        (
+            "select k, stddev(x) as s, var_pop(x / 1) as v, every(b) as e, any(b) as a "
+            "from l group by k",
+            ("int", "double", "double", "boolean", "boolean"),
+            {(1, (16 / 3) ** 0.5, 32 / 9, False, True): 1, (None, None, 0.0, None, None): 1}
+            | {(4, None, None, True, True): 1},
+        ),
+        (
+            "select count(distinct k, x) as c, count(k, x) as d, max(x) filter (where b) as m, "
+            "max_by(k, x) as y from l",
+            ("bigint", "bigint", "int", "int"),
+            {(2, 3, 2, 1): 1},
+        ),
+        (
+            "select n, count(*) as c from (select k, count(*) as n from l group by k) q group by n",
+            ("bigint", "bigint"),
+            {(3, 1): 1, (1, 2): 1},
+        ),
+        ("select greatest(k, x) as g from r where k is null", ("int",), {(8,): 1}),
+    ],
+)
+def test_sqlite_answers_as_spark(sql: str, kinds: tuple[str, ...], rows: dict[object, int]) -> None:
+    output = Schema(tuple(Column(f"c{i}", kind) for i, kind in enumerate(kinds)))
+    found = run_query(sql, CONTENTS, output)
+    assert differences(Counter(rows), found) == []  # type: ignore[arg-type]
+
+
+def test_divisions_inside_aggregates_raise_too() -> None:
+    output = Schema((Column("r", "double"),))
+    with pytest.raises(DefiniteError):
+        run_query("select stddev(x / 0) / 2 as r from l", CONTENTS, output)

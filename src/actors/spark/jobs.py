@@ -28,7 +28,7 @@ from actors.plan.jobs import (
 from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.difference import run_difference, run_query
-from actors.spark.failures import failed
+from actors.spark.failures import JvmGone, failed
 from actors.spark.prepared import PreparedSteps
 from actors.spark.session import ThreadSessions
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
@@ -79,6 +79,8 @@ class Engine:
                 context.setLocalProperty("spark.scheduler.pool", pool)
                 slot.pool = pool
             answer = _dispatch(slot, ticket)
+        except JvmGone:
+            raise
         except Exception as error:  # noqa: BLE001 - every failure becomes the job's answer
             if ticket.canceled.is_set():
                 return _canceled(job_id)

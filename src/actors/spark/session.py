@@ -13,6 +13,7 @@ other's code; the history kept for a UI that is off is memory for nothing.
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from actors.spark.bridge import Bridge
 from actors.spark.start import CHILD_FOLDER
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 SESSIONS_PER_THREAD_MAX: Final = 8
 SMALL_STEPS: Final = {
     "spark.sql.shuffle.partitions": "1",
@@ -81,8 +83,9 @@ def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         "spark.sql.artifact.isolation.enabled": "false",
     }
-    if settings.spark_master.startswith("local"):
+    if on_loopback(settings.spark_master):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    if settings.spark_master.startswith("local"):
         # Spark's default of 200 partitions costs more than most large steps themselves.
         conf["spark.sql.shuffle.partitions"] = str(local_cores(settings.spark_master))
     user = dict(settings.spark_conf)
@@ -93,6 +96,17 @@ def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
     )
     conf[JAVA_OPTIONS] = f"{options} {user.pop(JAVA_OPTIONS, '')}".strip()
     return conf | user
+
+
+def on_loopback(master: str) -> bool:
+    """Whether all of Spark is on this machine: local, or a cluster named by a loopback address.
+
+    The executors of such a cluster are given the driver's address, so it must be one too.
+    """
+    if master.startswith("local"):
+        return True
+    hosts = [place.rpartition(":")[0] for place in master.removeprefix("spark://").split(",")]
+    return master.startswith("spark://") and all(map(_LOOPBACK.fullmatch, hosts))
 
 
 def local_cores(master: str) -> int:
@@ -107,7 +121,7 @@ def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
     """Starts the JVM and the one SparkContext of this process."""
     for name in ("local", "warehouse", "tmp"):
         (scratch / CHILD_FOLDER / name).mkdir(parents=True, exist_ok=True)
-    if conf["spark.master"].startswith("local"):
+    if on_loopback(conf["spark.master"]):
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # before the JVM looks for another address
     spark = SparkConf(loadDefaults=False)
     for key, value in conf.items():

@@ -19,12 +19,11 @@ from sqlglot.errors import SqlglotError
 
 from actors.errors import QueryRejected
 from actors.plan.schema import Column, Schema
+from actors.testing.aggregates import aggregate_type, by_one_name
 from actors.testing.expressions import (
     Compiled,
     common_type,
     compile_expression,
-    decimal_digits,
-    decimal_type,
 )
 
 _INT_RESULTS: Final = (exp.RowNumber,)
@@ -38,6 +37,8 @@ class Scope(msgspec.Struct):
     ambiguous: set[str] = set()
     tables: dict[str, tuple[Column, ...]] = {}
     """Columns that ``*`` expands to, by source."""
+    merged: dict[str, Column] = {}
+    """Columns of USING, which ``*`` names first."""
     nullable: bool = False
 
     def add(self, alias: str, columns: tuple[Column, ...], shared: set[str]) -> None:
@@ -61,27 +62,6 @@ def analyze(sql: str, tables: Mapping[str, Schema]) -> Schema:
         raise QueryRejected("[PARSE_SYNTAX_ERROR] not one query")
     known = {name.lower(): schema.columns for name, schema in tables.items()}
     return Schema(_Typer(known).query(trees[0], Scope()))
-
-
-def aggregate_type(tree: Any, argument: str) -> str:
-    """Spark's result type of an aggregate over a type. Raises `QueryRejected`."""
-    if isinstance(tree, exp.Count | exp.CountIf):
-        return "bigint"
-    if isinstance(tree, exp.Min | exp.Max | exp.First | exp.Last | exp.AnyValue):
-        return argument
-    if not isinstance(tree, exp.Sum | exp.Avg):
-        raise QueryRejected(f"the in-memory engine does not know {tree.sql(dialect='spark')}")
-    average = isinstance(tree, exp.Avg)
-    if argument.startswith("decimal"):
-        precision, scale = decimal_digits(argument)
-        if average:
-            return decimal_type(min(38, precision + 4), min(38, scale + 4))
-        return decimal_type(min(38, precision + 10), scale)
-    if argument in ("float", "double", "string") or average:
-        return "double"
-    if argument not in ("tinyint", "smallint", "int", "bigint", "void"):
-        raise QueryRejected(f"[DATATYPE_MISMATCH] {tree.sql()} over {argument}")
-    return "bigint"
 
 
 class _Typer:
@@ -154,16 +134,27 @@ class _Typer:
 
     def _join(self, join: Any, scope: Scope, outer: Scope) -> None:
         side, kind = str(join.args.get("side") or ""), str(join.args.get("kind") or "")
+        using = {item.name.lower() for item in join.args.get("using") or []}
+        left = {name: scope.columns[name] for name in using if name in scope.columns}
         if side in ("RIGHT", "FULL"):
             scope.columns = {name: _null(column) for name, column in scope.columns.items()}
             scope.tables = {a: tuple(map(_null, c)) for a, c in scope.tables.items()}
-        using = {item.name.lower() for item in join.args.get("using") or []}
         target = Scope() if kind in ("SEMI", "ANTI") else scope
         scope.nullable = side in ("LEFT", "FULL")
         self._source(join.this, target, using, outer, nullable=scope.nullable)
         if target is not scope:
             for name, column in target.columns.items():
                 scope.columns.setdefault(name, column)
+            return
+        for item in join.args.get("using") or []:
+            low = item.name.lower()
+            right = scope.columns[f"{join.this.alias_or_name.lower()}.{low}"]
+            found = left.get(low)
+            if found is None:
+                raise QueryRejected(f"[UNRESOLVED_USING_COLUMN_FOR_JOIN] {item.name}")
+            kind = found.type if side != "FULL" else common_type(found.type, right.type)
+            merged = {"RIGHT": right, "FULL": Column(found.name, kind)}.get(side, found)
+            scope.columns[low] = scope.merged[low] = merged
 
     def _source(
         self, tree: Any, scope: Scope, shared: set[str], outer: Scope, *, nullable: bool = False
@@ -183,7 +174,9 @@ class _Typer:
 
     def _project(self, tree: Any, scope: Scope) -> list[Column]:
         if isinstance(tree, exp.Star):
-            return [column for columns in scope.tables.values() for column in columns]
+            columns = [column for columns in scope.tables.values() for column in columns]
+            rest = [column for column in columns if column.name.lower() not in scope.merged]
+            return [*scope.merged.values(), *rest]
         if isinstance(tree, exp.Column) and isinstance(tree.this, exp.Star):
             return list(scope.tables[tree.table.lower()])
         kind, nullable = self.type_of(tree.unalias(), scope)
@@ -199,6 +192,7 @@ class _Typer:
         made: dict[str, Column] = {}
 
         def replace(node: Any) -> Any:
+            node = by_one_name(node)
             kind = self._special(node, scope)
             if kind is None:
                 return node
@@ -226,6 +220,9 @@ class _Typer:
                 argument = argument.expressions[0]
             if isinstance(argument, exp.Star):
                 return "bigint", False
+            if isinstance(node, exp.Count) and len(node.expressions) > 0:
+                for other in node.expressions:
+                    self.type_of(other, scope)
             kind = aggregate_type(node, self.type_of(argument, scope)[0])
             return kind, not isinstance(node, exp.Count | exp.CountIf)
         if isinstance(node, exp.Exists) or (isinstance(node, exp.In) and node.args.get("query")):

@@ -44,9 +44,11 @@ from actors.plan.schema import DIFF, TIME, Schema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.testing.analysis import analyze
 from actors.testing.expressions import WIDE
-from actors.testing.nodes import Relation, Runner, frozen
+from actors.testing.nodes import Relation, Runner, consolidated, frozen
 from actors.testing.oracle import run_query
 
+TO: Final = "__to"
+"""The column whose bits say which deltas a row belongs to (see `DeltaPlan`)."""
 _VOLATILE: Final = ("rand", "uuid", "now", "current_timestamp", "monotonically_increasing_id")
 
 
@@ -183,10 +185,12 @@ def _check(plan: DeltaPlan) -> None:
     if made is None:
         return
     found = dict(made.columns)
-    prefix = "" if plan.hidden is None else "o_"
+    prefix = "o_" if plan.hidden else ""
     wanted = [(prefix + column.name, column.type) for column in plan.output.columns]
-    if plan.hidden is not None:
-        wanted += [(column.name, column.type) for column in plan.hidden.schema.columns]
+    for index, state in enumerate(plan.hidden):
+        wanted += [(f"h{index}_{column.name}", column.type) for column in state.schema.columns]
+    if plan.hidden:
+        wanted.append((TO, "int"))
     for name, kind in wanted:
         if name not in found or arrow_type(found[name]) != arrow_type(kind):
             raise InvalidUsage(f"the plan makes {name} as {found.get(name)}, not {kind}")
@@ -209,8 +213,10 @@ def run_strata(
     lo: int,
     hi: int,
 ) -> Relation | None:
-    """The output of stratum `last`; inputs left out are empty."""
-    runner = Runner({**_empty_inputs(plan), **inputs}, lo, hi)
+    """The output of stratum `last`, None if there is none; inputs left out are empty."""
+    if last >= len(plan.strata):
+        return None
+    runner = Runner({**_empty_inputs(plan, first), **inputs}, lo, hi)
     made = None
     for index in range(first, last + 1):
         made = runner.run(plan.strata[index].node)
@@ -218,17 +224,22 @@ def run_strata(
     return made
 
 
-def _empty_inputs(plan: DeltaPlan) -> dict[str, Relation]:
+def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, Relation]:
+    """Every input of strata from `first` on, without rows."""
+
     def empty(schema: Schema) -> Relation:
         return Relation(tuple((c.name, c.type) for c in schema.columns), [])
 
     found: dict[str, Relation] = {}
     for index, schema in enumerate(plan.source_schemas):
         found[f"d{index}"] = found[f"s{index}"] = empty(schema)
-    if plan.hidden is not None:
-        found["h"] = empty(plan.hidden.schema)
-        # Contributions have the hidden columns.
-        found["r0"] = empty(plan.hidden.schema)
+    for index, state in enumerate(plan.hidden):
+        found[f"h{index}"] = empty(state.schema)
+    # What an earlier stratum makes has the columns that its node has.
+    runner = Runner(found, 1, 2)
+    for index in range(first):
+        columns = runner.run(plan.strata[index].node).columns
+        found[f"r{index}"] = runner.inputs[f"r{index}"] = Relation(columns, [])
     return found
 
 
@@ -241,15 +252,11 @@ def run_difference(job: Difference) -> pa.Table:
             contents[row] += diff
         tables[name] = (rows.schema, contents)
     result = run_query(job.sql, tables, job.output)
-    sums: dict[str, tuple[tuple[Any, ...], int]] = {}
     old = [] if job.old is None else relation_of(job.old).updates
-    signed = [(row, count) for row, count in result.items()] + [(r, -d) for r, _, d in old]
-    for row, diff in signed:
-        key = repr(row)
-        sums[key] = (row, sums.get(key, (row, 0))[1] + diff)
+    signed = [(row, job.time, count) for row, count in result.items()]
+    signed += [(row, job.time, -diff) for row, _, diff in old]
     columns = tuple((column.name, column.type) for column in job.output.columns)
-    updates = [(row, job.time, diff) for row, diff in sums.values() if diff]
-    return table_of(Relation(columns, updates))
+    return table_of(Relation(columns, consolidated(signed)))
 
 
 def relation_of(rows: Rows) -> Relation:

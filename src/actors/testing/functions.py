@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -321,6 +322,7 @@ _SIMPLE: Final[dict[type[Any], tuple[str, Callable[..., Any]]]] = {
     exp.Length: ("int", len),
     exp.Trim: ("string", lambda text: text.strip(" ")),
     exp.Abs: ("same", abs),
+    exp.Sqrt: ("double", lambda x: math.sqrt(x) if x >= 0 else math.nan),
 }
 
 _COMPILERS: Final[tuple[tuple[Any, Callable[[Any, Columns], Compiled]], ...]] = (

@@ -4,23 +4,25 @@ What: `Maintained` keeps the inputs' updates, the output's and the hidden state 
 rows, answers the plan's lookups from them, sends Prepare, Step and Difference to an executor
 actor, and cuts their answers as the dataflow does. Checks of views and property tests drive it.
 
-Rules: a step covers ``lo <= time < hi``; the first one hydrates with ``lo == 0``. Steps run
-their strata alternately one by one, with looked-up hidden state, and all in one run, with the
-hidden state whole, so that both ways are exercised. On a `DefiniteError` the interval is halved
-until one time fails; the view is in error from there, and is computed from scratch at each later
-time until that succeeds.
+Rules: a step covers ``lo <= time < hi``; the first one hydrates with ``lo == 0``. Lookups return
+exactly the rows whose keys match, null-safe, as `plan.delta.Lookup` words it, so that a plan
+that asks for too little is found out. Steps run their strata alternately one by one, and all in
+one run; then a state that is looked up by what an earlier stratum of the same run makes is given
+whole. So both ways are exercised (`fuse` chooses one). On a `DefiniteError` the interval is
+halved until one time fails; the view is in error from there, and is computed from scratch at
+each later time until that succeeds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from actors.errors import DefiniteError
+from actors.errors import DefiniteError, InvalidUsage
 from actors.kernel import Address
 from actors.plan.delta import DeltaPlan, Lookup
 from actors.plan.jobs import (
@@ -37,14 +39,21 @@ from actors.plan.jobs import (
     Run,
     Step,
 )
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import from_ipc, to_ipc
-from actors.testing.engine import table_of
-from actors.testing.nodes import Relation, frozen, group_key
+from actors.testing.engine import TO, table_of
+from actors.testing.nodes import Relation, consolidated, frozen, group_key
 from actors.testing.nodes import Update as Row
-from actors.views.compile import Analyze as AnalyzeFunction
 
-KEEP: Final = "__keep"
+AnalyzeFunction: TypeAlias = Callable[
+    [
+        tuple[tuple[str, Schema], ...],
+        tuple[str, ...],
+        tuple[tuple[str, str], ...],
+    ],
+    Awaitable[Analyzed],
+]
+"""What `compile_view` asks: (tables, texts, settings) → their schemas."""
 
 
 class Engine:
@@ -152,20 +161,86 @@ def accumulated(updates: Iterable[Row], time: int) -> Counter[tuple[Any, ...]]:
     return Counter({row: diff for row, diff in sums.items() if diff})
 
 
+class State:
+    """Rows of an import or of hidden state with their weights, found by key."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._weights: dict[tuple[Any, ...], int] = {}
+        self._indexes: dict[
+            tuple[str, ...], dict[tuple[Any, ...], dict[tuple[Any, ...], None]]
+        ] = {}
+
+    def add(self, updates: Iterable[Row]) -> None:
+        """Adds updates, whatever their times."""
+        for row, _, diff in updates:
+            bits = tuple(map(frozen, row))
+            weight = self._weights.get(bits, 0) + diff
+            if weight:
+                self._weights[bits] = weight
+            else:
+                self._weights.pop(bits, None)
+            for key, index in self._indexes.items():
+                self._enter(index, key, bits, present=weight != 0)
+
+    def all(self) -> set[tuple[Any, ...]]:
+        """Every row that is there."""
+        return set(self._weights)
+
+    def find(self, key: tuple[str, ...], values: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
+        """The rows whose key columns equal one of the values, null-safe."""
+        index = self._indexes.get(key)
+        if index is None:
+            index = self._indexes[key] = {}
+            for row in self._weights:
+                self._enter(index, key, row, present=True)
+        return {row for value in values for row in index.get(value, ())}
+
+    def weighted(self, rows: Iterable[tuple[Any, ...]], time: int) -> list[Row]:
+        """Rows as updates at one time."""
+        return [(row, time, self._weights[row]) for row in rows]
+
+    def _enter(
+        self,
+        index: dict[tuple[Any, ...], dict[tuple[Any, ...], None]],
+        key: tuple[str, ...],
+        row: tuple[Any, ...],
+        *,
+        present: bool,
+    ) -> None:
+        place = index.setdefault(
+            group_key(row[self.schema.names.index(column)] for column in key), {}
+        )
+        if present:
+            place[row] = None
+        else:
+            place.pop(row, None)
+
+
 class Maintained:
     """One view and everything its maintenance remembers."""
 
-    def __init__(self, engine: Engine, plan: DeltaPlan, dataflow: str) -> None:
+    def __init__(
+        self, engine: Engine, plan: DeltaPlan, dataflow: str, *, fuse: bool | None = None
+    ) -> None:
+        """`dataflow` names the plan in the engine; several may share it once it is prepared."""
         self.plan = plan
         self.inputs: list[list[Row]] = [[] for _ in plan.sources]
         self.output: list[Row] = []
-        self.hidden: list[Row] = []
+        self.hidden: tuple[list[Row], ...] = tuple([] for _ in plan.hidden)
         self.errors: set[int] = set()
         """Times at which the view was found to be in error."""
         self.in_error = False
+        self.rows_read: list[int] = []
+        """Rows of state that lookups returned, a step that ran strata (each row once)."""
         self._engine = engine
         self._dataflow = dataflow
+        self._fuse = fuse
         self._steps = 0
+        self._states: dict[str, State] = {}
+        for index, schema in enumerate(plan.source_schemas):
+            self._states[f"s{index}"] = State(schema)
+        self._forget_hidden()
 
     async def prepare(self) -> None:
         """Makes the plan known. Raises what the engine refuses it with."""
@@ -185,12 +260,9 @@ class Maintained:
                 self._take(deltas, time, time + 1)
                 await self._recompute(time)
             return
-        output, hidden = len(self.output), list(self.hidden)
         try:
             await self._step(deltas, lo, hi)
         except DefiniteError:
-            del self.output[output:]
-            self.hidden = hidden
             if len(times) <= 1:
                 self._take(deltas, lo, hi)
                 self.in_error = True
@@ -203,8 +275,20 @@ class Maintained:
             self._take(deltas, lo, hi)
 
     def _take(self, deltas: Sequence[list[Row]], lo: int, hi: int) -> None:
-        for known, delta in zip(self.inputs, deltas, strict=True):
-            known += _between(delta, lo, hi)
+        for index, delta in enumerate(deltas):
+            taken = _between(delta, lo, hi)
+            self.inputs[index] += taken
+            self._states[f"s{index}"].add(taken)
+
+    def _forget_hidden(self) -> None:
+        self.hidden = tuple([] for _ in self.plan.hidden)
+        for index, state in enumerate(self.plan.hidden):
+            self._states[f"h{index}"] = State(state.schema)
+
+    def _take_hidden(self, hidden: Sequence[list[Row]]) -> None:
+        for index, updates in enumerate(hidden):
+            self.hidden[index].extend(updates)
+            self._states[f"h{index}"].add(updates)
 
     async def _recompute(self, time: int) -> None:
         """The view at one time from scratch, less what was."""
@@ -236,98 +320,105 @@ class Maintained:
         new = accumulated(output, time)
         new.subtract(accumulated(self.output, time))
         self.output += weighted(new, time)
-        self.hidden = hidden
+        self._forget_hidden()
+        self._take_hidden(hidden)
 
     async def _step(self, deltas: Sequence[list[Row]], lo: int, hi: int) -> None:
         plan = self.plan
         found: dict[str, Relation] = {}
         for index, delta in enumerate(deltas):
             found[f"d{index}"] = _relation(plan.source_schemas[index], delta)
-        fused = self._steps % 2 == 0
+        fused = self._steps % 2 == 0 if self._fuse is None else self._fuse
         self._steps += 1
         last = len(plan.strata) - 1
+        taken: dict[str, set[tuple[Any, ...]]] = {}
         table: pa.Table | None = None
         first = 0
         while first <= last:
             upto = last if fused else first
-            inputs = self._gather(first, upto, found, lo, whole_hidden=fused)
+            for stratum in plan.strata[first : upto + 1]:
+                for lookup in stratum.lookups:
+                    self._look_up(lookup, found, taken, lo)
+            names = dict.fromkeys(n for s in plan.strata[first : upto + 1] for n in s.inputs)
+            inputs = {
+                name: rows_message(_schema(found[name]), found[name].updates)
+                for name in names
+                if name in found and found[name].updates
+            }
             job = Step(self._engine.job_id(), self._dataflow, first, upto, inputs, lo, hi)
             table = await self._engine.rows(job)
-            if upto < last:
-                assert plan.hidden is not None
-                names = plan.hidden.schema.names
-                updates = updates_of(table, names)
-                found[f"r{upto}"] = _relation(plan.hidden.schema, updates)
+            found[f"r{upto}"] = _made(table)
             first = upto + 1
         assert table is not None
+        self.rows_read.append(sum(len(rows) for rows in taken.values()))
         output, hidden = cut(plan, table)
-        for _, time, _ in output:
+        for _, time, _ in (*output, *(update for updates in hidden for update in updates)):
             assert lo <= time < hi, f"an update at {time}, outside of [{lo}, {hi})"
         self.output += output
-        self.hidden += hidden
-
-    def _gather(
-        self, first: int, last: int, found: dict[str, Relation], lo: int, *, whole_hidden: bool
-    ) -> dict[str, Rows]:
-        """The inputs of strata `first` to `last`, looked up."""
-        plan = self.plan
-        taken: dict[str, set[int]] = {}
-        for stratum in plan.strata[first : last + 1]:
-            for lookup in stratum.lookups:
-                self._look_up(lookup, found, taken, lo, whole_hidden=whole_hidden)
-        names = dict.fromkeys(n for s in plan.strata[first : last + 1] for n in s.inputs)
-        return {
-            name: rows_message(self._schema(name), found[name].updates)
-            for name in names
-            if name in found and found[name].updates
-        }
+        self._take_hidden(hidden)
 
     def _look_up(
         self,
         lookup: Lookup,
         found: dict[str, Relation],
-        taken: dict[str, set[int]],
+        taken: dict[str, set[tuple[Any, ...]]],
         lo: int,
-        *,
-        whole_hidden: bool,
     ) -> None:
         """Adds what the lookup returns to its target; no row twice."""
-        target, schema = lookup.target, self._schema(lookup.target)
-        kept = self.hidden if target == "h" else self.inputs[int(target[1:])]
-        keys: set[tuple[Any, ...]] | None = set()
-        if not lookup.key or (target == "h" and whole_hidden):
-            keys = None
-        else:
-            for name, columns in lookup.origins:
-                relation = found.get(name)
-                if relation is not None:
-                    order = [[n for n, _ in relation.columns].index(c) for c in columns]
-                    keys = (keys or set()) | {
-                        group_key(row[i] for i in order) for row, _, _ in relation.updates
-                    }
-        order = [schema.names.index(column) for column in lookup.key]
-        chosen = taken.setdefault(target, set())
-        for index, (row, _, _) in enumerate(kept):
-            if keys is None or group_key(row[i] for i in order) in keys:
-                chosen.add(index)
-        state = max(lo - 1, 0)
-        updates = [(kept[index][0], state, kept[index][2]) for index in sorted(chosen)]
-        found[target] = _relation(schema, updates)
-
-    def _schema(self, name: str) -> Schema:
-        if name[0] in "ds":
-            return self.plan.source_schemas[int(name[1:])]
-        assert self.plan.hidden is not None
-        return self.plan.hidden.schema
+        state = self._states[lookup.target]
+        chosen = taken.setdefault(lookup.target, set())
+        keys: set[tuple[Any, ...]] | None = set() if lookup.key else None
+        for name, columns in lookup.origins:
+            if len(columns) != len(lookup.key):
+                raise InvalidUsage(f"{lookup}: an origin does not fit the key")
+            relation = found.get(name)
+            if relation is None:
+                if name[0] != "r":
+                    raise InvalidUsage(f"{lookup}: nothing has looked up {name} before")
+                keys = None  # it will be made by this very run: all may be touched
+            elif keys is not None:
+                keys |= _key_values(relation, columns)
+        if keys is not None and not lookup.nulls:
+            keys = {key for key in keys if None not in key}
+        chosen |= state.all() if keys is None else state.find(lookup.key, keys)
+        found[lookup.target] = _relation(state.schema, state.weighted(chosen, max(lo - 1, 0)))
 
 
-def cut(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], list[Row]]:
-    """(output delta, hidden delta) of the last stratum's output."""
-    if plan.hidden is None:
-        return updates_of(table, plan.output.names), []
-    kept = table.filter(table[KEEP])
-    output = updates_of(kept, [f"o_{name}" for name in plan.output.names])
-    return output, updates_of(table, plan.hidden.schema.names)
+def _key_values(relation: Relation, columns: tuple[str, ...]) -> set[tuple[Any, ...]]:
+    """The values of columns, the one without a name being NULL."""
+    names = [name for name, _ in relation.columns]
+    order = [names.index(column) if column else None for column in columns]
+    return {
+        group_key(None if i is None else row[i] for i in order) for row, _, _ in relation.updates
+    }
+
+
+def cut(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[list[Row], ...]]:
+    """(output delta, hidden deltas) of the last stratum's output, consolidated."""
+    if not plan.hidden:
+        return consolidated(updates_of(table, plan.output.names)), ()
+    bits = table[TO].to_pylist()
+
+    def part(bit: int, prefix: str, schema: Schema) -> list[Row]:
+        updates = updates_of(table, [prefix + name for name in schema.names])
+        chosen = (update for update, to in zip(updates, bits, strict=True) if to & 1 << bit)
+        return consolidated(chosen)
+
+    hidden = (part(k + 1, f"h{k}_", state.schema) for k, state in enumerate(plan.hidden))
+    return part(0, "o_", plan.output), tuple(hidden)
+
+
+def _made(table: pa.Table) -> Relation:
+    """A stratum's output, its types read off Arrow."""
+    from actors.dataflow.step import spark_type
+
+    fields = [field for field in table.schema if field.name not in (TIME, DIFF)]
+    columns = tuple((field.name, spark_type(field.type)) for field in fields)
+    return Relation(columns, updates_of(table, [name for name, _ in columns]))
+
+
+def _schema(relation: Relation) -> Schema:
+    return Schema(tuple(Column(name, kind) for name, kind in relation.columns))
 
 
 def _relation(schema: Schema, updates: list[Row]) -> Relation:

@@ -1,8 +1,9 @@
 """Delta nodes in pure Python: the same algebra that `actors.spark` runs, one row at a time.
 
 A relation is its columns (name, Spark type) and its updates (values, time, diff). Joins compare
-with SQL's ``=``: NULL matches nothing. Groups and rows compare null-safe; NaN equals itself and
--0.0 equals 0.0 in groups.
+with SQL's ``=`` (NULL matches nothing) or null-safe. Groups and rows compare null-safe. In
+groups and keys NaN equals itself and -0.0 equals 0.0; rows compare by their bits (`frozen`
+gives -0.0 a value of its own, and NaN one object).
 
 The global aggregate (no keys): the step that hydrates it, recognised by ``lo == 0``, touches its
 group at the interval's last time even without input, so that its one row is there from then on.
@@ -11,7 +12,7 @@ group at the interval's last time even without input, so that its one row is the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
@@ -22,21 +23,29 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Input,
+    Match,
     Node,
     Pair,
+    Recompute,
     Reduce,
     Select,
     Union,
+    Weigh,
     Where,
 )
+from actors.testing.aggregates import compile_aggregates
 from actors.testing.expressions import (
+    INTEGERS,
     Columns,
     cast_value,
+    common_type,
     compared,
     compile_text,
 )
 
 Update: TypeAlias = tuple[tuple[Any, ...], int, int]
+Columnar: TypeAlias = tuple[tuple[str, str], ...]
+"""(column name, Spark type) each."""
 COUNT: Final = "n"
 
 
@@ -54,8 +63,26 @@ class FrozenDict(dict[str, Any]):
         return hash(tuple(self.items()))
 
 
+class _NegativeZero(float):
+    """-0.0, which is a number like 0.0 and a value of its own."""
+
+    def __eq__(self, other: object) -> bool:
+        return other is self
+
+    def __hash__(self) -> int:
+        return 1
+
+
+NEGATIVE_ZERO: Final = _NegativeZero(-0.0)
+NAN: Final = math.nan
+
+
 def frozen(value: Any) -> Any:
-    """The value, hashable also when it is nested."""
+    """The value as rows compare: hashable also when it is nested, floats by their bits."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return NAN
+        return NEGATIVE_ZERO if value == 0.0 and math.copysign(1.0, value) < 0 else value
     if isinstance(value, dict):
         return FrozenDict({name: frozen(item) for name, item in value.items()})
     if isinstance(value, list | tuple):
@@ -66,7 +93,7 @@ def frozen(value: Any) -> Any:
 class Relation(msgspec.Struct):
     """Updates and the columns of their rows."""
 
-    columns: tuple[tuple[str, str], ...]
+    columns: Columnar
     updates: list[Update]
 
     def scope(self) -> Columns:
@@ -98,10 +125,13 @@ class Runner:
             Input: self._input,
             Where: self._where,
             Select: self._select,
+            Weigh: self._weigh,
             Pair: self._pair,
+            Match: self._match,
             Union: self._union,
             Reduce: self._reduce,
             Accumulate: self._accumulate,
+            Recompute: self._recompute,
             Consolidate: self._consolidate,
         }
         return runs[type(node)](node)
@@ -141,37 +171,88 @@ class Runner:
         ]
         return Relation(columns, updates)
 
+    def _weigh(self, node: Weigh) -> Relation:
+        below = self.run(node.input)
+        kind, factor = compile_text(node.factor, below.scope())
+        if kind not in INTEGERS:
+            raise QueryRejected(f"factor {node.factor!r} is {kind}, not an integer")
+        weighed = [(row, time, diff * factor(row)) for row, time, diff in below.updates]
+        return Relation(below.columns, [update for update in weighed if update[2]])
+
     def _pair(self, node: Pair) -> Relation:
         left, right = self.run(node.left), self.run(node.right)
         both = Relation((*left.columns, *right.columns), [])
-        if len(both.scope()) != len(both.columns):
-            raise InvalidUsage(f"ambiguous columns in a pair: {[n for n, _ in both.columns]}")
+        for (row, time, diff), (other, other_time, other_diff) in self._pairs(node, left, right):
+            both.updates.append(((*row, *other), max(time, other_time), diff * other_diff))
+        return both
+
+    def _match(self, node: Match) -> Relation:
+        """A plain join of states: consolidated first, so that weights are counts."""
+        left, right = self.run(node.left), _state(self.run(node.right))
+        if node.kind == "full":
+            left = _state(left)
+        pairs = list(self._pairs(node, left, right))
+        matched = {id(update) for update, _ in pairs}
+        alone = [update for update in left.updates if id(update) not in matched]
+        if node.kind in ("semi", "anti"):
+            kept = alone if node.kind == "anti" else [u for u in left.updates if id(u) in matched]
+            return Relation(left.columns, kept)
+        updates = [((*a[0], *b[0]), a[1], a[2] * b[2]) for a, b in pairs]
+        nothing = (None,) * len(right.columns)
+        updates += [((*row, *nothing), time, diff) for row, time, diff in alone]
+        if node.kind == "full":
+            found = {id(other) for _, other in pairs}
+            rest = [update for update in right.updates if id(update) not in found]
+            nothing = (None,) * len(left.columns)
+            updates += [((*nothing, *row), 0, diff) for row, _, diff in rest]
+        return Relation((*left.columns, *right.columns), updates)
+
+    def _pairs(
+        self, node: Pair | Match, left: Relation, right: Relation
+    ) -> Iterator[tuple[Update, Update]]:
+        """Updates that match."""
+        scope = Relation((*left.columns, *right.columns), []).scope()
+        if len(scope) != len(left.columns) + len(right.columns):
+            names = [name for name, _ in (*left.columns, *right.columns)]
+            raise InvalidUsage(f"ambiguous columns in a pair: {names}")
         keys = [
             compared(compile_text(a, left.scope()), compile_text(b, right.scope()))
-            for a, b in node.equal
+            for a, b in (*node.equal, *node.same)
         ]
-        test = compile_text(node.residual, both.scope())[1] if node.residual else None
+        plain = len(node.equal)
+        test = compile_text(node.residual, scope)[1] if node.residual else None
         found: dict[tuple[Any, ...], list[Update]] = {}
         for update in right.updates:
             key = group_key(function(update[0]) for _, function in keys)
-            if None not in key:
+            if None not in key[:plain]:
                 found.setdefault(key, []).append(update)
-        for row, time, diff in left.updates:
-            key = group_key(function(row) for function, _ in keys)
-            for other, other_time, other_diff in found.get(key, []):
-                joined = (*row, *other)
-                if test is None or test(joined) is True:
-                    both.updates.append((joined, max(time, other_time), diff * other_diff))
-        return both
+        for update in left.updates:
+            key = group_key(function(update[0]) for function, _ in keys)
+            for other in found.get(key, []):
+                if test is None or test((*update[0], *other[0])) is True:
+                    yield update, other
 
     def _union(self, node: Union) -> Relation:
         parts = [self.run(part) for part in node.inputs]
         names = [name for name, _ in parts[0].columns]
-        updates: list[Update] = []
+        kinds = [kind for _, kind in parts[0].columns]
+        orders = []
         for part in parts:
-            order = [[name for name, _ in part.columns].index(name) for name in names]
-            updates += [(tuple(row[i] for i in order), t, d) for row, t, d in part.updates]
-        return Relation(parts[0].columns, updates)
+            found = dict(part.columns)
+            if set(found) != set(names):
+                raise InvalidUsage(f"a union of {names} and {[name for name, _ in part.columns]}")
+            kinds = [common_type(a, found[b]) for a, b in zip(kinds, names, strict=True)]
+            orders.append([[name for name, _ in part.columns].index(name) for name in names])
+        updates: list[Update] = []
+        for part, order in zip(parts, orders, strict=True):
+            given = [part.columns[i][1] for i in order]
+            cast = given != kinds
+            for row, time, diff in part.updates:
+                values: Iterable[Any] = (row[i] for i in order)
+                if cast:
+                    values = map(cast_value, values, kinds)
+                updates.append((tuple(values), time, diff))
+        return Relation(tuple(zip(names, kinds, strict=True)), updates)
 
     def _reduce(self, node: Reduce) -> Relation:
         below = self.run(node.input)
@@ -206,6 +287,8 @@ class Runner:
 
     def _accumulate(self, node: Accumulate) -> Relation:
         touched, hidden = self.run(node.contributions), self.run(node.hidden)
+        if node.flips and node.measures:
+            raise InvalidUsage("flips have no measures")
         width = len(node.keys)
         names = (*node.keys, COUNT, *node.measures)
         columns = tuple(next(c for c in touched.columns if c[0] == name) for name in names)
@@ -228,21 +311,98 @@ class Runner:
             key, sums = steps[time, group]
             before = totals.get(group)
             after = [a + b for a, b in zip(before or [0] * len(kinds), sums, strict=True)]
+            totals[group] = after
+            if node.flips:
+                flip = int(after[0] > 0) - int(before is not None and before[0] > 0)
+                updates += [(key, time, flip)] if flip else []
+                continue
             if before is not None and (before[0] != 0 or not node.keys):
                 updates.append(((*key, *_fitted(before, kinds)), time, -1))
             if after[0] != 0 or not node.keys:
                 updates.append(((*key, *_fitted(after, kinds)), time, 1))
-            totals[group] = after
-        return Relation(columns, updates)
+        return Relation(columns[:width] if node.flips else columns, updates)
+
+    def _recompute(self, node: Recompute) -> Relation:
+        old, changes = self.run(node.old), self.run(node.changes)
+        names = tuple(name for name, _ in changes.columns)
+        scope = changes.scope()
+        order = [names.index(key) for key in node.keys]
+        calls = [compile_aggregates(call.text, scope) for call in node.calls]
+        groups: dict[tuple[Any, ...], _Bag] = {}
+        steps: dict[int, dict[tuple[Any, ...], list[Update]]] = {}
+        for row, time, diff in changes.updates:
+            key = group_key(row[i] for i in order)
+            steps.setdefault(time, {}).setdefault(key, []).append((row, time, diff))
+            groups.setdefault(key, _Bag(tuple(_positive_zero(row[i]) for i in order)))
+        if not node.keys:
+            always = self._lo > 0
+            groups.setdefault((), _Bag(())).exists = always
+            if not always:
+                steps.setdefault(self._hi - 1, {}).setdefault((), [])
+        for row, _, diff in _ordered(old, names):
+            bag = groups.get(group_key(row[i] for i in order))
+            if bag is not None:
+                bag.add(row, diff)
+        updates: list[Update] = []
+
+        def emit(bag: _Bag, time: int, diff: int) -> None:
+            rows = bag.rows()
+            if rows or (bag.exists and not node.keys):
+                values = (function(rows) for _, function in calls)
+                updates.append(((*bag.key, *values), time, diff))
+
+        for time in sorted(steps):
+            for key, changed in steps[time].items():
+                bag = groups[key]
+                emit(bag, time, -1)
+                for row, _, diff in changed:
+                    bag.add(row, diff)
+                bag.exists = True
+                emit(bag, time, 1)
+        columns = (
+            *((key, changes.columns[i][1]) for key, i in zip(node.keys, order, strict=True)),
+            *((call.name, kind) for call, (kind, _) in zip(node.calls, calls, strict=True)),
+        )
+        return Relation(_declared(columns, node), updates)
 
     def _consolidate(self, node: Consolidate) -> Relation:
         below = self.run(node.input)
-        sums: dict[tuple[str, int], tuple[tuple[Any, ...], int]] = {}
-        for row, time, diff in below.updates:
-            place = (repr(row), time)
-            sums[place] = (row, sums.get(place, (row, 0))[1] + diff)
-        updates = [(row, time, diff) for (_, time), (row, diff) in sums.items() if diff]
-        return Relation(below.columns, updates)
+        return Relation(below.columns, consolidated(below.updates))
+
+
+class _Bag:
+    """The rows of one group; of a global one, whether it has been there yet."""
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        self.key = key
+        self.exists = False
+        self._weights: dict[tuple[Any, ...], int] = {}
+
+    def add(self, row: tuple[Any, ...], diff: int) -> None:
+        bits = tuple(map(frozen, row))
+        self._weights[bits] = self._weights.get(bits, 0) + diff
+
+    def rows(self) -> list[tuple[tuple[Any, ...], int]]:
+        return [(row, weight) for row, weight in self._weights.items() if weight > 0]
+
+
+def _declared(columns: Columnar, node: Recompute) -> Columnar:
+    """The columns, checked against what the plan says the calls are."""
+    found = dict(columns)
+    for call in node.calls:
+        if found[call.name] not in (call.type, "void"):
+            raise InvalidUsage(f"{call.text} is {found[call.name]}, not {call.type}")
+    types = {call.name: call.type for call in node.calls}
+    return tuple((name, types.get(name, kind)) for name, kind in columns)
+
+
+def consolidated(updates: Iterable[Update]) -> list[Update]:
+    """Diffs of equal (row, time) summed, zeros left out; rows compare by their bits."""
+    sums: dict[tuple[tuple[Any, ...], int], int] = {}
+    for row, time, diff in updates:
+        place = (tuple(map(frozen, row)), time)
+        sums[place] = sums.get(place, 0) + diff
+    return [(row, time, diff) for (row, time), diff in sums.items() if diff]
 
 
 def _ordered(relation: Relation, names: tuple[str, ...]) -> list[Update]:
@@ -259,3 +419,11 @@ def _fitted(values: Iterable[Any], kinds: Iterable[str]) -> list[Any]:
 
 def _positive_zero(value: Any) -> Any:
     return value + 0.0 if isinstance(value, float) else value
+
+
+def _state(relation: Relation) -> Relation:
+    """The rows of a state, each once with its weight."""
+    sums: dict[tuple[Any, ...], int] = {}
+    for row, _, diff in relation.updates:
+        sums[row] = sums.get(row, 0) + diff
+    return Relation(relation.columns, [(row, 0, diff) for row, diff in sums.items() if diff > 0])

@@ -4,19 +4,18 @@ What: `Oracle` accumulates inputs as weighted rows; `contents` runs the view's o
 in-memory SQLite database in which each row is repeated by its weight; `differences` compares
 bags, floats and decimals to a tolerance.
 
-Rules: the text is generated for SQLite by sqlglot, with ``/``, ``div``, ``%`` and CAST as
-functions that behave as ANSI Spark's (division by zero and malformed input raise
-`DefiniteError`). Booleans are 0 and 1, decimals are floats, dates and timestamps ISO text; the
-answer is brought back to the output's types. What it does not do: nested types, Spark functions
-that SQLite lacks, exact decimals beyond 15 digits.
+Rules: the text is generated for SQLite by sqlglot, with what SQLite lacks as functions of ours
+(`oracle_functions`): ``/``, ``div``, ``%`` and CAST as ANSI Spark's, spreads, truths, counts of
+several columns. Booleans are 0 and 1, decimals are floats, dates and timestamps ISO text; the
+answer is brought back to the output's types. What it does not do: nested types, NaN, other Spark
+functions that SQLite lacks, exact decimals beyond 15 digits, overflow of 32-bit integers.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
@@ -28,7 +27,9 @@ from sqlglot.errors import SqlglotError
 
 from actors.errors import DefiniteError, QueryRejected
 from actors.plan.schema import Schema
+from actors.testing.aggregates import by_one_name
 from actors.testing.expressions import cast_value, type_text
+from actors.testing.oracle_functions import into, register
 
 Weighted: TypeAlias = Mapping[tuple[Any, ...], int]
 """Row → how often it is there."""
@@ -95,13 +96,34 @@ def sqlite_text(sql: str) -> str:
         tree = sqlglot.parse_one(sql, dialect="spark")
     except SqlglotError as error:
         raise QueryRejected(f"the oracle cannot read {sql!r}: {error}") from None
-    return str(tree.transform(_rewrite).sql(dialect="sqlite"))
+    for select in tree.find_all(exp.Select):
+        _check_joins(select)
+    for node in reversed(list(tree.walk())):  # children first: `transform` would skip those
+        made = _rewrite(node)
+        if made is not node:
+            tree = made if node is tree else tree
+            node.replace(made)
+    return str(tree.sql(dialect="sqlite"))
+
+
+def _check_joins(select: Any) -> None:
+    """A semi join becomes a WHERE, which must not come after a join that makes rows of its own."""
+    seen = False
+    for join in select.args.get("joins") or []:
+        if seen and join.args.get("side") in ("RIGHT", "FULL"):
+            raise QueryRejected("the oracle cannot run a RIGHT or FULL JOIN after a semi join")
+        seen = seen or join.args.get("kind") in ("SEMI", "ANTI")
 
 
 def _rewrite(node: Any) -> Any:
+    node = by_one_name(node)
     if isinstance(node, exp.Div | exp.IntDiv | exp.Mod):
         name = {"div": "spark_divide", "intdiv": "spark_div", "mod": "spark_mod"}[node.key]
         return exp.Anonymous(this=name, expressions=[node.this, node.expression])
+    if isinstance(node, exp.Add | exp.Sub) and _both_literal(node):
+        # As floats, 0.06 + 0.01 is not 0.07.
+        a, b = (Decimal(str(side.this)) for side in (node.this, node.expression))
+        return exp.Literal.number(str(a + b if isinstance(node, exp.Add) else a - b))
     if isinstance(node, exp.Cast):
         kind = exp.Literal.string(type_text(node.args["to"]))
         name = "spark_try_cast" if node.args.get("safe") else "spark_cast"
@@ -109,33 +131,58 @@ def _rewrite(node: Any) -> Any:
     if isinstance(node, exp.CountIf):
         case = exp.Case(ifs=[exp.If(this=node.this, true=exp.Literal.number(1))])
         return exp.Count(this=case)
+    if isinstance(node, exp.Count):
+        return _count(node)
     if isinstance(node, exp.NullSafeEQ):
         return exp.Is(this=node.this, expression=node.expression)
+    if isinstance(node, exp.Greatest | exp.Least):
+        trees = [node.this, *node.expressions]
+        return exp.Anonymous(this=f"spark_{node.key}", expressions=trees)
+    if isinstance(node, exp.ArgMax | exp.ArgMin):
+        name = "spark_max_by" if isinstance(node, exp.ArgMax) else "spark_min_by"
+        return exp.Anonymous(this=name, expressions=[node.this, node.expression])
+    if type(node) in _AGGREGATES:
+        return exp.Anonymous(this=_AGGREGATES[type(node)], expressions=[node.this])
     return node
 
 
+def _both_literal(node: Any) -> bool:
+    sides = (node.this, node.expression)
+    return all(isinstance(side, exp.Literal) and not side.is_string for side in sides)
+
+
+def _count(node: Any) -> Any:
+    """SQLite counts one column only."""
+    distinct = isinstance(node.this, exp.Distinct)
+    trees = node.this.expressions if distinct else [node.this, *node.expressions]
+    if len(trees) < 2:
+        return node
+    name = "spark_count_distinct" if distinct else "spark_count_all"
+    return exp.Anonymous(this=name, expressions=list(trees))
+
+
+_AGGREGATES: Final[dict[Any, str]] = {
+    exp.Stddev: "spark_stddev_samp",
+    exp.StddevSamp: "spark_stddev_samp",
+    exp.StddevPop: "spark_stddev_pop",
+    exp.Variance: "spark_var_samp",
+    exp.VariancePop: "spark_var_pop",
+    exp.LogicalAnd: "spark_bool_and",
+    exp.LogicalOr: "spark_bool_or",
+}
+
+
 def _prepare(connection: apsw.Connection, tables: Mapping[str, tuple[Schema, Weighted]]) -> None:
-    for name, (count, function) in _FUNCTIONS.items():
-        connection.create_scalar_function(name, function, count, deterministic=True)
+    register(connection)
     connection.execute("PRAGMA case_sensitive_like = ON")
     for name, (schema, rows) in tables.items():
         columns = ", ".join(f'"{column}"' for column in schema.names)
         connection.execute(f'CREATE TABLE "{name}" ({columns})')
         marks = ", ".join("?" * len(schema.names))
         repeated = [
-            tuple(map(_into, row)) for row, weight in rows.items() for _ in range(max(weight, 0))
+            tuple(map(into, row)) for row, weight in rows.items() for _ in range(max(weight, 0))
         ]
         connection.executemany(f'INSERT INTO "{name}" VALUES ({marks})', repeated)
-
-
-def _into(value: Any) -> Any:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, datetime):
-        return value.replace(tzinfo=None).isoformat(sep=" ")
-    return value.isoformat() if isinstance(value, date) else value
 
 
 def _back(value: Any, kind: str) -> Any:
@@ -145,51 +192,6 @@ def _back(value: Any, kind: str) -> Any:
         # 15 digits are what a double keeps.
         return cast_value(Decimal(f"{value:.15g}"), kind)
     return cast_value(value, kind)
-
-
-def _null_or(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*values: Any) -> Any:
-        return None if any(value is None for value in values) else function(*values)
-
-    return call
-
-
-def _nonzero(divisor: Any) -> Any:
-    if divisor == 0:
-        raise DefiniteError("[DIVIDE_BY_ZERO] Division by zero: use try_divide")
-    return divisor
-
-
-def _div(a: Any, b: Any) -> int:
-    return math.trunc(Decimal(str(a)) / Decimal(str(_nonzero(b))))
-
-
-def _mod(a: Any, b: Any) -> Any:
-    return math.fmod(a, _nonzero(b)) if isinstance(a, float) else int(math.fmod(a, _nonzero(b)))
-
-
-def _cast(value: Any, kind: str) -> Any:
-    return None if value is None else _into(cast_value(value, kind))
-
-
-def _try_cast(value: Any, kind: str) -> Any:
-    try:
-        return _cast(value, kind)
-    except DefiniteError:
-        return None
-
-
-_FUNCTIONS: Final[dict[str, tuple[int, Callable[..., Any]]]] = {
-    "spark_divide": (2, _null_or(lambda a, b: a / _nonzero(b))),
-    "spark_div": (2, _null_or(_div)),
-    "spark_mod": (2, _null_or(_mod)),
-    "spark_cast": (2, _cast),
-    "spark_try_cast": (2, _try_cast),
-    "year": (1, _null_or(lambda text: int(str(text)[:4]))),
-    "month": (1, _null_or(lambda text: int(str(text)[5:7]))),
-    "day": (1, _null_or(lambda text: int(str(text)[8:10]))),
-    "hour": (1, _null_or(lambda text: int(str(text)[11:13]))),
-}
 
 
 def differences(
@@ -242,14 +244,19 @@ def _compare(
 
 
 def _close(left: Iterable[Any], right: Iterable[Any]) -> bool:
-    return all(_close_values(a, b) for a, b in zip(left, right, strict=True))
+    return all(close_values(a, b) for a, b in zip(left, right, strict=True))
 
 
-def _close_values(a: Any, b: Any) -> bool:
+def close_values(a: Any, b: Any) -> bool:
+    """Whether two values are equal, floats (and decimals) within the tolerance."""
     if isinstance(a, float) and isinstance(b, float):
         if math.isnan(a) or math.isnan(b):
             return math.isnan(a) and math.isnan(b)
         return math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(close_values(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and _close(a, b)
     if isinstance(a, Decimal) and isinstance(b, Decimal):
         last_place = Decimal(1).scaleb(int(a.as_tuple().exponent))
         return abs(a - b) <= max(last_place, abs(a) * Decimal(str(RELATIVE_TOLERANCE)))

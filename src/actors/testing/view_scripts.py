@@ -22,6 +22,7 @@ from sqlglot.errors import SqlglotError
 from actors.errors import InvalidUsage, PenstockError, QueryRejected
 from actors.plan.schema import Column, Schema, arrow_type
 from actors.testing.expressions import WIDE, cast_value, compile_text, decimal_digits
+from actors.testing.nodes import frozen
 
 Constant: TypeAlias = tuple[str, str]
 """Text of an expression, and the type that it is cast to."""
@@ -327,9 +328,9 @@ def _value(
 ) -> Any:
     text, kind = constant
     if constant in known:
-        return known[constant]
+        return frozen(known[constant])
     try:
-        return _evaluated(text, kind)
+        return frozen(_evaluated(text, kind))
     except (PenstockError, SqlglotError, ValueError) as error:
         raise _wrong(script, change.line, f"{text} is not a {kind}: {error}") from None
 

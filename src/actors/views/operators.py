@@ -32,7 +32,7 @@ Origins: TypeAlias = tuple[Origin, ...]
 Ids: TypeAlias = tuple[str, ...]
 """Column ids; an empty one stands for NULL."""
 
-CUT_NODES: Final = 150
+CUT_NODES: Final = 50
 """A delta of more nodes that is needed in several places is made by a run of its own."""
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 

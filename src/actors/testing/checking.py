@@ -1,0 +1,473 @@
+"""One view script, run and compared: the heart of `penstock check-views`.
+
+Theory of operation. A script's views are compiled in order. Then each is maintained along
+several *ways* to cut the changes into steps, by `maintain` on the engine: each time alone, all
+at once, and at random. After that the views live once more as real dataflows on real shards
+(`stage`): hydrated somewhere, written in random groups, compacted, stopped and started again,
+and for some scripts with the engine killed under them. After each way, at each time of the
+script, what has accumulated is compared with the reference (`reference`), and no weight may be
+negative. The last time deletes all that is left.
+
+Rules
+- Ways are independent and run beside one another; jobs are pure functions of their message.
+- A time at which plain Spark raises is *error or equal*. A view in error where plain Spark
+  answers is wrong; but a dataflow that takes several times in one step may recover at the last
+  of them.
+- A view above one whose answer Spark is free to choose is compared with its own text over what
+  that one really holds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import msgspec
+
+from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected
+from actors.kernel import Address, System, SystemClock
+from actors.persist import PersistClient
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import Difference
+from actors.plan.schema import Column, Schema
+from actors.settings import Settings
+from actors.testing.maintain import Engine, Maintained, accumulated, updates_of
+from actors.testing.nodes import Update as Row
+from actors.testing.reference import Bag, Reference
+from actors.testing.view_scripts import (
+    Constant,
+    Expectation,
+    Script,
+    ScriptError,
+    Update,
+    ViewText,
+    foreign_constants,
+    inlined,
+    rows_of,
+    times_of,
+)
+from actors.views.compile import compile_view
+
+if TYPE_CHECKING:
+    from actors.testing.stage import Stage
+
+WAYS_AT_ONCE: Final = 4
+LIVE: Final = 1 << 30
+"""Ways are numbered; the dataflows are the last."""
+LIVE_SETTINGS: Final[dict[str, int]] = {
+    "retry_delay_ms_min": 1,
+    "retry_delay_ms_max": 20,
+    "hold_downgrade_ms": 1,
+    "batches_per_shard_max": 2,
+}
+
+
+class ViewResult(msgspec.Struct):
+    """What was found of one view."""
+
+    file: str
+    view: str
+    verdict: str
+    """``exact``, ``WRONG`` or ``refused``."""
+    mode: str
+    reason: str = ""
+    detail: str = ""
+    failed: str = ""
+    """The expectation that did not hold."""
+
+    def line(self) -> str:
+        """As `check-views` prints it."""
+        rest = "; ".join(part for part in (self.detail, self.failed) if part)
+        return f"{self.verdict}  {self.mode}  {self.file}:{self.view}" + (
+            f"  {rest}" if rest else ""
+        )
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a script runs."""
+
+    system: System
+    executor: Address[object]
+    settings: Settings
+    scratch: Path
+    kill: Callable[[], None] | None = None
+    """Kills the engine with SIGKILL; it recovers by itself."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How much of a script is checked."""
+
+    splits: int = 2
+    seed: int = 0
+    ends: bool = True
+    """Each time alone and all at once; without, only the random ways."""
+    live: bool = True
+    """As dataflows, too, with compaction and restarts."""
+    exact_decimals: bool = True
+    """The engine's own answers hold decimals exactly (the in-memory one's do not)."""
+    batched: bool = True
+    """The reference of many times in one query."""
+
+
+class Checked:
+    """One script being checked."""
+
+    def __init__(self, script: Script, place: Place, options: Options, name: str) -> None:
+        self.plans: dict[str, DeltaPlan] = {}
+        self.script = script
+        self._place = place
+        self._options = options
+        self._name = name
+        self._engine = Engine(place.executor, name)
+        self._random = random.Random(f"{options.seed} {name}")
+        self._results: dict[str, ViewResult] = {}
+        self._references: dict[str, Reference] = {}
+        self._expected: dict[str, dict[int, Bag | None]] = {}
+        self._errors: dict[str, set[int]] = {}
+        self._faults: dict[str, tuple[int, str]] = {}
+        self.base: dict[str, list[Row]] = {name: [] for name in script.tables}
+        self.times: list[int] = []
+
+    async def run(self, *, kill: bool = False) -> list[ViewResult]:
+        """The results of the script's views. Raises `ScriptError`."""
+        await self.compile()
+        if self.times and self.plans:
+            for name, plan in self.plans.items():
+                await self._refer(name, plan)
+            limiter = anyio.CapacityLimiter(WAYS_AT_ONCE)
+            async with anyio.create_task_group() as group:
+                for number, cuts in enumerate(self._ways()):
+                    group.start_soon(self._along, limiter, number, cuts)
+                if self._options.live:
+                    group.start_soon(self._live, limiter, kill)
+        await self.forget()
+        for expectation in self.script.expectations:
+            self._expect(expectation)
+        return self.results()
+
+    async def compile(self) -> None:
+        """Reads the changes, compiles the views and makes their plans known to the engine."""
+        updates = rows_of(self.script, await self._constants())
+        tables: dict[str, Schema] = dict(self.script.tables)
+        for view in self.script.views:
+            if not view.materialized:
+                continue
+            result = ViewResult(self.script.path, view.name, "exact", "refused")
+            self._results[view.name] = result
+            try:
+                plan = await self._plan(view, tables)
+            except InvalidUsage as error:
+                result.verdict = "refused"
+                result.detail = str(error).splitlines()[0]
+                continue
+            tables[view.name] = plan.output
+            result.mode, result.reason = plan.mode, plan.reason
+            self.plans[view.name] = plan
+            try:
+                await self.maintained(view.name).prepare()
+            except PenstockError as error:
+                self._wrong(view.name, f"not prepared: {_first_line(error)}")
+                del self.plans[view.name], tables[view.name]
+        self._note(updates)
+
+    async def _constants(self) -> dict[Constant, object]:
+        """Values of changes that only the engine can evaluate."""
+        wanted = foreign_constants(self.script)
+        if not wanted:
+            return {}
+        items = ", ".join(f"CAST({t} AS {k}) AS c{i}" for i, (t, k) in enumerate(wanted))
+        output = Schema(tuple(Column(f"c{i}", kind) for i, (_, kind) in enumerate(wanted)))
+        job_id = self._engine.job_id()
+        job = Difference(job_id, f"SELECT {items}", (), output, 0, None, self.script.conf)
+        try:
+            table = await self._engine.rows(job)
+        except (QueryRejected, DefiniteError) as error:
+            raise ScriptError(f"{self.script.path}: a value of a change: {error}") from None
+        return dict(zip(wanted, updates_of(table, output.names)[0][0], strict=True))
+
+    async def _plan(self, view: ViewText, tables: Mapping[str, Schema]) -> DeltaPlan:
+        sql = inlined(self.script, view)
+        plan = await compile_view(sql, tables, self._engine.analyze(), self.script.conf)
+        policy = self.script.policies.get(view.name, "auto")
+        if policy == "incremental strict" and plan.mode == "opaque":
+            raise InvalidUsage(f"the policy is incremental strict, but: {plan.reason}")
+        if policy == "full":
+            plan = msgspec.structs.replace(
+                plan, mode="opaque", reason="the policy is full", strata=(), hidden=()
+            )
+        return plan
+
+    def _note(self, updates: Sequence[Update]) -> None:
+        """All times, the one at which everything left is deleted last."""
+        for update in updates:
+            self.base[update.table].append((update.row, update.time, update.diff))
+        self.times = list(times_of(self.script))
+        if self.times:
+            end = self.times[-1] + 1
+            for rows in self.base.values():
+                left = accumulated(rows, end)
+                rows += [(row, end, -weight) for row, weight in left.items()]
+            self.times.append(end)
+
+    def maintained(self, name: str, *, fuse: bool | None = None) -> Maintained:
+        """A view from the start on, of the plan that the engine knows."""
+        return Maintained(self._engine, self.plans[name], f"{self._name}:{name}", fuse=fuse)
+
+    def results(self) -> list[ViewResult]:
+        """What is known of each view so far."""
+        return list(self._results.values())
+
+    async def forget(self) -> None:
+        """Drops the plans in the engine."""
+        for name in self.plans:
+            await self.maintained(name).forget()
+
+    # -- the reference ----------------------------------------------------------------------------
+
+    async def _refer(self, name: str, plan: DeltaPlan) -> None:
+        """The view's contents at every time, unless they hang on what Spark chooses."""
+        reference = Reference(self._engine, plan, batched=self._options.batched)
+        self._references[name] = reference
+        await reference.prepare()
+        if any(self._is_open(source) for source in plan.sources):
+            return
+        contents = {time: self._sources(plan, time, {}) for time in self.times}
+        known = {time: bags for time, bags in contents.items() if bags is not None}
+        answers = await reference.contents(known)
+        self._expected[name] = {time: answers.get(time) for time in self.times}
+
+    def _is_open(self, source: str) -> bool:
+        """Whether a view's contents are not determined by the tables'."""
+        if source in self.base:
+            return False
+        return source not in self._expected or self._references[source].freedom.kind != "none"
+
+    def _sources(
+        self, plan: DeltaPlan, time: int, found: Mapping[str, Mapping[int, Bag | None]]
+    ) -> list[Bag] | None:
+        """The sources' contents at a time; None when one of them is in error."""
+        bags: list[Bag] = []
+        for source in plan.sources:
+            if source in self.base:
+                bags.append(accumulated(self.base[source], time))
+                continue
+            at = found[source] if self._is_open(source) else self._expected[source]
+            bag = at.get(time)
+            if bag is None:
+                return None
+            bags.append(bag)
+        return bags
+
+    async def _expected_at(
+        self, name: str, times: Sequence[int], found: Mapping[str, Mapping[int, Bag | None]]
+    ) -> Mapping[int, Bag | None]:
+        """The reference at times; views below that are open are taken as they are `found`."""
+        if name in self._expected:
+            return self._expected[name]
+        contents = {time: self._sources(self.plans[name], time, found) for time in times}
+        known = {time: bags for time, bags in contents.items() if bags is not None}
+        answers = await self._references[name].contents(known)
+        return {time: answers.get(time) for time in times}
+
+    async def _compare(
+        self,
+        name: str,
+        way: tuple[int, str],
+        found: Mapping[str, Mapping[int, Bag | None]],
+        times: Sequence[int],
+        recovering: Sequence[int] = (),
+    ) -> None:
+        """Notes the first time at which a view is not what it should be.
+
+        `found` has None where it is in error; that is allowed where plain Spark raises, and
+        after that at times in `recovering`.
+        """
+        reference = self._references[name]
+        expected = await self._expected_at(name, times, found)
+        for time in times:
+            wanted, bag = expected[time], found[name][time]
+            if wanted is None:
+                continue
+            if bag is None:
+                raised = any(at <= time and bag is None for at, bag in expected.items())
+                if not raised or time not in recovering:
+                    self._wrong(name, f"at {time}: in error, but plain Spark answers", way)
+                continue
+            wrong = reference.differences(wanted, bag, exact_decimals=self._options.exact_decimals)
+            negative = [row for row, weight in bag.items() if weight < 0]
+            if wrong and reference.freedom.kind == "unknown":
+                self._results[name].detail = f"not checked: {reference.freedom.why}"
+            elif wrong:
+                first = wrong[0]
+                self._wrong(
+                    name,
+                    f"at {time}: {len(wrong)} rows differ, first {first.row}: "
+                    f"weight {first.found}, not {first.expected}",
+                    way,
+                )
+            elif negative:
+                self._wrong(name, f"at {time}: negative weight of {negative[0]}", way)
+
+    # -- ways -------------------------------------------------------------------------------------
+
+    def _ways(self) -> list[list[int]]:
+        """Lists of `hi`: each time alone, all at once, and random ones."""
+        ends = [time + 1 for time in self.times]
+        ways = [ends, ends[-1:]] if self._options.ends else []
+        for _ in range(self._options.splits):
+            some = {end for end in ends[:-1] if self._random.random() < 0.4}
+            ways.append([*sorted(some), ends[-1]])
+        return ways
+
+    async def _along(self, limiter: anyio.CapacityLimiter, number: int, cuts: list[int]) -> None:
+        """Maintains all views along one way, and compares at all times."""
+        async with limiter:
+            way = (number, f"steps to {', '.join(map(str, cuts))}")
+            views = {name: self.maintained(name) for name in self.plans}
+            first = max(self.times[0], 1)
+            lo = 0
+            for hi in [first, *(cut for cut in cuts if cut > first)]:
+                for name, view in views.items():
+                    deltas = [self._delta(source, views, lo, hi) for source in view.plan.sources]
+                    try:
+                        await view.advance(deltas, lo, hi)
+                    except (PenstockError, AssertionError) as error:
+                        self._wrong(name, f"step [{lo}, {hi}): {_first_line(error)}", way)
+                        return
+                lo = hi
+            found: dict[str, dict[int, Bag | None]] = {}
+            for name, view in views.items():
+                broken = self._broken(view, found)
+                found[name] = {
+                    time: None if time in broken else accumulated(view.output, time)
+                    for time in self.times
+                }
+                self._errors[name] = self._errors.get(name, broken) & broken
+                await self._compare(name, way, found, self.times)
+
+    def _delta(self, source: str, views: Mapping[str, Maintained], lo: int, hi: int) -> list[Row]:
+        updates = self.base[source] if source in self.base else views[source].output
+        return [update for update in updates if lo <= update[1] < hi]
+
+    def _broken(self, view: Maintained, found: Mapping[str, Mapping[int, Bag | None]]) -> set[int]:
+        """The script's times at which a view is in error: while a source is, and of its own from
+        a failure to the next change."""
+        all_broken: set[int] = set()
+        for source in view.plan.sources:
+            all_broken |= {time for time, bag in found.get(source, {}).items() if bag is None}
+        changed = {time for updates in view.inputs for _, time, _ in updates}
+        broken = False
+        for time in sorted({*self.times, *view.errors}):
+            broken = time in view.errors or (broken and time not in changed)
+            if broken:
+                all_broken.add(time)
+        return all_broken & set(self.times)
+
+    # -- as dataflows -----------------------------------------------------------------------------
+
+    async def _live(self, limiter: anyio.CapacityLimiter, kill: bool) -> None:
+        from actors.testing.stage import Stage
+
+        async with limiter:
+            settings = msgspec.structs.replace(self._place.settings, **LIVE_SETTINGS)
+            persist = await PersistClient.in_memory(settings, SystemClock())
+            stage = Stage(
+                self._place.system,
+                self._place.executor,
+                persist,
+                self._place.scratch,
+                settings,
+                f"{self._name}-live",
+            )
+            try:
+                await stage.open(self.script.tables, self.plans)
+                await self._live_on(stage, settings, kill)
+            except PenstockError as error:
+                for name in self.plans:
+                    self._wrong(name, _first_line(error), (LIVE, "as a dataflow"))
+            finally:
+                await stage.stop()
+                await persist.close()
+
+    async def _live_on(self, stage: Stage, settings: Settings, kill: bool) -> None:
+        """Hydrates, writes in groups, compacts, restarts, and compares after each group."""
+        from actors.testing.stage import strained
+
+        choose = random.Random(f"{self._options.seed} {self._name} live")
+        groups = self._groups(choose)
+        restart, killing = choose.randrange(len(groups)), choose.randrange(len(groups))
+        as_of, lo = groups[0][-1], 0
+        since = as_of
+        for number, times in enumerate(groups):
+            hi = times[-1] + 1
+            updates = {
+                name: [u for u in rows if lo <= u[1] < hi] for name, rows in self.base.items()
+            }
+            await stage.write(updates, hi)
+            if number == 0:
+                await stage.start(as_of, strained(settings, choose.randrange(4)))
+            if kill and number == killing and self._place.kill is not None:
+                await anyio.sleep(choose.random() / 10)
+                self._place.kill()
+            await stage.wait(hi)
+            await self._compare_live(stage, times if number else times[-1:], f"to {hi}")
+            if choose.random() < 0.5:
+                since = choose.choice([since, times[-1]])
+                await stage.compact(since)
+            if number == restart:
+                await stage.stop()
+                await stage.start(as_of, strained(settings, choose.randrange(4)))
+            lo = hi
+
+    def _groups(self, choose: random.Random) -> list[list[int]]:
+        """The times, cut at random into what is written together."""
+        groups: list[list[int]] = [[]]
+        for time in self.times:
+            groups[-1].append(time)
+            if choose.random() < 0.4:
+                groups.append([])
+        return [group for group in groups if group]
+
+    async def _compare_live(self, stage: Stage, times: Sequence[int], where: str) -> None:
+        found: dict[str, Mapping[int, Bag | None]] = {}
+        changed = [u[1] for rows in self.base.values() for u in rows if u[1] <= times[-1]]
+        recovering = [time for time in times if time < max(changed, default=0)]
+        for name in self.plans:
+            found[name] = await stage.contents(name, times)
+            way = (LIVE, f"as a dataflow, written {where}")
+            await self._compare(name, way, found, times, recovering)
+
+    # -- verdicts ---------------------------------------------------------------------------------
+
+    def _wrong(self, name: str, detail: str, way: tuple[int, str] = (0, "")) -> None:
+        """Notes what is wrong; of several ways the first one's is told."""
+        number, text = way
+        found = (number, f"{detail} ({text})" if text else detail)
+        self._faults[name] = min(self._faults.get(name, found), found, key=lambda fault: fault[0])
+        result = self._results[name]
+        result.verdict, result.detail = "WRONG", self._faults[name][1]
+
+    def _expect(self, expectation: Expectation) -> None:
+        result = self._results.get(expectation.view.lower())
+        if result is None:
+            return
+        where = f"line {expectation.line}: expected {expectation.kind}"
+        if expectation.kind == "error":
+            moments = [t for t in times_of(self.script) if expectation.start <= t < expectation.end]
+            missing = set(moments) - self._errors.get(result.view, set())
+            if missing:
+                result.failed = f"{where}, but at {min(missing)} it answers"
+        elif expectation.kind != result.mode:
+            why = f" ({result.reason or result.detail})" if result.reason or result.detail else ""
+            result.failed = f"{where}, found {result.mode}{why}"
+        elif expectation.text and expectation.text not in (result.reason or result.detail):
+            found = result.reason or result.detail
+            result.failed = f"{where} with {expectation.text!r}, found {found!r}"
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"

@@ -1,0 +1,130 @@
+"""Runs made-up view scripts on an engine, and keeps the failing ones, made small.
+
+A script that fails is reduced while it goes on failing: to the one view and what it reads, then
+to fewer changes, by halves. What is left is written as a script file that says what differed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from actors.errors import PenstockError
+from actors.testing.check_views import Report, Show
+from actors.testing.checking import Checked, Options, Place, ViewResult
+from actors.testing.fuzz import Case, made_up
+from actors.testing.view_scripts import parse_script
+
+VIEWS_A_SCRIPT: Final = 4
+SCRIPTS_AT_ONCE: Final = 2
+LIVE_EVERY: Final = 10
+ENDS_EVERY: Final = 5
+"""Of so many scripts one takes the two ends and the dataflows, too; the others a random way."""
+ATTEMPTS_MAX: Final = 40
+
+
+async def fuzz(views: int, place: Place, options: Options, keep: Path, show: Show) -> Report:
+    """Makes up and checks so many views; failing scripts are written to `keep`."""
+    report = Report()
+    numbers = iter(range(-(-views // VIEWS_A_SCRIPT)))
+    total = -(-views // VIEWS_A_SCRIPT) * VIEWS_A_SCRIPT
+
+    async def work() -> None:
+        for number in numbers:
+            case = made_up(options.seed, number, VIEWS_A_SCRIPT)
+            chosen = chosen_options(options, number)
+            name = f"fuzz-{options.seed}-{number}"
+            try:
+                results = await _results(case, place, chosen, name)
+            except PenstockError as error:
+                text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                results = [
+                    ViewResult(name, v, "WRONG", "refused", detail=text) for v, _ in case.views
+                ]
+            for result in results:
+                if result.verdict == "WRONG":
+                    path = keep / f"fuzz-{options.seed}-{number}-{result.view}.view"
+                    result.file = str(path)
+                    await _keep(case, result, place, chosen, path)
+                report.views.append(result)
+                show(result, len(report.views), total)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(SCRIPTS_AT_ONCE):
+            group.start_soon(work)
+    return report
+
+
+def chosen_options(options: Options, number: int) -> Options:
+    """How much of script `number` is checked."""
+    return msgspec.structs.replace(
+        options,
+        splits=1,
+        ends=number % ENDS_EVERY == 0,
+        live=number % LIVE_EVERY == 0,
+    )
+
+
+async def _results(case: Case, place: Place, options: Options, name: str) -> list[ViewResult]:
+    script = parse_script(case.text(), name)
+    return await Checked(script, place, options, name).run()
+
+
+async def _keep(case: Case, result: ViewResult, place: Place, options: Options, path: Path) -> None:
+    counter = iter(range(1, ATTEMPTS_MAX + 1))
+
+    async def fails(smaller: Case) -> bool:
+        attempt = next(counter, None)
+        if attempt is None:
+            return False
+        name = f"{path.stem}-{attempt}"
+        try:
+            found = await _results(smaller, place, options, name)
+        except PenstockError:
+            return False
+        return any(one.view == result.view and one.verdict == "WRONG" for one in found)
+
+    small = await shrunk(case, result.view, fails)
+    file = anyio.Path(path)
+    await file.parent.mkdir(parents=True, exist_ok=True)
+    await file.write_text(small.text(f"{result.mode}: {result.detail}"))
+
+
+async def shrunk(case: Case, view: str, fails: Callable[[Case], Any]) -> Case:
+    """The case with less in it, as long as `fails` says that it does."""
+    wanted: set[str] = {view}
+    for name, sql in reversed(case.views):
+        if name in wanted:
+            wanted |= {other for other, _ in case.views if f"{other} " in sql + " "}
+    fewer = tuple((name, sql) for name, sql in case.views if name in wanted)
+    texts = " ".join(sql for _, sql in fewer)
+    tables = tuple(table for table in case.tables if f"{table.name} " in texts + " ")
+    kept = {table.name for table in tables}
+    changes = tuple(change for change in case.changes if change.table in kept)
+    candidate = msgspec.structs.replace(case, views=fewer, tables=tables, changes=changes)
+    if candidate != case and await fails(candidate):
+        case = candidate
+    size = max(1, len(case.changes) // 2)
+    while size:
+        start = 0
+        while start < len(case.changes):
+            left = _without(case, range(start, start + size))
+            if await fails(left):
+                case = left
+            else:
+                start += size
+        size //= 2
+    trimmed = _without(case, ())
+    return trimmed if trimmed != case and await fails(trimmed) else case
+
+
+def _without(case: Case, dropped: Iterable[int]) -> Case:
+    gone = set(dropped)
+    changes = tuple(c for index, c in enumerate(case.changes) if index not in gone)
+    used = {change.time for change in changes}
+    times = tuple(time for time in case.times if time in used) or case.times[:1]
+    return msgspec.structs.replace(case, changes=changes, times=times)

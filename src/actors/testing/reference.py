@@ -1,0 +1,124 @@
+"""The reference: a view's contents at many times, as plain Spark evaluates the view's own text.
+
+What: `Reference` answers for one view, given the contents of its sources at each time. All times
+go to the engine together: one query whose branches are the text at one time each, the tables'
+names bound to that time's contents by a WITH around it. A branch that fails fails them all, so a
+batch in error is halved until the times that raise are known. Nothing of the compiler is used.
+
+Rules: equal contents are evaluated once; an answer of None means that plain Spark raised. Where
+plain Spark is free to choose, the answer is all candidates (see `freedom`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from actors.errors import DefiniteError, QueryRejected
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import Difference, Rows
+from actors.plan.schema import Column, Schema
+from actors.testing.freedom import NONE, Freedom, freedom_of
+from actors.testing.maintain import Engine, rows_message, updates_of, weighted
+from actors.testing.oracle import Difference as RowDifference
+
+Bag: TypeAlias = Counter[tuple[Any, ...]]
+AT: Final = "__at"
+BATCH_MAX: Final = 8
+"""Branches of one query: Spark's planning of them grows faster than their number."""
+
+
+class Reference:
+    """One view's reference."""
+
+    def __init__(self, engine: Engine, plan: DeltaPlan, *, batched: bool = True) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._batch = BATCH_MAX if batched else 1
+        self._sql, self._output = plan.sql, plan.output
+        self._known: dict[Any, Bag | None] = {}
+        self.freedom: Freedom = NONE
+
+    async def prepare(self) -> None:
+        """Finds out what the text leaves open."""
+        found = freedom_of(self._plan.sql)
+        if found.sql:
+            tables = tuple(zip(self._plan.sources, self._plan.source_schemas, strict=True))
+            try:
+                analyzed = await self._engine.analyze()(tables, (found.sql,), self._plan.conf)
+            except QueryRejected:
+                found = Freedom("unknown", why=found.why or "its candidates cannot be asked for")
+            else:
+                self._sql, self._output = found.sql, analyzed.schemas[0]
+        self.freedom = found
+
+    async def contents(self, moments: Mapping[int, Sequence[Bag]]) -> dict[int, Bag | None]:
+        """The answer at each time, from the sources' contents there."""
+        keys = {time: _key(bags) for time, bags in moments.items()}
+        wanted: dict[Any, Sequence[Bag]] = {}
+        for time, bags in moments.items():
+            if keys[time] not in self._known:
+                wanted.setdefault(keys[time], bags)
+        pending = list(wanted.items())
+        for start in range(0, len(pending), self._batch):
+            await self._evaluate(pending[start : start + self._batch])
+        return {time: self._known[key] for time, key in keys.items()}
+
+    def differences(
+        self, expected: Bag, found: Bag, *, exact_decimals: bool
+    ) -> list[RowDifference]:
+        """How `found` differs from what plain Spark could answer."""
+        return self.freedom.differences(expected, found, exact_decimals=exact_decimals)
+
+    async def _evaluate(self, batch: list[tuple[Any, Sequence[Bag]]]) -> None:
+        try:
+            answers = await self._run([bags for _, bags in batch])
+        except DefiniteError:
+            if len(batch) == 1:
+                self._known[batch[0][0]] = None
+                return
+            middle = len(batch) // 2
+            await self._evaluate(batch[:middle])
+            await self._evaluate(batch[middle:])
+            return
+        for (key, _), answer in zip(batch, answers, strict=True):
+            self._known[key] = answer
+
+    async def _run(self, batch: list[Sequence[Bag]]) -> list[Bag]:
+        plan = self._plan
+        tables: list[tuple[str, Rows]] = []
+        if len(batch) == 1:
+            sql, output = self._sql, self._output
+            tables = [
+                (name, rows_message(schema, weighted(bag, 0)))
+                for name, schema, bag in zip(
+                    plan.sources, plan.source_schemas, batch[0], strict=True
+                )
+            ]
+        else:
+            branches = []
+            for number, bags in enumerate(batch):
+                heads = []
+                for name, schema, bag in zip(plan.sources, plan.source_schemas, bags, strict=True):
+                    view = f"__{number}_{name}"
+                    tables.append((view, rows_message(schema, weighted(bag, 0))))
+                    heads.append(f"`{name}` AS (SELECT * FROM `{view}`)")
+                with_ = f"WITH {', '.join(heads)} " if heads else ""
+                branches.append(f"SELECT {number} AS {AT}, v.* FROM ({with_}SELECT * FROM\n(\n"
+                                f"{self._sql}\n)) v")  # fmt: skip
+            sql = "\nUNION ALL\n".join(branches)
+            output = Schema((Column(AT, "int", False), *self._output.columns))
+        job = Difference(self._engine.job_id(), sql, tuple(tables), output, 0, None, plan.conf)
+        updates = updates_of(await self._engine.rows(job), output.names)
+        answers: list[Bag] = [Counter() for _ in batch]
+        for row, _, diff in updates:
+            if len(batch) == 1:
+                answers[0][row] += diff
+            else:
+                answers[row[0]][row[1:]] += diff
+        return answers
+
+
+def _key(bags: Sequence[Bag]) -> Any:
+    return tuple(frozenset((row, weight) for row, weight in bag.items() if weight) for bag in bags)

@@ -1,0 +1,140 @@
+"""No mislabelling: what a step's lookups read must not grow with the state.
+
+What: `measured` runs a checked script's views twice over the same last changes, once on the
+script's own state and once on ten times as much: nine copies of every row are added whose
+values are all others, so that they join among themselves and lie in groups that the changes do
+not touch. Rows that lookups return are counted. A view that is labelled incremental or keyed
+and reads more than `GROWTH_MAX` times as many on the larger state is WRONG: its cost follows
+the state, not the change.
+
+Rules: the first half of the script's changes is the state, each later time is one step, strata
+one by one. A NULL becomes a value in the copies, or they would share the group of NULL keys;
+booleans stay as they are. A view in error is not measured. A key that maps many values to few
+(``k % 2``) puts copies into touched groups, and is no case for this measure.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+from actors.errors import PenstockError
+from actors.testing.checking import Checked, ViewResult
+from actors.testing.expressions import INTEGERS, WIDE, decimal_digits
+from actors.testing.maintain import Maintained
+from actors.testing.nodes import Update as Row
+from actors.testing.view_scripts import random_value
+
+COPIES: Final = 9
+GROWTH_MAX: Final = 1.2
+_STEP: Final = 1000
+_DAYS: Final = 4000
+
+
+class Reads(dict[str, int]):
+    """Rows read by lookups, by view; -1 for one that could not be measured."""
+
+
+async def measured(check: Checked) -> list[ViewResult]:
+    """The script's views, WRONG where they read more on more state. Raises `ScriptError`."""
+    await check.compile()
+    results = check.results()
+    wanted = [r for r in results if r.mode in ("incremental", "keyed") and r.verdict == "exact"]
+    times = check.times[:-1]
+    if not wanted or len(times) < 2:
+        return results
+    small = await _reads(check, times, 0)
+    large = await _reads(check, times, COPIES)
+    for result in wanted:
+        few, many = small[result.view], large[result.view]
+        if few < 0 or many < 0:
+            result.detail = "not measured: in error"
+            continue
+        result.detail = f"{few} rows read, {many} of {COPIES + 1} times the state"
+        if many > GROWTH_MAX * few:
+            result.verdict = "WRONG"
+    await check.forget()
+    return results
+
+
+async def _reads(check: Checked, times: list[int], copies: int) -> Reads:
+    middle = times[len(times) // 2]
+    base = {name: list(rows) for name, rows in check.base.items()}
+    for name, rows in base.items():
+        schema = check.script.tables[name]
+        kinds = [column.type for column in schema.columns]
+        state: Counter[Any] = Counter()
+        for row, time, diff in rows:
+            if time < middle:
+                state[row] += diff
+        for copy in range(1, copies + 1):
+            for row, weight in state.items():
+                other = tuple(
+                    moved(value, kind, copy) for value, kind in zip(row, kinds, strict=True)
+                )
+                rows.append((other, max(middle - 1, 0), weight))
+    views: dict[str, Maintained] = {}
+    found = Reads()
+    for name in check.plans:
+        views[name] = check.maintained(name, fuse=False)
+        found[name] = 0
+    lo = 0
+    for hi in [middle, *(time + 1 for time in times if time >= middle)]:
+        if hi <= lo:
+            continue
+        for name, view in views.items():
+            deltas = [_delta(base, views, source, lo, hi) for source in view.plan.sources]
+            try:
+                await view.advance(deltas, lo, hi)
+            except PenstockError:
+                found[name] = -1
+            if view.in_error:
+                found[name] = -1
+        lo = hi
+    for name, view in views.items():
+        if found[name] == 0:
+            found[name] = sum(view.rows_read[1:])
+    return found
+
+
+def _delta(
+    base: dict[str, list[Row]], views: dict[str, Maintained], source: str, lo: int, hi: int
+) -> list[Row]:
+    updates = base[source] if source in base else views[source].output
+    return [update for update in updates if lo <= update[1] < hi]
+
+
+def moved(value: Any, kind: str, copy: int) -> Any:
+    """Another value of the type for each copy, wherever the type has so many."""
+    if value is None:
+        return moved(random_value(kind, random.Random(7)), kind, copy) if _simple(kind) else None
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        bits = INTEGERS.get(kind, 64)
+        step = _STEP if bits > 8 else 11
+        made = value + step * copy
+        return made if made < 1 << (bits - 1) else value - step * copy
+    if isinstance(value, float):
+        return value + _STEP * copy if math.isfinite(value) else float(_STEP * copy)
+    if isinstance(value, Decimal):
+        precision, scale = decimal_digits(kind)
+        far = copy * Decimal(10) ** max(-scale, min(3, precision - scale - 2))
+        wider = WIDE.add(value, far)
+        fits = wider.copy_abs() < 10 ** (precision - scale)
+        return wider if fits else WIDE.subtract(value, far)
+    if isinstance(value, str):
+        return f"{value}~{copy}"
+    if isinstance(value, bytes):
+        return value + bytes([copy])
+    if isinstance(value, date | datetime):
+        return value + timedelta(days=_DAYS * copy)
+    return value
+
+
+def _simple(kind: str) -> bool:
+    return "<" not in kind and kind not in ("void", "boolean", "variant")

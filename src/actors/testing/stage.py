@@ -1,0 +1,277 @@
+"""A script's views as the service runs them: real dataflows over real shards.
+
+What: `Stage` makes a shard for every table and view in a store in memory, writes the tables'
+changes, and keeps one `Dataflow` actor a view, with listen and fetch tasks and a stand-in for
+its worker, on the engine it is given. Views that read views import their output shards. It can
+stop all of them and start them again from what is durable, let the shards compact, and read a
+view's contents at a time as a client would.
+
+Rules: tables and views share one clock; `write` moves all tables' uppers together. `wait` fails
+with what the dataflows last said of themselves when a view does not come along in time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from actors.dataflow.dataflow import Dataflow
+from actors.errors import PenstockError
+from actors.fetch_task import FetchTask
+from actors.kernel import Actor, Address, System
+from actors.listen_task import ListenTask
+from actors.persist import Append, Appended, NewShard, PersistClient
+from actors.plan.delta import DeltaPlan
+from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.updates import between
+from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
+from actors.protocol.internal import (
+    DataflowProgress,
+    DataflowStatus,
+    Emit,
+    Emitted,
+    Install,
+    Installed,
+    Scheduled,
+    SourceStarted,
+    StartSources,
+    WritesAllowed,
+)
+from actors.settings import Settings
+from actors.testing.engine import table_of
+from actors.testing.maintain import updates_of
+from actors.testing.nodes import Relation
+from actors.testing.nodes import Update as Row
+
+RETAIN: Final = "retain"
+WAIT_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 0.25
+"""How often a dataflow that says nothing is looked at."""
+
+
+class Stuck(PenstockError):
+    """A view did not come along."""
+
+
+class _Worker(Actor[Any]):
+    """Stands in for a view's worker: starts its tasks, hears what it reports."""
+
+    def __init__(self, stage: Stage, description: DataflowDescription) -> None:
+        self._stage = stage
+        self._description = description
+        self._tasks: list[Address[Any]] = []
+        self.flow: Address[Any] | None = None
+        self.status = "not started"
+
+    async def receive(self, message: Any) -> None:
+        """One report of the dataflow."""
+        flow = self.flow
+        assert flow is not None
+        match message:
+            case StartSources(incarnation=incarnation):
+                for task in self._tasks:
+                    await self.ctx.stop_child(task)
+                self._tasks.clear()
+                for source, imported in enumerate(self._description.imports):
+                    self._start(flow, incarnation, source, imported)
+            case Install(dataflow=id_, incarnation=incarnation, upper=upper):
+                flow.send_nowait(Installed(id_, incarnation, 0, upper))
+            case Emit(dataflow=id_, incarnation=incarnation, batch=batch):
+                flow.send_nowait(Emitted(id_, incarnation, batch.upper))
+            case DataflowProgress(dataflow=id_, output=output):
+                self._stage.progress[id_] = max(output, self._stage.progress.get(id_, 0))
+            case DataflowStatus(state=state, text=text):
+                self.status = f"{state} {text}".strip()
+        self._stage.news.set()
+        self._stage.news = anyio.Event()
+
+    def _start(
+        self, flow: Address[Any], incarnation: int, source: int, imported: SourceImport
+    ) -> None:
+        stage, id_ = self._stage, self._description.id
+        fetch = self.ctx.spawn(
+            lambda: FetchTask(
+                stage.persist, imported.schema, id_, incarnation, source, flow, stage.settings
+            ),
+            f"fetch-{incarnation}-{source}",
+        )
+        listen = self.ctx.spawn(
+            lambda: ListenTask(
+                stage.persist, imported, id_, incarnation, source, flow, stage.settings
+            ),
+            f"listen-{incarnation}-{source}",
+        )
+        self._tasks += [fetch, listen]
+        flow.send_nowait(SourceStarted(id_, incarnation, 0, source, fetch, listen))
+
+
+class Stage:
+    """The tables and views of one script, alive."""
+
+    def __init__(
+        self,
+        system: System,
+        executor: Address[Any],
+        persist: PersistClient,
+        scratch: Path,
+        settings: Settings,
+        name: str,
+    ) -> None:
+        self.persist = persist
+        self.settings = settings
+        self.progress: dict[str, int] = {}
+        self.news = anyio.Event()
+        self._system = system
+        self._executor = executor
+        self._scratch = scratch
+        self._name = name
+        self._tables: dict[str, Schema] = {}
+        self._plans: dict[str, DeltaPlan] = {}
+        self._running: list[tuple[Address[Any], Address[Any], _Worker]] = []
+        self._lives = itertools.count(1)
+        self._upper = 0
+
+    async def open(self, tables: Mapping[str, Schema], plans: Mapping[str, DeltaPlan]) -> None:
+        """Makes the shards of tables and views."""
+        self._tables, self._plans = dict(tables), dict(plans)
+        new = [NewShard(name, schema, holds={RETAIN: 0}) for name, schema in tables.items()]
+        for name, plan in plans.items():
+            new.append(NewShard(name, plan.output, holds={RETAIN: 0}))
+            for shard, state in zip(_hidden_names(name, plan), plan.hidden, strict=True):
+                new.append(NewShard(shard, state.schema, holds={RETAIN: 0}))
+        if not await self.persist.create_shards(new):
+            raise Stuck("a shard was there already")
+
+    async def write(self, updates: Mapping[str, Sequence[Row]], upper: int) -> None:
+        """Appends the tables' updates of the times from the last upper to this one."""
+        for name, schema in self._tables.items():
+            columns = tuple((column.name, column.type) for column in schema.columns)
+            rows = list(updates.get(name, []))
+            table = table_of(Relation(columns, rows))
+            parts = await self.persist.write_parts(name, table) if rows else ()
+            done = await self.persist.append([Append(name, self._upper, upper, tuple(parts))])
+            if not isinstance(done, Appended):
+                raise Stuck(f"{name} could not be appended to: {done}")
+        self._upper = upper
+
+    async def start(self, as_of: int, settings: Settings | None = None) -> None:
+        """Starts a dataflow a view; a fresh one is computed whole at `as_of`."""
+        life = next(self._lives)
+        limits = settings or self.settings
+        for name, plan in self._plans.items():
+            description = self._description(name, plan, as_of)
+            worker = _Worker(self, description)
+            prefix = f"{self._name}-{name}-{life}"
+            at = self._system.spawn(partial(_same, worker), f"{prefix}-worker")
+            flow = self._system.spawn(
+                self._maker(description, at, limits, self._scratch / prefix), prefix
+            )
+            worker.flow = flow
+            self._running.append((flow, at, worker))
+            await flow.send(WritesAllowed())
+            await flow.send(Scheduled())
+
+    def _maker(
+        self, description: DataflowDescription, at: Address[Any], limits: Settings, scratch: Path
+    ) -> Callable[[], Dataflow]:
+        return lambda: Dataflow(description, (at,), self._executor, self.persist, limits, scratch)
+
+    def _description(self, name: str, plan: DeltaPlan, as_of: int) -> DataflowDescription:
+        schemas = self._tables | {other: p.output for other, p in self._plans.items()}
+        imports = tuple(SourceImport(source, schemas[source]) for source in plan.sources)
+        export = ViewExport(plan, name, _hidden_names(name, plan))
+        return DataflowDescription(f"{self._name}-{name}", name, imports, export, as_of)
+
+    async def stop(self) -> None:
+        """Drops all dataflows; what is durable stays."""
+        for flow, worker, _ in self._running:
+            for address in (flow, worker):
+                cell = self._system.cells.get(address.path)
+                if cell is not None:
+                    cell.request_stop()
+                    await cell.stopped.wait()
+        self._running.clear()
+        self.progress.clear()
+
+    async def wait(self, upper: int) -> None:
+        """Until every view has been computed up to `upper`. Raises `Stuck`."""
+        with anyio.move_on_after(WAIT_SECONDS) as scope:
+            while any(self.progress.get(f"{self._name}-{name}", 0) < upper for name in self._plans):
+                with anyio.move_on_after(LOOK_SECONDS):
+                    await self.news.wait()
+                self._look()
+        if scope.cancelled_caught:
+            said = "; ".join(worker.status for _, _, worker in self._running)
+            raise Stuck(f"no progress to {upper} in {WAIT_SECONDS:.0f} s; dataflows: {said}")
+
+    def _look(self) -> None:
+        """Raises `Stuck` when a dataflow is gone that nobody stopped."""
+        for flow, _, _ in self._running:
+            cell = self._system.cells.get(flow.path)
+            if cell is None or cell.stopped.is_set():
+                raise Stuck(f"the dataflow {flow.path} has crashed")
+
+    async def compact(self, since: int) -> None:
+        """Lets nobody read below `since` any more, and merges what the shards hold."""
+        shards = [*self._tables, *self._plans]
+        for name, plan in self._plans.items():
+            shards += _hidden_names(name, plan)
+        await self.persist.set_holds([(shard, RETAIN, since) for shard in shards])
+        for shard in shards:
+            await self.persist.maintain(shard)
+
+    async def contents(self, view: str, times: Sequence[int]) -> dict[int, Counter[Any] | None]:
+        """A view at each time; None where it holds an error."""
+        schema = self._plans[view].output
+        found: dict[int, Counter[Any] | None] = {}
+        reader = await self.persist.open_reader(view, f"check-{times[-1]}")
+        try:
+            for time in times:
+                found[time] = await self._read(reader, schema, time)
+        finally:
+            await reader.close()
+        return found
+
+    async def _read(self, reader: Any, schema: Schema, time: int) -> Counter[Any] | None:
+        parts, _ = await reader.snapshot(time)
+        sums: Counter[Any] = Counter()
+        errors: Counter[str] = Counter()
+        for part in parts:
+            table = between(await self.persist.fetch(part, schema), 0, time + 1)
+            if ERROR in table.column_names:
+                texts = zip(table[ERROR].to_pylist(), table[DIFF].to_pylist(), strict=True)
+                for text, diff in texts:
+                    if text is not None:
+                        errors[text] += diff
+                table = table.filter(table[ERROR].is_null())
+            for row, _, diff in updates_of(table.select([*schema.names, TIME, DIFF]), schema.names):
+                sums[row] += diff
+        if any(diff > 0 for diff in errors.values()):
+            return None
+        return Counter({row: diff for row, diff in sums.items() if diff})
+
+
+def _same(worker: _Worker) -> _Worker:
+    return worker
+
+
+def _hidden_names(name: str, plan: DeltaPlan) -> tuple[str, ...]:
+    return tuple(f"{name}.hidden{index}" for index in range(len(plan.hidden)))
+
+
+def strained(settings: Settings, choice: int) -> Settings:
+    """Settings whose limits are so small that dataflows take their other paths."""
+    small: list[dict[str, int]] = [
+        {},
+        {"hidden_rows_whole_max": 1},
+        {"lookup_rows_max": 1},
+        {"engine_inline_bytes_max": 1, "inflight_bytes_per_dataflow_max": 1},
+    ]
+    return msgspec.structs.replace(settings, **small[choice % len(small)])

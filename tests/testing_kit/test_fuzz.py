@@ -1,0 +1,152 @@
+"""Made-up scripts: the same from a seed, valid, broad, and exact on the in-memory engine."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+import sqlglot
+
+from actors.errors import QueryRejected
+from actors.kernel import System
+from actors.settings import Settings
+from actors.testing.checking import Checked, Options, Place, ViewResult
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.fuzz import Case, Change, made_up
+from actors.testing.fuzzing import chosen_options, fuzz, shrunk
+from actors.testing.view_scripts import parse_script, rows_of
+
+WORDS = (
+    " join ", "left join", "right join", "full join", "left semi join", "left anti join",
+    " exists ", "not exists", " in (select", "not in (select", "union all", " union select",
+    "select distinct", "group by", "having", "filter (where", "count(distinct", "sum(distinct",
+    "stddev", "var_", "bool_", "count_if", "min(", "max(", "avg(", "with cte", "<=>", "from (",
+    "is null", " or ", "not (",
+)  # fmt: skip
+
+
+def test_a_script_is_the_same_every_time_and_reads_back() -> None:
+    for number in range(40):
+        case = made_up(3, number)
+        assert case == made_up(3, number)
+        script = parse_script(case.text("why\nit is here"))
+        assert len(script.views) == 4
+        updates = rows_of(script)
+        assert len(updates) == len(case.changes)
+        for _, sql in case.views:
+            sqlglot.parse_one(sql, dialect="spark")
+    assert made_up(3, 1) != made_up(4, 1)
+
+
+def test_scripts_reach_every_rule_and_every_kind_of_change() -> None:
+    cases = [made_up(5, number) for number in range(120)]
+    texts = [sql for case in cases for _, sql in case.views]
+    missing = [word for word in WORDS if not any(word in text for text in texts)]
+    assert missing == []
+    assert any(re.search(r"\bv\d r\d", text) for text in texts), "views on views"
+    rows = [change.row for case in cases for change in case.changes]
+    assert any("null" in row for row in rows)
+    assert any(change.count > 1 for case in cases for change in case.changes)
+    repeated = Counter(
+        (number, change.time, change.table, change.row)
+        for number, case in enumerate(cases)
+        for change in case.changes
+    )
+    assert max(repeated.values()) > 1
+    empty = [set(case.times) - {change.time for change in case.changes} for case in cases]
+    assert any(empty)
+
+
+async def results(case: Case, name: str) -> list[ViewResult]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with System(seed=1) as system:
+            executor = system.spawn(InMemoryExecutor, "engine")
+            place = Place(system, executor, Settings(), Path(folder))
+            options = Options(1, 1, live=False, exact_decimals=False, batched=False)
+            return await Checked(parse_script(case.text(), name), place, options, name).run()
+
+
+@pytest.mark.parametrize("number", range(12))
+async def test_made_up_views_are_exact_in_memory(number: int) -> None:
+    case = msgspec.structs.replace(made_up(11, number), conf=())
+    found: list[ViewResult] = []
+    # What SQLite cannot run is refused before anything is compared.
+    with anyio.fail_after(60), contextlib.suppress(QueryRejected):
+        found = await results(case, f"made-{number}")
+    lines = [result.line() for result in found if result.verdict != "exact"]
+    unable = ("in-memory engine does not know", "the oracle cannot")
+    assert [line for line in lines if not any(text in line for text in unable)] == []
+
+
+async def test_a_failing_case_is_made_small() -> None:
+    case = made_up(7, 2)
+    sql = dict(case.views)["v1"]
+    needed = [change for change in case.changes if f"{change.table} " in sql][-1]
+
+    async def fails(smaller: Case) -> bool:
+        return needed in smaller.changes and any(name == "v1" for name, _ in smaller.views)
+
+    small = await shrunk(case, "v1", fails)
+    assert list(small.changes) == [needed]
+    assert small.times == (needed.time,)
+    assert small.views[-1][0] == "v1"
+    assert parse_script(small.text()).views[-1].name == "v1"
+
+
+async def test_a_script_that_fails_is_kept(tmp_path: Path) -> None:
+    class Liar(InMemoryExecutor):
+        """Loses what it should answer."""
+
+        def answer(self, job: object) -> object:  # type: ignore[override]
+            made = super().answer(job)  # type: ignore[arg-type]
+            if type(job).__name__ == "Step":
+                return msgspec.structs.replace(made, rows=0, arrow=_nothing(made.arrow))  # type: ignore[union-attr]
+            return made
+
+    lines: list[str] = []
+    async with System(seed=1) as system:
+        executor = system.spawn(Liar, "engine")
+        place = Place(system, executor, Settings(), tmp_path)
+        options = Options(1, 13, live=False, exact_decimals=False, batched=False)
+        report = await fuzz(
+            4, place, options, tmp_path / "kept", lambda r, d, t: lines.append(r.view)
+        )
+    assert len(lines) == len(report.views) == 4
+    assert not report.ok
+    kept = list((tmp_path / "kept").glob("*.view"))
+    assert kept
+    script = parse_script(kept[0].read_text())
+    assert "rows differ" in kept[0].read_text().splitlines()[0]
+    assert len(script.views) <= 4
+
+
+def _nothing(arrow: bytes | None) -> bytes:
+    from actors.plan.updates import from_ipc, to_ipc
+
+    assert arrow is not None
+    return to_ipc(from_ipc(arrow).slice(0, 0))
+
+
+def test_the_costly_ways_are_taken_by_some() -> None:
+    chosen = [chosen_options(Options(), number) for number in range(20)]
+    assert sum(options.live for options in chosen) == 2
+    assert sum(options.ends for options in chosen) == 4
+    assert all(options.splits == 1 for options in chosen)
+
+
+def test_deletes_and_copies_are_written_as_changes() -> None:
+    case = made_up(1, 1)
+    case = msgspec.structs.replace(
+        case,
+        changes=(Change(10, "t0", "1", 3), Change(10, "t0", "1", -2), Change(20, "t0", "1", -1)),
+        times=(10, 20),
+    )
+    assert case.text().splitlines()[-5:] == [
+        "@ 10", "+3 t0 (1)", "-2 t0 (1)", "@ 20", "- t0 (1)",
+    ]  # fmt: skip

@@ -1,0 +1,142 @@
+"""Maintenance by hand-made plans: lookups, several hidden states, the bits of ``__to``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from actors.errors import InvalidUsage
+from actors.kernel import System
+from actors.plan.delta import (
+    Accumulate,
+    DeltaPlan,
+    Hidden,
+    Input,
+    Lookup,
+    Node,
+    Pair,
+    Reduce,
+    Select,
+    Stratum,
+    Union,
+)
+from actors.plan.relational import Named
+from actors.plan.schema import Column, Schema
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.maintain import Engine, Maintained, State, accumulated
+
+T = Schema((Column("k", "int"), Column("x", "int")))
+KEY = Schema((Column("k", "int"),))
+COUNTS = Hidden(Schema((Column("k", "int"), Column("n", "bigint"))), ("k",))
+ROWS = Hidden(Schema((Column("n", "bigint"),)), ())
+
+
+def wide(node: Node, to: int, **given: str) -> Select:
+    """All columns of the last stratum, NULL where not given."""
+    columns = {"o_k": "int", "h0_k": "int", "h0_n": "bigint", "h1_n": "bigint"}
+    named = [Named(name, given.get(name, f"CAST(NULL AS {t})")) for name, t in columns.items()]
+    return Select(node, (*named, Named("__to", str(to))))
+
+
+def distinct_plan() -> DeltaPlan:
+    """``select distinct k from t``, with a needless count of all rows as a second state.
+
+    The counts of keys are kept as they change, that of all rows by total.
+    """
+    each = Reduce(Input("d0", ("k",)), (Named("k", "k"),), ())
+    every = Reduce(Input("d0", ()), (), ())
+    flips = Accumulate(Input("r0", ("k", "n")), Input("h0", ("k", "n")), ("k",), (), flips=True)
+    total = Accumulate(every, Input("h1", ("n",)), (), ())
+    last = Union(
+        (
+            wide(flips, 1, o_k="k"),
+            wide(Input("r0", ("k", "n")), 2, h0_k="k", h0_n="n"),
+            wide(total, 4, h1_n="n"),
+        )
+    )
+    lookups = (Lookup("h0", ("k",), (("r0", ("k",)),)), Lookup("h1", (), ()))
+    strata = (Stratum((), each, ("d0",)), Stratum(lookups, last, ("r0", "h0", "h1", "d0")))
+    return DeltaPlan(("t",), (T,), KEY, "", "incremental", "", strata, (COUNTS, ROWS))
+
+
+DELTAS: list[list[Any]] = [
+    [((1, 1), 0, 2), ((None, 1), 1, 1)],
+    [((1, 1), 2, -1), ((2, 1), 2, 1), ((2, 1), 3, -1)],
+    [((1, 1), 4, -1), ((None, 2), 4, 1), ((None, 1), 5, -1)],
+]
+
+
+async def maintained(plan: DeltaPlan, deltas: list[list[Any]], *, fuse: bool | None) -> Maintained:
+    async with System(seed=1) as system:
+        engine = Engine(system.spawn(InMemoryExecutor, "engine"), "t")
+        view = Maintained(engine, plan, "v", fuse=fuse)
+        await view.prepare()
+        for step, delta in enumerate(deltas):
+            await view.advance([delta], 2 * step, 2 * step + 2)
+        return view
+
+
+@pytest.mark.parametrize("fuse", [None, True, False])
+async def test_flips_and_several_hidden_states(fuse: bool | None) -> None:
+    view = await maintained(distinct_plan(), DELTAS, fuse=fuse)
+    keys: list[set[Any]] = [{1}, {1, None}, {1, 2, None}, {1, None}, {None}, {None}]
+    for time, expected in enumerate(keys):
+        found = accumulated(view.output, time)
+        assert found == dict.fromkeys(((key,) for key in expected), 1), time
+    rows = [2, 3, 3, 2, 2, 1]
+    # The global one has its row from its first change on.
+    for time, count in enumerate(rows):
+        assert accumulated(view.hidden[1], time) == {(count,): 1}, time
+    sums: dict[Any, int] = {}
+    for (key, count), weight in accumulated(view.hidden[0], 9).items():
+        sums[key] = sums.get(key, 0) + count * weight
+    assert {key: count for key, count in sums.items() if count} == {None: 1}
+
+
+async def test_rows_read_are_those_that_lookups_return() -> None:
+    many: list[Any] = [[((key, 0), 0, 1) for key in range(50)], *DELTAS[1:]]
+    view = await maintained(distinct_plan(), many, fuse=False)
+    assert len(view.rows_read) == 3
+    assert view.rows_read[0] == 0
+    assert view.rows_read[1] <= 3
+    whole = await maintained(distinct_plan(), many, fuse=True)
+    assert whole.rows_read[1] == 51
+
+
+def null_key_plan() -> DeltaPlan:
+    """Pairs of new rows with the old ones that have no key: looked up by a NULL."""
+    left = Select(Input("d0", ("x",)), (Named("a", "x"),))
+    right = Select(Input("s0", ("k", "x")), (Named("k", "k"), Named("b", "x")))
+    node = Select(Pair(left, right, ()), (Named("k", "a"),))
+    lookups = (Lookup("s0", ("k",), (("d0", ("",)),)),)
+    return DeltaPlan(
+        ("t",), (T,), KEY, "", "incremental", "", (Stratum(lookups, node, ("d0", "s0")),)
+    )
+
+
+async def test_an_origin_without_a_name_is_null() -> None:
+    deltas: list[Any] = [[((None, 1), 0, 1), ((7, 2), 0, 1)], [((3, 5), 2, 1)]]
+    view = await maintained(null_key_plan(), deltas, fuse=False)
+    assert view.output == [((5,), 2, 1)]
+    assert view.rows_read == [0, 1]
+
+
+async def test_a_lookup_from_rows_that_nobody_looked_up_is_told() -> None:
+    plan = null_key_plan()
+    lookup = Lookup("s0", ("k",), (("s0", ("x",)),))
+    stratum = msgspec.structs.replace(plan.strata[0], lookups=(lookup,))
+    with anyio.fail_after(20), pytest.raises(InvalidUsage, match="looked up s0 before"):
+        await maintained(msgspec.structs.replace(plan, strata=(stratum,)), DELTAS, fuse=False)
+
+
+def test_state_is_found_by_any_key_null_safe() -> None:
+    state = State(T)
+    state.add([((None, 1), 3, 1), ((1, 1), 4, 2)])
+    assert state.find(("k",), [(None,)]) == {(None, 1)}
+    state.add([((None, 2), 5, 1), ((None, 1), 5, -1)])
+    assert state.find(("k",), [(None,), (1,)]) == {(None, 2), (1, 1)}
+    assert state.find(("x", "k"), [(1, 1)]) == {(1, 1)}
+    assert state.weighted(state.all(), 9) == [(row, 9, 2 if row[0] else 1) for row in state.all()]

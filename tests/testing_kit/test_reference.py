@@ -1,0 +1,79 @@
+"""The reference: many times in one query, the failing ones found, equal ones asked once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from actors.errors import DefiniteError
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import Analyzed, Answer, Difference, Job, RowsDone
+from actors.plan.schema import Column, Schema
+from actors.plan.updates import to_ipc
+from actors.testing.engine import relation_of, table_of
+from actors.testing.maintain import Engine
+from actors.testing.nodes import Relation
+from actors.testing.reference import Reference
+
+T = Schema((Column("a", "int"),))
+PLAN = DeltaPlan(("t",), (T,), T, "select a from t", "opaque", "")
+
+
+class Texts(Engine):
+    """Answers each branch with its table's rows; a row of 13 fails the job."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "x")  # type: ignore[arg-type]
+        self.jobs: list[Difference] = []
+
+    async def run(self, job: Job) -> Answer:
+        if not isinstance(job, Difference):
+            return Analyzed(job.job_id, (T,))
+        self.jobs.append(job)
+        rows: list[Any] = []
+        for number, (_, given) in enumerate(job.tables):
+            for row, _, diff in relation_of(given).updates:
+                if row == (13,):
+                    raise DefiniteError("bad luck")
+                rows.append(((number, *row) if len(job.tables) > 1 else row, 0, diff))
+        columns = tuple((c.name, c.type) for c in job.output.columns)
+        table = table_of(Relation(columns, rows))
+        return RowsDone(job.job_id, len(rows), to_ipc(table))
+
+
+def bag(*values: int) -> Any:
+    return [Counter((value,) for value in values)]
+
+
+async def test_times_are_asked_together_and_equal_ones_once() -> None:
+    engine = Texts()
+    reference = Reference(engine, PLAN)
+    await reference.prepare()
+    found = await reference.contents({1: bag(), 2: bag(1), 3: bag(1), 4: bag(1, 1, 2)})
+    assert found == {1: {}, 2: {(1,): 1}, 3: {(1,): 1}, 4: {(1,): 2, (2,): 1}}
+    (job,) = engine.jobs
+    assert job.sql.count("UNION ALL") == 2
+    assert "WITH `t` AS (SELECT * FROM `__1_t`) SELECT * FROM\n(\nselect a from t\n)" in job.sql
+    assert [name for name, _ in job.tables] == ["__0_t", "__1_t", "__2_t"]
+    assert await reference.contents({9: bag(1)}) == {9: {(1,): 1}}
+    assert len(engine.jobs) == 1
+
+
+async def test_times_that_raise_are_found() -> None:
+    engine = Texts()
+    reference = Reference(engine, PLAN)
+    found = await reference.contents({t: bag(13 if t in (3, 4) else t) for t in range(1, 8)})
+    assert [time for time, answer in found.items() if answer is None] == [3, 4]
+    assert found[7] == {(7,): 1}
+
+
+async def test_an_open_view_is_asked_for_its_candidates() -> None:
+    engine = Texts()
+    plan = msgspec.structs.replace(PLAN, sql="select a from t order by a limit 1")
+    reference = Reference(engine, plan)
+    await reference.prepare()
+    assert reference.freedom.kind == "limit"
+    await reference.contents({1: bag(1)})
+    assert engine.jobs[-1].sql == reference.freedom.sql

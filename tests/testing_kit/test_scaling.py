@@ -1,0 +1,101 @@
+"""No mislabelling: what lookups read does not grow with state that changes do not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from actors.kernel import System
+from actors.plan.delta import DeltaPlan, Lookup
+from actors.settings import Settings
+from actors.testing.check_views import Report, check_scripts, read, script_files
+from actors.testing.checking import Checked, Options, Place, ViewResult
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.scaling import measured, moved
+from actors.testing.view_scripts import parse_script
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+IN_MEMORY = [path for path in script_files([SCRIPTS]) if not path.name.startswith("spark_")]
+
+
+async def on_small_and_large(paths: Sequence[Path], tmp_path: Path) -> Report:
+    async with System(seed=1) as system:
+        executor = system.spawn(InMemoryExecutor, "engine")
+        place = Place(system, executor, Settings(), tmp_path)
+        return await check_scripts(read(paths), place, Options(), scaling=True)
+
+
+@pytest.mark.parametrize("path", IN_MEMORY, ids=lambda path: path.stem)
+async def test_labels_hold(path: Path, tmp_path: Path) -> None:
+    with anyio.fail_after(100):
+        report = await on_small_and_large([path], tmp_path)
+    assert [view.line() for view in report.views if view.verdict == "WRONG"] == []
+
+
+def _whole(plan: DeltaPlan) -> DeltaPlan:
+    """The plan, asking for whole states."""
+
+    def greedy(lookup: Lookup) -> Lookup:
+        return Lookup(lookup.target, (), ())
+
+    strata = tuple(
+        msgspec.structs.replace(stratum, lookups=tuple(map(greedy, stratum.lookups)))
+        for stratum in plan.strata
+    )
+    return msgspec.structs.replace(plan, strata=strata)
+
+
+async def test_a_view_that_reads_its_whole_state_is_found(tmp_path: Path) -> None:
+    text = (
+        "create table t (k int, x int);\ncreate table u (k int, y int);\n"
+        "create materialized view v as select x, y from t join u on t.k = u.k;\n"
+        "@ 1\n+ t (1, 1)\n+ u (1, 1)\n+ u (2, 1)\n@ 2\n+ t (1, 2)\n@ 3\n+ u (1, 2)\n"
+    )
+    found: dict[bool, ViewResult] = {}
+    for greedy in (False, True):
+        async with System(seed=1) as system:
+            executor = system.spawn(InMemoryExecutor, "engine")
+            place = Place(system, executor, Settings(), tmp_path)
+            check = _Greedy if greedy else Checked
+            script = parse_script(text)
+            (found[greedy],) = await measured(check(script, place, Options(), f"g{greedy}"))
+    assert found[False].verdict == "exact"
+    assert found[True].verdict == "WRONG"
+    assert "of 10 times the state" in found[True].detail
+
+
+class _Greedy(Checked):
+    async def compile(self) -> None:
+        await super().compile()
+        self.plans = {name: _whole(plan) for name, plan in self.plans.items()}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (3, "int"),
+        (None, "int"),
+        (3, "tinyint"),
+        (2**63 - 1, "bigint"),
+        (0.5, "double"),
+        (float("nan"), "double"),
+        (Decimal("1.50"), "decimal(8,2)"),
+        (Decimal("99.9"), "decimal(3,1)"),
+        ("a", "string"),
+        (None, "string"),
+        (date(2013, 1, 1), "date"),
+        (b"x", "binary"),
+    ],
+)
+def test_copies_have_other_values(value: Any, kind: str) -> None:
+    made = {repr(moved(value, kind, copy)) for copy in range(1, 10)}
+    assert len(made) == 9
+    assert repr(value) not in made
+    assert "None" not in made
