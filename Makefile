@@ -37,7 +37,10 @@ lint: setup $(VENV)/.dev
 bench: setup ## the step of a view, beside full recomputation
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
-proof: setup ## the long campaigns: kill -9 of service, engine and JVM, no client, a soak (an hour)
+proof: setup ## the long campaigns: view scripts, a fuzzer, kill -9, no client, a soak (hours)
+	@$(BIN)/penstock check-views tests/scripts
+	@$(BIN)/penstock check-views --scaling tests/scripts
+	@$(BIN)/penstock check-views --fuzz 2000 --keep .fuzz
 	@$(BIN)/penstock demo --plain --proof-times 24
 	@$(BIN)/python tests/proof/crash_campaign.py
 	@$(BIN)/python tests/proof/crash_campaign.py --victim engine

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.dataflow.policy import SWITCH, Chooser, Line
+from actors.dataflow.policy import PROBE_RECOMPUTING, PROBE_STEPPING, SWITCH, Chooser, Line
 from actors.plan.delta import AUTO
 
 
@@ -80,3 +80,21 @@ def test_nothing_is_recomputed_before_that_was_measured() -> None:
 @pytest.mark.parametrize("policy", ["incremental", "incremental strict"])
 def test_incremental_never_recomputes(policy: str) -> None:
     assert not taught(policy).choose(10**9, 10, 1).full
+
+
+def test_what_is_not_chosen_is_tried_now_and_then() -> None:
+    chooser = taught(AUTO)
+    made = [chooser.choose(500_000, 1_000_000, 1).full for _ in range(3 * PROBE_RECOMPUTING)]
+    assert made[:PROBE_RECOMPUTING] == [True] * PROBE_RECOMPUTING
+    assert made.count(False) == 2
+    for _ in range(40):
+        chooser.stepped(500_000, 50)
+    assert not chooser.choose(500_000, 1_000_000, 1).full
+
+
+def test_a_far_recomputation_is_not_tried() -> None:
+    chooser = taught(AUTO)
+    assert not any(chooser.choose(10, 1_000_000, 1).full for _ in range(3 * PROBE_STEPPING))
+    near = taught(AUTO)
+    made = [near.choose(15_000, 1_000_000, 1).full for _ in range(PROBE_STEPPING + 2)]
+    assert made.count(True) == 1

@@ -27,6 +27,7 @@ from actors.testing.checking import Options, Place
 from actors.testing.engine import InMemoryExecutor
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+SCRIPTS_ON_SPARK = ("null_keys_outer", "min_max_deletes", "nested_aggregates", "spark_time_zone")
 IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
 
 
@@ -110,9 +111,11 @@ async def test_a_wrong_view_is_found_and_shown(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_the_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of each kind; all of them, and many more, are `make proof`."""
     report = tmp_path / "report.json"
-    code = check_views.main(Command([SCRIPTS], 1, 0, report), Settings())
+    scripts = [SCRIPTS / f"{name}.view" for name in SCRIPTS_ON_SPARK]
+    code = check_views.main(Command(scripts, 1, 0, report), Settings())
     printed = capsys.readouterr().out
     assert code == 0, printed
     views = msgspec.json.decode(report.read_bytes())["views"]

@@ -8,12 +8,17 @@ compares the two estimates: a recomputation is chosen when its estimate is lower
 it does not swing. A step that covers several times is exact at each of them where one
 recomputation is at one; it is weighed against as many.
 
+What is not chosen is not measured, and the first measures are of cold plans: so now and then,
+where the estimates are not far apart, the other way is taken once, to learn (`PROBE_STEPPING`,
+`PROBE_RECOMPUTING`). A step whose plan was built in it says little of the next: the shell leaves
+it out.
+
 Rules. Until a recomputation was measured (hydration is one) AUTO steps. Under another policy a
 view with delta rules never recomputes while it is healthy (one of policy FULL has none). Either
 way what is appended is the difference only.
 
-Invariant: of two choices in a row that differ, the estimates are apart by at least `SWITCH`. It
-does not measure, and knows nothing of memory.
+Invariant: of two choices in a row that differ (probes aside), the estimates are apart by at least
+`SWITCH`. It does not measure, and knows nothing of memory.
 """
 
 from __future__ import annotations
@@ -25,6 +30,11 @@ import msgspec
 from actors.plan.delta import AUTO
 
 SWITCH: Final = 1.25
+PROBE_STEPPING: Final = 200
+"""Choices for steps in a row before a recomputation is tried, if its estimate is near."""
+PROBE_RECOMPUTING: Final = 10
+"""Choices for recomputations in a row before a step is tried."""
+NEAR: Final = 3.0
 DECAY: Final = 0.9
 """Weight of a measure after each later one."""
 
@@ -88,6 +98,7 @@ class Chooser:
         self._step = Line()
         self._full = Line()
         self._chose_full = False
+        self._in_a_row = 0
 
     def choose(self, rows: int, state_rows: int, times: int) -> Choice:
         """For a step of `rows` changes at `times` times, over inputs of `state_rows` rows."""
@@ -97,8 +108,19 @@ class Chooser:
             full_ms *= max(1, times)
         if self.policy == AUTO and step_ms is not None and full_ms is not None:
             margin = 1 / SWITCH if self._chose_full else SWITCH
-            self._chose_full = step_ms > full_ms * margin
+            chosen = step_ms > full_ms * margin
+            self._in_a_row = self._in_a_row + 1 if chosen == self._chose_full else 0
+            self._chose_full = chosen
+            if self._probes(step_ms, full_ms):
+                self._in_a_row = 0
+                return Choice(not chosen, step_ms, full_ms)
         return Choice(self._chose_full, step_ms, full_ms)
+
+    def _probes(self, step_ms: float, full_ms: float) -> bool:
+        """Whether to try the way that was not chosen for long."""
+        if self._chose_full:
+            return self._in_a_row >= PROBE_RECOMPUTING
+        return self._in_a_row >= PROBE_STEPPING and full_ms < NEAR * step_ms
 
     def stepped(self, rows: int, ms: float) -> None:
         """A step of `rows` changes took `ms`."""

@@ -230,6 +230,8 @@ class Lookups:
         tables = []
         for name, columns in lookup.origins:
             rows = self._rows.get(name)
+            if rows is None and name[0] in "sh":
+                raise InvalidUsage(f"lookup of {lookup.target} by rows of {name}, not looked up")
             if rows is None or not rows.num_rows or not columns:
                 continue
             if not lookup.nulls and not all(columns):

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -39,6 +40,9 @@ from actors.plan.updates import concat
 from actors.progress import Frontier, Time
 from actors.protocol.compute import DataflowDescription, ViewExport
 from actors.telemetry import SPAN_STEP, span
+
+COLD_STEPS: Final = 5
+"""Steps that build their plans are not measured, unless all of them do."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -73,6 +77,7 @@ class View:
         self._scratch = scratch
         self._arrangements = arrangements
         self._chooser = Chooser(export.plan.policy)
+        self._steps = 0
         self._state_rows = 0
         """About how many rows the imports have."""
         self._touched: Touched | None = None
@@ -137,7 +142,9 @@ class View:
             return Outcome(deltas, recomputed=True, rejected=choice.text())
         started = self._engine.clock.monotonic_ms()
         outcome = await self._step(step)
-        self._chooser.stepped(rows, self._engine.clock.monotonic_ms() - started)
+        self._steps += 1
+        if outcome.deltas.prepared or self._steps > COLD_STEPS:
+            self._chooser.stepped(rows, self._engine.clock.monotonic_ms() - started)
         return msgspec.structs.replace(outcome, rejected=choice.text())
 
     async def _whole(self, step: Step, time: Time) -> Deltas:

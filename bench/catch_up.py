@@ -1,0 +1,138 @@
+"""A view that fell behind by 1,000 times of 1,000 changes, beside one batch aggregate.
+
+A gate stands between the service and its engine. While it is shut, 1,000 inserts of 1,000 rows
+are acknowledged, each at a time of its own, and the view cannot step. Ours: the gate opens → the
+view is durable beyond the last insert, right at each of the times. Peer: the view's own text run
+once by plain Spark over a Parquet file of the same rows, in the same session; it is right at one
+time. The ratio is that of the times, the inverse of the rates': 0.3 × the peer's rate is 3.33.
+
+The first insert is already in the engine when the gate shuts the way, so it is a step of its own.
+A turn before warms the large steps, three count; the peer is warm too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+import numpy
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors import Client, Settings
+from actors.kernel import Actor, Address, System
+from actors.plan.jobs import ExecutorMessage
+from actors.service import start_spark
+from measure import Measure, Report, median
+from view_step import Bench
+
+RATE = 0.3
+"""Of the peer's rate; the target."""
+GROUPS = (1000, 10)
+DEADLINE_MS = 1_800_000
+
+
+class Gate(Actor[ExecutorMessage]):
+    """Hands every message on to the engine, in order, while it is open."""
+
+    def __init__(self, engine: Address[ExecutorMessage]) -> None:
+        self._engine = engine
+        self._open = anyio.Event()
+        self._open.set()
+
+    def shut(self) -> None:
+        """Nothing passes until `release`."""
+        self._open = anyio.Event()
+
+    def release(self) -> None:
+        """What waits passes."""
+        self._open.set()
+
+    async def receive(self, message: ExecutorMessage) -> None:
+        """Waits at the gate."""
+        await self._open.wait()
+        await self._engine.send(message)
+
+
+class GatedBench(Bench):
+    """A service whose engine lies behind a gate; the peer's queries go past it."""
+
+    gate: Gate
+
+    def _start(self, system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+        self.engine = engine = start_spark(system, settings, scratch)
+        self.gate = Gate(engine)
+        address: Address[ExecutorMessage] = system.spawn(lambda: self.gate, "gate")
+        return address
+
+
+def changes(number: int, count: int, groups: int) -> pa.Table:
+    """The rows of the insert `number`."""
+    ids = numpy.arange(number * count, (number + 1) * count, dtype=numpy.int64)
+    return pa.table({"id": ids, "k": ids * 7919 % groups, "v": ids % 90})
+
+
+async def behind(
+    bench: GatedBench, client: Client, view: str, table: str, many: list[pa.Table]
+) -> float:
+    """Inserts pieces of `many` while the view stands still; then ms until it has caught up."""
+    bench.gate.shut()
+    try:
+        written = 0
+        for piece in many:
+            written = await client.insert(table, piece)
+    finally:
+        bench.gate.release()
+    started = time.perf_counter()
+    await client.wait_for(view, written, deadline_ms=DEADLINE_MS)
+    return (time.perf_counter() - started) * 1000
+
+
+async def one(report: Report, groups: int, times: int, count: int, folder: Path) -> None:
+    """One number of groups: warm up, fall behind, catch up, recompute."""
+    bench = GatedBench(Settings(state_dir=str(folder / "state"), listen="127.0.0.1:0"))
+    sql = "SELECT k, count(*) AS n, sum(v) AS s FROM changes GROUP BY k"
+    counted: list[tuple[float, int]] = []
+    pieces = [changes(number, count, groups) for number in range(times)]
+    async with bench.service as service, await Client.in_process(service) as client:
+        for turn in range(2 if times < 1000 else 4):
+            table, view = f"changes{turn}", f"by_group{turn}"
+            await client.create_table(table, {"id": "bigint", "k": "bigint", "v": "bigint"})
+            await client.create_view(view, sql.replace("FROM changes", f"FROM {table}"))
+            first = await client.insert(table, pieces[0].slice(0, 0))
+            await client.wait_for(view, first, deadline_ms=DEADLINE_MS)
+            elapsed = await behind(bench, client, view, table, pieces)
+            status = await client.status()
+            steps = next(o.steps for o in status.objects if o.name == view)
+            held = await client.peek(view)
+            assert sum(held["n"].to_pylist()) == times * count
+            await client.drop(view)
+            await client.drop(table)
+            if turn > 0:
+                counted.append((elapsed, steps))
+        file = folder / "changes.parquet"
+        pq.write_table(pa.concat_tables(pieces), file)
+        again = [await bench.query(sql, {"changes": file}) for _ in range(15)]
+    peer = median(again[5:])
+    ours, taken = median([t for t, _ in counted]), median([n for _, n in counted])
+    name = f"catch_up_{groups}_groups"
+    report.add(Measure(name, ours, peer, target=1 / RATE))
+    rates = times * count / ours, times * count / peer
+    report.add(Measure(f"{name}_rate", *rates, unit="/ms"))
+    report.add(Measure(f"{name}_steps", taken, times, unit=""))
+
+
+async def run(report: Report) -> None:
+    """Many groups and few."""
+    times, count = (20, 100) if report.quick else (1000, 1000)
+    for groups in GROUPS:
+        with tempfile.TemporaryDirectory() as folder:
+            await one(report, groups, times, count, Path(folder))
+
+
+if __name__ == "__main__":
+    made = Report("Catching up with many times beside one batch aggregate.")
+    anyio.run(run, made, backend_options={"use_uvloop": True})
+    made.close()
