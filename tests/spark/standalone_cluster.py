@@ -1,0 +1,139 @@
+"""A standalone cluster on loopback from the installed package: a master and two workers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from actors.spark.java import JavaHome
+from actors.spark.launch import DROPPED_VARIABLES
+
+SECONDS_MAX: Final = 60
+WORKERS: Final = 2
+QUICK_JAVA: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+"""What runs for a minute is not worth more than one compiler."""
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Daemon:
+    """A process of Spark's whose log is read as it is written.
+
+    It leads a process group, so that its end takes along what it started; and it ends with this
+    process even when that is killed.
+    """
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self._lines: list[str] = []
+        self._grown = threading.Condition()
+        self._ended = False
+        self.process = subprocess.Popen(
+            [str(spark_home() / "bin" / "spark-class"), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, pattern: str, count: int = 1) -> re.Match[str]:
+        """Waits for the line number `count` that matches; fails with the log."""
+
+        def found() -> list[re.Match[str]]:
+            return [m for m in (re.search(pattern, line) for line in self._lines) if m]
+
+        with self._grown:
+            self._grown.wait_for(lambda: self._ended or len(found()) >= count, SECONDS_MAX)
+            matches = found()
+            assert len(matches) >= count, f"no {pattern!r} in:\n{''.join(self._lines)}"
+            return matches[count - 1]
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(SECONDS_MAX)
+        self._reader.join(SECONDS_MAX)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._note(line)
+        self._note(None)
+
+    def _note(self, line: str | None) -> None:
+        with self._grown:
+            if line is None:
+                self._ended = True
+            else:
+                self._lines.append(line)
+            self._grown.notify_all()
+
+
+class Cluster:
+    """The master's address, the master, and where the workers keep what executors write."""
+
+    def __init__(self, url: str, master: Daemon, folder: Path) -> None:
+        self.url = url
+        self.master = master
+        self._folder = folder
+
+    def executor_logs(self) -> list[str]:
+        """What each executor of any application has logged."""
+        paths = sorted(self._folder.glob("worker-*/app-*/*/stderr"))
+        return [path.read_text(errors="replace") for path in paths]
+
+
+def spark_home() -> Path:
+    """The installed package, which holds the programs and jars of a cluster."""
+    return Path(next(iter(pyspark.__path__)))
+
+
+def environment_of(folder: Path, java: JavaHome) -> dict[str, str]:
+    """The environment of a daemon: nothing of another Spark, everything temporary in `folder`."""
+    kept = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
+    return kept | {
+        "JAVA_HOME": str(java.home),
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} -Djava.io.tmpdir={folder}",
+    }
+
+
+@contextlib.contextmanager
+def running_cluster(folder: Path, java: JavaHome) -> Iterator[Cluster]:
+    """A master and `WORKERS` workers of one core and 512 MiB each; killed at the end."""
+    environment = environment_of(folder, java)
+    place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    kind = "org.apache.spark.deploy"
+    with contextlib.ExitStack() as daemons:
+        master = Daemon([f"{kind}.master.Master", *place], environment)
+        daemons.callback(master.kill)
+        url = master.wait_for(r"Starting Spark master at (spark://[\d.]+:\d+)").group(1)
+        for number in range(WORKERS):
+            work = folder / f"worker-{number}"
+            size = ["--cores", "1", "--memory", "512m", "--work-dir", str(work)]
+            worker = Daemon([f"{kind}.worker.Worker", *place, *size, url], environment)
+            daemons.callback(worker.kill)
+        yield Cluster(url, master, folder)
