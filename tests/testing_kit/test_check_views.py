@@ -27,7 +27,7 @@ from actors.testing.checking import Options, Place
 from actors.testing.engine import InMemoryExecutor
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-SCRIPTS_ON_SPARK = ("null_keys_outer", "min_max_deletes", "nested_aggregates", "spark_time_zone")
+SCRIPTS_ON_SPARK = ("null_keys_outer", "min_max_deletes")
 IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
 
 

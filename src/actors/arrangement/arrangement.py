@@ -394,6 +394,11 @@ class Arrangement:
             for run in runs:
                 run.remove()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
+
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the arrangement in {self._directory} was closed")

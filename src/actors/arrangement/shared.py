@@ -122,6 +122,8 @@ class SharedArrangements:
                 try:
                     arrangement.maintain()
                 except StorageError as error:
+                    if arrangement.closed:
+                        continue  # its files went while it was merged
                     log.warning("runs were not merged: %s", error)
         except BaseException:
             with self._lock:
