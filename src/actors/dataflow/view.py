@@ -145,7 +145,8 @@ class View:
         self._steps += 1
         if outcome.deltas.prepared or self._steps > COLD_STEPS:
             self._chooser.stepped(rows, self._engine.clock.monotonic_ms() - started)
-        return msgspec.structs.replace(outcome, rejected=choice.text())
+        rejected = msgspec.structs.replace(choice, full=False).text()
+        return msgspec.structs.replace(outcome, rejected=rejected)
 
     async def _whole(self, step: Step, time: Time) -> Deltas:
         """The difference to the view computed whole at `time`."""

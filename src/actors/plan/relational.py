@@ -5,7 +5,7 @@ Every column of a plan has an id that is unique in the whole plan (``i0_carrier`
 the union's ids. Expressions are Spark SQL text over the column ids of the input, each an
 expression that a row alone determines. Types are what Spark said.
 
-`plan.render` writes a plan out again as SQL; its contents are the query's contents.
+`views.render` writes a plan out again as SQL; its contents are the query's contents.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class Filter(msgspec.Struct, frozen=True, tag=True):
 
 
 class Project(msgspec.Struct, frozen=True, tag=True):
-    """Computed columns. One whose expression is a bare id passes that column on; one that is
-    ``CAST(NULL AS type)`` is the padding of an outer join."""
+    """Computed columns. One whose expression is a bare id passes that column on."""
 
     input: Plan
     columns: tuple[Named, ...]

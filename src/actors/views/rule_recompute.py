@@ -62,9 +62,10 @@ class RecomputeOperator(Operator):
 
     def make_delta(self) -> Node:
         """The aggregates before and after each touched (group, time)."""
-        changes = self._rows.delta(shared=True)
+        self._rows.delta(shared=True)
         origins = self._rows.keys_of_delta(self._keys)
         after = self._rows.delta_asked()
+        # Only now, for asking may have cut the delta.
         changes = self._rows.delta()
         if self._group is not None:
             self._group.totals()
