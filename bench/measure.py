@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,20 +19,40 @@ class Measure(msgspec.Struct):
     peer: float
     unit: str = "ms"
     target: float | None = None
+    missing: str = ""
+    """Why there is no figure of the peer's, if there is none."""
 
     @property
     def ratio(self) -> float:
         """Ours / peer; less is better."""
         return self.ours / self.peer if self.peer else float("inf")
 
+    @property
+    def verdict(self) -> str:
+        """``ok``, ``short`` of its target, or why there is nothing to compare with."""
+        if self.missing:
+            return f"no peer: {self.missing}"
+        return "ok" if self.target is None or self.ratio <= self.target else "short"
+
     def line(self) -> str:
         """The line that a benchmark prints."""
+        ours = f"{self.name} ours={self.ours:.1f}{self.unit}"
+        if self.missing:
+            return f"{ours} {self.verdict}"
         target = "-" if self.target is None else f"<={self.target:g}"
-        verdict = "ok" if self.target is None or self.ratio <= self.target else "short"
         return (
-            f"{self.name} ours={self.ours:.1f}{self.unit} peer={self.peer:.1f}{self.unit} "
-            f"ratio={self.ratio:.3f} target={target} {verdict}"
+            f"{ours} peer={self.peer:.1f}{self.unit} ratio={self.ratio:.3f} "
+            f"target={target} {self.verdict}"
         )
+
+    def row(self) -> str:
+        """The row of RESULTS.md."""
+        peer, ratio = f"{self.peer:.1f} {self.unit}", f"{self.ratio:.3f}"
+        if self.missing:
+            peer = ratio = "–"
+        target = "–" if self.target is None else f"≤ {self.target:g}"
+        cells = (self.name, f"{self.ours:.1f} {self.unit}", peer, ratio, target, self.verdict)
+        return f"| {' | '.join(cells)} |"
 
 
 class Report:
@@ -55,6 +76,26 @@ class Report:
         """Writes the JSON file if one was asked for."""
         if self._json is not None:
             self._json.write_bytes(msgspec.json.format(msgspec.json.encode(self.measures)))
+
+
+def sizes(default: Sequence[int]) -> list[int]:
+    """Numbers of rows to run with, ascending: the environment's ROWS (``ROWS=10000,1000000``), or
+    `default`. Raises `SystemExit` when ROWS is no such list."""
+    given = os.environ.get("ROWS", "")
+    if not given:
+        return sorted(default)
+    parts = [part.strip().replace("_", "") for part in given.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise SystemExit(f"ROWS={given!r}: give numbers of rows with commas between: ROWS=10000")
+    return sorted({int(part) for part in parts})
+
+
+def size_name(rows: int) -> str:
+    """As measures are named: 10k, 1M."""
+    for unit, name in ((1_000_000, "M"), (1_000, "k")):
+        if rows % unit == 0:
+            return f"{rows // unit}{name}"
+    return str(rows)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -13,7 +13,7 @@ import msgspec
 from measure import Measure
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"measure.py", "run_all.py"}
+NOT_BENCHMARKS = {"measure.py", "pathway_peer.py", "run_all.py"}
 
 
 def main() -> int:
@@ -39,13 +39,8 @@ def main() -> int:
             )
             failed += done.returncode != 0
             if file.exists():
-                for m in msgspec.json.decode(file.read_bytes(), type=list[Measure]):
-                    target = "–" if m.target is None else f"≤ {m.target:g}"
-                    verdict = m.line().rsplit(" ", 1)[1]
-                    lines.append(
-                        f"| {m.name} | {m.ours:.1f} {m.unit} | {m.peer:.1f} {m.unit} "
-                        f"| {m.ratio:.3f} | {target} | {verdict} |"
-                    )
+                measures = msgspec.json.decode(file.read_bytes(), type=list[Measure])
+                lines += [measure.row() for measure in measures]
     if not quick:
         (HERE / "RESULTS.md").write_text("\n".join(lines) + "\n")
     return 1 if failed else 0

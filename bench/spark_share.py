@@ -4,7 +4,11 @@ The engine of the child runs here, in this process, so that both sides share one
 has 100 changes and the rows that they touch of a state of a million, looked up as the dataflow
 does and not timed; ours is what the engine reports for it. The floor is a one-stage aggregate
 over 100 local rows, built anew each time and read with `toArrow`. ``anew`` are the same steps
-with their plans built each time. All are taken in turns. The 95th percentiles have no target.
+with their plans built each time. The 95th percentiles have no target.
+
+``_10M``: ours is the same step over a state of ten million rows, peer that over the first size.
+All are taken in turns, so both sizes meet the same JVM at the same warmth. The environment's ROWS
+gives other sizes (ROWS=1000000 leaves the large one out).
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
 from actors.plan.delta import (
@@ -47,10 +54,17 @@ from actors.spark.jobs import Engine, Ticket
 from actors.spark.session import open_session, spark_conf
 from actors.spark.steps import PreparedPlan
 from measure import Measure as Figure
-from measure import Report, median, percentile
+from measure import Report, median, percentile, size_name, sizes
 
 CHANGES = 100
 GROUPS = 1000
+SIZES = (1_000_000, 10_000_000)
+SIZES_QUICK = (10_000, 100_000)
+CHUNK = 500_000
+"""Rows of state made at a time: some 50 MB in memory, whatever the size of the state."""
+TARGET_GROWTH = 1.1
+TARGETS = {"stateless": 0.8, "aggregate": 1.0, "join3_aggregate": 1.0}
+TARGETS_ANEW = {"aggregate": 4.0}
 ORDERS = Schema(
     (Column("id", "bigint"), Column("customer", "bigint"), Column("amount", "decimal(12,2)"))
 )
@@ -108,26 +122,36 @@ class State(msgspec.Struct):
     groups: Arrangement
 
 
+def customers(count: int) -> Iterator[pa.Table]:
+    """`count` customers, in chunks."""
+    for start in range(0, count, CHUNK):
+        ids = numpy.arange(start, min(start + CHUNK, count), dtype=numpy.int64)
+        names = pc.binary_join_element_wise("customer", pa.array(ids).cast(pa.string()), " ")
+        yield pa.table({"id": ids, "nation": ids % GROUPS, "name": names})
+
+
 def load(folder: Path, count: int) -> State:
     """`count` customers, their nations, and the groups' sums."""
 
-    def arranged(name: str, schema: Schema, key: str, columns: list[Any]) -> Arrangement:
-        rows = len(columns[0])
+    def arranged(name: str, schema: Schema, key: str, chunks: Iterator[pa.Table]) -> Arrangement:
         wanted = schema.arrow_updates()
-        whole = [*columns, [1] * rows, [1] * rows]
-        arrays = [pa.array(c, f.type) for c, f in zip(whole, wanted, strict=True)]
         made = Arrangement(folder / name, schema, (key,))
-        made.insert(pa.Table.from_arrays(arrays, schema=wanted), 2)
+        for chunk in chunks:
+            ones = pa.array(numpy.ones(chunk.num_rows, numpy.int64))
+            whole = pa.Table.from_arrays([*chunk.columns, ones, ones], wanted.names)
+            made.fill(whole.cast(wanted))
+        made.insert(wanted.empty_table(), 2)
         made.maintain()
         return made
 
-    ids = range(count)
-    nation = [number % GROUPS for number in ids]
-    names = [f"nation {number}" for number in range(GROUPS)]
+    names = pa.array([f"nation {number}" for number in range(GROUPS)])
+    whole = pa.array([count] * GROUPS)
+    nations = pa.table({"id": range(GROUPS), "name": names})
+    sums = pa.table({"g": names, "n": whole, "m": whole.cast(HIDDEN.arrow().field("m").type)})
     return State(
-        arranged("c", CUSTOMERS, "id", [ids, nation, [f"customer {n}" for n in ids]]),
-        arranged("n", NATIONS, "id", [range(GROUPS), names]),
-        arranged("g", HIDDEN, "g", [names, [count] * GROUPS, [count] * GROUPS]),
+        arranged("c", CUSTOMERS, "id", customers(count)),
+        arranged("n", NATIONS, "id", iter([nations])),
+        arranged("g", HIDDEN, "g", iter([sums])),
     )
 
 
@@ -193,39 +217,49 @@ class Bench:
 
 def run(report: Report, folder: Path) -> None:
     """Warms up, then takes all measures in turns."""
-    count = 10_000 if report.quick else 1_000_000
+    counts = sizes(SIZES_QUICK if report.quick else SIZES)
     warm, counted = (5, 10) if report.quick else (300, 100)
-    state = load(folder, count)
+    states = {count: load(folder / str(count), count) for count in counts}
     bench = Bench(folder)
-    targets = {"stateless": 0.8, "aggregate": 1.0, "join3_aggregate": 1.0}
     plans = {
         "stateless": PreparedPlan(plan_of(STATELESS)),
         "aggregate": PreparedPlan(plan_of(grouped(DELTA, "concat('nation ', o_customer % 1000)"))),
         "join3_aggregate": PreparedPlan(plan_of(grouped(JOINED, "n_name"))),
     }
-    times: dict[str, list[float]] = {"floor": []}
+    times: dict[tuple[str, int], list[float]] = {}
     random_ = random.Random(1)
 
-    def note(name: str, measure: Callable[[], float], number: int) -> None:
+    def note(name: str, count: int, measure: Callable[[], float], number: int) -> None:
         value = measure()
         if number >= warm:
-            times.setdefault(name, []).append(value)
+            times.setdefault((name, count), []).append(value)
 
     for number in range(warm + counted):
-        note("floor", bench.floor, number)
+        note("floor", 0, bench.floor, number)
         for name, plan in plans.items():
-            inputs = step_inputs(state, count, 10, random_)
-            note(name, lambda p=plan, i=inputs: bench.step(p, i, 10), number)  # type: ignore[misc]
-            if number % 5 == 0:
-                note(f"{name}_anew", lambda p=plan, i=inputs: bench.step(p, i, 0), number)  # type: ignore[misc]
-    floor = median(times["floor"])
-    for name, target in targets.items():
-        report.add(Figure(f"spark_share_{name}", median(times[name]), floor, target=target))
-        report.add(Figure(f"spark_share_{name}_p95", percentile(times[name], 0.95), floor))
-        anew = 4.0 if name == "aggregate" else None
-        report.add(
-            Figure(f"spark_share_{name}_anew", median(times[f"{name}_anew"]), floor, target=anew)
-        )
+            # Either size comes first in half of the rounds.
+            for count in counts if number % 2 else counts[::-1]:
+                inputs = step_inputs(states[count], count, 10, random_)
+                note(name, count, partial(bench.step, plan, inputs, 10), number)
+                if number % 5 == 0 and count == counts[0]:
+                    note(f"{name}_anew", count, partial(bench.step, plan, inputs, 0), number)
+    show(report, times, counts)
+
+
+def show(report: Report, times: Mapping[tuple[str, int], list[float]], counts: list[int]) -> None:
+    """Adds the measures: the first size beside the floor, the others beside the first."""
+    floor = median(times["floor", 0])
+    for name, target in TARGETS.items():
+        first = times[name, counts[0]]
+        label = f"spark_share_{name}"
+        report.add(Figure(label, median(first), floor, target=target))
+        report.add(Figure(f"{label}_p95", percentile(first, 0.95), floor))
+        anew = median(times[f"{name}_anew", counts[0]])
+        report.add(Figure(f"{label}_anew", anew, floor, target=TARGETS_ANEW.get(name)))
+        for count in counts[1:]:
+            grown = median(times[name, count])
+            whole = f"{label}_{size_name(count)}"
+            report.add(Figure(whole, grown, median(first), target=TARGET_GROWTH))
 
 
 def main() -> None:
