@@ -35,7 +35,7 @@ lint: setup $(VENV)/.dev
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup $(VENV)/.bench pathway ## steps, catching up, hydration, TPC-H, each beside its peer (two hours)
+bench: setup $(VENV)/.bench pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
 proof: setup ## the long campaigns: view scripts, a fuzzer, kill -9, no client, a soak (hours)
