@@ -281,7 +281,9 @@ async def test_it_stops_at_once_while_a_fetch_hangs() -> None:
 async def test_listening_and_fetching_over_the_real_store(tmp_path: Path) -> None:
     """Both tasks on persist: what was appended comes out once, at its times, then as a lost
     blob's failure."""
-    persist = await PersistClient.open(tmp_path, Settings(inline_part_bytes_max=1), SystemClock())
+    persist = await PersistClient.open(
+        tmp_path, Settings(inline_part_bytes_max=1, decoded_parts_bytes_max=1), SystemClock()
+    )
     await persist.create_shards([NewShard("s1", SCHEMA, holds={"test": 0})])
     source = SourceImport("s1", SCHEMA)
 

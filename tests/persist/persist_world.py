@@ -31,6 +31,7 @@ TINY = Settings(
     inline_part_bytes_max=1,
     inline_bytes_per_shard_max=1,
     batches_per_shard_max=4,
+    decoded_parts_bytes_max=1,
     retry_delay_ms_min=1,
     retry_delay_ms_max=2,
     blob_orphan_grace_ms=1,

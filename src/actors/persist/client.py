@@ -84,7 +84,12 @@ class PersistClient:
             reread=self._book.reread,
         )
         self._parts = PartStore(
-            blob, clock, random or Random(), settings.part_bytes_target, self._is_named
+            blob,
+            clock,
+            random or Random(),
+            settings.part_bytes_target,
+            settings.decoded_parts_bytes_max,
+            self._is_named,
         )
         self._upkeep = Upkeep(
             self._machine,

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from actors.errors import Corrupt, InvalidUsage, LeaseLost, StorageError
 from actors.kernel import Clock
+from actors.persist.decoded import DecodedParts
 from actors.persist.location import Blob
 from actors.persist.parts import VERSION, Encoded, decode, encode
 from actors.persist.shard import Part
@@ -36,11 +37,13 @@ class PartStore:
         clock: Clock,
         random: Random,
         bytes_target: int,
+        decoded_bytes_max: int,
         is_named: Callable[[ShardId, str], Awaitable[bool]],
     ) -> None:
         self._blob = blob
         self._clock = clock
         self._bytes_target = bytes_target
+        self._decoded = DecodedParts(decoded_bytes_max)
         self._is_named = is_named
         self._nonce = f"{random.getrandbits(64):016x}"
         self._numbers = count(1)
@@ -71,12 +74,14 @@ class PartStore:
                     piece = await self._clock.run_blocking(lambda: next(pieces, None))
                 if piece is None:
                     return tuple(parts)
-                if piece.blob is None:
-                    parts.append(piece.part)
-                    continue
-                part = replace(piece.part, key=self._new_key(shard))
+                part = piece.part
+                if piece.blob is not None:
+                    part = replace(part, key=self._new_key(shard))
                 parts.append(part)
-                await self._blob.set(part.key, piece.blob)
+                if piece.blob is not None:
+                    await self._blob.set(part.key, piece.blob)
+                if piece.updates.get_total_buffer_size() <= 2 * piece.updates.nbytes:
+                    self._decoded.put(part, piece.updates)
         except StorageError:
             await self.discard(parts)
             raise
@@ -119,6 +124,9 @@ class PartStore:
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
         """The part's updates. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
+        return await self._decoded.get(part, lambda: self._read(part, schema))
+
+    async def _read(self, part: Part, schema: Schema) -> pa.Table:
         if part.inline is not None:
             return decode(part, part.inline, schema)
         data = await self._blob.get(part.key)
@@ -176,5 +184,6 @@ class PartStore:
                 await self._blob.delete(key)
             except StorageError:
                 continue
+            self._decoded.drop(key)
             gone.append(key)
         return gone

@@ -29,10 +29,11 @@ _ROW_GROUP_ROWS: Final = 128 * 1024
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """A part without its key, and the bytes of its blob (None: it is inline)."""
+    """A part without its key, the bytes of its blob (None: it is inline), and its updates."""
 
     part: Part
     blob: bytes | None
+    updates: pa.Table
 
 
 def part_schema(schema: Schema, *, errors: bool) -> pa.Schema:
@@ -88,13 +89,13 @@ def encode(
     if size <= inline_bytes_max:
         data = to_ipc(table)
         if len(data) <= inline_bytes_max:
-            yield Encoded(_describe(table, data, inline=True), None)
+            yield Encoded(_describe(table, data, inline=True), None, table)
             return
     step = max(1, rows * bytes_target // size)
     for start in range(0, rows, step):
         piece = table.slice(start, step)
         data = _to_parquet(piece)
-        yield Encoded(_describe(piece, data, inline=False), data)
+        yield Encoded(_describe(piece, data, inline=False), data, piece)
 
 
 def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:

@@ -1,0 +1,88 @@
+"""Parts as they were decoded last: what many read at the same time is read and decoded once.
+
+Theory of operation. All dataflows of one source want the same part at about the same time, and
+a view on a view wants what was just written. Who comes first reads the part, who comes
+meanwhile waits for that, who comes later finds it; what this process writes is there already.
+
+Invariants: the tables kept take at most `bytes_max` bytes, the least recently used go first, and
+one that is larger than an eighth of that is not kept (it would drive out all the small ones). A
+part never changes, so nothing here is ever stale. Whoever waits for a reader that failed or was
+canceled reads for itself: a failure is told to its own caller only.
+
+What it does not do: it reads nothing, and knows no shards.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+import anyio
+import pyarrow as pa
+
+from actors.persist.shard import Part
+
+LARGEST_SHARE: Final = 8
+
+Key: TypeAlias = str | bytes
+
+
+class DecodedParts:
+    """Decoded parts, bounded by bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._tables: OrderedDict[Key, pa.Table] = OrderedDict()
+        self._reading: dict[Key, anyio.Event] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What the tables kept take."""
+        return self._bytes
+
+    async def get(self, part: Part, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
+        """The part's updates: kept, awaited, or read. Raises what `read` raises."""
+        key = _key(part)
+        while True:
+            found = self._tables.get(key)
+            if found is not None:
+                self._tables.move_to_end(key)
+                return found
+            reading = self._reading.get(key)
+            if reading is None:
+                break
+            await reading.wait()
+            if key not in self._tables:
+                return await read()  # it failed, or is too large to be kept
+        event = self._reading[key] = anyio.Event()
+        try:
+            table = await read()
+            self.put(part, table)
+            return table
+        finally:
+            del self._reading[key]
+            event.set()
+
+    def put(self, part: Part, table: pa.Table) -> None:
+        """Keeps a part's updates. `table` must not be a slice of a larger one."""
+        key, size = _key(part), table.nbytes
+        if size > self._bytes_max // LARGEST_SHARE or key in self._tables:
+            return
+        self._tables[key] = table
+        self._bytes += size
+        while self._bytes > self._bytes_max:
+            _, gone = self._tables.popitem(last=False)
+            self._bytes -= gone.nbytes
+
+    def drop(self, part_key: str) -> None:
+        """The part's blob was deleted: nobody will ask for it."""
+        gone = self._tables.pop(part_key, None)
+        if gone is not None:
+            self._bytes -= gone.nbytes
+
+
+def _key(part: Part) -> Key:
+    """A part without a blob is named by its bytes."""
+    return part.key if part.inline is None else part.inline
