@@ -63,6 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     part_bytes_target: int = 64 * 1024 * 1024
     inline_part_bytes_max: int = 16 * 1024
     inline_bytes_per_shard_max: int = 256 * 1024
+    decoded_parts_bytes_max: int = 32 * 1024 * 1024
+    """Parts kept as they were decoded or written, for all who want them at about the same time."""
     batches_per_shard_max: int = 24
     """Compaction starts beyond this many batches."""
     reader_lease_ms: int = 900_000
@@ -104,7 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """An engine that has not let go of a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows above this size go to the engine as a file."""
-    engine_attempts_max: int = 5
+    engine_attempts_max: int = 3
     """A job that kills the engine this often is given up with `EngineLost`."""
     prepared_plans_max: int = 128
     """Plans of steps that the engine keeps ready to be executed again, of all dataflows. Each

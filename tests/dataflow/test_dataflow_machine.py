@@ -51,7 +51,7 @@ def machine(**changes: object) -> Machine:
         "sources": 1,
         "durable": True,
         "as_of": 4,
-        "budget_bytes": 100,
+        "budget_bytes": 10_000,
         "fetches_max": 4,
     }
     return Machine(**(values | changes))  # type: ignore[arg-type]
@@ -319,6 +319,39 @@ def test_an_indefinite_failure_repeats_the_stage() -> None:
     made.handle(m.Computed(1))
     made.handle(m.Failed(1, 1, "StorageError: gone"))
     assert kinds(made.handle(m.RetryDue(2))) == ["CancelWork", "Show", "Restore"]
+
+
+def test_a_step_that_ended_the_engine_is_halved_and_later_ones_stay_small() -> None:
+    made = running(machine(budget_bytes=1000))
+    size = updates(5).nbytes
+    one_step(made, 13, updates(*range(5, 13)))
+    assert made.step is not None
+    assert made.step.bytes == 8 * size
+    made.handle(m.Failed(1, 1, "EngineLost: no memory", too_large=True))
+    compute = computing(made.handle(m.RetryDue(1)))
+    assert (compute.step.times, compute.step.hi) == ((5, 6, 7, 8), 9)
+    assert made.budget_bytes == 2 * size
+    made.validate()
+    # The other half is cut to what the budget allows by then: half of what went well.
+    compute = computing(finish(made))
+    assert (compute.step.times, made.budget_bytes) == ((9, 10, 11, 12), 4 * size)
+    finish(made)
+    assert made.budget_bytes == 8 * size
+
+
+def test_a_step_of_one_time_that_ended_the_engine_is_repeated() -> None:
+    made = running(machine())
+    step = one_step(made, 8, updates(5)).step
+    made.handle(m.Failed(1, 1, "EngineLost: no memory", too_large=True))
+    assert made.handle(m.RetryDue(1)) == [m.Compute(step)]
+
+
+def test_rows_that_are_larger_than_their_parts_are_cut_to_the_budget() -> None:
+    size = updates(5).nbytes
+    made = running(machine(budget_bytes=3 * size))
+    compute = one_step(made, 9, updates(5, 6, 6, 7, 8))
+    assert compute.step.times == (5, 6)
+    assert computing(finish(made)).step.times == (7, 8)
 
 
 def test_a_failure_that_repeating_cannot_mend_starts_a_new_incarnation() -> None:

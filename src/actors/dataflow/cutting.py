@@ -1,8 +1,9 @@
 """Where a step ends: the choice of `hi`, and the rows that come along. Pure.
 
-`pick_hi` looks at what is described, before anything is fetched; `bound` at the times that were
-fetched: some must not share a step. Rows are taken from the sources' held ones and can be put
-back, so a step can be cut shorter at any time before it is durable.
+`pick_hi` looks at what is described, before anything is fetched; `bound` and `fitting` at what
+was fetched: some times must not share a step, and rows may be larger than their parts. Rows are
+taken from the sources' held ones and can be put back, so a step can be cut shorter at any time
+before it is durable.
 """
 
 from __future__ import annotations
@@ -77,6 +78,24 @@ def bound(times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool) -
         return times[1]
     if error_times:
         return error_times[0] if error_times[0] > times[0] else times[1]
+    return None
+
+
+def fitting(deltas: Sequence[pa.Table], times: Sequence[Time], budget: int) -> Frontier | None:
+    """A lower `hi`, when the rows exceed `budget` bytes in memory: as many times as fit, at
+    least one. What a part takes as a file says little of what it takes here."""
+    if len(times) < 2 or sum(delta.nbytes for delta in deltas) <= budget:
+        return None
+    sizes = dict.fromkeys(times, 0.0)
+    for delta in deltas:
+        row_bytes = delta.nbytes / max(1, delta.num_rows)
+        for count in pc.value_counts(delta[TIME]):
+            sizes[count["values"].as_py()] += count["counts"].as_py() * row_bytes
+    total = 0.0
+    for time in times:
+        total += sizes[time]
+        if total > budget and time > times[0]:
+            return time
     return None
 
 

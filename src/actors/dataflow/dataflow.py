@@ -29,6 +29,7 @@ from actors.errors import (
     Broken,
     Closed,
     DefiniteError,
+    EngineLost,
     LocalProtocolError,
     PenstockError,
     ReadBelowSince,
@@ -296,7 +297,8 @@ class Dataflow(Actor[Any]):
                 log.exception("%s: a stage failed", self.ctx.path, exc_info=error)
             text = f"{type(error).__name__}: {error}"
             restart = isinstance(error, ReadBelowSince)
-            return StageDone(m.Failed(incarnation, number, text, restart))
+            too_large = isinstance(error, EngineLost)
+            return StageDone(m.Failed(incarnation, number, text, restart, too_large))
 
         self._stage = self.ctx.effect(run, done=done, failed=failed)
 

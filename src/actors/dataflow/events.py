@@ -34,6 +34,11 @@ class Step(msgspec.Struct, frozen=True):
     error: str | None = None
     """The definite failure that is this step's result."""
 
+    @property
+    def bytes(self) -> int:
+        """Of all its rows."""
+        return sum(table.nbytes for tables in self.deltas for table in tables)
+
 
 # -- events ----------------------------------------------------------------------------------------
 
@@ -95,13 +100,15 @@ class Installed(msgspec.Struct, frozen=True):
 class Failed(msgspec.Struct, frozen=True):
     """A stage failed indefinitely: a store or the engine; `number` 0: while hydrating.
 
-    `restart`: repeating the stage cannot help, only a new incarnation can.
+    `restart`: repeating the stage cannot help, only a new incarnation can. `too_large`: the step
+    may be too large for the engine, which it ended.
     """
 
     incarnation: int
     number: int
     text: str
     restart: bool = False
+    too_large: bool = False
 
 
 class RetryDue(msgspec.Struct, frozen=True):

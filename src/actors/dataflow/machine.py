@@ -8,7 +8,9 @@ Theory of operation. A dataflow moves its lower frontier `lo` forward in steps `
    every source has described and the budget allows, its parts are asked for, and when every
    time below `hi` is sealed for every source the step is cut;
 3. *running*: the shell computes the step's result; a definite failure over several distinct
-   times halves the interval, at a single time it becomes the step's result, an error;
+   times halves the interval, at a single time it becomes the step's result, an error. One that
+   ended the engine is halved too, and later steps are cut by half the budget, which doubles
+   again with each that goes well;
 4. *committing*: durable parts and one compare-and-set; a mismatch means another replica was
    first: a new incarnation goes on from the durable state;
 5. *installing*: arrangements and readers get the delta; then `lo` is `hi`.
@@ -36,7 +38,15 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from actors.dataflow.cutting import bound, error_times_of, pick_hi, put_back, take, times_of
+from actors.dataflow.cutting import (
+    bound,
+    error_times_of,
+    fitting,
+    pick_hi,
+    put_back,
+    take,
+    times_of,
+)
 from actors.dataflow.events import (
     Answer,
     Ask,
@@ -130,6 +140,7 @@ class Machine:
         self.as_of = as_of
         self.until = until
         self.budget_bytes = budget_bytes
+        self.budget_bytes_max = budget_bytes
         self.fetches_max = fetches_max
         self.source_count = sources
         self.state = State.SUSPENDED
@@ -148,6 +159,7 @@ class Machine:
         self._snapshot_due = False
         self._retrying = False
         self._restart_due = False
+        self._too_large = False
         self._frozen: PenstockError | None = None
 
     def handle(self, event: Event) -> list[Effect]:
@@ -177,7 +189,7 @@ class Machine:
         self.step = None
         self.hi = None
         self._restored_from = None
-        self._retrying = self._restart_due = False
+        self._retrying = self._restart_due = self._too_large = False
         self._frozen = None
         return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
 
@@ -270,6 +282,8 @@ class Machine:
         times = times_of(flat)
         if self.durable and not self.in_error:
             shorter = bound(times, error_times_of(flat), opaque=self.opaque)
+            if shorter is None:
+                shorter = fitting(flat, times, self.budget_bytes)
             if shorter is not None:
                 hi = shorter
                 put_back(self.sources, deltas)
@@ -309,13 +323,17 @@ class Machine:
         step = self.step
         assert step is not None
         if len(step.times) > 1 and not step.in_error:
-            hi = step.times[len(step.times) // 2]
-            put_back(self.sources, step.deltas)
-            self._set_step(hi, step.times, take(self.sources, hi))
-            assert self.step is not None
-            return [Compute(self.step)]
+            return self._halve(step)
         self.step = msgspec.structs.replace(step, error=event.text)
         return self._computed(None)
+
+    def _halve(self, step: Step) -> list[Effect]:
+        """The first half of the step's times instead; the others wait again."""
+        hi = step.times[len(step.times) // 2]
+        put_back(self.sources, step.deltas)
+        self._set_step(hi, step.times, take(self.sources, hi))
+        assert self.step is not None
+        return [Compute(self.step)]
 
     def _committed(self, _: Committed) -> list[Effect]:
         assert self.step is not None
@@ -336,6 +354,7 @@ class Machine:
         self._snapshot_due = False
         self.attempt = 0
         self.steps += 1
+        self.budget_bytes = min(self.budget_bytes_max, 2 * self.budget_bytes)
         self.state = self._resting()
         return [*self._report(step), *self._go_on()]
 
@@ -371,6 +390,7 @@ class Machine:
         self.attempt += 1
         self._retrying = True
         self._restart_due = self._restart_due or event.restart
+        self._too_large = self._too_large or event.too_large
         return [Show("stalled", event.text), RetryLater(self.attempt)]
 
     def _retry_due(self, event: RetryDue) -> list[Effect]:
@@ -378,8 +398,14 @@ class Machine:
             self.ignored += 1
             return []
         self._retrying = False
-        if self.state is State.RUNNING and self.step is not None and not self._restart_due:
-            return [Compute(self.step)]
+        step = self.step
+        if self.state is State.RUNNING and step is not None and not self._restart_due:
+            too_large, self._too_large = self._too_large, False
+            if too_large and len(step.times) > 1:
+                # Grown back only as far as half of what was too large, before the next is cut.
+                self.budget_bytes = max(1, min(self.budget_bytes, step.bytes) // 4)
+                return self._halve(step)
+            return [Compute(step)]
         # Whether a failed commit happened is told by the durable state alone, and a failed
         # installation leaves states that must be built afresh.
         return [CancelWork(), *self._restart()]

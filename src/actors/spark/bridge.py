@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+BATCH_ROWS_MIN: Final = 65_536
 _SLOT_OPTIONS: Final = {
     "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
@@ -69,11 +70,14 @@ class Bridge:
         return DataFrame(self.engine.sql(text), self.session)
 
     def table(self, table: pa.Table) -> DataFrame:
-        """Arrow rows as a frame: a local relation as long as they are few."""
+        """Arrow rows as a frame: a local relation as long as they are few, else a partition a
+        batch, which is decoded where it is used."""
         path = self._scratch / f"rows-{uuid.uuid4().hex}"
+        cores: int = self.session.sparkContext.defaultParallelism
+        rows = max(BATCH_ROWS_MIN, -(-table.num_rows // cores))
         try:
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
-                out.write_table(table, max_chunksize=65_536)
+                out.write_table(table.combine_chunks(), max_chunksize=rows)
             batches = self._python.readArrowStreamFromFile(str(path))
         finally:
             os.unlink(path)

@@ -31,6 +31,8 @@ from actors.spark.start import CHILD_FOLDER
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 SESSIONS_PER_THREAD_MAX: Final = 8
+LOCAL_RELATION_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Rows of a local relation are objects on the driver's heap, several times their size here."""
 SMALL_STEPS: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
@@ -81,6 +83,7 @@ def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
         "spark.sql.codegen.cache.maxEntries": "4000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        "spark.sql.execution.arrow.localRelationThreshold": str(LOCAL_RELATION_BYTES_MAX),
         "spark.sql.artifact.isolation.enabled": "false",
     }
     if on_loopback(settings.spark_master):
