@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from actors.dataflow.engine import Engine
 from actors.persist import PersistClient
-from actors.plan.jobs import Rows
+from actors.plan.jobs import NO_UPPER, Rows
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
 from actors.plan.updates import advance, between, consolidate
 from actors.progress import ShardId, Time
@@ -87,10 +87,13 @@ async def contents(
         files: list[str] = []
         tables: list[pa.Table] = []
         errors: list[pa.Table] = []
+        upper = NO_UPPER
         for part in parts:
             path = None if part.has_errors or part.inline is not None else persist.path(part)
             if path is not None:
                 files.append(path)
+                if part.time_max > as_of:
+                    upper = as_of + 1
                 continue
             plain, held = split_errors(between(await persist.fetch(part, schema), 0, as_of + 1))
             tables.append(plain)
@@ -99,7 +102,7 @@ async def contents(
         table = await engine.clock.run_blocking(lambda: _together(tables, schema, as_of))
         rows = await engine.pack(schema, table, as_of)
         yield Contents(
-            msgspec.structs.replace(rows, files=tuple(files), lower=0, upper=as_of + 1),
+            msgspec.structs.replace(rows, files=tuple(files), upper=upper),
             errors_held(error_sums(errors)),
         )
     finally:

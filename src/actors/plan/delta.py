@@ -104,8 +104,9 @@ class Measure(msgspec.Struct, frozen=True):
     """One additive hidden column of an aggregate.
 
     ``count``: sum of diffs where `argument` is not NULL; ``sum``: sum of argument × diff, with
-    NULLs left out. `type` is the hidden column's Spark type, wide enough not to overflow
-    where the query's own result does not.
+    NULLs left out; ``sum_bigint``: the same of a bigint, which may be summed in halves. `type`
+    is the hidden column's Spark type, wide enough not to overflow where the query's own result
+    does not.
     """
 
     name: str

@@ -7,18 +7,21 @@ large. A job is a pure function of its message: sending it again gives the same 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import Schema
 
+NO_UPPER: Final = 1 << 62
+"""Beyond every time."""
+
 
 class Rows(msgspec.Struct, frozen=True):
     """Updates handed to the engine: inline Arrow, files, or both (their union).
 
-    Parquet `files` hold parts (columns, ``__time``, ``__diff``); of these only rows with
+    Parquet `files` hold parts (columns, ``__time``, ``__diff``, no errors); of these only rows with
     ``lower <= __time < upper`` are read. `arrow` is one IPC stream of exactly the rows meant,
     with the same columns. With `advance_to` set, times below it are raised to it. `columns`
     names and orders the user columns.
@@ -30,7 +33,7 @@ class Rows(msgspec.Struct, frozen=True):
     """The same as `arrow`, as an IPC file: for rows above `engine_inline_bytes_max`."""
     files: tuple[str, ...] = ()
     lower: int = 0
-    upper: int = 1 << 62
+    upper: int = NO_UPPER
     advance_to: int | None = None
 
 
@@ -70,7 +73,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     lo: int
     hi: int
     at_once: bool = False
-    """All changes are at one time (a view computed from scratch)."""
+    """All changes are at one time, ``hi - 1`` (a view computed from scratch)."""
 
 
 class Difference(msgspec.Struct, frozen=True, tag=True):

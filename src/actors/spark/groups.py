@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from actors.errors import InvalidUsage
-from actors.plan.delta import Accumulate, Consolidate, Input, Node, Recompute, Reduce
+from actors.plan.delta import Accumulate, Consolidate, Input, Measure, Node, Recompute, Reduce
 from actors.plan.schema import DIFF, TIME
 from actors.spark.fragments import (
     COUNT,
@@ -115,13 +115,7 @@ class Groups(ABC):
         for index, measure in enumerate(node.measures):
             argument = f"__a{index}"
             below.append(f"{measure.argument}\n AS {argument}")
-            if measure.kind == "count":
-                term = f"CASE WHEN {argument} IS NULL THEN 0 ELSE {DIFF} END"
-            elif measure.kind == "sum":
-                term = times_diff(argument, measure.type)
-            else:
-                raise InvalidUsage(f"measure {measure.name}: unknown kind {measure.kind!r}")
-            total = f"CAST(coalesce(sum({term}), 0) AS {measure.type})"
+            total = f"CAST({_total(measure, argument)} AS {measure.type})"
             totals.append(f"{total} AS {quote(measure.name)}")
         keys = [quote(key.name) for key in node.keys]
         rows = self._select([*below, TIME, DIFF], node.input)
@@ -228,3 +222,20 @@ class Groups(ABC):
         kinds = self._types(node.input)
         floats = {name for name in names if holds_floats(kinds.get(name, ""))}
         return consolidated(self.text(node.input), names, floats)
+
+
+def _total(measure: Measure, argument: str) -> str:
+    """The sum over a group's rows."""
+    match measure.kind:
+        case "count":
+            return f"coalesce(sum(CASE WHEN {argument} IS NULL THEN 0 ELSE {DIFF} END), 0)"
+        case "sum":
+            return f"coalesce(sum({times_diff(argument, measure.type)}), 0)"
+        case "sum_bigint":
+            # Sums of decimals take a multiple of the time of sums of longs. The halves of a
+            # bigint are summed apart: neither overflows below 2^31 rows.
+            upper, lower = f"shiftright({argument}, 32)", f"({argument} & 4294967295L)"
+            halves = [f"CAST(coalesce(sum({half} * {DIFF}), 0L) AS decimal(19,0))"
+                      for half in (upper, lower)]  # fmt: skip
+            return f"{halves[0]} * CAST(4294967296L AS decimal(10,0)) + {halves[1]}"
+    raise InvalidUsage(f"measure {measure.name}: unknown kind {measure.kind!r}")

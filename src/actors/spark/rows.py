@@ -3,8 +3,7 @@
 Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILE_BYTES_MAX` together)
 are read here and become one local relation, which Spark plans without a scan; large parts are
 scanned by Spark. Either way the rows are those that `Rows` means: of files only
-``lower <= time < upper``, times below `advance_to` raised to it, updates of errors left out
-(`dataflow` deals with errors), columns in the schema's types.
+``lower <= time < upper``, times below `advance_to` raised to it, columns in the schema's types.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pyspark.sql.functions import expr
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, StorageError
-from actors.plan.jobs import Rows, RowsDone
+from actors.plan.jobs import NO_UPPER, Rows, RowsDone
 from actors.plan.schema import ERROR, TIME, Column, Schema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.spark.bridge import Bridge, spark_struct
@@ -136,13 +135,14 @@ def frame(bridge: Bridge, loaded: Loaded) -> DataFrame:
 
 
 def _scan(bridge: Bridge, loaded: Loaded) -> DataFrame:
+    """What need not be compared is not: a text without numbers of its own is compiled once."""
     rows = loaded.rows
     fields = spark_struct(rows.schema.arrow_updates()).fields
-    schema = StructType(list(fields)).add(ERROR, "string")
-    found = bridge.session.read.schema(schema).parquet(*loaded.files)
-    found = found.where(
-        f"{ERROR} IS NULL AND {TIME} >= {rows.lower}L AND {TIME} < {rows.upper}L"
-    ).drop(ERROR)
+    found = bridge.session.read.schema(StructType(list(fields))).parquet(*loaded.files)
+    if rows.lower > 0:
+        found = found.where(f"{TIME} >= {rows.lower}L")
+    if rows.upper < NO_UPPER:
+        found = found.where(f"{TIME} < {rows.upper}L")
     if rows.advance_to is not None:
         found = found.withColumn(TIME, expr(f"greatest({TIME}, {rows.advance_to}L)"))
     return found

@@ -28,7 +28,7 @@ from actors.errors import Canceled, InvalidUsage, QueryRejected
 from actors.plan.delta import Consolidate, DeltaPlan, Node
 from actors.plan.jobs import Prepare, Prepared, RowsDone, Step
 from actors.plan.schema import DIFF, TIME, Column, Schema
-from actors.plan.updates import consolidate, empty_updates
+from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.analysis import check_types, empty_frame, output_schema, query
 from actors.spark.bridge import Bridge
 from actors.spark.prepared import PreparedSteps, Request
@@ -268,12 +268,18 @@ def _run_anew(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> pa.Tab
             view = f"__{name}"
             relations[name] = Relation(rows.rows.schema, view, rows.bytes)
             frames[view] = frame(bridge, rows)
+    # What is at one time is computed at time 0: the same text, hence the same classes, each time.
+    interval = (0, 1) if job.at_once else (job.lo, job.hi)
     with bridge.views(frames):
-        text = work.statement(bridge, relations, (job.lo, job.hi), small=small)
+        text = work.statement(bridge, relations, interval, small=small)
         slot.check()
         found = bridge.sql(text)
         slot.check()
-        return bridge.collect(found, work.wanted(bridge))
+        made = bridge.collect(found, work.wanted(bridge))
+    if job.at_once:
+        times = pa.repeat(pa.scalar(job.hi - 1, pa.int64()), made.num_rows)
+        return set_column(made, TIME, times)
+    return made
 
 
 def _peel(root: Node) -> Node:

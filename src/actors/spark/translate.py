@@ -75,7 +75,7 @@ __all__ = [
 
 class Translator(Groups):
     """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
-    `at_once`: all changes are at one time."""
+    `at_once`: all changes are at one time, and the text has them at time 0."""
 
     def __init__(
         self,
@@ -155,7 +155,8 @@ class Translator(Groups):
             ]
             zeros = [f"CAST(0 AS bigint) AS {name}" for name in (TIME, DIFF)]
             return f"SELECT {', '.join([*nulls, *zeros])} WHERE false"
-        names = ", ".join([*map(quote, node.columns), TIME, DIFF])
+        time = f"0L AS {TIME}" if self._at_once else TIME
+        names = ", ".join([*map(quote, node.columns), time, DIFF])
         return f"SELECT {self._hint()}{names} FROM {quote(relation.view)}"
 
     def _pair(self, node: Pair) -> str:

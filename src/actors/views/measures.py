@@ -110,7 +110,8 @@ def _result(call: AggregateCall, measures: _Measures) -> str:
         return _variance(call, argument, count, measures)
     else:
         kind = call.argument_type.lower()
-        total = measures.take("sum", argument, _sum_type(kind))
+        way = "sum_bigint" if kind == "bigint" else "sum"
+        total = measures.take(way, argument, _sum_type(kind))
         if call.function == "sum":
             result = f"CAST({total} AS {call.type})"
         elif kind.startswith("decimal"):
