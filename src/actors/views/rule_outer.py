@@ -177,7 +177,7 @@ class OuterOperator(Operator):
 
     def __init__(self, context: Context, plan: OuterJoin, left: Operator, right: Operator) -> None:
         super().__init__(context, left.columns + right.columns)
-        self._left, self._right = left, right
+        self._sides = self._left, self._right = left, right
         self._plan = plan
         equal, residual = plan.equal, plan.residual
         self._pairs = JoinOperator(context, (left, right), equal, residual)
@@ -237,6 +237,10 @@ class OuterOperator(Operator):
             ids, origins = (), ()
         elif kept:
             ids, origins = narrowed(ids, origins, kept)
+        if not ids and self._unmatched_right is not None:
+            # From the left's rows no equality leads to the right ones that have no match.
+            whole = (side.seek((), (), frozenset(), nulls=False) for side in self._sides)
+            return frozenset().union(*whole)
         return self._pairs.seek(ids, origins, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
