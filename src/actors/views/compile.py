@@ -9,7 +9,7 @@ is guessed. `compile_view` is pure but for what `analyze` does.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from sqlglot.errors import SqlglotError
@@ -35,6 +35,20 @@ from actors.views.resolve import Unsupported, resolve
 Conf: TypeAlias = tuple[tuple[str, str], ...]
 Tables: TypeAlias = tuple[tuple[str, Schema], ...]
 Analyze: TypeAlias = Callable[[Tables, tuple[str, ...], Conf], Awaitable[Analyzed]]
+
+
+CHANGES_MEANING: Final = (
+    "spark.sql.casesensitive",
+    "spark.sql.ansi.doublequotedidentifiers",
+    "spark.sql.decimaloperations.",
+    "spark.sql.groupby",
+    "spark.sql.lateralcolumnalias.",
+    "spark.sql.legacy.",
+    "spark.sql.parser.",
+    "spark.sql.session.collation",
+)
+"""Settings under which a text means something else than it does to the resolver and the rules:
+they read names, literals, keys and aggregates as Spark does by default."""
 
 
 async def compile_view(
@@ -92,8 +106,9 @@ async def relational(
 
     Raises `Unsupported`, and what `analyze` raises but `QueryRejected`.
     """
-    if any(key.lower() == "spark.sql.casesensitive" for key, _ in conf):
-        raise Unsupported("the setting spark.sql.caseSensitive")
+    for key, _ in conf:
+        if key.lower().startswith(CHANGES_MEANING):
+            raise Unsupported(f"the setting {key}")
     try:
         resolved = resolve(tree, sources, tables)
         texts = probe_texts(resolved, sources)

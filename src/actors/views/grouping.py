@@ -67,7 +67,11 @@ class Grouping(msgspec.Struct):
 
 
 def spelled_out(tree: Tree) -> Tree:
-    """A copy with the aggregates that the parser does not know under one name."""
+    """A copy with the aggregates that the parser does not know under one name.
+
+    Typed literals are casts to the parser: the sign goes inside, or the least value of a type
+    (``-128Y``) would not fit before it is negated.
+    """
 
     def named(node: Tree) -> Tree:
         if isinstance(node, exp.Anonymous) and len(node.expressions) == 1:
@@ -77,6 +81,10 @@ def spelled_out(tree: Tree) -> Tree:
             # On the right of an operator (``LIKE ANY (…)``) it is a quantifier.
             quantifier = isinstance(node.parent, exp.Binary) and node.arg_key == "expression"
             return node if quantifier else exp.LogicalOr(this=node.this.this)
+        if isinstance(node, exp.Neg) and isinstance(node.this, exp.Cast):
+            literal = node.this.this
+            if isinstance(literal, exp.Literal) and not literal.is_string:
+                return exp.Cast(this=exp.Neg(this=literal), to=node.this.to)
         return node
 
     return tree.copy().transform(named)

@@ -23,8 +23,9 @@ from sqlglot.errors import SqlglotError
 
 from actors.errors import QueryRejected, UnknownObject
 from actors.plan.schema import Schema
+from actors.views.dialect import VerbatimSpark
 
-DIALECT: Final = "spark"
+DIALECT: Final = VerbatimSpark
 
 Tree = Any
 """A sqlglot expression: the library is untyped for us."""
