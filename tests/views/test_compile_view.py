@@ -166,6 +166,55 @@ async def test_keys_of_other_types_are_left_to_the_lookup() -> None:
     assert {(target, key) for target, key, _ in lookups(plan)} == {("s0", ("id",)), ("s1", ("id",))}
 
 
+@pytest.mark.parametrize(
+    "on", ["f.ratio = b.id", "f.Carrier = b.id", "f.ratio = b.x and f.Carrier = b.x"]
+)
+async def test_keys_whose_types_no_lookup_spans_ask_for_the_whole_state(on: str) -> None:
+    """bigint = double rounds, text = bigint reads text: many values equal one."""
+    plan = await compiled(f"select f.id from flights f join big b on {on}")
+    assert {(target, key) for target, key, _ in lookups(plan)} == {("s0", ()), ("s1", ())}
+    assert plan.mode == "opaque"
+
+
+async def test_a_full_join_that_is_asked_for_everything_reads_both_sides() -> None:
+    """Not just what equalities lead to from the left: rows without a match are on both."""
+    plan = await compiled(
+        "select id, delay, b.x, name from flights f full join big b using (id) "
+        "full join carriers c on cast(id as string) = c.name"
+    )
+    assert {("s0", ()), ("s1", ())} <= {(target, key) for target, key, _ in lookups(plan)}
+
+
+async def test_not_in_is_an_anti_join_where_the_query_leaves_no_null() -> None:
+    inside = "select x from big where x is not null and id > 3"
+    plan = await compiled(
+        f"select id from flights where delay not in ({inside}) and delay is not null"
+    )
+    assert plan.mode == "incremental"
+    for outer, inner in [("delay", inside), ("id", "select x from big where id > 3")]:
+        plan = await compiled(f"select id from flights where {outer} not in ({inner})")
+        assert plan.mode == "opaque"
+        assert "NOT IN" in plan.reason
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "spark.sql.ansi.doubleQuotedIdentifiers",
+        "spark.sql.legacy.statisticalAggregate",
+        "spark.sql.parser.escapedStringLiterals",
+        "spark.sql.groupByOrdinal",
+        "spark.sql.caseSensitive",
+    ],
+)
+async def test_a_setting_that_changes_what_a_text_means_makes_a_view_opaque(setting: str) -> None:
+    sql = "select carrier, stddev(delay) as s from flights group by 1"
+    plan = await compile_view(sql, TABLES, answers, ((setting, "true"),))
+    assert (plan.mode, plan.reason) == ("opaque", f"the setting {setting}")
+    plan = await compile_view(sql, TABLES, answers, (("spark.sql.session.timeZone", "UTC"),))
+    assert plan.mode == "incremental"
+
+
 async def test_keys_that_are_expressions_ask_for_the_whole_state() -> None:
     plan = await compiled("select f.id from flights f join big b on upper(f.carrier) = b.carrier")
     assert ("s0", ()) in {(target, key) for target, key, _ in lookups(plan)}

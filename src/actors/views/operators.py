@@ -26,6 +26,7 @@ from typing import Final, TypeAlias
 from actors.plan.delta import Accumulate, Hidden, Input, Node, Select, Stratum, Union
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
+from actors.views.key_types import found_by_key
 from actors.views.lookups import Lookups, Origin, Wanted
 
 Origins: TypeAlias = tuple[Origin, ...]
@@ -59,11 +60,36 @@ class Context:
         *,
         nulls: bool,
     ) -> frozenset[Wanted]:
-        """Asks for state; whoever records hears of it."""
+        """Asks for state; whoever records hears of it.
+
+        By the columns whose equal values a lookup finds; by none, for everything.
+        """
+        kept = [
+            i
+            for i, own in enumerate(key)
+            if all(self._finds(target, own, name, columns[i]) for name, columns in origins)
+        ]
+        if len(kept) < len(key):
+            key, origins = narrowed(key, origins, kept)
+            if not key:
+                origins, after, nulls = (), (), False
         wanted = self.lookups.ask(target, key, origins, after, nulls=nulls)
         for record in self._asked:
             record.add(wanted)
         return frozenset([wanted])
+
+    def _finds(self, target: str, own: str, origin: str, column: str) -> bool:
+        """Whether a column's values find all equal ones; yes where a type is not known."""
+        given = self._kind(origin, column) if column else None
+        held = self._kind(target, own)
+        return given is None or held is None or found_by_key(given, held)
+
+    def _kind(self, name: str, column: str) -> str | None:
+        if name[0] == "r":
+            return None
+        number = int(name[1:])
+        schema = self.hidden[number][0].schema if name[0] == "h" else self.schemas[number]
+        return next((each.type for each in schema.columns if each.name == column), None)
 
     def begin(self) -> None:
         """Begins to record what is asked."""

@@ -58,9 +58,10 @@ from actors.views.joins import (
 )
 from actors.views.parse import Tree, lower_columns
 from actors.views.scope import Listing, Names, Scope, joined
-from actors.views.subquery import Claim, Matching, matching
+from actors.views.subquery import Claim, Matching, matching, never_null
 from actors.views.trees import (
     Unsupported,
+    bare,
     check_args,
     check_scalar,
     column_id,
@@ -351,14 +352,20 @@ class _Resolver:
                 check_scalar(tree)
                 conjuncts.append(tree)
         block = Block(block.inputs, conjuncts)
+        present = never_null(conjuncts)
         for test in tests:
-            block = self._matched(block, test, names, ctes)
+            block = self._matched(block, test, names, ctes, present)
         return block
 
     def _matched(
-        self, block: Block, test: Matching, names: Names, ctes: Mapping[str, Cte]
+        self,
+        block: Block,
+        test: Matching,
+        names: Names,
+        ctes: Mapping[str, Cte],
+        present: set[str],
     ) -> Block:
-        """The block's rows that pass a subquery test."""
+        """The block's rows that pass a subquery test. `present`: what is not NULL in them."""
         what = "a subquery"
         inner = self.query(test.query, ctes, what, names, as_set=True)
         mine = {name for each in inner.block.inputs for name in columns_of(each)}
@@ -379,7 +386,8 @@ class _Resolver:
             check_scalar(value)
             check_reads(value, theirs)
             check_reads(found, mine)
-            self.claims.append(Claim(left, text(value), right, text(found), test.anti))
+            never = (bare(value) in present, bare(found) in never_null(own))
+            self.claims.append(Claim(left, text(value), right, text(found), test.anti, never))
             on.append(exp.EQ(this=operand(value), expression=operand(found)))
         return Block([semi_join(left, right, test.anti, on, self.fresh)], outward)
 

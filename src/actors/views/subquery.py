@@ -2,9 +2,10 @@
 
 The subquery is resolved with the names of the query around it in reach. Its conjuncts that read
 those are the correlation: predicates of a semi join. IN is one equality more for each column.
-NOT IN is an anti join only where no NULL can occur on either side; whether that is so is Spark's
-to say, so it is left as a `Claim` that the probes settle. The same goes for the types of both
-sides of IN, which Spark compares by other rules than ``=`` when one of them is text.
+NOT IN is an anti join only where no NULL can occur on either side: because other conjuncts leave
+none, or by the types, which are Spark's to say, so that it is left as a `Claim` that the probes
+settle. The same goes for the types of both sides of IN, which Spark compares by other rules than
+``=`` when one of them is text.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sqlglot import exp
 
 from actors.plan.relational import Plan
 from actors.views.parse import Tree
-from actors.views.trees import Unsupported
+from actors.views.trees import Unsupported, bare
 
 
 class Matching(msgspec.Struct, frozen=True):
@@ -34,6 +35,8 @@ class Claim(msgspec.Struct, frozen=True):
     right: Plan
     right_value: str
     anti: bool
+    present: tuple[bool, bool] = (False, False)
+    """Whether the query's own predicates leave no NULL on the left, on the right."""
 
 
 def matching(tree: Tree) -> Matching | None:
@@ -52,10 +55,25 @@ def matching(tree: Tree) -> Matching | None:
     return None
 
 
+def never_null(conjuncts: list[Tree]) -> set[str]:
+    """Expressions that are not NULL where all of the predicates are true, as `bare` texts."""
+    found: set[str] = set()
+    for tree in conjuncts:
+        inner = tree.this.unnest() if isinstance(tree, exp.Not) else None
+        if isinstance(inner, exp.Is) and isinstance(inner.expression, exp.Null):
+            found.add(bare(inner.this))
+        elif isinstance(tree, exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE):
+            found |= {bare(tree.left), bare(tree.right)}
+    return found
+
+
 def check_claim(claim: Claim, left: tuple[str, bool], right: tuple[str, bool]) -> None:
     """Raises `Unsupported` where the (type, nullable) of both sides break the claim."""
     text_sides = [kind == "string" for kind, _ in (left, right)]
     if text_sides[0] != text_sides[1]:
         raise Unsupported(f"IN between {left[0]} and {right[0]}")
-    if claim.anti and (left[1] or right[1]):
+    nullable = [
+        can and not never for (_, can), never in zip((left, right), claim.present, strict=True)
+    ]
+    if claim.anti and any(nullable):
         raise Unsupported("NOT IN where a NULL can occur")
