@@ -291,8 +291,12 @@ def table_of(relation: Relation) -> pa.Table:
     arrays: list[pa.Array] = []
     fields: list[pa.Field] = []
     for index, (name, kind) in enumerate(relation.columns):
-        fields.append(pa.field(name, arrow_type(kind)))
-        arrays.append(pa.array([row[index] for row, _, _ in relation.updates], arrow_type(kind)))
+        wanted = arrow_type(kind)
+        values = [row[index] for row, _, _ in relation.updates]
+        if pa.types.is_map(wanted):
+            values = [value if value is None else list(map(tuple, value)) for value in values]
+        fields.append(pa.field(name, wanted))
+        arrays.append(pa.array(values, wanted))
     for name, position in ((TIME, 1), (DIFF, 2)):
         fields.append(pa.field(name, pa.int64()))
         arrays.append(pa.array([update[position] for update in relation.updates], pa.int64()))

@@ -109,6 +109,10 @@ def group_key(values: Iterable[Any]) -> tuple[Any, ...]:
 def _group_value(value: Any) -> Any:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value + 0.0
+    if isinstance(value, FrozenDict):
+        return FrozenDict({name: _group_value(item) for name, item in value.items()})
+    if isinstance(value, FrozenList):
+        return FrozenList(map(_group_value, value))
     return value
 
 
