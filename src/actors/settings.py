@@ -106,6 +106,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """An engine that has not let go of a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows above this size go to the engine as a file."""
+    engine_collected_bytes_max: int = 32 * 1024 * 1024
+    """Of a view computed from scratch: beyond this, rows that no grouping makes fewer go from
+    Spark into files, not through its driver."""
     engine_attempts_max: int = 3
     """A job that kills the engine this often is given up with `EngineLost`."""
     prepared_plans_max: int = 128

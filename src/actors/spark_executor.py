@@ -275,13 +275,17 @@ class SparkExecutor(Actor[_Message]):
             entry.run.reply.set(answer)
 
     def _discard(self, answer: Answer) -> None:
-        """Removes the file of an answer that nobody will read."""
-        if isinstance(answer, RowsDone) and answer.arrow_file is not None:
-            path = Path(answer.arrow_file)
+        """Removes the files of an answer that nobody will read."""
+        paths = answer.paths() if isinstance(answer, RowsDone) else ()
 
-            async def remove() -> None:
-                await self.ctx.clock.run_blocking(lambda: path.unlink(missing_ok=True))
+        def remove_all() -> None:
+            for path in paths:
+                Path(path).unlink(missing_ok=True)
 
+        async def remove() -> None:
+            await self.ctx.clock.run_blocking(remove_all)
+
+        if paths:
             self.ctx.effect(remove, done=lambda _: None, failed=lambda _: None)
 
     def _entries(self) -> Iterable[_Entry]:

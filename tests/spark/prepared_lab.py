@@ -63,7 +63,8 @@ class Lab:
     def __init__(self, engine: Engine, sessions: ThreadSessions, steps: PreparedSteps) -> None:
         self.engine = engine
         slot = engine.slot()
-        self.slot = Slot(sessions, steps, slot.out, slot.inline_bytes_max, slot.canceled)
+        inline, collected = slot.inline_bytes_max, slot.collected_bytes_max
+        self.slot = Slot(sessions, steps, slot.out, inline, collected, slot.canceled)
         self.plan = PreparedPlan(PLAN)
 
     def step(self, name: str, inputs: Mapping[str, Rows], lo: int) -> RowsDone:

@@ -41,25 +41,40 @@ async def commit(
     False when the upper was not `lo`: nothing was appended. Raises `StorageError`.
     """
     lo, hi = interval
-    schema = export.plan.output
     with span(SPAN_COMMIT, lo=lo, hi=hi, rows=output.num_rows):
-        parts: list[Part] = []
-        if output.num_rows:
-            parts += await persist.write_parts(export.shard, output)
-        for change in errors:
-            update = error_update(schema, change.text, change.time, change.diff)
-            parts += await persist.write_parts(export.shard, update)
-        appends = [Append(export.shard, lo, hi, tuple(parts))]
-        for shard, delta in zip(export.hidden_shards, hidden, strict=True):
-            hidden_parts: tuple[Part, ...] = ()
-            if delta.num_rows:
-                hidden_parts = await persist.write_parts(shard, delta)
-            appends.append(Append(shard, lo, hi, hidden_parts))
-        outcome = await persist.append(appends)
-        if not isinstance(outcome, UpperMismatch):
-            return True
-        await persist.discard_parts([part for append in appends for part in append.parts])
+        parts: list[Sequence[Part]] = []
+        for shard, delta in zip(shards_of(export), (output, *hidden), strict=True):
+            parts.append(await persist.write_parts(shard, delta) if delta.num_rows else ())
+        return await commit_parts(persist, export, interval, parts, errors)
+
+
+async def commit_parts(
+    persist: PersistClient,
+    export: ViewExport,
+    interval: tuple[Time, Frontier],
+    parts: Sequence[Sequence[Part]],
+    errors: Sequence[ErrorChange],
+) -> bool:
+    """As `commit`, of parts that are written: the output's, then each hidden state's."""
+    schema = export.plan.output
+    written = [list(each) for each in parts]
+    for change in errors:
+        update = error_update(schema, change.text, change.time, change.diff)
+        written[0] += await persist.write_parts(export.shard, update)
+    appends = [
+        Append(shard, *interval, tuple(each))
+        for shard, each in zip(shards_of(export), written, strict=True)
+    ]
+    outcome = await persist.append(appends)
+    if not isinstance(outcome, UpperMismatch):
+        return True
+    await persist.discard_parts([part for each in written for part in each])
     return False
+
+
+def shards_of(export: ViewExport) -> tuple[ShardId, ...]:
+    """What a step appends to: the output's shard, then each hidden state's."""
+    return (export.shard, *export.hidden_shards)
 
 
 def holder(dataflow: ObjectId) -> str:
@@ -74,7 +89,7 @@ def holds_at(
     stay readable at ``lo - 1``, from where a restart goes on."""
     since = max(0, min(lo, EMPTY - 1) - 1)
     shards = [source.shard for source in description.imports]
-    shards += [export.shard, *export.hidden_shards]
+    shards += shards_of(export)
     return [(shard, holder(description.id), since) for shard in dict.fromkeys(shards)]
 
 

@@ -29,6 +29,7 @@ from actors.plan.jobs import (
     CancelJob,
     Difference,
     ExecutorMessage,
+    FileDone,
     Forget,
     Prepare,
     Prepared,
@@ -49,6 +50,8 @@ class Made(msgspec.Struct, frozen=True):
     rows: pa.Table
     spark_ms: float
     prepared: bool = False
+    files: tuple[FileDone, ...] = ()
+    """Instead of `rows`, where files were wanted: Parquet, to be taken over or removed."""
 
 
 class Engine:
@@ -109,6 +112,8 @@ class Engine:
         if not isinstance(answer, RowsDone):
             raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
         inline, path = answer.arrow, answer.arrow_file
+        if answer.files is not None:
+            return Made(pa.table({}), answer.spark_ms, files=answer.files)
         if path is not None:
             mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))
             return Made(mapped, answer.spark_ms, answer.prepared)

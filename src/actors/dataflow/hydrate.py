@@ -22,9 +22,10 @@ from pathlib import Path
 import msgspec
 
 from actors.arrangement import SharedArrangements
-from actors.dataflow.commit import ErrorChange, commit, move_holds
+from actors.dataflow.commit import ErrorChange, commit, commit_parts, move_holds
 from actors.dataflow.contents import error_sums, errors_held, scanned, split_errors, truncated
 from actors.dataflow.engine import Engine
+from actors.dataflow.first import first_parts
 from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
 from actors.dataflow.step import empty_deltas
@@ -130,13 +131,18 @@ async def _hydrate(
     if as_of > first:
         gap = f"contents from {first} to {as_of} cannot be known: the inputs were compacted"
         changes += [ErrorChange(gap, first, 1), ErrorChange(gap, as_of, -1)]
+    interval, imports = (upper, as_of + 1), description.imports
     try:
-        deltas = await recompute(engine, persist, export, description.imports, as_of, upper, name)
+        if upper == 0 and export.plan.strata:
+            parts = await first_parts(engine, persist, export, imports, as_of, name)
+            await commit_parts(persist, export, interval, parts, changes)
+            return
+        deltas = await recompute(engine, persist, export, imports, as_of, upper, name)
     except DefiniteError as error:
         text = truncated(str(error), engine.settings.error_text_bytes_max)
         deltas = empty_deltas(export.plan)
         changes.append(ErrorChange(text, as_of, 1))
-    await commit(persist, export, (upper, as_of + 1), deltas.output, deltas.hidden, changes)
+    await commit(persist, export, interval, deltas.output, deltas.hidden, changes)
 
 
 async def _resume(

@@ -42,16 +42,7 @@ async def recompute(
     `ReadBelowSince`, and the stores' and the engine's errors.
     """
     async with AsyncExitStack() as stack:
-        sources: list[Rows] = []
-        for index, source in enumerate(imports):
-            reader_id = engine.job_id(*name, f"source{index}")
-            shard, schema = source.shard, source.schema
-            given = await stack.enter_async_context(
-                contents(persist, engine, shard, schema, as_of, reader_id)
-            )
-            if given.errors:
-                raise DefiniteError(given.errors[0])
-            sources.append(given.rows)
+        sources = await opened(stack, engine, persist, imports, as_of, name)
         if not export.plan.strata:
             return await _difference(engine, persist, export, sources, as_of, upper, name, stack)
         deltas = await whole_step(engine, export.plan, sources, as_of, name)
@@ -65,6 +56,28 @@ async def recompute(
         for shard, state, delta in states
     ]
     return msgspec.structs.replace(deltas, output=output, hidden=tuple(hidden))
+
+
+async def opened(
+    stack: AsyncExitStack,
+    engine: Engine,
+    persist: PersistClient,
+    imports: Sequence[SourceImport],
+    as_of: Time,
+    name: tuple[int, int],
+) -> list[Rows]:
+    """The contents of all imports at `as_of`, leased until `stack` closes. Raises
+    `DefiniteError` when one of them holds an error there."""
+    sources: list[Rows] = []
+    for index, source in enumerate(imports):
+        reader_id = engine.job_id(*name, f"source{index}")
+        given = await stack.enter_async_context(
+            contents(persist, engine, source.shard, source.schema, as_of, reader_id)
+        )
+        if given.errors:
+            raise DefiniteError(given.errors[0])
+        sources.append(given.rows)
+    return sources
 
 
 async def _difference(

@@ -74,6 +74,8 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     hi: int
     at_once: bool = False
     """All changes are at one time, ``hi - 1`` (a view computed from scratch)."""
+    into_files: bool = False
+    """A large answer is wanted as files; only with `at_once`."""
 
 
 class Difference(msgspec.Struct, frozen=True, tag=True):
@@ -136,10 +138,18 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     job_id: str
 
 
-class RowsDone(msgspec.Struct, frozen=True, tag=True):
-    """The updates that a Step or Difference made: Arrow IPC stream inline, or an IPC file.
+class FileDone(msgspec.Struct, frozen=True):
+    """A Parquet file of an answer."""
 
-    The reader removes `arrow_file` when it has read it.
+    path: str
+    rows: int
+
+
+class RowsDone(msgspec.Struct, frozen=True, tag=True):
+    """The updates that a Step or Difference made: Arrow IPC stream inline, an IPC file, or (when
+    they were asked for) Parquet `files`, whose rows are not consolidated.
+
+    The reader removes the files when it has read them.
     """
 
     job_id: str
@@ -149,6 +159,12 @@ class RowsDone(msgspec.Struct, frozen=True, tag=True):
     spark_ms: float = 0.0
     prepared: bool = False
     """Whether a step's plan was there already and was only executed again."""
+    files: tuple[FileDone, ...] | None = None
+
+    def paths(self) -> tuple[str, ...]:
+        """All files, to be removed with the answer."""
+        found = () if self.arrow_file is None else (self.arrow_file,)
+        return (*found, *(file.path for file in self.files or ()))
 
 
 class JobFailed(msgspec.Struct, frozen=True, tag=True):

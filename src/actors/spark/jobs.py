@@ -62,8 +62,9 @@ class Engine:
     def slot(self) -> Slot:
         """For one worker thread."""
         sessions = ThreadSessions(self.session, self._user, self._temporary)
-        inline = self.settings.engine_inline_bytes_max
-        return Slot(sessions, self._steps, self.out, inline, threading.Event())
+        limits = self.settings
+        inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
+        return Slot(sessions, self._steps, self.out, inline, collected, threading.Event())
 
     def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         """The answer to a job. Raises `JvmGone` when the JVM did not answer."""
@@ -88,8 +89,8 @@ class Engine:
         finally:
             ticket.prepared = None  # a thread that waits must not keep a forgotten plan
         if ticket.canceled.is_set():
-            if isinstance(answer, RowsDone) and answer.arrow_file is not None:
-                Path(answer.arrow_file).unlink(missing_ok=True)
+            for path in answer.paths() if isinstance(answer, RowsDone) else ():
+                Path(path).unlink(missing_ok=True)
             return _canceled(job_id)
         return answer
 

@@ -14,6 +14,7 @@ Spark job.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 import weakref
@@ -26,11 +27,12 @@ import pyarrow as pa
 
 from actors.errors import Canceled, InvalidUsage, QueryRejected
 from actors.plan.delta import Consolidate, DeltaPlan, Node
-from actors.plan.jobs import Prepare, Prepared, RowsDone, Step
+from actors.plan.jobs import FileDone, Prepare, Prepared, RowsDone, Step
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.analysis import check_types, empty_frame, output_schema, query
 from actors.spark.bridge import Bridge
+from actors.spark.files import reduces, too_large, write_files
 from actors.spark.prepared import PreparedSteps, Request
 from actors.spark.rows import Loaded, done, frame, load
 from actors.spark.session import ThreadSessions
@@ -41,13 +43,14 @@ _SERIALS: Final = itertools.count()
 
 
 class Slot(msgspec.Struct):
-    """What a worker thread has: its sessions, and where and how large answers go."""
+    """What a worker thread has: its sessions, and where answers go, by their sizes."""
 
     sessions: ThreadSessions
     steps: PreparedSteps
     """Of all threads."""
     out: Path
     inline_bytes_max: int
+    collected_bytes_max: int
     canceled: threading.Event
     """Of the job at hand."""
     pool: str = ""
@@ -181,9 +184,9 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     plan = prepared.plan
     if not 0 <= job.first <= job.last < len(plan.strata):
         raise InvalidUsage(f"strata {job.first} to {job.last}: the plan has {len(plan.strata)}")
-    made = {f"r{index}" for index in range(job.first, job.last)}
+    before = {f"r{index}" for index in range(job.first, job.last)}
     nodes = [plan.strata[index].node for index in range(job.first, job.last + 1)]
-    needed = {name for node in nodes for name in leaves(node)} - made
+    needed = {name for node in nodes for name in leaves(node)} - before
     loaded = {name: load(rows) for name, rows in job.inputs.items() if name in needed}
     small = not any(rows.files for rows in loaded.values()) and (
         sum(rows.bytes for rows in loaded.values()) <= SMALL_BYTES_MAX
@@ -194,16 +197,22 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
         return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
     root = nodes[-1]
     peeled = small and isinstance(root, Consolidate)
-    work = _Work(prepared, job, frozenset(needed), loaded, _peel(root) if peeled else None)
+    # Files are not consolidated: their readers do that, a part at a time.
+    bare = peeled or job.into_files
+    work = _Work(prepared, job, frozenset(needed), loaded, _peel(root) if bare else None)
     lasting = small and job.lo > 0 and not job.at_once
-    table = _run_prepared(slot, work) if lasting else None
-    again = table is not None
-    if table is None:
-        table = _run_anew(slot, slot.sessions.get(plan.conf, small=small), work, small=small)
-    if peeled:
-        table = consolidate(table)
+    made: pa.Table | tuple[FileDone, ...] | None = _run_prepared(slot, work) if lasting else None
+    again = made is not None
+    if made is None:
+        made = _run_anew(slot, slot.sessions.get(plan.conf, small=small), work, small=small)
     elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+    if isinstance(made, tuple):
+        rows = sum(file.rows for file in made)
+        return RowsDone(job.job_id, rows, spark_ms=elapsed, files=made)
+    if peeled:
+        made = consolidate(made)
+        elapsed = (time.perf_counter() - started) * 1000
+    return done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -230,6 +239,14 @@ class _Work(msgspec.Struct, frozen=True):
         translator = Translator(relations, types, interval=interval, small=small, at_once=at_once)
         return translator.statement(self.prepared.plan, self.job.first, self.job.last, self.root)
 
+    def large(self, collected_bytes_max: int) -> bool:
+        """Whether the answer is probably too large to be collected."""
+        read = sum(rows.bytes for rows in self.loaded.values())
+        if not self.job.into_files or read <= collected_bytes_max:
+            return False
+        strata = {f"r{index}": s.node for index, s in enumerate(self.prepared.plan.strata)}
+        return not reduces(self.prepared.plan.strata[self.job.last].node, strata)
+
     def wanted(self, bridge: Bridge) -> pa.Schema:
         return self.prepared.stratum(bridge, self.job.last).arrow_updates()
 
@@ -254,7 +271,9 @@ def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
     return slot.steps.run(request)
 
 
-def _run_anew(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> pa.Table:
+def _run_anew(
+    slot: Slot, bridge: Bridge, work: _Work, *, small: bool
+) -> pa.Table | tuple[FileDone, ...]:
     """Plans the step and executes it."""
     job = work.job
     relations: dict[str, Relation] = {}
@@ -275,7 +294,15 @@ def _run_anew(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> pa.Tab
         slot.check()
         found = bridge.sql(text)
         slot.check()
-        made = bridge.collect(found, work.wanted(bridge))
+        if not small and work.large(slot.collected_bytes_max):
+            return write_files(found, job.hi - 1, slot.out)
+        try:
+            made = bridge.collect(found, work.wanted(bridge))
+        except Exception as error:
+            if not job.into_files or not too_large(error):
+                raise
+            print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
+            return write_files(found, job.hi - 1, slot.out)
     if job.at_once:
         times = pa.repeat(pa.scalar(job.hi - 1, pa.int64()), made.num_rows)
         return set_column(made, TIME, times)

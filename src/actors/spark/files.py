@@ -1,0 +1,82 @@
+"""Answers that are too large to be collected: Parquet files, written where the rows are.
+
+Nothing of such an answer passes through the driver's heap or through this process. A grouping
+usually makes few rows of many, so its answer is collected, until it turns out to be too large
+(`spark.driver.maxResultSize`): then the query runs once more, into files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import lit
+
+from actors.plan.delta import (
+    Accumulate,
+    Consolidate,
+    Input,
+    Match,
+    Node,
+    Pair,
+    Recompute,
+    Reduce,
+    Select,
+    Union,
+    Weigh,
+    Where,
+)
+from actors.plan.jobs import FileDone
+from actors.plan.schema import TIME
+
+_TOO_LARGE: Final = "spark.driver.maxResultSize"
+
+
+def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
+    """Whether all rows of a node come out of groupings, so that they are probably few."""
+    match node:
+        case Input():
+            below = strata.get(node.name)
+            return node.name[0] == "h" if below is None else reduces(below, strata)
+        case Reduce() | Recompute():
+            return True
+        case Where() | Select() | Weigh() | Consolidate():
+            return reduces(node.input, strata)
+        case Accumulate():
+            return reduces(node.contributions, strata)
+        case Pair() | Match():
+            return reduces(node.left, strata) and reduces(node.right, strata)
+        case Union():
+            return all(reduces(child, strata) for child in node.inputs)
+
+
+def too_large(error: Exception) -> bool:
+    """Whether a collection failed because the answer is too large."""
+    return _TOO_LARGE in str(error)
+
+
+def write_files(found: DataFrame, time: int, out: Path) -> tuple[FileDone, ...]:
+    """Runs the query into files, all rows at `time`. Raises Spark's own errors.
+
+    The files lie in `out`, where whoever gets them removes them; they hold no metadata of Spark's.
+    """
+    name = uuid.uuid4().hex
+    folder = out / f"{name}.parts"
+    try:
+        rows = found.withColumn(TIME, lit(time).cast("bigint"))
+        rows.write.option("compression", "zstd").parquet(folder.resolve().as_uri())
+        done = []
+        for number, file in enumerate(sorted(folder.glob("part-*.parquet"))):
+            count = pq.read_metadata(file).num_rows
+            if count:
+                kept = out / f"{name}-{number}.parquet"
+                file.rename(kept)
+                done.append(FileDone(str(kept), count))
+        return tuple(done)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
