@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from actors.dataflow.engine import Engine, Made
 from actors.dataflow.touched import Lookups, Touched
 from actors.errors import LocalProtocolError
-from actors.plan.delta import DeltaPlan, Stratum
+from actors.plan.delta import DeltaPlan, Stratum, inputs_below
 from actors.plan.jobs import Rows
 from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import DIFF, TIME, Column, Schema
@@ -96,6 +96,19 @@ def input_names(plan: DeltaPlan, first: int, last: int) -> list[str]:
     made_here = {f"r{index}" for index in range(first, last + 1)}
     found = dict.fromkeys(name for s in plan.strata[first : last + 1] for name in s.inputs)
     return [name for name in found if name not in made_here]
+
+
+def narrowed(schema: Schema, name: str, strata: Sequence[Stratum]) -> Schema:
+    """The columns of an input that the strata read; all of them when it is only counted."""
+    read = {
+        column
+        for stratum in strata
+        for found in inputs_below(stratum.node)
+        if found.name == name
+        for column in found.columns
+    }
+    kept = tuple(column for column in schema.columns if column.name in read)
+    return Schema(kept) if kept else schema
 
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
@@ -181,7 +194,10 @@ async def delta_step(
                     given = whole_state(int(input_name[1:]))
                     inputs[input_name] = await stack.enter_async_context(given)
                     continue
-                packed = await engine.pack(schema_of(plan, input_name, rows), rows)
+                schema = schema_of(plan, input_name, rows)
+                if rows.nbytes > engine.settings.prepared_slot_bytes_max:
+                    schema = narrowed(schema, input_name, strata)
+                packed = await engine.pack(schema, rows)
                 stack.push_async_callback(engine.discard, packed)
                 inputs[input_name] = packed
             if not any(given_name[0] in "dr" for given_name in inputs):

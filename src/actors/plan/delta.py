@@ -17,6 +17,7 @@ time in the interval: join pairs take the greater time, aggregates run over (gro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 import msgspec
@@ -190,6 +191,27 @@ Node: TypeAlias = (
     | Recompute
     | Consolidate
 )
+
+
+def inputs_below(node: Node) -> Iterator[Input]:
+    """The inputs of a tree, as often as they are named."""
+    match node:
+        case Input():
+            yield node
+        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+            yield from inputs_below(node.input)
+        case Pair() | Match():
+            yield from inputs_below(node.left)
+            yield from inputs_below(node.right)
+        case Union():
+            for child in node.inputs:
+                yield from inputs_below(child)
+        case Accumulate():
+            yield from inputs_below(node.contributions)
+            yield from inputs_below(node.hidden)
+        case Recompute():
+            yield from inputs_below(node.old)
+            yield from inputs_below(node.changes)
 
 
 class Lookup(msgspec.Struct, frozen=True):

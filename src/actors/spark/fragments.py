@@ -21,6 +21,7 @@ from actors.plan.delta import (
     Union,
     Weigh,
     Where,
+    inputs_below,
 )
 from actors.plan.schema import DIFF, TIME, Schema, arrow_type
 
@@ -76,23 +77,7 @@ def columns_of(node: Node) -> tuple[str, ...]:
 
 def leaves(node: Node) -> Iterator[str]:
     """Names of the inputs below a node."""
-    match node:
-        case Input():
-            yield node.name
-        case Where() | Select() | Weigh() | Consolidate() | Reduce():
-            yield from leaves(node.input)
-        case Pair() | Match():
-            yield from leaves(node.left)
-            yield from leaves(node.right)
-        case Union():
-            for child in node.inputs:
-                yield from leaves(child)
-        case Accumulate():
-            yield from leaves(node.contributions)
-            yield from leaves(node.hidden)
-        case Recompute():
-            yield from leaves(node.old)
-            yield from leaves(node.changes)
+    return (found.name for found in inputs_below(node))
 
 
 def holds_floats(kind: str) -> bool:
