@@ -185,6 +185,24 @@ async def test_a_full_join_that_is_asked_for_everything_reads_both_sides() -> No
     assert {("s0", ()), ("s1", ())} <= {(target, key) for target, key, _ in lookups(plan)}
 
 
+@pytest.mark.parametrize(
+    ("source", "where", "order"),
+    [
+        ("flights f", "f.delay <> 0", ["<> 0", "DIV"]),
+        ("(select * from flights where delay > 7) f", "f.delay <> 0", ["> 7", "<> 0", "DIV"]),
+    ],
+)
+async def test_an_on_clause_is_tested_after_what_may_guard_it(
+    source: str, where: str, order: list[str]
+) -> None:
+    plan = await compiled(
+        f"select f.id from {source} join big b on f.carrier = b.carrier "
+        f"and 12 div f.delay > 1 where {where}"
+    )
+    (line,) = [line for line in plan.tree.splitlines() if "Filter" in line]
+    assert [line.index(part) for part in order] == sorted(line.index(part) for part in order)
+
+
 async def test_not_in_is_an_anti_join_where_the_query_leaves_no_null() -> None:
     inside = "select x from big where x is not null and id > 3"
     plan = await compiled(

@@ -255,7 +255,7 @@ class Maintained:
     async def advance(self, deltas: Sequence[list[Row]], lo: int, hi: int) -> None:
         """One step, whatever it takes. Raises the engine's errors but `DefiniteError`."""
         times = sorted({time for delta in deltas for _, time, _ in delta})
-        if self.in_error or self.plan.mode == "opaque":
+        if self.in_error or not self.plan.strata:
             for time in times or ([hi - 1] if lo == 0 else []):
                 self._take(deltas, time, time + 1)
                 await self._recompute(time)
@@ -293,7 +293,7 @@ class Maintained:
     async def _recompute(self, time: int) -> None:
         """The view at one time from scratch, less what was."""
         try:
-            if self.plan.mode == "opaque":
+            if not self.plan.strata:
                 contents = [accumulated(updates, time) for updates in self.inputs]
                 old = weighted(accumulated(self.output, time), time)
                 made = await self._engine.query(self.plan, contents, time, old)

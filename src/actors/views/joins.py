@@ -56,6 +56,8 @@ class Block(msgspec.Struct):
 
     inputs: list[Plan]
     conjuncts: list[Tree]
+    on: list[Tree] = []
+    """Those of ON clauses, which are tested last: Spark, too, lets WHERE guard them."""
 
 
 class Split(msgspec.Struct):
@@ -69,8 +71,12 @@ class Split(msgspec.Struct):
 
 
 def merged(left: Block, right: Block, conjuncts: list[Tree]) -> Block:
-    """An inner join."""
-    return Block([*left.inputs, *right.inputs], [*left.conjuncts, *right.conjuncts, *conjuncts])
+    """An inner join by an ON clause."""
+    return Block(
+        [*left.inputs, *right.inputs],
+        [*left.conjuncts, *right.conjuncts],
+        [*left.on, *right.on, *conjuncts],
+    )
 
 
 def close(block: Block, fresh: Fresh) -> Plan:
@@ -79,7 +85,7 @@ def close(block: Block, fresh: Fresh) -> Plan:
     owner = {name: index for index, each in enumerate(inputs) for name in columns_of(each)}
     edges: list[tuple[int, Tree, int, Tree, bool]] = []
     residual: list[Tree] = []
-    for tree in block.conjuncts:
+    for tree in [*block.conjuncts, *block.on]:
         check_reads(tree, owner)
         places = {owner[name] for name in ids(tree)}
         if len(places) <= 1:

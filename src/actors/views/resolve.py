@@ -339,11 +339,9 @@ class _Resolver:
 
     def _where(self, select: Tree, block: Block, names: Names, ctes: Mapping[str, Cte]) -> Block:
         where = select.args.get("where")
-        if where is None:
-            return block
         tests: list[Matching] = []
         conjuncts = list(block.conjuncts)
-        for part in conjuncts_of(where.this):
+        for part in [] if where is None else conjuncts_of(where.this):
             test = matching(part)
             if test is not None:
                 tests.append(test)
@@ -351,6 +349,7 @@ class _Resolver:
             for tree in factored(names.resolve(part)):
                 check_scalar(tree)
                 conjuncts.append(tree)
+        conjuncts += block.on
         block = Block(block.inputs, conjuncts)
         present = never_null(conjuncts)
         for test in tests:
