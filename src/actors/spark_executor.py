@@ -75,10 +75,11 @@ class _Answered(msgspec.Struct, frozen=True):
 
 
 class _Ended(msgspec.Struct, frozen=True):
-    """A child is gone, or could not be started (`error`)."""
+    """A child is gone (`why`), or could not be started (`error`)."""
 
     number: int
     error: PenstockError | None
+    why: str = ""
 
 
 class _StartAgain(msgspec.Struct, frozen=True):
@@ -161,7 +162,7 @@ class SparkExecutor(Actor[_Message]):
             case _Started() if message.number == self._number:
                 self._started(message)
             case _Ended() if message.number == self._number:
-                self._ended(message.error)
+                self._ended(message.error, message.why)
             case _StartAgain():
                 self._start()
             case _CancelOverdue() if message.number == self._number:
@@ -173,10 +174,10 @@ class SparkExecutor(Actor[_Message]):
     def describe(self) -> str:
         """What it runs and what waits, for people."""
         if self._ready is not None:
-            state = (
-                f"Spark {self._ready.spark_version} on Java {self._ready.java_version}, "
-                f"child {self._ready.pid}, JVM {self._ready.jvm_pid}"
-            )
+            ready = self._ready
+            where = f"on Java {ready.java_version}" if ready.jvm_pid else "over Spark Connect"
+            jvm = f", JVM {ready.jvm_pid}" if ready.jvm_pid else ""
+            state = f"Spark {ready.spark_version} {where}, child {ready.pid}{jvm}"
         elif self._unavailable is not None:
             state = f"unavailable: {str(self._unavailable).splitlines()[0]}"
         else:
@@ -297,7 +298,7 @@ class SparkExecutor(Actor[_Message]):
         self._number += 1
         number = self._number
 
-        async def live() -> None:
+        async def live() -> str:
             process = await self._launch(self._settings, self._directory, self.ctx.clock)
             try:
                 self.ctx.self.reply(_Started(number, process, await process.ready()))
@@ -305,10 +306,11 @@ class SparkExecutor(Actor[_Message]):
                     self.ctx.self.reply(_Answered(number, answer))
             finally:
                 await process.end()
+            return process.why
 
         self._life = self.ctx.effect(
             live,
-            done=lambda _: _Ended(number, None),
+            done=lambda why: _Ended(number, None, why),
             failed=lambda error: _Ended(number, _as_ours(error)),
         )
 
@@ -320,12 +322,12 @@ class SparkExecutor(Actor[_Message]):
             if id(plan) not in in_flight:
                 self._process.send(plan)
 
-    def _ended(self, error: PenstockError | None) -> None:
+    def _ended(self, error: PenstockError | None, why: str) -> None:
         was_up, self._process, self._ready = self._process is not None, None, None
         self._failures += 1
         if was_up:
             self._deaths += 1
-            self._take_back(error)
+            self._take_back(str(error or why or "the child ended"))
         elif self._failures >= START_FAILURES_MAX or not self._deaths:
             self._unavailable = error or EngineUnavailable("the engine ended while it started")
             for entry in self._waiting:
@@ -334,7 +336,7 @@ class SparkExecutor(Actor[_Message]):
         delay = self._settings.retry_delay_ms_min * 2 ** min(self._failures - 1, 30)
         self.ctx.after(min(delay, self._settings.retry_delay_ms_max), _StartAgain())
 
-    def _take_back(self, error: PenstockError | None) -> None:
+    def _take_back(self, why: str) -> None:
         """Puts what was in flight in front of what waits, in the order in which it came."""
         again: list[_Entry] = []
         for entry in self._flying.values():
@@ -348,7 +350,7 @@ class SparkExecutor(Actor[_Message]):
                     EngineLost(
                         f"the engine died {entry.attempts} times while "
                         f"{type(entry.job).__name__} {entry.job.job_id} was running; "
-                        f"last: {error or 'the child ended'}"
+                        f"last: {why}"
                     )
                 )
             elif not entry.run.reply.answered:

@@ -25,14 +25,18 @@ from actors.spark.start import Start
 class ChildProcess:
     """A child and the parent's end of its socket, synchronously."""
 
-    def __init__(self, scratch: Path, settings: Settings, java: JavaHome, **env: str) -> None:
+    def __init__(
+        self, scratch: Path, settings: Settings, java: JavaHome | None, **env: str
+    ) -> None:
+        scratch.mkdir(exist_ok=True)
         self.scratch = scratch
         self.settings = settings
         self.log = scratch / "child.log"
         ours, theirs = socket.socketpair()
         ours.settimeout(100)
         source = str(Path(next(iter(actors.__path__))).parent)
-        environment = os.environ | {"JAVA_HOME": str(java.home), "PYTHONPATH": source} | env
+        home = {} if java is None else {"JAVA_HOME": str(java.home)}
+        environment = os.environ | home | {"PYTHONPATH": source} | env
         with self.log.open("ab") as log, theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "actors.spark.child", str(theirs.fileno())],

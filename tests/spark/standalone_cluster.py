@@ -10,8 +10,10 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlencode
 
 import pyspark
 
@@ -37,7 +39,9 @@ class Daemon:
     process even when that is killed.
     """
 
-    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], folder: Path | None = None
+    ) -> None:
         self._lines: list[str] = []
         self._grown = threading.Condition()
         self._ended = False
@@ -48,6 +52,7 @@ class Daemon:
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
+            cwd=folder,
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
@@ -97,10 +102,31 @@ class Cluster:
         self.master = master
         self._folder = folder
 
+    def end_application(self) -> None:
+        """Removes the application that runs, as an operator may on the master's page."""
+        port = self.master.wait_for(r"service 'MasterUI' on port (\d+)").group(1)
+        page = HTTPConnection("127.0.0.1", int(port), timeout=SECONDS_MAX)  # past any proxy
+        with contextlib.closing(page):
+            page.request("GET", "/")
+            text = page.getresponse().read().decode()
+            (form,) = re.findall(r"<form[^>]*app/kill/.*?</form>", text, re.DOTALL)
+            fields = dict(map(_field, re.findall(r"<input[^>]*>", form)))
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            page.request("POST", "/app/kill/", urlencode(fields), kind)
+            answer = page.getresponse()
+            assert answer.status == 302, answer.read()
+        self.master.wait_for(f"Removing app {fields['id']}")
+
     def executor_logs(self) -> list[str]:
         """What each executor of any application has logged."""
         paths = sorted(self._folder.glob("worker-*/app-*/*/stderr"))
         return [path.read_text(errors="replace") for path in paths]
+
+
+def _field(text: str) -> tuple[str, str]:
+    """Name and value of a form's input."""
+    found = dict(re.findall(r"""(\w+)=["']([^"']*)["']""", text))
+    return found["name"], found["value"]
 
 
 def spark_home() -> Path:

@@ -6,7 +6,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from actors.errors import InvalidUsage
-from actors.spark.failures import JvmGone, describe, failed, short_text
+from actors.spark.failures import SparkGone, describe, failed, short_text
 
 TASK = (
     "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times: "
@@ -42,7 +42,7 @@ def test_our_own_errors_keep_their_name() -> None:
 
 
 def test_a_jvm_that_does_not_answer() -> None:
-    with pytest.raises(JvmGone):
+    with pytest.raises(SparkGone):
         describe(Py4JNetworkError("Answer from Java side is empty"))
 
 

@@ -1,36 +1,28 @@
 """What Spark says of a query: its schema, whether it is deterministic, or why it is refused.
 
 A text is analysed without being executed: `spark.sql` would run a command (``DROP TABLE``, an
-``INSERT``) while it is asked what it means. Tables are empty temporary views of the session,
-which belongs to one thread and one job at a time.
+``INSERT``) while it is asked what it means. Tables are empty views of the session, which belongs
+to one thread and one job at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-from py4j.java_gateway import is_instance_of
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.jobs import Analyze, Analyzed
 from actors.plan.schema import Schema
-from actors.spark.bridge import Bridge, spark_struct
+from actors.spark.bridge import Bridge
 from actors.spark.rows import schema_of
-
-_COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
 
 
 def empty_frame(bridge: Bridge, schema: Schema) -> DataFrame:
     """No rows, with the columns' types and nullability."""
-    struct = StructType()
-    for field, column in zip(spark_struct(schema.arrow()).fields, schema.columns, strict=True):
-        struct.add(field.name, field.dataType, column.nullable)
-    kind = bridge.engine.parseDataType(struct.json())
-    rows = bridge.engine.createDataFrame(bridge.jvm.java.util.ArrayList(), kind)
-    return DataFrame(rows, bridge.session)
+    return bridge.empty(schema)
 
 
 def query(bridge: Bridge, text: str) -> DataFrame:
@@ -38,24 +30,7 @@ def query(bridge: Bridge, text: str) -> DataFrame:
 
     Raises `QueryRejected` when the text is a command; Spark's own error when it is refused.
     """
-    jvm, engine = bridge.jvm, bridge.engine
-    state = engine.sessionState()
-    mode = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
-    execution = state.executePlan(state.sqlParser().parsePlan(text), mode)
-    execution.assertAnalyzed()
-    plan = execution.analyzed()
-    if is_instance_of(bridge.session._sc._gateway, plan, _COMMAND):
-        raise QueryRejected(
-            f"a view is a query; this is a command ({plan.nodeName()}): {text.strip()[:200]}"
-        )
-    made = jvm.org.apache.spark.sql.classic.Dataset.ofRows(engine, plan)
-    return DataFrame(made, bridge.session)
-
-
-def deterministic(found: DataFrame) -> bool:
-    """Whether Spark holds every expression of the plan to be deterministic."""
-    plan: Any = found._jdf.queryExecution().analyzed()
-    return bool(plan.deterministic())
+    return bridge.query(text)
 
 
 def analyze(bridge: Bridge, job: Analyze) -> Analyzed:
@@ -66,7 +41,7 @@ def analyze(bridge: Bridge, job: Analyze) -> Analyzed:
         for text in job.texts:
             found = query(bridge, text)
             schemas.append(output_schema(found.schema))
-            flags.append(deterministic(found))
+            flags.append(bridge.deterministic(found))
     return Analyzed(job.job_id, tuple(schemas), tuple(flags))
 
 

@@ -1,27 +1,37 @@
-"""A session and the few calls into the JVM that a step makes, each as few as can be.
+"""A session as jobs use it, and the one in our own JVM, with as few calls into it as can be.
+
+`Bridge` is what the general path asks of Spark, however it is reached; `actors.spark.connect`
+has the one behind Spark Connect.
 
 A call through py4j takes 0.1 to 0.3 ms, a reference that is let go of another, and PySpark's own
-`createDataFrame` and `sql` make dozens of them (settings, class lookups, empty arguments). This
-holds what they look up again and again. It leans on names of PySpark's that are not public; the
-version is pinned, and all such names are used here and in `actors.spark.analysis` only.
+`createDataFrame` and `sql` make dozens of them (settings, class lookups, empty arguments).
+`ClassicBridge` holds what they look up again and again. It leans on names of PySpark's that are
+not public; the version is pinned, and all such names are used here, in `actors.spark.prepared`,
+`actors.spark.connect` and `actors.spark.remote` only.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+from py4j.java_gateway import is_instance_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from actors.errors import QueryRejected
+from actors.plan.schema import Schema
+
 BATCH_ROWS_MIN: Final = 65_536
+_COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
 _SLOT_OPTIONS: Final = {
     "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
@@ -45,15 +55,76 @@ def spark_struct(arrow: pa.Schema) -> StructType:
 
 
 @lru_cache(maxsize=1024)
-def _json(arrow: pa.Schema) -> str:
+def struct_json(arrow: pa.Schema) -> str:
+    """The same, as Spark writes it."""
     return str(spark_struct(arrow).json())
 
 
-class Bridge:
+@lru_cache(maxsize=1024)
+def declared_json(schema: Schema) -> str:
+    """A schema with the columns' own nullability, as Spark writes it."""
+    struct = StructType()
+    for field, column in zip(spark_struct(schema.arrow()).fields, schema.columns, strict=True):
+        struct.add(field.name, field.dataType, column.nullable)
+    return str(struct.json())
+
+
+class Bridge(ABC):
     """One session of one thread."""
 
-    def __init__(self, session: SparkSession, scratch: Path) -> None:
+    def __init__(self, session: SparkSession) -> None:
         self.session = session
+
+    @abstractmethod
+    def activate(self) -> None:
+        """Makes it the session of this thread for the calls that follow."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether it should give way to a new one: the session keeps more than it may."""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of it. Never fails."""
+
+    @abstractmethod
+    def sql(self, text: str) -> DataFrame:
+        """The frame of a query text of ours (it would run a command)."""
+
+    @abstractmethod
+    def query(self, text: str) -> DataFrame:
+        """The frame of somebody's text, analysed and not run.
+
+        Raises `QueryRejected` when it is a command; Spark's own error when it is refused.
+        """
+
+    @abstractmethod
+    def deterministic(self, found: DataFrame) -> bool:
+        """Whether Spark holds every expression of an analysed frame to be deterministic."""
+
+    @abstractmethod
+    def table(self, table: pa.Table) -> DataFrame:
+        """Arrow rows as a frame: a local relation as long as they are few."""
+
+    @abstractmethod
+    def empty(self, schema: Schema) -> DataFrame:
+        """No rows, with the columns' types and nullability."""
+
+    @abstractmethod
+    def collect(self, found: DataFrame, wanted: pa.Schema) -> pa.Table:
+        """Runs the query: its rows, in the wanted types."""
+
+    @abstractmethod
+    def views(self, frames: Mapping[str, DataFrame]) -> AbstractContextManager[None]:
+        """Names that texts may use meanwhile. Gone at the end whatever happens."""
+
+
+class ClassicBridge(Bridge):
+    """One session of one thread, in our own JVM."""
+
+    def __init__(self, session: SparkSession, scratch: Path) -> None:
+        super().__init__(session)
         self.jvm: Any = session._jvm
         self.engine: Any = session._jsparkSession
         self._scratch = scratch
@@ -62,12 +133,34 @@ class Bridge:
         self._class = getattr(self.jvm, "org.apache.spark.sql.classic.SparkSession")
 
     def activate(self) -> None:
-        """Makes it the active session of this thread."""
+        """See `Bridge.activate`."""
         self._class.setActiveSession(self.engine)
 
+    def close(self) -> None:
+        """See `Bridge.close`: the JVM collects it."""
+
     def sql(self, text: str) -> DataFrame:
-        """The frame of a query text of ours (it would run a command)."""
+        """See `Bridge.sql`."""
         return DataFrame(self.engine.sql(text), self.session)
+
+    def query(self, text: str) -> DataFrame:
+        """See `Bridge.query`."""
+        state = self.engine.sessionState()
+        mode = self.jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+        execution = state.executePlan(state.sqlParser().parsePlan(text), mode)
+        execution.assertAnalyzed()
+        plan = execution.analyzed()
+        if is_instance_of(self.session._sc._gateway, plan, _COMMAND):
+            raise QueryRejected(
+                f"a view is a query; this is a command ({plan.nodeName()}): {text.strip()[:200]}"
+            )
+        made = self.jvm.org.apache.spark.sql.classic.Dataset.ofRows(self.engine, plan)
+        return DataFrame(made, self.session)
+
+    def deterministic(self, found: DataFrame) -> bool:
+        """See `Bridge.deterministic`."""
+        plan: Any = found._jdf.queryExecution().analyzed()
+        return bool(plan.deterministic())
 
     def table(self, table: pa.Table) -> DataFrame:
         """Arrow rows as a frame: a local relation as long as they are few, else a partition a
@@ -81,8 +174,14 @@ class Bridge:
             batches = self._python.readArrowStreamFromFile(str(path))
         finally:
             os.unlink(path)
-        made = self._python.toDataFrame(batches, _json(table.schema), self.engine)
+        made = self._python.toDataFrame(batches, struct_json(table.schema), self.engine)
         return DataFrame(made, self.session)
+
+    def empty(self, schema: Schema) -> DataFrame:
+        """See `Bridge.empty`."""
+        kind = self.engine.parseDataType(declared_json(schema))
+        rows = self.engine.createDataFrame(self.jvm.java.util.ArrayList(), kind)
+        return DataFrame(rows, self.session)
 
     def slot(self, path: Path, arrow: pa.Schema, names: Sequence[str]) -> DataFrame:
         """A slot file (columns by position, of these types) as a frame with these names."""
@@ -100,7 +199,7 @@ class Bridge:
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:
-        """Temporary views by these names, dropped at the end whatever happens."""
+        """See `Bridge.views`: temporary views."""
         try:
             for name, made in frames.items():
                 made._jdf.createOrReplaceTempView(view_name(name))

@@ -8,8 +8,11 @@ interrupting a canceled job until its worker has returned, because Spark forgets
 comes before the job. Answers are written by whichever thread has one, a frame at a time.
 
 The process lives no longer than either neighbour: end of file on the socket (the parent is
-gone) and the death of the JVM both end it at once, and the JVM ends with it, because it reads
-our end of a pipe. It holds no state that its parent could not give a successor.
+gone) and the end of Spark both end it at once. Spark has ended when its JVM has, when its
+context has stopped in a living JVM (a cluster's master removed the application), or when the
+Spark Connect server does not answer: its parent then starts a successor, which is given the
+same jobs. A JVM of our own ends with the process, because it reads our end of a pipe. The
+process holds no state that its parent could not give a successor.
 """
 
 from __future__ import annotations
@@ -22,23 +25,23 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from actors.errors import PenstockError
-from actors.plan.jobs import Answer, Cancel, EngineReady, Forget, Job, JobFailed, Prepare, Step
+from actors.plan.jobs import Answer, Cancel, Forget, Job, JobFailed, Prepare, Step
 from actors.protocol.frames import HEADER, FrameCodec
-from actors.spark.failures import JvmGone
+from actors.settings import Settings
+from actors.spark.failures import SparkGone
 from actors.spark.jobs import Engine, Ticket
+from actors.spark.remote_address import is_remote, without_secrets
 from actors.spark.session import open_session, spark_conf
 from actors.spark.start import ChildMessage, Start
 from actors.spark.steps import PreparedPlan, Slot
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
-JVM_END_SECONDS: Final = 5.0
-"""A JVM that lives on after this has not died: the call itself failed."""
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 EXIT_PARENT_GONE: Final = 0
-EXIT_JVM_GONE: Final = 3
+EXIT_SPARK_GONE: Final = 3
 EXIT_NOT_STARTED: Final = 4
 EXIT_FAULT: Final = 5
 
@@ -113,10 +116,9 @@ class Desk:
 class Child:
     """The threads around an `Engine`."""
 
-    def __init__(self, wire: Wire, engine: Engine, jvm: Any) -> None:
+    def __init__(self, wire: Wire, engine: Engine) -> None:
         self._wire = wire
         self._engine = engine
-        self._jvm = jvm
         self._plans: dict[str, PreparedPlan] = {}
         self._tickets: dict[str, Ticket] = {}
         self._lock = threading.Lock()
@@ -126,7 +128,7 @@ class Child:
 
     def start(self) -> None:
         """Starts the threads."""
-        threading.Thread(target=self._watch_jvm, name="jvm", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
         threading.Thread(target=self._cancel, name="cancel", daemon=True).start()
         for number in range(self._engine.settings.engine_jobs_in_flight_max):
             pool = f"worker-{number}"
@@ -176,16 +178,18 @@ class Child:
                 self._wire.send(answer)
                 _bound_log()
         except OSError:
-            leave(EXIT_PARENT_GONE, "the parent is gone", self._jvm)
+            leave(EXIT_PARENT_GONE, "the parent is gone", self._engine)
         except BaseException as error:  # noqa: BLE001 - a worker's fault ends the process
-            leave(EXIT_FAULT, f"{pool} failed: {type(error).__name__}: {error}", self._jvm)
+            leave(EXIT_FAULT, f"{pool} failed: {type(error).__name__}: {error}", self._engine)
 
     def _answer(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
-        """The job's answer; none, but the end of this process, when the JVM died under it."""
+        """The job's answer; none, but the end of this process, when Spark ended under it."""
         try:
             return self._engine.run(slot, ticket, pool)
-        except JvmGone as error:
-            threading.Event().wait(JVM_END_SECONDS)  # `_watch_jvm` ends the process meanwhile
+        except SparkGone as error:
+            if self._engine.lost():
+                leave(EXIT_SPARK_GONE, f"Spark is gone: {error}", self._engine)
+            # it lives: the call itself failed
             return JobFailed(ticket.job.job_id, "EngineLost", str(error))
 
     def _cancel(self) -> None:
@@ -202,17 +206,19 @@ class Child:
                     print(f"cancel {group}: {error}", file=sys.stderr, flush=True)
             threading.Event().wait(CANCEL_AGAIN_SECONDS)
 
-    def _watch_jvm(self) -> None:
-        code = self._jvm.wait()
-        leave(EXIT_JVM_GONE, f"the JVM ended with {code}", None)
+    def _watch(self) -> None:
+        why = self._engine.wait_gone()
+        leave(EXIT_SPARK_GONE, why, self._engine)
 
 
-def leave(code: int, why: str, jvm: Any) -> None:
-    """Ends this process now, and the JVM with it."""
+def leave(code: int, why: str, engine: Engine | None) -> None:
+    """Ends this process now, and with it what it has started."""
     print(why, file=sys.stderr, flush=True)
-    if jvm is not None:
-        jvm.kill()
-    os._exit(code)
+    try:
+        if engine is not None:
+            engine.end()
+    finally:
+        os._exit(code)
 
 
 def _bound_log() -> None:
@@ -224,12 +230,18 @@ def _bound_log() -> None:
         return  # not a file
 
 
-def _java_version(session: Any) -> str:
-    return str(session._jvm.java.lang.System.getProperty("java.version"))
+def open_engine(settings: Settings, scratch: Path) -> Engine:
+    """Starts Spark, or connects to it. Raises `EngineUnavailable` or Spark's own error."""
+    if is_remote(settings.spark_master):
+        # here, because what it imports need not be installed for any other master
+        from actors.spark.remote import open_remote
+
+        return open_remote(settings, scratch)
+    return Engine(open_session(spark_conf(settings, scratch), scratch), settings, scratch)
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the child until its parent or its JVM is gone."""
+    """Runs the child until its parent or its Spark is gone."""
     end = socket.socket(fileno=int(arguments[0]))
     end.set_inheritable(False)
     first = Wire(end, 1 << 20).receive()
@@ -239,22 +251,22 @@ def main(arguments: list[str]) -> None:
     settings, scratch = first.settings, Path(first.scratch)
     logging.getLogger("SQLQueryContextLogger").disabled = True
     try:
-        session = open_session(spark_conf(settings, scratch), scratch)
+        engine = open_engine(settings, scratch)
     except BaseException as error:  # noqa: BLE001 - whatever it was, the log tells
-        leave(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {error}", None)
+        why = without_secrets(str(error), settings.spark_master)
+        leave(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)
         return
-    jvm: Any = session.sparkContext._gateway.proc
     wire = Wire(end, settings.engine_frame_bytes_max)
-    child = Child(wire, Engine(session, settings, scratch), jvm)
+    child = Child(wire, engine)
     child.start()
-    wire.send(EngineReady("", session.version, _java_version(session), os.getpid(), jvm.pid))
+    wire.send(engine.ready())
     try:
         child.serve()
     except OSError:
         pass
     except PenstockError as error:
-        leave(EXIT_FAULT, f"the parent broke the protocol: {error}", jvm)
-    leave(EXIT_PARENT_GONE, "the parent is gone", jvm)
+        leave(EXIT_FAULT, f"the parent broke the protocol: {error}", engine)
+    leave(EXIT_PARENT_GONE, "the parent is gone", engine)
 
 
 if __name__ == "__main__":

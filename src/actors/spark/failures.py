@@ -31,21 +31,31 @@ _PLAN_TREE: Final = re.compile(r";(?: line \d+ pos \d+;?)?\s*\n['+]?[A-Z:]")
 _LINES_MAX: Final = 6
 
 
-class JvmGone(Exception):
-    """The JVM did not answer: it has most likely died."""
+_NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+"""Of gRPC: nobody there, or nobody who answers."""
+_ANOTHER_SERVER: Final = "INVALID_HANDLE.SESSION_CHANGED"
+_FORGOTTEN: Final = frozenset({"INVALID_HANDLE.SESSION_CLOSED", "INVALID_HANDLE.SESSION_NOT_FOUND"})
+_NO_FILE: Final = "PATH_NOT_FOUND"
+
+
+class SparkGone(Exception):
+    """Spark did not answer, or does no more jobs: it has most likely died."""
 
 
 def failed(job_id: str, error: BaseException, text_bytes_max: int) -> JobFailed:
-    """The answer for a job that ended in `error`. Raises `JvmGone` when the JVM did not answer."""
+    """The answer for a job that ended in `error`. Raises `SparkGone` when Spark did not answer."""
     code, text = describe(error)
     return JobFailed(job_id, code, _clip(text, text_bytes_max))
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """(error class of `actors.errors`, short text). Raises `JvmGone`."""
+    """(error class of `actors.errors`, short text). Raises `SparkGone`."""
     if isinstance(error, PenstockError):
         code, text, _ = to_wire(error)
         return code, text
+    if isinstance(error, AnalysisException) and error.getCondition() == _NO_FILE:
+        hint = "every machine of Spark needs the part files at the same path"
+        return "EngineLost", f"{short_text(str(error))}; {hint}"
     if isinstance(error, AnalysisException):
         return "QueryRejected", short_text(str(error))
     texts = [str(link) for link in _chain(error)]
@@ -54,8 +64,8 @@ def describe(error: BaseException) -> tuple[str, str]:
             if state[:2] in DEFINITE_CLASSES:
                 return "DefiniteError", _from(text, condition)
     whole = short_text(texts[0]) or type(error).__name__
-    if _is_gone(error):
-        raise JvmGone(whole) from error
+    if is_gone(error):
+        raise SparkGone(whole) from error
     return "EngineLost", f"{type(error).__name__}: {whole}"
 
 
@@ -86,10 +96,25 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = cause if isinstance(cause, BaseException) else link.__cause__
 
 
-def _is_gone(error: BaseException) -> bool:
-    if isinstance(error, Py4JJavaError | PySparkException):
-        return "Cannot call methods on a stopped SparkContext" in str(error)
+def is_gone(error: BaseException) -> bool:
+    """Whether it says that nobody answers, or somebody else than before."""
+    if isinstance(error, PySparkException):
+        status = getattr(getattr(error, "_grpc_status_code", None), "name", "")
+        condition = condition_of(error)
+        return condition == _ANOTHER_SERVER or (condition is None and status in _NO_ANSWER)
+    if isinstance(error, Py4JJavaError):
+        return False
     return isinstance(error, Py4JNetworkError | Py4JError | ConnectionError)
+
+
+def is_forgotten(error: BaseException) -> bool:
+    """Whether a Spark Connect server has let go of the session: a new one will do."""
+    return isinstance(error, PySparkException) and condition_of(error) in _FORGOTTEN
+
+
+def condition_of(error: PySparkException) -> str | None:
+    """The name of Spark's error condition."""
+    return error.getCondition() or None
 
 
 def _clip(text: str, bytes_max: int) -> str:

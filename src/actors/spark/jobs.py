@@ -7,10 +7,12 @@ canceled answers ``Canceled`` whatever else happened to it.
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from actors.errors import InvalidUsage, UnknownObject
@@ -18,6 +20,7 @@ from actors.plan.jobs import (
     Analyze,
     Answer,
     Difference,
+    EngineReady,
     Job,
     JobFailed,
     Prepare,
@@ -28,9 +31,9 @@ from actors.plan.jobs import (
 from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.difference import run_difference, run_query
-from actors.spark.failures import JvmGone, failed
+from actors.spark.failures import SparkGone, failed
 from actors.spark.prepared import PreparedSteps
-from actors.spark.session import ThreadSessions
+from actors.spark.session import ThreadSessions, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.spark.steps import PreparedPlan, Slot, prepare, run_step
 
@@ -48,7 +51,10 @@ class Ticket:
 
 
 class Engine:
-    """The session, and what all worker threads share."""
+    """The session, and what all worker threads share; here of a driver in our own JVM.
+
+    `actors.spark.remote` has the one for a driver behind Spark Connect.
+    """
 
     def __init__(self, session: SparkSession, settings: Settings, scratch: Path) -> None:
         self.session = session
@@ -58,34 +64,41 @@ class Engine:
         self._temporary = scratch / CHILD_FOLDER
         self._user = frozenset(settings.spark_conf)
         self._steps = PreparedSteps(settings, self._temporary / "slots")
+        self._here = on_loopback(settings.spark_master)
+
+    def ready(self) -> EngineReady:
+        """What is up, for the parent."""
+        version = str(self._jvm().java.lang.System.getProperty("java.version"))
+        return EngineReady("", self.session.version, version, os.getpid(), self._process().pid)
 
     def slot(self) -> Slot:
         """For one worker thread."""
-        sessions = ThreadSessions(self.session, self._user, self._temporary)
         limits = self.settings
         inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
-        return Slot(sessions, self._steps, self.out, inline, collected, threading.Event())
+        canceled = threading.Event()
+        return Slot(self._sessions(), self._steps, self.out, inline, collected, canceled)
 
     def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
-        """The answer to a job. Raises `JvmGone` when the JVM did not answer."""
+        """The answer to a job. Raises `SparkGone` when Spark did not answer or has stopped."""
         job_id = ticket.job.job_id
         if ticket.canceled.is_set():
             ticket.prepared = None
             return _canceled(job_id)
+        if isinstance(ticket.job, Step) and ticket.job.into_files and not self._here:
+            # what is written elsewhere need not be seen here, and would be missing silently
+            ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
         slot.canceled = ticket.canceled
         try:
-            context: Any = self.session.sparkContext
-            context.setJobGroup(ticket.group, type(ticket.job).__name__, interruptOnCancel=True)
-            if slot.pool != pool:  # a property of this thread, here and in the JVM
-                context.setLocalProperty("spark.scheduler.pool", pool)
-                slot.pool = pool
-            answer = _dispatch(slot, ticket)
-        except JvmGone:
+            answer = self._carry_out(slot, ticket, pool)
+        except SparkGone:
             raise
-        except Exception as error:  # noqa: BLE001 - every failure becomes the job's answer
+        except Exception as error:
             if ticket.canceled.is_set():
                 return _canceled(job_id)
-            return failed(job_id, error, self.settings.error_text_bytes_max)
+            answer = failed(job_id, error, self.settings.error_text_bytes_max)
+            if answer.code == "EngineLost" and self.lost():
+                raise SparkGone(answer.text) from error
+            return answer
         finally:
             ticket.prepared = None  # a thread that waits must not keep a forgotten plan
         if ticket.canceled.is_set():
@@ -98,8 +111,45 @@ class Engine:
         """Cancels the Spark jobs of a group, running and to come."""
         self.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
+    def wait_gone(self) -> str:
+        """Waits until Spark is gone; says how."""
+        return f"the JVM ended with {self._process().wait()}"
 
-def _dispatch(slot: Slot, ticket: Ticket) -> Answer:
+    def lost(self) -> bool:
+        """Whether Spark will do no more jobs, asked when one failed that need not have.
+
+        A context can stop while its JVM lives: a cluster's master has removed the application.
+        """
+        try:
+            return bool(self.session.sparkContext._jsc.sc().isStopped())
+        except Exception:  # noqa: BLE001 - no answer to this either
+            return True
+
+    def end(self) -> None:
+        """Ends what this process has started, before it ends itself."""
+        self._process().kill()
+
+    def _sessions(self) -> ThreadSessions:
+        return ThreadSessions(self.session, self._user, self._temporary)
+
+    def _carry_out(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+        """Does the job, so that `interrupt` finds it. Raises our errors or Spark's own."""
+        context: Any = self.session.sparkContext
+        context.setJobGroup(ticket.group, type(ticket.job).__name__, interruptOnCancel=True)
+        if slot.pool != pool:  # a property of this thread, here and in the JVM
+            context.setLocalProperty("spark.scheduler.pool", pool)
+            slot.pool = pool
+        return dispatch(slot, ticket)
+
+    def _jvm(self) -> Any:
+        return self.session._jvm
+
+    def _process(self) -> Any:
+        return cast(Any, self.session.sparkContext._gateway).proc
+
+
+def dispatch(slot: Slot, ticket: Ticket) -> Answer:
+    """Does the job with the sessions of `slot`. Raises our errors or Spark's own."""
     job = ticket.job
     match job:
         case Analyze():

@@ -24,9 +24,12 @@ from actors.plan.jobs import Answer, EngineReady
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.java import JavaHome, find_java
+from actors.spark.remote_address import is_remote, shown
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
 
 LOG_TAIL_BYTES: Final = 2000
+RELEASE_SECONDS: Final = 4.0
+"""A child without a JVM of its own gets so long to let go of what it has at its server."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 DROPPED_VARIABLES: Final = (
     "SPARK_HOME",
@@ -41,8 +44,20 @@ DROPPED_VARIABLES: Final = (
 """Variables of other Spark installations: the child runs the one it was installed with."""
 
 
+_WHY: Final = {
+    0: "its parent let it go",
+    3: "Spark is gone: its JVM has ended, its context has stopped, or its server is silent",
+    4: "Spark did not start",
+    5: "a fault of its own",
+}
+"""Exit statuses of `actors.spark.child`."""
+
+
 class EngineProcess:
     """A running child."""
+
+    why: str = ""
+    """After its end: how it ended."""
 
     def __init__(
         self,
@@ -111,12 +126,16 @@ class EngineProcess:
                 return
 
     async def end(self) -> None:
-        """Kills it, waits until it is gone, and removes its files (not its answers)."""
-        self.kill()
+        """Ends it, waits until it is gone, and removes its files (not its answers)."""
         self._writer.transport.abort()
         spare = self._scratch / CHILD_FOLDER
         with anyio.CancelScope(shield=True):
-            await self._process.wait()
+            if is_remote(self._settings.spark_master) and not self._killed:
+                with anyio.move_on_after(RELEASE_SECONDS):
+                    await self._process.wait()
+            self.kill()
+            status = await self._process.wait()
+            self.why = f"exit status {status}{': ' * (status in _WHY)}{_WHY.get(status, '')}"
             await self._clock.run_blocking(lambda: shutil.rmtree(spare, ignore_errors=True))
 
     async def _log_tail(self) -> str:
@@ -140,15 +159,21 @@ def clean(directory: Path) -> None:
 async def launch(settings: Settings, directory: Path, clock: Clock) -> EngineProcess:
     """Starts a child; `EngineProcess.ready` waits for it.
 
-    Raises `EngineUnavailable` when there is no Java or the process cannot be started.
+    Raises `EngineUnavailable` when there is no Java or the process cannot be started, and
+    `BadSettings` when the address of a Spark Connect server is none.
     """
-    java = await clock.run_blocking(lambda: find_java(directory / "java"))
-    if not isinstance(java, JavaHome):
-        raise java
+    home = {}
+    if is_remote(settings.spark_master):
+        shown(settings.spark_master)
+    else:
+        java = await clock.run_blocking(lambda: find_java(directory / "java"))
+        if not isinstance(java, JavaHome):
+            raise java
+        home = {"JAVA_HOME": str(java.home)}
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
-    environment |= {"JAVA_HOME": str(java.home), "PYTHONPATH": path}
+    environment |= home | {"PYTHONPATH": path}
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     log = os.open(log_path(directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -27,7 +27,7 @@ refused from then on.
 
 What it does not do: steps at time 0 (hydration), steps that compute a view from scratch and
 steps with large inputs never come here; nor does anything on a cluster, whose executors need
-not see our files.
+not see our files, or over Spark Connect, whose plans cannot be looked at.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ from pyspark.sql import DataFrame
 from actors.errors import Canceled
 from actors.plan.schema import Schema
 from actors.settings import Settings
-from actors.spark.analysis import deterministic
-from actors.spark.bridge import Bridge
+from actors.spark.bridge import Bridge, ClassicBridge
 from actors.spark.failures import describe
 from actors.spark.slots import SlotBusy, SlotOverflow, SlotSet, SlotUnfit, positional
 from actors.spark.translate import Relation
@@ -129,17 +128,17 @@ class Variant(msgspec.Struct, frozen=True):
     slots: SlotSet
 
 
-Inspect: TypeAlias = Callable[[Bridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
+Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
 """Which columns of which slots a plan reads. Raises `Refused`."""
 
 
-def inspect(bridge: Bridge, frame: DataFrame, slots: SlotSet) -> Mapping[str, Sequence[int]]:
+def inspect(bridge: ClassicBridge, frame: DataFrame, slots: SlotSet) -> Mapping[str, Sequence[int]]:
     """Looks for anything that a plan would keep between executions; see the module's text."""
     query: Any = frame._jdf.queryExecution()
     patterns = bridge.jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     if query.analyzed().containsPattern(patterns.CURRENT_LIKE()):
         raise Refused("it reads the clock, which a plan does once")
-    if not deterministic(frame):
+    if not bridge.deterministic(frame):
         raise Refused("an expression is not deterministic")
     plan = query.executedPlan()
     for line in plan.treeString(False, False, 0, True, False).splitlines():
@@ -252,6 +251,8 @@ class PreparedSteps:
         slots = SlotSet(self._folder / uuid.uuid4().hex, kinds, self._capacity)
         try:
             bridge = request.open()
+            if not isinstance(bridge, ClassicBridge):
+                raise Refused("its plan is made where it cannot be looked at")
             frames = {
                 f"__{name}": bridge.slot(
                     slots.path(name), kinds[name], request.schemas[name].arrow_updates().names

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import expr
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, StorageError
@@ -26,6 +25,7 @@ from actors.plan.jobs import NO_UPPER, Rows, RowsDone
 from actors.plan.schema import ERROR, TIME, Column, Schema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.spark.bridge import Bridge, spark_struct
+from actors.spark.translate import quote
 
 LOCAL_FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -143,9 +143,11 @@ def _scan(bridge: Bridge, loaded: Loaded) -> DataFrame:
         found = found.where(f"{TIME} >= {rows.lower}L")
     if rows.upper < NO_UPPER:
         found = found.where(f"{TIME} < {rows.upper}L")
-    if rows.advance_to is not None:
-        found = found.withColumn(TIME, expr(f"greatest({TIME}, {rows.advance_to}L)"))
-    return found
+    if rows.advance_to is None:
+        return found
+    raised = f"greatest({TIME}, {rows.advance_to}L) AS {TIME}"
+    names = rows.schema.arrow_updates().names
+    return found.selectExpr(*(raised if name == TIME else quote(name) for name in names))
 
 
 def done(

@@ -25,7 +25,8 @@ from pyspark.sql import SparkSession
 
 from actors.errors import QueryRejected
 from actors.settings import Settings
-from actors.spark.bridge import Bridge
+from actors.spark.bridge import Bridge, ClassicBridge
+from actors.spark.failures import is_gone
 from actors.spark.start import CHILD_FOLDER
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -56,6 +57,20 @@ A slot's length says nothing of its rows. Estimates that multiply such lengths s
 limit, and exchanges come back: the factor makes them next to nothing. The rules left out would
 move a join below the hint that keeps its input in one partition.
 """
+CONNECT_SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.artifact.isolation.enabled": "false",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.connect.serverStacktrace.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.pyspark.jvmStacktrace.enabled": "false",
+    "spark.sql.runSQLOnFiles": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+}
+"""Of every session behind Spark Connect, below `Settings.spark_conf`: a server may have been
+started with any others, and a view must not mean something else for it."""
 
 
 def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
@@ -151,16 +166,30 @@ class ThreadSessions:
         """
         key = (*sorted(conf), small, slots)
         made = self._sessions.pop(key, None)
+        if made is not None and made.spent:
+            made.close()
+            made = None
         if made is None:
-            made = Bridge(self._open(conf, small=small, slots=slots), self._scratch)
+            made = self._bridge(self._open(conf, small=small, slots=slots))
         self._sessions[key] = made
         while len(self._sessions) > SESSIONS_PER_THREAD_MAX:
-            self._sessions.popitem(last=False)
+            self._sessions.popitem(last=False)[1].close()
         made.activate()
         return made
 
+    def drop(self) -> None:
+        """Closes them all; those asked for next are new."""
+        while self._sessions:
+            self._sessions.popitem()[1].close()
+
+    def _bridge(self, session: SparkSession) -> Bridge:
+        return ClassicBridge(session, self._scratch)
+
+    def _new_session(self) -> SparkSession:
+        return self._root.newSession()
+
     def _open(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool) -> SparkSession:
-        session = self._root.newSession()
+        session = self._new_session()
         if small:
             for name, value in SMALL_STEPS.items():
                 if name not in self._user:
@@ -169,6 +198,8 @@ class ThreadSessions:
             try:
                 session.conf.set(name, value)
             except PySparkException as error:
+                if is_gone(error):
+                    raise
                 text = str(error).splitlines()[0]
                 raise QueryRejected(f"setting {name} = {value!r}: {text}") from None
         if slots:

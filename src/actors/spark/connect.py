@@ -1,0 +1,213 @@
+"""A session behind Spark Connect, and one job's use of it: as few calls over the wire as can be.
+
+A frame is a description that this process keeps; a call sends it whole, with the rows and the
+views that it reads. So views are not made and dropped one by one: what a text may name goes
+along with the text, and the server has it for that call alone. A step is one call.
+
+Large rows are sent once, ahead of the calls that name them, and the server keeps them for as
+long as the session lives: a session that has sent `KEPT_BYTES_MAX` is spent.
+
+A text is wrapped in parentheses when the server sees it first: a command does not parse in them,
+so that none is ever run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import ParseException, PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.retries import DefaultPolicy
+from pyspark.sql.connect.dataframe import DataFrame
+from pyspark.sql.connect.plan import SQL, LocalRelation, LogicalPlan, SubqueryAlias
+
+from actors.errors import Canceled, QueryRejected
+from actors.plan.schema import Schema
+from actors.spark.bridge import Bridge, declared_json, struct_json, view_name
+from actors.spark.failures import condition_of
+from actors.spark.session import ThreadSessions
+
+SENT_AHEAD_BYTES: Final = 1024 * 1024
+"""Rows from this size on are sent once, not with each call."""
+KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
+_CHUNK_ROWS: Final = 65_536
+_CHUNK_BYTES: Final = 8 * 1024 * 1024
+_TRIES_AGAIN: Final = 7
+"""With the waits between them: some 3.5 s, after which nobody is held to be there."""
+QUERIES_KNOWN_MAX: Final = 256
+"""Texts that a session remembers to be queries."""
+_NOT_DETERMINISTIC: Final = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"
+
+
+class ConnectBridge(Bridge):
+    """One session of one thread, behind Spark Connect. `tag` names the job at hand."""
+
+    def __init__(self, session: SparkSession, tag: Callable[[], str]) -> None:
+        super().__init__(session)
+        self._tag = tag
+        self._frames: dict[str, DataFrame] = {}
+        self._kept = 0
+        self._queries: set[str] = set()
+
+    def activate(self) -> None:
+        """See `Bridge.activate`: what is run from now on carries the job's tag."""
+        self.session.clearTags()
+        self.session.addTag(self._tag())
+
+    @property
+    def spent(self) -> bool:
+        """See `Bridge.spent`."""
+        return self._kept > KEPT_BYTES_MAX
+
+    def close(self) -> None:
+        """See `Bridge.close`: the server ends what still runs in the session."""
+        self.session.stop()  # logs what fails, and raises nothing
+
+    def sql(self, text: str) -> DataFrame:
+        """See `Bridge.sql`."""
+        lowered = text.lower()
+        read = [
+            SubqueryAlias(frame._plan, view_name(name))
+            for name, frame in self._frames.items()
+            if _may_be_named(name, lowered)
+        ]
+        return DataFrame(SQL(text, views=read), self.session)
+
+    def query(self, text: str) -> DataFrame:
+        """See `Bridge.query`."""
+        bare = text.strip().rstrip(";")
+        if bare not in self._queries:
+            self._check_query(bare)
+            if len(self._queries) >= QUERIES_KNOWN_MAX:
+                self._queries.clear()
+            self._queries.add(bare)
+        found = self.sql(bare)
+        _ = found.schema  # asks the server; kept by the frame
+        return found
+
+    def _check_query(self, text: str) -> None:
+        """Raises `QueryRejected` for a command, Spark's own error for what is no query."""
+        try:
+            _ = self.sql(f"({text}\n)").schema
+        except ParseException:
+            if self._is_statement(text):
+                raise QueryRejected(f"a view is a query; this is a command: {text[:200]}") from None
+            raise
+
+    def deterministic(self, found: DataFrame) -> bool:
+        """See `Bridge.deterministic`: Spark lets no join depend on what is not."""
+        one = self.session.range(1)
+        try:
+            _ = one.alias("a").join(one.alias("b"), found.exists()).schema
+        except PySparkException as error:
+            if condition_of(error) == _NOT_DETERMINISTIC:
+                return False
+            raise
+        return True
+
+    def table(self, table: pa.Table) -> DataFrame:
+        """See `Bridge.table`."""
+        rows: LogicalPlan = LocalRelation(table, schema=struct_json(table.schema))
+        if table.num_rows and table.nbytes >= SENT_AHEAD_BYTES:
+            self._kept += table.nbytes
+            limits = (1 << 62, _CHUNK_ROWS, _CHUNK_BYTES, _CHUNK_BYTES)
+            rows = self.session._cache_local_relation(rows, *limits)
+        return DataFrame(rows, self.session)
+
+    def empty(self, schema: Schema) -> DataFrame:
+        """See `Bridge.empty`."""
+        return DataFrame(LocalRelation(None, schema=declared_json(schema)), self.session)
+
+    def collect(self, found: DataFrame, wanted: pa.Schema) -> pa.Table:
+        """See `Bridge.collect`."""
+        table, _ = found._to_table()
+        return table.cast(wanted)
+
+    @contextmanager
+    def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:
+        """See `Bridge.views`: sent along with each text that may name them."""
+        before = self._frames
+        self._frames = before | dict(frames)
+        try:
+            yield
+        finally:
+            self._frames = before
+
+    def _is_statement(self, text: str) -> bool:
+        """Whether Spark can parse it: what is explained is not run."""
+        try:
+            self.session.sql(f"EXPLAIN {text}")
+        except PySparkException:
+            return False
+        return True
+
+
+def _may_be_named(name: str, lowered: str) -> bool:
+    """Whether a text (in lower case) may name a view. A name with odd characters always may."""
+    bare = name.strip("`")
+    return not bare.isascii() or "`" in bare or bare.lower() in lowered
+
+
+class ConnectSessions(ThreadSessions):
+    """The sessions of one worker thread, behind Spark Connect. `base` is set in each of them."""
+
+    def __init__(
+        self, root: SparkSession, user: frozenset[str], scratch: Path, base: Mapping[str, str]
+    ) -> None:
+        super().__init__(root, user, scratch)
+        self._base = base
+        self._tag = ""
+        self._current: ConnectBridge | None = None
+        self._over = False
+
+    def get(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False) -> Bridge:
+        """See `ThreadSessions.get`."""
+        made = super().get(conf, small=small, slots=slots)
+        assert isinstance(made, ConnectBridge)
+        self._current = made
+        if self._over:  # asked after it was kept: `end` has not missed it
+            made.close()
+            raise Canceled("the engine ends")
+        return made
+
+    def end(self) -> None:
+        """Closes them all, for good. Called from any thread."""
+        self._over = True
+        self.drop()
+
+    def begin(self, tag: str) -> None:
+        """All that is run from now on carries `tag`."""
+        self._tag = tag
+        self._current = None
+
+    def interrupt(self, tag: str) -> None:
+        """Interrupts what runs under `tag`. Called from any thread."""
+        current = self._current
+        if current is not None:
+            current.session.interruptTag(tag)
+
+    def _bridge(self, session: SparkSession) -> Bridge:
+        return ConnectBridge(session, lambda: self._tag)
+
+    def _new_session(self) -> SparkSession:
+        session = self._root.newSession()
+        be_patient(session)
+        set_all(session, self._base)
+        return session
+
+
+def be_patient(session: Any, tries_again: int = _TRIES_AGAIN) -> None:
+    """How often a call is made again while nobody answers."""
+    policy = DefaultPolicy(
+        max_retries=tries_again, initial_backoff=50, backoff_multiplier=2.0, max_backoff=1000
+    )
+    session.client.set_retry_policies([policy])
+
+
+def set_all(session: Any, conf: Mapping[str, str]) -> None:
+    """Sets settings, all in one call. Raises Spark's own error."""
+    session.conf._set_all(dict(conf), silent=False)

@@ -1,0 +1,189 @@
+"""The engine whose Spark is a Spark Connect server: nothing of Spark runs in this process.
+
+Theory of operation. The server is shared and not ours: we start nothing there, set only what a
+session may set, and let go of our sessions at the end. Worker threads have sessions of their
+own; what a job runs carries its tag, and a cancel interrupts the tag. One more session is asked
+for something trivial every `PING_SECONDS`: a server that does not answer, or that is another one
+than before, is gone, and so is this process; the next one is given the same jobs.
+
+A session that nobody used for long is closed by the server. A job that meets this is done again
+in new sessions: a job is a pure function of its message.
+
+Rows travel both ways as Arrow through the wire. Parts too large for that are read by the server,
+by their path. Steps are never prepared: the general path is the only one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from actors.errors import EngineUnavailable
+from actors.plan.jobs import Answer, EngineReady, JobFailed
+from actors.settings import Settings
+from actors.spark.failures import is_forgotten, short_text
+from actors.spark.jobs import Engine, Ticket, dispatch
+from actors.spark.remote_address import shown, without_secrets
+from actors.spark.session import CONNECT_SETTINGS, ThreadSessions
+from actors.spark.steps import Slot
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+try:
+    import pyspark
+    from pyspark.errors import PySparkException
+    from pyspark.sql.connect.client.core import RpcDeadlines
+    from pyspark.sql.connect.session import SparkSession
+
+    from actors.spark.connect import ConnectSessions, be_patient, set_all
+except ImportError as error:
+    raise EngineUnavailable(
+        f"Spark Connect needs more packages: pip install 'penstock[connect]' ({error})"
+    ) from None
+
+_DETAILS: Final = re.compile(r'details = "([^"]+)"')
+PING_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 30.0
+"""A call that is no job and has no answer by then has none at all."""
+RELEASE_SECONDS: Final = 2.0
+"""For letting go of all sessions at the end."""
+
+
+class RemoteEngine(Engine):
+    """Sessions behind Spark Connect, and what all worker threads share."""
+
+    def __init__(
+        self, root: SparkSession, settings: Settings, scratch: Path, base: Mapping[str, str]
+    ) -> None:
+        super().__init__(root, settings, scratch)
+        self._root = root
+        self._base = base
+        self._place = shown(settings.spark_master)
+        self._all: list[ConnectSessions] = []
+        self._running: dict[str, ConnectSessions] = {}
+        self._gone = False
+        self._ending = False
+
+    def ready(self) -> EngineReady:
+        """What is up, for the parent."""
+        return EngineReady("", self._root.version, "", os.getpid(), 0)
+
+    def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+        """See `Engine.run`."""
+        answer = super().run(slot, ticket, pool)
+        if isinstance(answer, JobFailed):
+            text = without_secrets(answer.text, self.settings.spark_master)
+            return msgspec.structs.replace(answer, text=text)
+        return answer
+
+    def interrupt(self, group: str) -> None:
+        """Interrupts what a job runs, if it runs anything just now."""
+        sessions = self._running.get(group)
+        if sessions is not None:
+            sessions.interrupt(_tag(group))
+
+    def wait_gone(self) -> str:
+        """Waits until the server does not answer, or is another; says so."""
+        never = threading.Event()
+        while True:
+            never.wait(PING_SECONDS)
+            why = self._silent()
+            if why is not None:
+                return f"the Spark Connect server at {self._place} is gone: {why}"
+
+    def lost(self) -> bool:
+        """See `Engine.lost`."""
+        return self._silent() is not None
+
+    def end(self) -> None:
+        """Lets go of all sessions, which ends what runs in them; not for long."""
+        self._ending = True
+        if self._gone:
+            return
+        done = threading.Thread(target=self._release, daemon=True)
+        done.start()
+        done.join(RELEASE_SECONDS)
+
+    def _release(self) -> None:
+        for sessions in self._all:
+            sessions.end()
+        self._root.stop()
+
+    def _silent(self) -> str | None:
+        """Why the server is held to be gone; None when it answers."""
+        try:
+            self._root.client.get_configs("spark.sql.session.timeZone")
+        except Exception as error:  # noqa: BLE001 - any failure but one is silence
+            if not is_forgotten(error):
+                self._gone = True
+                return _words(error)
+            self._root = _opened(self._root.newSession(), {})
+        return None
+
+    def _sessions(self) -> ThreadSessions:
+        made = ConnectSessions(self._root, self._user, self._temporary, self._base)
+        self._all.append(made)
+        return made
+
+    def _carry_out(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
+        sessions = slot.sessions
+        assert isinstance(sessions, ConnectSessions)
+        sessions.begin(_tag(ticket.group))
+        self._running[ticket.group] = sessions
+        try:
+            try:
+                return dispatch(slot, ticket)
+            except PySparkException as error:
+                if self._ending or not is_forgotten(error):
+                    raise
+            sessions.drop()
+            return dispatch(slot, ticket)
+        finally:
+            del self._running[ticket.group]
+
+
+def open_remote(settings: Settings, scratch: Path) -> RemoteEngine:
+    """Connects to the server that `spark_master` names.
+
+    Raises `BadSettings` for its address, and `EngineUnavailable` when nobody answers, when the
+    server is of another release, or when it refuses a setting.
+    """
+    place = shown(settings.spark_master)
+    base = CONNECT_SETTINGS | dict(settings.spark_conf)
+    try:
+        root = _opened(SparkSession(settings.spark_master), base)
+        version = root.version
+    except Exception as error:  # noqa: BLE001 - there is no session, whatever it was
+        text = without_secrets(_words(error), settings.spark_master)
+        raise EngineUnavailable(f"the Spark Connect server at {place}: {text}") from None
+    if version.split(".")[:2] != pyspark.__version__.split(".")[:2]:
+        raise EngineUnavailable(
+            f"the Spark Connect server at {place} is Spark {version}; this is for "
+            f"{pyspark.__version__}: views would not mean the same"
+        )
+    return RemoteEngine(root, settings, scratch, base)
+
+
+def _opened(session: Any, conf: Mapping[str, str]) -> SparkSession:
+    session.client._rpc_deadlines = RpcDeadlines(
+        config=ANSWER_SECONDS, interrupt=ANSWER_SECONDS, release_session=RELEASE_SECONDS
+    )
+    be_patient(session)
+    set_all(session, conf)
+    return session
+
+
+def _words(error: Exception) -> str:
+    """The words of an error, without gRPC's frame around them."""
+    text = str(error)
+    found = _DETAILS.search(text)
+    return found.group(1) if found else short_text(text) or type(error).__name__
+
+
+def _tag(group: str) -> str:
+    return group.replace(",", " ")

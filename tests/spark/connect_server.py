@@ -1,0 +1,72 @@
+"""A Spark Connect server on loopback from the installed package."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from standalone_cluster import (  # type: ignore[import-not-found]
+    QUICK_JAVA,
+    Daemon,
+    environment_of,
+)
+
+from actors.spark.java import JavaHome
+
+TOKEN = "open sesame; 100%"
+"""Has every character that an address must write otherwise."""
+TOKEN_WRITTEN = "open%20sesame%3B%20100%25"
+
+
+class ConnectServer:
+    """A running server: the process, and its port."""
+
+    def __init__(self, folder: Path, java: JavaHome, *, port: int = 0, token: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        conf = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(port),
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraJavaOptions": f"{QUICK_JAVA} -Djava.io.tmpdir={folder}",
+            "spark.driver.host": "127.0.0.1",
+            "spark.local.dir": str(folder),
+            "spark.sql.catalogImplementation": "in-memory",
+            "spark.sql.session.timeZone": "Asia/Tokyo",  # ours must not depend on it
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.ui.enabled": "false",
+        }
+        if token:
+            conf["spark.connect.authenticate.token"] = token
+        program = "org.apache.spark.sql.connect.service.SparkConnectServer"
+        arguments = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"]
+        for key, value in conf.items():
+            arguments += ["--conf", f"{key}={value}"]
+        arguments += ["--class", program, "spark-internal"]
+        memory = {"SPARK_DAEMON_MEMORY": "512m"}  # what this program's driver is given
+        self.daemon = Daemon(arguments, environment_of(folder, java) | memory, folder)
+        try:
+            found = self.daemon.wait_for(r"Spark Connect server started at: .*:(\d+)")
+        except BaseException:
+            self.daemon.kill()
+            raise
+        self.port = int(found.group(1))
+
+    @property
+    def url(self) -> str:
+        return f"sc://127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        """Kills it: SIGKILL."""
+        self.daemon.kill()
+
+
+@contextlib.contextmanager
+def running_server(folder: Path, java: JavaHome, *, token: str = "") -> Iterator[ConnectServer]:
+    """A server; killed at the end."""
+    server = ConnectServer(folder, java, token=token)
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -1,0 +1,394 @@
+"""The general path over Spark Connect: a server of its own process, which sees our folder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from connect_server import ConnectServer, running_server  # type: ignore[import-not-found]
+from engine_child import ChildProcess, ipc, job_id, table_of  # type: ignore[import-not-found]
+from joined_view import (  # type: ignore[import-not-found]
+    LEFT,
+    check_differences,
+    check_large_step,
+    check_maintained,
+    rows_of,
+)
+
+from actors.client import Client
+from actors.plan.delta import Consolidate, DeltaPlan, Input, Select, Stratum
+from actors.plan.jobs import (
+    Analyze,
+    Analyzed,
+    Cancel,
+    Difference,
+    JobFailed,
+    Prepare,
+    Prepared,
+    Query,
+    Rows,
+    RowsDone,
+    Step,
+)
+from actors.plan.relational import Named
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.service import Service
+from actors.settings import Settings
+from actors.spark import connect
+from actors.spark.java import JavaHome
+from actors.spark.jobs import Ticket
+from actors.spark.remote import open_remote
+from actors.spark.steps import PreparedPlan
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+LONG = Schema((Column("x", "bigint"),))
+ODD = Schema((Column("x", "int", False),))
+FOREVER = "SELECT sum(hash(a.id * b.id)) AS x FROM range(10000000) a CROSS JOIN range(10000000) b"
+TABLES = (("l", LEFT), ("odd ` name", ODD), ("query", LEFT))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ConnectServer]:
+    with running_server(tmp_path_factory.mktemp("connect"), java) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engine(
+    tmp_path_factory: pytest.TempPathFactory, server: ConnectServer
+) -> Iterator[ChildProcess]:
+    settings = Settings(
+        spark_master=server.url, engine_jobs_in_flight_max=2, engine_inline_bytes_max=64 * 1024
+    )
+    made = ChildProcess(tmp_path_factory.mktemp("engine"), settings, None)
+    yield made
+    made.close()
+
+
+def analyze(engine: ChildProcess, *texts: str, conf: tuple[tuple[str, str], ...] = ()) -> Any:
+    return engine.ask(Analyze(job_id(), TABLES, texts, conf))
+
+
+def test_the_child_says_what_it_reached(engine: ChildProcess) -> None:
+    assert engine.ready.spark_version.startswith("4.")
+    assert (engine.ready.java_version, engine.ready.jvm_pid) == ("", 0)
+
+
+# -- analysis -----------------------------------------------------------------------------------
+
+
+def test_analysis_names_types_nullability_and_determinism(engine: ChildProcess) -> None:
+    answer = analyze(
+        engine,
+        "SELECT k, count(*), avg(v) AS a, array(s) AS l FROM l GROUP BY k, s",
+        "SELECT x FROM `odd `` name`;",
+        "SELECT k, K AS k FROM L -- the same name twice",
+        "WITH c AS (SELECT k FROM l) SELECT * FROM c ORDER BY k LIMIT 3",
+        "SELECT current_timestamp() AS t, TIMESTAMP '2020-01-01 00:00:00' AS u FROM l",
+    )
+    assert isinstance(answer, Analyzed), answer
+    assert answer.schemas[0].columns == (
+        Column("k", "bigint"),
+        Column("count(1)", "bigint", False),
+        Column("a", "double"),
+        Column("l", "array<string>", False),
+    )
+    assert answer.schemas[1].columns == (Column("x", "int", False),)
+    assert answer.schemas[2].names == ("k", "k")
+    assert [column.type for column in answer.schemas[4].columns] == ["timestamp", "timestamp"]
+    assert answer.deterministic == (True,) * 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT rand() AS r FROM l",
+        "SELECT rand(42) AS r FROM l",
+        "SELECT count(*) AS c FROM l WHERE rand() > 0.5",
+        "SELECT s FROM l WHERE k IN (SELECT id FROM range(3) WHERE randn(1) > 0.5)",
+        "SELECT monotonically_increasing_id() AS i FROM l",
+        "SELECT uuid() AS u FROM l ORDER BY u LIMIT 2",
+        "SELECT k FROM l GROUP BY k HAVING max(v) > rand(3)",
+    ],
+)
+def test_what_is_not_deterministic(engine: ChildProcess, text: str) -> None:
+    answer = analyze(engine, text)
+    assert isinstance(answer, Analyzed), answer
+    assert answer.deterministic == (False,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SELECT nope FROM l", "UNRESOLVED_COLUMN"),
+        ("SELEC v FROM l", "PARSE_SYNTAX_ERROR"),
+        ("SELECT 1) UNION ALL SELECT (2", "PARSE_SYNTAX_ERROR"),
+        ("SELECT * FROM nowhere", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("CREATE TABLE made (a int)", "a view is a query"),
+        ("CREATE VIEW made AS SELECT 1", "a view is a query"),
+        ("DROP VIEW l", "a view is a query"),
+        ("SET spark.sql.ansi.enabled = false", "a view is a query"),
+        ("SET", "a view is a query"),
+        ("RESET", "a view is a query"),
+        ("INSERT INTO l VALUES (1, 1, 'a')", "a view is a query"),
+        ("EXPLAIN SELECT 1", "a view is a query"),
+        ("SELECT INTERVAL '1' DAY AS i", "cannot be stored"),
+        ("SELECT * FROM parquet.`/etc`", ""),
+    ],
+)
+def test_what_analysis_refuses(engine: ChildProcess, text: str, words: str) -> None:
+    answer = analyze(engine, text)
+    assert isinstance(answer, JobFailed), answer
+    assert answer.code == "QueryRejected"
+    assert words in answer.text
+    assert "\tat " not in answer.text
+    assert "Project" not in answer.text
+    assert len(answer.text) < 1000
+
+
+def test_no_refused_command_has_run(engine: ChildProcess) -> None:
+    for text in ("CREATE TABLE made AS SELECT 1 AS a", "CREATE DATABASE made"):
+        assert "a view is a query" in analyze(engine, text).text
+    tables = engine.ask(Query(job_id(), "SELECT CAST('' AS bigint) AS x", ()))
+    assert tables.code == "DefiniteError"  # ANSI is on, as it was
+    assert "TABLE_OR_VIEW_NOT_FOUND" in analyze(engine, "SELECT * FROM made").text
+    assert "NOT_FOUND" in analyze(engine, "SELECT * FROM made.made").text
+
+
+def test_a_setting_that_spark_refuses(engine: ChildProcess) -> None:
+    for name, value in (("spark.sql.shuffle.partitions", "many"), ("spark.driver.memory", "1g")):
+        answer = analyze(engine, "SELECT 1", conf=((name, value),))
+        assert (answer.code, name in answer.text) == ("QueryRejected", True)
+
+
+def test_settings_and_names_of_jobs_do_not_meet(engine: ChildProcess) -> None:
+    wanted = {}
+    for number in range(8):
+        ansi, name = number % 2 == 0, f"c{number}"
+        sql = f"SELECT CAST('x' AS bigint) AS x FROM t WHERE {name} = 1"
+        given = rows_of(Schema((Column(name, "int"),)), [(1, 1, 1)])
+        conf = (("spark.sql.ansi.enabled", str(ansi).lower()),)
+        job = Difference(job_id(), sql, (("t", given),), LONG, 50, conf=conf)
+        wanted[job.job_id] = ansi
+        engine.send(job)
+    for _ in wanted:
+        answer = engine.receive()
+        if wanted[answer.job_id]:
+            assert isinstance(answer, JobFailed)
+            assert answer.code == "DefiniteError"
+        else:
+            assert table_of(answer).to_pylist() == [{"x": None, TIME: 50, DIFF: 1}]
+
+
+# -- steps, differences, queries ----------------------------------------------------------------
+
+
+def test_a_join_and_aggregate_is_maintained(engine: ChildProcess) -> None:
+    check_maintained(engine)
+
+
+def test_a_large_step_reads_parts_by_their_path(engine: ChildProcess, tmp_path: Path) -> None:
+    check_large_step(engine, tmp_path)
+
+
+def test_a_difference_over_parts_and_over_inline_rows(engine: ChildProcess, tmp_path: Path) -> None:
+    check_differences(engine, tmp_path)
+
+
+def test_a_part_that_the_server_does_not_see(engine: ChildProcess) -> None:
+    assert isinstance(engine.ask(Prepare(job_id(), "far", COPY)), Prepared)
+    rows = Rows(LEFT, files=("s3://bucket/part.parquet", "hdfs://nowhere/part.parquet"))
+    answer = engine.ask(Step(job_id(), "far", 0, 0, {"d0": rows}, 0, 9))
+    assert isinstance(answer, JobFailed)
+    assert answer.code == "EngineLost"
+
+
+VALUES = Schema((Column("v", "int"), Column("s", "string")))
+COPY = DeltaPlan(
+    ("l",), (LEFT,), VALUES, "", "incremental", "",
+    (Stratum((), Consolidate(Select(Input("d0", LEFT.names),
+                                    (Named("v", "v"), Named("s", "s")))), ()),),
+)  # fmt: skip
+
+
+def test_rows_too_many_for_each_call(engine: ChildProcess, tmp_path: Path) -> None:
+    """Sent ahead of the call: inline, and from a file; and the answer comes as a file."""
+    assert isinstance(engine.ask(Prepare(job_id(), "copy", COPY)), Prepared)
+    dice = random.Random(8)
+    rows = [(n, n % 7, dice.randbytes(40).hex(), 3 + n % 5, 1) for n in range(60_000)]
+    data = ipc(LEFT, rows)
+    assert len(data) > 4 * 1024 * 1024
+    path = tmp_path / "rows.arrow"
+    path.write_bytes(data)
+    for given in (Rows(LEFT, arrow=data), Rows(LEFT, arrow_file=str(path), advance_to=5)):
+        answer = engine.ask(Step(job_id(), "copy", 0, 0, {"d0": given}, 3, 9))
+        assert isinstance(answer, RowsDone), answer
+        assert (answer.arrow, answer.prepared) == (None, False)
+        found = table_of(answer)
+        times = [max(row[3], given.advance_to or 0) for row in rows]
+        assert sorted(zip(*found.to_pydict().values(), strict=True)) == sorted(
+            (v, s, time, 1) for (_, v, s, _, _), time in zip(rows, times, strict=True)
+        )
+
+
+def test_an_error_of_the_data_is_the_views(engine: ChildProcess) -> None:
+    given = rows_of(LEFT, [(1, 1, "word", 1, 1), (2, 1, "7", 1, 1)])
+    for sql, condition in (
+        ("SELECT sum(CAST(s AS bigint)) AS x FROM l GROUP BY k", "CAST_INVALID_INPUT"),
+        ("SELECT k DIV (v - 1) AS x FROM l", "DIVIDE_BY_ZERO"),
+        ("SELECT CAST(raise_error(s) AS bigint) AS x FROM l", "USER_RAISED_EXCEPTION"),
+        ("SELECT (SELECT id FROM range(3)) AS x FROM l", "SCALAR_SUBQUERY_TOO_MANY_ROWS"),
+    ):
+        answer = engine.ask(Difference(job_id(), sql, (("l", given),), LONG, 50))
+        assert isinstance(answer, JobFailed), answer
+        assert (answer.code, condition in answer.text) == ("DefiniteError", True), answer
+        assert "\tat " not in answer.text
+        assert len(answer.text) < 1500
+
+
+def test_a_query_has_its_own_columns_and_order(engine: ChildProcess, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"k": [1, 1, 2], "v": [10, None, 30]}), path)
+    sql = "SELECT k, sum(v) AS s FROM t GROUP BY k ORDER BY s DESC"
+    answer = engine.ask(Query(job_id(), sql, (("t", str(path)),)))
+    assert table_of(answer).to_pylist() == [{"k": 2, "s": 30}, {"k": 1, "s": 10}]
+    refused = engine.ask(Query(job_id(), "SELECT nothing FROM t", (("t", str(path)),)))
+    assert refused.code == "QueryRejected"
+
+
+# -- cancels ------------------------------------------------------------------------------------
+
+
+def test_cancel_while_running_and_before_the_start(engine: ChildProcess) -> None:
+    running = [Query(job_id(), FOREVER, ()) for _ in range(2)]
+    waiting = Query(job_id(), FOREVER, ())
+    for job in (*running, waiting):  # the child has two threads
+        engine.send(job)
+    for job in (waiting, *running):
+        engine.send(Cancel(job.job_id))
+    answers = [engine.receive() for _ in range(3)]
+    assert all(isinstance(a, JobFailed) and a.code == "Canceled" for a in answers), answers
+    for _ in range(3):  # the sessions are good, and so are the server's two cores
+        answer = engine.ask(Query(job_id(), "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)", ()))
+        assert table_of(answer).to_pylist() == [{"x": 499_500}]
+
+
+# -- the end ------------------------------------------------------------------------------------
+
+
+def test_the_child_ends_with_its_parent_and_its_server_goes_on(
+    server: ConnectServer, tmp_path: Path
+) -> None:
+    settings = Settings(spark_master=server.url, engine_jobs_in_flight_max=1)
+    child = ChildProcess(tmp_path / "one", settings, None)
+    child.send(Query(job_id(), FOREVER, ()))
+    child.socket.close()
+    assert child.process.wait(30) == 0
+    other = ChildProcess(tmp_path / "two", settings, None)
+    answer = other.ask(Query(job_id(), "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)", ()))
+    assert table_of(answer).to_pylist() == [{"x": 499_500}]
+    other.close()
+
+
+# -- sessions -----------------------------------------------------------------------------------
+
+
+class Inside:
+    """An engine in this process: no JVM is needed for it."""
+
+    def __init__(self, server: ConnectServer, folder: Path) -> None:
+        settings = Settings(spark_master=server.url, engine_jobs_in_flight_max=1)
+        self.engine = open_remote(settings, folder)
+        self.slot = self.engine.slot()
+        self._plan = PreparedPlan(COPY)
+
+    def copy(self, rows: list[Any]) -> list[Any]:
+        """What a step that copies `rows` makes of them."""
+        job = Step(job_id(), "copy", 0, 0, {"d0": rows_of(LEFT, rows)}, 0, 9)
+        answer = self.engine.run(self.slot, Ticket(job, job.job_id, self._plan), "pool")
+        return sorted(tuple(row.values()) for row in table_of(answer).to_pylist())
+
+    def session(self) -> Any:
+        return self.slot.sessions.get(COPY.conf, small=True).session
+
+
+@pytest.fixture
+def inside(server: ConnectServer, tmp_path: Path) -> Iterator[Inside]:
+    made = Inside(server, tmp_path)
+    yield made
+    made.engine.end()
+
+
+def test_a_job_whose_session_the_server_has_closed(inside: Inside) -> None:
+    """It does so with sessions that were idle for long: the job is done in a new one."""
+    assert inside.copy([(1, 5, "a", 1, 1)]) == [(5, "a", 1, 1)]
+    first = inside.session()
+    first.client.release_session()
+    assert inside.copy([(2, 6, "b", 2, 1)]) == [(6, "b", 2, 1)]
+    assert inside.session() is not first
+    assert not inside.engine.lost()
+
+
+def test_a_session_that_keeps_too_much_gives_way(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "SENT_AHEAD_BYTES", 1000)
+    monkeypatch.setattr(connect, "KEPT_BYTES_MAX", 100_000)
+    rows = [(n, n, f"{n:020}", 1, 1) for n in range(1000)]
+    seen = []
+    for _ in range(5):
+        assert inside.copy(rows) == [(n, f"{n:020}", 1, 1) for n in range(1000)]
+        seen.append(inside.session())
+    assert 1 < len({id(session) for session in seen}) < 5
+    assert [session.is_stopped for session in (seen[0], seen[-1])] == [True, False]
+
+
+# -- the service --------------------------------------------------------------------------------
+
+VIEW = """
+SELECT c.name, count(*) AS n, sum(f.delay) AS delay, max(f.delay) AS most
+FROM flights f JOIN carriers c ON f.carrier = c.carrier GROUP BY c.name
+"""
+
+
+async def test_a_service_whose_spark_is_behind_a_server(
+    server: ConnectServer, tmp_path: Path
+) -> None:
+    settings = Settings(
+        state_dir=str(tmp_path / "state"),
+        listen="127.0.0.1:0",
+        spark_master=server.url,
+        engine_jobs_in_flight_max=2,
+        maintenance_ms=20,
+    )
+    with anyio.fail_after(100):
+        async with Service(settings) as service, await Client.connect(service.address) as client:
+            flights = {"id": "bigint", "carrier": "string", "delay": "bigint"}
+            await client.create_table("flights", flights, ["id"])
+            await client.create_table(
+                "carriers", {"carrier": "string", "name": "string"}, ["carrier"]
+            )
+            await client.insert("carriers", [{"carrier": "U", "name": "United"}])
+            await client.create_view("late", VIEW)
+            rows = [{"id": n, "carrier": "UX"[n % 3 == 0], "delay": n} for n in range(9)]
+            first = await client.insert("flights", rows)
+            await client.insert("carriers", [{"carrier": "X", "name": "Ex"}])
+            await client.update("flights", [{"id": 8, "delay": 1}])
+            last = await client.delete("flights", [{"id": 0}])
+            then, now = (
+                await client.peek("late", as_of=first),
+                await client.peek("late", as_of=last),
+            )
+            assert then.to_pylist() == [{"name": "United", "n": 6, "delay": 27, "most": 8}]
+            assert sorted(now.to_pylist(), key=lambda row: str(row["name"])) == [
+                {"name": "Ex", "n": 2, "delay": 9, "most": 6},
+                {"name": "United", "n": 6, "delay": 20, "most": 7},
+            ]
+            assert "last step: planned anew" in await client.explain("late")

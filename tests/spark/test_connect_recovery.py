@@ -1,0 +1,91 @@
+"""A Spark Connect server that asks for a token, dies and comes back; sessions that it forgot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from connect_server import (  # type: ignore[import-not-found]
+    TOKEN,
+    TOKEN_WRITTEN,
+    ConnectServer,
+)
+
+from actors.errors import EngineLost, EngineUnavailable
+from actors.kernel import Address, Reply, System
+from actors.plan.jobs import Analyze, Analyzed, Job, Query, Run
+from actors.settings import Settings
+from actors.spark.java import JavaHome
+from actors.spark_executor import SparkExecutor
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+FOREVER = "SELECT sum(hash(a.id * b.id)) AS x FROM range(10000000) a CROSS JOIN range(10000000) b"
+SECRETS = (TOKEN, TOKEN_WRITTEN)
+
+
+def settings_of(port: int, token: str, **more: Any) -> Settings:
+    return Settings(
+        spark_master=f"sc://localhost:{port}/;token={token}",
+        engine_jobs_in_flight_max=2,
+        retry_delay_ms_max=500,
+        **more,
+    )
+
+
+def analyze(name: str) -> Analyze:
+    return Analyze(name, (), ("SELECT 1",))
+
+
+async def ask(engine: Address[Any], job: Job) -> Any:
+    reply: Reply[Any] = Reply()
+    await engine.send(Run(job, reply))
+    return await reply.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path, java: JavaHome) -> Iterator[ConnectServer]:
+    made = ConnectServer(tmp_path / "server", java, token=TOKEN)
+    yield made
+    made.kill()
+
+
+async def test_a_server_that_dies_and_comes_back(
+    server: ConnectServer, tmp_path: Path, java: JavaHome
+) -> None:
+    settings = settings_of(server.port, TOKEN_WRITTEN, engine_attempts_max=1)
+    log = tmp_path / "engine" / "engine.log"
+    async with System() as system:
+        engine: Address[Any] = system.spawn(
+            lambda: SparkExecutor(settings, tmp_path / "engine"), "engine"
+        )
+        assert isinstance(await ask(engine, analyze("first")), Analyzed)
+        assert any("over Spark Connect" in text for _, text, _ in system.describe())
+        running: Reply[Any] = Reply()
+        await engine.send(Run(Query("forever", FOREVER, ()), running))
+        await ask(engine, analyze("between"))  # in order: the first is at work
+        server.kill()
+        with anyio.fail_after(60), pytest.raises(EngineLost, match="its server is silent"):
+            await running.wait()
+        with anyio.fail_after(60), pytest.raises(EngineUnavailable) as caught:
+            await ask(engine, analyze("away"))
+        assert f"sc://localhost:{server.port}" in str(caught.value)
+        assert "sesame" not in str(caught.value)
+        again = ConnectServer(tmp_path / "again", java, port=server.port, token=TOKEN)
+        try:
+            with anyio.fail_after(60):
+                while not await answers(engine):
+                    await anyio.sleep(0.1)
+        finally:
+            again.kill()
+    assert "sesame" not in log.read_text()
+
+
+async def answers(engine: Address[Any]) -> bool:
+    try:
+        return isinstance(await ask(engine, analyze("again")), Analyzed)
+    except EngineUnavailable:
+        return False
