@@ -94,6 +94,13 @@ async def test_is_keyed_where_groups_are_computed_afresh(sql: str) -> None:
     assert plan.strata
 
 
+async def test_variances_are_folded_in_the_order_of_values() -> None:
+    """Spark's own sum them as floats in the order of rows: a retraction would have other bits."""
+    text = explain(await compiled("select carrier, stddev(x) as s from big group by carrier"))
+    assert "aggregate(array_sort(collect_list(CAST(__a0 AS DOUBLE)))" in text
+    assert "stddev_samp(" not in text.split("stratum 0")[1]
+
+
 OPAQUE = {
     "select id from flights limit 3": "LIMIT",
     "select id from flights except select 1": "EXCEPT",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import sqlglot
 from sqlglot.dialects.spark import Spark
@@ -10,7 +12,7 @@ from actors.errors import QueryRejected
 from actors.views.dialect import VERBATIM, VerbatimSpark
 from actors.views.grouping import spelled_out
 from actors.views.parse import refuse_volatile
-from actors.views.trees import text, tree_of
+from actors.views.trees import column_id, text, tree_of
 
 
 def test_functions_that_pass_verbatim_are_ones_that_the_parser_knows() -> None:
@@ -62,3 +64,10 @@ def test_volatile_functions_are_still_known_by_name() -> None:
     tree = sqlglot.parse_one("SELECT date_format(now(), 'y') AS y FROM t", dialect=VerbatimSpark)
     with pytest.raises(QueryRejected, match="now"):
         refuse_volatile(tree, deterministic=True)
+
+
+@pytest.mark.parametrize("name", ["größe", "日付", "a b", "a😀b"])
+def test_ids_of_columns_need_no_quotes(name: str) -> None:
+    made = column_id("i0", name, ("x", name))
+    assert re.fullmatch(r"[A-Za-z0-9_]+", made), made
+    assert made != column_id("i0", name, (name, "x")), "names that differ in signs alone keep apart"

@@ -6,9 +6,9 @@ read. The rows come from the input's old state where each key is a column that c
 there; else from a hidden state of (keys, arguments, ``n``), a DISTINCT with counts, that is kept
 for it. Cost follows the size of the touched groups: mode *keyed*.
 
-The value before a change must have the same bits as when it was inserted. Sums of floats, which
-depend on the order of rows, are therefore folded over the sorted values: a function of the bag
-alone.
+The value before a change must have the same bits as when it was inserted. Sums of floats, and
+variances of whatever type, which Spark computes in floats, depend on the order of rows: they are
+therefore folded over the sorted values, a function of the bag alone.
 
 It does not do groupings without keys: their one group is everything.
 """
@@ -138,8 +138,8 @@ def _call(call: AggregateCall, index: int) -> Call:
         return Call(call.name, "count(*)", call.type)
     distinct = "DISTINCT " if call.distinct else ""
     kind = call.argument_type.lower()
-    additive = call.function in ("sum", "avg", "stddev_samp", "stddev_pop", "var_samp", "var_pop")
-    if additive and kind in _FOLDED:
+    spread = call.function in ("stddev_samp", "stddev_pop", "var_samp", "var_pop")
+    if spread or (call.function in ("sum", "avg") and kind in _FOLDED):
         return Call(call.name, _folded(call, f"{distinct}{argument}"), call.type)
     return Call(call.name, f"{call.function}({distinct}{argument})", call.type)
 

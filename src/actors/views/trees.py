@@ -37,8 +37,8 @@ class Unsupported(Exception):
 
 
 def column_id(prefix: str, name: str, names: tuple[str, ...]) -> str:
-    """The id of column `name` of a table with columns `names`: a plain, unquoted word."""
-    plain = re.sub(r"\W", "_", name)
+    """The id of column `name` of a table with columns `names`: a word that needs no quotes."""
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
     # Columns whose names differ only in punctuation must not share an id.
     return f"{prefix}_{plain}" + ("" if plain == name else f"_{names.index(name)}")
 
