@@ -67,6 +67,7 @@ INCREMENTAL = [
     "select id from flights where carrier in (select carrier from big)",
     "select count(distinct delay) as m from flights group by carrier",
     "select avg(n) as a from (select count(*) as n from flights group by carrier) q",
+    "select delay + id as s, count(*) as n from flights group by id + delay",
     "select f.id, g.n from flights f join (select carrier, count(*) as n from flights "
     "group by carrier) g on f.carrier = g.carrier",
 ]

@@ -1,8 +1,9 @@
 """One grouping: keys, aggregates, and expressions over them.
 
-Group expressions are matched in the select list and in HAVING by their text; what is left there
-must be constants and aggregates. ``FILTER`` and ``count_if`` become aggregates of a CASE, which
-is what they mean. Equal aggregates are computed once.
+Group expressions are matched in the select list and in HAVING by their text, operands that may be
+exchanged in any order; what is left there must be constants and aggregates. ``FILTER`` and
+``count_if`` become aggregates of a CASE, which is what they mean. Equal aggregates are computed
+once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from actors.views.trees import (
     present,
     text,
     transform,
+    turned,
 )
 
 _FUNCTIONS: Final[dict[Any, str]] = {
@@ -151,6 +153,7 @@ class _Over:
     def __init__(self, grouping: Grouping, fresh: Fresh) -> None:
         self._grouping = grouping
         self._fresh = fresh
+        self._keys = {turned(tree): key.name for key, tree in reversed(grouping.keys)}
         self._written: dict[str, str] = {}
 
     def replaced(self, tree: Tree) -> Tree:
@@ -160,9 +163,9 @@ class _Over:
         return done
 
     def _replace(self, node: Tree) -> Tree | None:
-        for key, tree in self._grouping.keys:
-            if bare(node) == bare(tree):
-                return exp.column(key.name)
+        key = self._keys.get(turned(node)) if self._keys else None
+        if key is not None:
+            return exp.column(key)
         if isinstance(node, exp.Filter | exp.AggFunc):
             written = text(node)
             if written not in self._written:

@@ -70,6 +70,27 @@ def bare(tree: Tree) -> str:
     return text(tree.unnest())
 
 
+_TURNS: Final = (exp.Add, exp.Mul, exp.And, exp.Or, exp.EQ, exp.NullSafeEQ, exp.BitwiseAnd)
+
+
+def turned(tree: Tree) -> str:
+    """The text by which Spark compares expressions: without the order of operands that may be
+    exchanged (``b + a`` is ``a + b``)."""
+
+    def sides(node: Tree) -> Tree:
+        if isinstance(node, _TURNS) and text(node.right) < text(node.left):
+            left, right = node.left.copy(), node.right.copy()
+            node.set("this", right)
+            node.set("expression", left)
+        return node
+
+    # Below first: the order of operands follows from their own texts.
+    nodes = list(tree.copy().unnest().dfs())
+    for node in reversed(nodes):
+        sides(node)
+    return text(nodes[0])
+
+
 def conjuncts_of(tree: Tree) -> list[Tree]:
     """The predicates that AND ties together."""
     tree = tree.unnest()
