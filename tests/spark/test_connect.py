@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from joined_view import (  # type: ignore[import-not-found]
 )
 
 from actors.client import Client
+from actors.errors import EngineUnavailable
 from actors.plan.delta import Consolidate, DeltaPlan, Input, Select, Stratum
 from actors.plan.jobs import (
     Analyze,
@@ -348,6 +351,39 @@ def test_a_session_that_keeps_too_much_gives_way(
         seen.append(inside.session())
     assert 1 < len({id(session) for session in seen}) < 5
     assert [session.is_stopped for session in (seen[0], seen[-1])] == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:.*RETRIES_EXCEEDED")
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"spark_conf": {"spark.executor.memory": "1g"}}, "spark.executor.memory"),
+        ({"spark_conf": {"spark.sql.shuffle.partitions": "many"}}, "shuffle.partitions"),
+        ({"spark_master": "sc://127.0.0.1:1/;x-key=hush"}, "sc://127.0.0.1:1: .*refused"),
+    ],
+)
+def test_why_there_is_no_session(
+    server: ConnectServer, tmp_path: Path, more: dict[str, Any], words: str
+) -> None:
+    settings = Settings(**({"spark_master": server.url} | more))
+    with pytest.raises(EngineUnavailable, match=words) as caught:
+        open_remote(settings, tmp_path)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_server_of_another_release(
+    server: ConnectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.2.9")
+    with pytest.raises(EngineUnavailable, match=r"is Spark 4\.3\.\d+; this is for 4\.2\.9"):
+        open_remote(Settings(spark_master=server.url), tmp_path)
+
+
+def test_without_the_packages_that_it_needs(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys; sys.modules['grpc'] = None; import actors.spark.remote")
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert "pip install 'penstock[connect]'" in ended.stderr.splitlines()[-1]
 
 
 # -- the service --------------------------------------------------------------------------------

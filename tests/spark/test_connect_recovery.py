@@ -46,16 +46,27 @@ async def ask(engine: Address[Any], job: Job) -> Any:
     return await reply.wait()
 
 
-@pytest.fixture
-def server(tmp_path: Path, java: JavaHome) -> Iterator[ConnectServer]:
-    made = ConnectServer(tmp_path / "server", java, token=TOKEN)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ConnectServer]:
+    made = ConnectServer(tmp_path_factory.mktemp("server"), java, token=TOKEN)
     yield made
     made.kill()
+
+
+async def test_a_wrong_token(server: ConnectServer, tmp_path: Path) -> None:
+    async with System() as system:
+        engine: Address[Any] = system.spawn(
+            lambda: SparkExecutor(settings_of(server.port, "wr0ng"), tmp_path / "other"), "engine"
+        )
+        with anyio.fail_after(60), pytest.raises(EngineUnavailable, match=r"(?i)authenticat") as no:
+            await ask(engine, analyze("refused"))
+        assert "wr0ng" not in str(no.value)
 
 
 async def test_a_server_that_dies_and_comes_back(
     server: ConnectServer, tmp_path: Path, java: JavaHome
 ) -> None:
+    """The last test here: it ends the server that all have."""
     settings = settings_of(server.port, TOKEN_WRITTEN, engine_attempts_max=1)
     log = tmp_path / "engine" / "engine.log"
     async with System() as system:

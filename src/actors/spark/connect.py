@@ -36,7 +36,7 @@ SENT_AHEAD_BYTES: Final = 1024 * 1024
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 _CHUNK_ROWS: Final = 65_536
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
-_TRIES_AGAIN: Final = 7
+TRIES_AGAIN: Final = 7
 """With the waits between them: some 3.5 s, after which nobody is held to be there."""
 QUERIES_KNOWN_MAX: Final = 256
 """Texts that a session remembers to be queries."""
@@ -200,7 +200,7 @@ class ConnectSessions(ThreadSessions):
         return session
 
 
-def be_patient(session: Any, tries_again: int = _TRIES_AGAIN) -> None:
+def be_patient(session: Any, tries_again: int = TRIES_AGAIN) -> None:
     """How often a call is made again while nobody answers."""
     policy = DefaultPolicy(
         max_retries=tries_again, initial_backoff=50, backoff_multiplier=2.0, max_backoff=1000

@@ -40,7 +40,7 @@ try:
     from pyspark.sql.connect.client.core import RpcDeadlines
     from pyspark.sql.connect.session import SparkSession
 
-    from actors.spark.connect import ConnectSessions, be_patient, set_all
+    from actors.spark.connect import TRIES_AGAIN, ConnectSessions, be_patient, set_all
 except ImportError as error:
     raise EngineUnavailable(
         f"Spark Connect needs more packages: pip install 'penstock[connect]' ({error})"
@@ -50,6 +50,8 @@ _DETAILS: Final = re.compile(r'details = "([^"]+)"')
 PING_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 30.0
 """A call that is no job and has no answer by then has none at all."""
+START_TRIES_AGAIN: Final = 2
+"""A child that finds nobody ends soon: another one is started, later and later."""
 RELEASE_SECONDS: Final = 2.0
 """For letting go of all sessions at the end."""
 
@@ -156,8 +158,9 @@ def open_remote(settings: Settings, scratch: Path) -> RemoteEngine:
     place = shown(settings.spark_master)
     base = CONNECT_SETTINGS | dict(settings.spark_conf)
     try:
-        root = _opened(SparkSession(settings.spark_master), base)
+        root = _opened(SparkSession(settings.spark_master), base, START_TRIES_AGAIN)
         version = root.version
+        be_patient(root)
     except Exception as error:  # noqa: BLE001 - there is no session, whatever it was
         text = without_secrets(_words(error), settings.spark_master)
         raise EngineUnavailable(f"the Spark Connect server at {place}: {text}") from None
@@ -169,11 +172,11 @@ def open_remote(settings: Settings, scratch: Path) -> RemoteEngine:
     return RemoteEngine(root, settings, scratch, base)
 
 
-def _opened(session: Any, conf: Mapping[str, str]) -> SparkSession:
+def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAIN) -> SparkSession:
     session.client._rpc_deadlines = RpcDeadlines(
         config=ANSWER_SECONDS, interrupt=ANSWER_SECONDS, release_session=RELEASE_SECONDS
     )
-    be_patient(session)
+    be_patient(session, tries_again)
     set_all(session, conf)
     return session
 

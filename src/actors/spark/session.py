@@ -58,6 +58,7 @@ limit, and exchanges come back: the factor makes them next to nothing. The rules
 move a join below the hint that keeps its input in one partition.
 """
 CONNECT_SETTINGS: Final = {
+    "spark.connect.session.planCache.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.artifact.isolation.enabled": "false",
@@ -70,7 +71,8 @@ CONNECT_SETTINGS: Final = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
 """Of every session behind Spark Connect, below `Settings.spark_conf`: a server may have been
-started with any others, and a view must not mean something else for it."""
+started with any others, and a view must not mean something else for it. Plans that its driver
+would keep hold the rows that were sent with them."""
 
 
 def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
