@@ -7,8 +7,10 @@ job is over; a large answer is mapped, not copied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -42,6 +44,11 @@ from actors.plan.schema import Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import ObjectId
 from actors.settings import Settings
+
+T = TypeVar("T")
+
+ROWS_AT_ONCE_MAX: Final = 5_000
+"""Work on fewer rows takes less than a hop to a thread and back."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -89,6 +96,10 @@ class Engine:
         if not isinstance(answer, Prepared):
             raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
         self._prepared = True
+
+    async def work(self, rows: int, run: Callable[[], T]) -> T:
+        """Runs what computes on so many rows: here when they are few, else in a thread."""
+        return run() if rows <= ROWS_AT_ONCE_MAX else await self.clock.run_blocking(run)
 
     async def pack(self, schema: Schema, updates: pa.Table, advance_to: int | None = None) -> Rows:
         """Updates as a job's input: inline when small, else a file of ours."""

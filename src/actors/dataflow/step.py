@@ -214,7 +214,7 @@ async def delta_step(
     if wide is None:
         return msgspec.structs.replace(empty_deltas(plan), spark_ms=spark_ms)
     last_output = wide
-    output, hidden = await engine.clock.run_blocking(lambda: cut(plan, last_output))
+    output, hidden = await engine.work(last_output.num_rows, lambda: cut(plan, last_output))
     return Deltas(output, hidden, spark_ms, prepared)
 
 

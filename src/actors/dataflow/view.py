@@ -81,6 +81,8 @@ class View:
         self._state_rows = 0
         """About how many rows the imports have."""
         self._touched: Touched | None = None
+        self._plain_of: tuple[Step | None, list[pa.Table]] = (None, [])
+        """The step at hand and its plain updates, which are wanted twice."""
         self._output_errors: tuple[str, ...] = ()
         self._source_errors: tuple[dict[str, int], ...] = ()
 
@@ -196,6 +198,9 @@ class View:
 
     async def _plain(self, step: Step) -> list[pa.Table]:
         """Per source, the plain updates of the step."""
+        known, found = self._plain_of
+        if known is step:
+            return found
 
         def together() -> list[pa.Table]:
             schemas = self._export.plan.source_schemas
@@ -204,7 +209,10 @@ class View:
                 for tables, schema in zip(step.deltas, schemas, strict=True)
             ]
 
-        return await self._engine.clock.run_blocking(together)
+        rows = sum(table.num_rows for tables in step.deltas for table in tables)
+        found = await self._engine.work(rows, together)
+        self._plain_of = step, found
+        return found
 
     def without_change(self, step: Step) -> Outcome:
         """What a step appends that had nothing to compute, or failed definitely.
@@ -247,6 +255,7 @@ class View:
         if touched is None or touched.empty:
             return
         plain = await self._plain(step) if step.times else ()
+        self._plain_of = None, []
         hidden = outcome.deltas.hidden if step.times else ()
         await self._engine.clock.run_blocking(partial(touched.step, plain, hidden, step.hi))
 

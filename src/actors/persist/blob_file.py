@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -123,15 +124,7 @@ class FileBlob:
                 matches = folder.name.startswith(prefix.partition("/")[0])
                 if folder.name == TEMPORARY or not matches or not folder.is_dir():
                     continue
-                for entry in os.scandir(folder.path):
-                    key = f"{folder.name}/{entry.name}"
-                    if key.startswith(prefix):
-                        try:
-                            status = entry.stat()
-                        except FileNotFoundError:
-                            continue  # removed while we looked
-                        modified = status.st_mtime_ns // 1_000_000
-                        found.append(BlobInfo(key, status.st_size, modified))
+                found += _files(Path(folder.path), prefix)
         except OSError as error:
             raise storage_error(f"list the blobs in {self._root}", error) from error
         return sorted(found, key=lambda info: info.key)
@@ -165,6 +158,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _files(folder: Path, prefix: str) -> list[BlobInfo]:
+    """A folder's files; what is removed while we look, the folder itself included, is not there."""
+    found = []
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            key = f"{folder.name}/{entry.name}"
+            if key.startswith(prefix):
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    modified = status.st_mtime_ns // 1_000_000
+                    found.append(BlobInfo(key, status.st_size, modified))
+    return found
 
 
 def _sync_and_sum(path: Path) -> tuple[int, int]:
