@@ -43,6 +43,7 @@ from actors.plan.jobs import (
     JobFailed,
     Prepare,
     Prepared,
+    Progress,
     Rows,
     RowsDone,
     Run,
@@ -55,6 +56,7 @@ from actors.settings import Settings
 from actors.spark.launch import EngineProcess
 from actors.spark.start import ChildMessage
 from actors.spark_executor import SparkExecutor
+from actors.testing.probe import Probe
 
 TABLE = Schema((Column("v", "bigint"),))
 PLAN = DeltaPlan(("t",), (TABLE,), TABLE, "SELECT v FROM t", "opaque", "test")
@@ -154,9 +156,9 @@ class Bench:
             lambda: SparkExecutor(settings(**more), path, self.shop.launch), "engine"
         )
 
-    async def run(self, job: Job) -> Reply[Any]:
+    async def run(self, job: Job, watcher: Address[Any] | None = None) -> Reply[Any]:
         reply: Reply[Any] = Reply()
-        await self.address.send(Run(job, reply))
+        await self.address.send(Run(job, reply, watcher))
         return reply
 
 
@@ -172,6 +174,20 @@ async def test_answers_go_to_their_callers(tmp_path: Path) -> None:
         assert await a.wait() == Analyzed("a", ())
         with pytest.raises(DefiniteError, match="division"):
             await b.wait()
+
+
+async def test_progress_is_told_to_who_watches_and_is_no_answer(tmp_path: Path) -> None:
+    async with System() as system:
+        bench, heard = Bench(system, tmp_path), Probe.start(system, "heard")
+        reply = await bench.run(analyze("a"), heard.address)
+        await bench.run(analyze("b"))
+        await bench.shop.sent(0, "a", "b")
+        child = bench.shop.children[0]
+        for name in ("gone", "b", "a"):
+            child.answer(Progress(name, 1, 4))
+        assert await heard.expect(Progress) == Progress("a", 1, 4)
+        child.answer(Analyzed("a", ()))
+        assert await reply.wait() == Analyzed("a", ())
 
 
 async def test_the_queue_and_the_child_are_bounded(tmp_path: Path) -> None:

@@ -24,12 +24,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
 
 from actors.errors import (
+    Broken,
     Busy,
     Canceled,
     Closed,
@@ -51,6 +53,7 @@ from actors.plan.jobs import (
     JobFailed,
     Prepare,
     Prepared,
+    Progress,
     RowsDone,
     Run,
 )
@@ -259,6 +262,12 @@ class SparkExecutor(Actor[_Message]):
             self._process.send(job)
 
     def _answered(self, answer: Answer) -> None:
+        if isinstance(answer, Progress):
+            running = self._flying.get(answer.job_id)
+            if running is not None and running.run.watcher is not None:
+                with suppress(Closed, Broken):
+                    running.run.watcher.reply(answer)
+            return
         entry = self._flying.pop(answer.job_id, None)
         if entry is not None and entry.overdue is not None:
             entry.overdue.cancel()

@@ -34,6 +34,7 @@ from actors.plan.jobs import (
     Job,
     Prepare,
     Prepared,
+    Progress,
     Rows,
     RowsDone,
     Run,
@@ -150,9 +151,14 @@ class FakeExecutor(Actor[Any]):
         self.jobs: list[Job] = []
         self.cancelled: list[str] = []
         self.failures: list[PenstockError] = []
+        self.watchers: list[Any] = []
         self.keep = False
         self.kept = anyio.Event()
         self.changed = anyio.Event()
+
+    def tell(self, tasks_done: int, tasks: int) -> None:
+        """How far the last job is."""
+        self.watchers[-1].reply(Progress(self.jobs[-1].job_id, tasks_done, tasks))
 
     async def receive(self, message: Any) -> None:
         self.changed.set()
@@ -162,6 +168,7 @@ class FakeExecutor(Actor[Any]):
             return
         assert isinstance(message, Run)
         job, reply = message.job, message.reply
+        self.watchers.append(message.watcher)
         if isinstance(job, Prepare):
             reply.set(Prepared(job.job_id))
         elif isinstance(job, StepJob | Difference):

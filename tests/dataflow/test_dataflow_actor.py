@@ -239,6 +239,21 @@ async def test_an_indefinite_error_is_retried_and_shown(tmp_path: Path) -> None:
         assert (10, 1) in await contents(persist, "out", NUMBERS, 7)
 
 
+async def test_a_long_job_shows_how_far_it_is(tmp_path: Path) -> None:
+    async with surroundings() as (system, persist):
+        house = await numbers_house(system, persist, tmp_path)
+        await house.start()
+        await house.reported(5)
+        house.executor.keep = True
+        await write(persist, "numbers", 8, table(NUMBERS, (5, 7, 1)))
+        with anyio.fail_after(20):
+            await house.executor.kept.wait()
+        house.executor.tell(2, 7)
+        status = await house.status("running")
+        assert status.text == "2 of 7 tasks done"
+        house.executor.keep = False
+
+
 async def test_another_replica_was_first(tmp_path: Path) -> None:
     async with surroundings() as (system, persist):
         house = await numbers_house(system, persist, tmp_path)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 import actors
-from actors.plan.jobs import Answer, EngineReady, Job, RowsDone
+from actors.plan.jobs import Answer, EngineReady, Job, Progress, RowsDone
 from actors.plan.schema import Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.protocol.frames import HEADER, FrameCodec
@@ -57,6 +57,11 @@ class ChildProcess:
         self.socket.sendall(self.codec.encode(message))
 
     def receive(self) -> Answer:
+        while isinstance(answer := self.receive_any(), Progress):
+            pass
+        return answer
+
+    def receive_any(self) -> Answer:
         length = self.codec.check_length(self._exactly(HEADER.size))
         return self.codec.decode(self._exactly(length))
 

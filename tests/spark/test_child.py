@@ -27,6 +27,7 @@ from actors.plan.jobs import (
     JobFailed,
     Prepare,
     Prepared,
+    Progress,
     Rows,
     RowsDone,
     Step,
@@ -303,6 +304,20 @@ def test_cancel_while_running_and_before_the_start(child: ChildProcess) -> None:
     answers = {(a := child.receive()).job_id: a for _ in range(3)}
     assert all(isinstance(a, JobFailed) and a.code == "Canceled" for a in answers.values())
     assert isinstance(analyze(child, "SELECT 1"), Analyzed)
+
+
+def test_a_long_job_tells_how_far_it_is(child: ChildProcess) -> None:
+    some = "SELECT sum(hash(a.id * b.id)) AS x FROM range(0, 3, 1, 3) a CROSS JOIN range({}) b"
+    quick, long = some.format(1), FOREVER.replace("range(10000000) a", "range(0, 10000000, 1, 3) a")
+    assert isinstance(child.ask(difference(quick, [(1, "a", 1, 1)], LONG)), RowsDone)
+    job = difference(long, [(1, "a", 1, 1)], LONG)
+    child.send(job)
+    told = child.receive_any()
+    assert isinstance(told, Progress)
+    assert (told.job_id, told.tasks_done) == (job.job_id, 0)
+    assert told.tasks >= 3
+    child.send(Cancel(job.job_id))
+    assert isinstance(child.receive(), JobFailed)
 
 
 def wide_query(terms: int) -> str:

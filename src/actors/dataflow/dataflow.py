@@ -37,7 +37,7 @@ from actors.errors import (
 )
 from actors.kernel import Actor, Address, Effect
 from actors.persist import PersistClient
-from actors.plan.jobs import ExecutorMessage
+from actors.plan.jobs import ExecutorMessage, Progress
 from actors.progress import EMPTY, Frontier, Time
 from actors.protocol.compute import (
     DataflowDescription,
@@ -135,7 +135,12 @@ class Dataflow(Actor[Any]):
         description, export = self._description, self._description.export
         if isinstance(export, ViewExport):
             self._engine = Engine(
-                self._executor, self.ctx.clock, self._settings, self._scratch, description.id
+                self._executor,
+                self.ctx.clock,
+                self._settings,
+                self._scratch,
+                description.id,
+                self.ctx.self,
             )
             self._view = View(
                 self._engine,
@@ -187,6 +192,9 @@ class Dataflow(Actor[Any]):
                 await self._acknowledged(incarnation, 0, message.upper)
             case Scheduled():
                 await self._feed(m.Schedule())
+            case Progress():
+                far = f"{message.tasks_done} of {message.tasks} tasks done"
+                self._show(self._machine.state.value, far)
             case WritesAllowed():
                 self._writable = True
                 held, self._held_commit = self._held_commit, None

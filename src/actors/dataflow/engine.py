@@ -35,6 +35,7 @@ from actors.plan.jobs import (
     Forget,
     Prepare,
     Prepared,
+    Progress,
     Rows,
     RowsDone,
     Run,
@@ -71,11 +72,14 @@ class Engine:
         settings: Settings,
         scratch: Path,
         dataflow: ObjectId,
+        watcher: Address[Progress] | None = None,
     ) -> None:
+        """`watcher` hears how far long jobs are."""
         self.clock = clock
         self.settings = settings
         self.dataflow = dataflow
         self._executor = executor
+        self._watcher = watcher
         self._scratch = scratch
         self._files = 0
         self._prepared = False
@@ -134,7 +138,7 @@ class Engine:
 
     async def _ask(self, job: Prepare | StepJob | Difference) -> Answer:
         def run(reply: Reply[Answer]) -> ExecutorMessage:
-            return Run(job, reply)
+            return Run(job, reply, self._watcher)
 
         try:
             return await self._executor.ask(run)

@@ -189,11 +189,21 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     jvm_pid: int
 
 
-Answer: TypeAlias = Analyzed | Prepared | RowsDone | JobFailed | EngineReady
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """How far a job is that takes long: Spark's tasks, of the stages known so far. It is not the
+    job's answer."""
+
+    job_id: str
+    tasks_done: int
+    tasks: int
+
+
+Answer: TypeAlias = Analyzed | Prepared | RowsDone | JobFailed | EngineReady | Progress
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """To the executor actor: run this job and answer `reply` (a `kernel.Reply[Answer]`).
+    """To the executor actor: run this job and answer `reply` (a `kernel.Reply[Answer]`), and
+    while it runs tell its `Progress` to `watcher` (a `kernel.Address`), if there is one.
 
     A failure is given to the reply as the error itself (`DefiniteError`, `QueryRejected`,
     `Canceled`, `EngineLost`, …), never as a `JobFailed`.
@@ -201,6 +211,7 @@ class Run(msgspec.Struct, frozen=True, tag=True):
 
     job: Job
     reply: Any
+    watcher: Any = None
 
 
 class CancelJob(msgspec.Struct, frozen=True, tag=True):

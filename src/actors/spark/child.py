@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.errors import PenstockError
-from actors.plan.jobs import Answer, Cancel, Forget, Job, JobFailed, Prepare, Step
+from actors.plan.jobs import Answer, Cancel, Forget, Job, JobFailed, Prepare, Progress, Step
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.failures import SparkGone
@@ -39,6 +39,7 @@ from actors.spark.start import ChildMessage, Start
 from actors.spark.steps import PreparedPlan, Slot
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
+PROGRESS_SECONDS: Final = 1.0
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 EXIT_PARENT_GONE: Final = 0
 EXIT_SPARK_GONE: Final = 3
@@ -130,6 +131,7 @@ class Child:
         """Starts the threads."""
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         threading.Thread(target=self._cancel, name="cancel", daemon=True).start()
+        threading.Thread(target=self._tell, name="progress", daemon=True).start()
         for number in range(self._engine.settings.engine_jobs_in_flight_max):
             pool = f"worker-{number}"
             threading.Thread(target=self._work, args=(pool,), name=pool, daemon=True).start()
@@ -191,6 +193,26 @@ class Child:
                 leave(EXIT_SPARK_GONE, f"Spark is gone: {error}", self._engine)
             # it lives: the call itself failed
             return JobFailed(ticket.job.job_id, "EngineLost", str(error))
+
+    def _tell(self) -> None:
+        """Tells how far jobs are that take long, when that has changed."""
+        told: dict[str, tuple[int, int]] = {}
+        try:
+            while True:
+                threading.Event().wait(PROGRESS_SECONDS)
+                with self._lock:
+                    groups = {ticket.group: job_id for job_id, ticket in self._tickets.items()}
+                # Those that were there before: they have taken a while.
+                for group, job_id in groups.items():
+                    found = self._engine.progress(group) if group in told else None
+                    if found is not None and found != told[group]:
+                        self._wire.send(Progress(job_id, *found))
+                    told[group] = found or told.get(group, (0, 0))
+                told = {group: far for group, far in told.items() if group in groups}
+        except OSError:
+            leave(EXIT_PARENT_GONE, "the parent is gone", self._engine)
+        except Exception as error:  # noqa: BLE001 - nobody's job hangs on it
+            print(f"progress is told no more: {error}", file=sys.stderr, flush=True)
 
     def _cancel(self) -> None:
         while True:

@@ -111,6 +111,18 @@ class Engine:
         """Cancels the Spark jobs of a group, running and to come."""
         self.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
+    def progress(self, group: str) -> tuple[int, int] | None:
+        """(tasks done, tasks) of a group's Spark jobs; None when it has none."""
+        tracker = self.session.sparkContext.statusTracker()
+        done = total = 0
+        for number in tracker.getJobIdsForGroup(group):
+            job = tracker.getJobInfo(number)
+            for stage in () if job is None else job.stageIds:
+                found = tracker.getStageInfo(stage)
+                if found is not None:
+                    done, total = done + found.numCompletedTasks, total + found.numTasks
+        return (done, total) if total else None
+
     def wait_gone(self) -> str:
         """Waits until Spark is gone; says how."""
         return f"the JVM ended with {self._process().wait()}"

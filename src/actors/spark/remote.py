@@ -83,6 +83,9 @@ class RemoteEngine(Engine):
             return msgspec.structs.replace(answer, text=text)
         return answer
 
+    def progress(self, group: str) -> None:
+        """Not known of what runs elsewhere."""
+
     def interrupt(self, group: str) -> None:
         """Interrupts what a job runs, if it runs anything just now."""
         sessions = self._running.get(group)
