@@ -66,6 +66,22 @@ def test_volatile_functions_are_still_known_by_name() -> None:
         refuse_volatile(tree, deterministic=True)
 
 
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [
+        ("'it''s'", "it's"),
+        ('"a""b"', 'a"b'),
+        ("'it\\'s'", "it's"),
+        ('"it\'s"', "it's"),
+        ("''", ""),
+    ],
+)
+def test_a_doubled_quote_is_one(literal: str, value: str) -> None:
+    once = tree_of(literal)
+    assert once.this == value
+    assert tree_of(text(once)).this == value
+
+
 @pytest.mark.parametrize("name", ["größe", "日付", "a b", "a😀b"])
 def test_ids_of_columns_need_no_quotes(name: str) -> None:
     made = column_id("i0", name, ("x", name))

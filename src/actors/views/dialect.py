@@ -36,7 +36,13 @@ class _Parser(Spark.Parser):  # type: ignore[misc]
     }
 
 
+class _Tokenizer(Spark.Tokenizer):  # type: ignore[misc]
+    # A doubled quote is one quote, not the end of a literal and the begin of its neighbour.
+    STRING_ESCAPES: Final = ["'", '"', "\\"]
+
+
 class VerbatimSpark(Spark):  # type: ignore[misc]
     """Reads and writes the text of views."""
 
+    Tokenizer = _Tokenizer
     Parser = _Parser

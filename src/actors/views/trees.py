@@ -27,7 +27,7 @@ EndsWith Contains Initcap StrPosition RegexpReplace RegexpExtract RegexpSplit Ab
 Floor Sqrt Exp Pow Sign Year Month Day DayOfMonth DayOfWeek DayOfYear WeekOfYear Quarter
 Hour Minute Second TsOrDsToDate TimestampTrunc DateTrunc Extract Var Interval TsOrDsAdd
 DateDiff AddMonths LastDay TimestampDiff Bracket ArraySize ArrayContains Array MD5 SHA2
-SafeDivide TimestampAdd Chr Decode DecodeCase Overlay Struct PropertyEQ Anonymous
+SafeDivide IntervalSpan TimestampAdd Chr Decode DecodeCase Overlay Struct PropertyEQ Anonymous
 """
 SCALAR: Final = frozenset(_SCALAR_WORDS.split())
 
