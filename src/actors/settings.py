@@ -78,6 +78,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of one part, while the store answers indeterminately; then the source freezes."""
     described_in_flight_max: int = 16
     """Descriptions that a listen task sends ahead of its consumer's grants."""
+    hydration_chunk_bytes: int = 128 * 1024 * 1024
+    """Of the inputs' parts: a view of projections, filters and UNION ALL is computed first in
+    chunks of this size, each noted when it is done."""
     lookup_rows_max: int = 200_000
     """A step that touches more rows of one arrangement scans its shard in Spark instead."""
     arrangement_lag_bytes_max: int = 256 * 1024 * 1024

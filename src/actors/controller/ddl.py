@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from actors.controller.catalog import CATALOG_KEY, INDEX, TABLE, VIEW, Catalog, 
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.names import check_name, fold
 from actors.controller.rows import check_key_columns
+from actors.dataflow.chunks import note_key
 from actors.errors import (
     Fenced,
     InvalidUsage,
@@ -219,7 +221,16 @@ class CatalogStore:
             done = await self._persist.compare_and_set([cas])
         if not done:
             raise _fenced(seqno)
+        await self._forget_hydrations(entry.shards)
         return Changed(smaller, await self._seqno(), dropped=entry)
+
+    async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:
+        """A view dropped while it was hydrated leaves a note; what fails leaves it for good."""
+        with suppress(StorageError):
+            for shard in shards:
+                head = await self._persist.head(note_key(shard))
+                if head is not None:
+                    await self._persist.compare_and_set([Cas(note_key(shard), head.seqno, None)])
 
     async def drop_holds(self, catalog: Catalog, entry: CatalogObject) -> None:
         """Drops the holds of an object's dataflow on its inputs; a failure is only logged."""

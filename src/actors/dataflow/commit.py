@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from actors.dataflow.contents import error_update
 from actors.errors import StorageError
-from actors.persist import Append, Part, PersistClient, UpperMismatch
+from actors.persist import Append, Cas, Part, PersistClient, UpperMismatch
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import DataflowDescription, ViewExport
 from actors.telemetry import SPAN_COMMIT, span
@@ -54,8 +54,10 @@ async def commit_parts(
     interval: tuple[Time, Frontier],
     parts: Sequence[Sequence[Part]],
     errors: Sequence[ErrorChange],
+    extra: Sequence[Cas] = (),
 ) -> bool:
-    """As `commit`, of parts that are written: the output's, then each hidden state's."""
+    """As `commit`, of parts that are written: the output's, then each hidden state's. The
+    `extra` documents change with it, or nothing does (`Fenced`)."""
     schema = export.plan.output
     written = [list(each) for each in parts]
     for change in errors:
@@ -65,7 +67,7 @@ async def commit_parts(
         Append(shard, *interval, tuple(each))
         for shard, each in zip(shards_of(export), written, strict=True)
     ]
-    outcome = await persist.append(appends)
+    outcome = await persist.append(appends, extra=extra)
     if not isinstance(outcome, UpperMismatch):
         return True
     await persist.discard_parts([part for each in written for part in each])

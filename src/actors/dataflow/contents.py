@@ -100,7 +100,10 @@ async def contents(
             if held is not None:
                 errors.append(held)
         table = await engine.clock.run_blocking(lambda: _together(tables, schema, as_of))
-        rows = await engine.pack(schema, table, as_of)
+        if table.num_rows or not files:
+            rows = await engine.pack(schema, table, as_of)
+        else:
+            rows = Rows(schema, advance_to=as_of)
         yield Contents(
             msgspec.structs.replace(rows, files=tuple(files), upper=upper),
             errors_held(error_sums(errors)),

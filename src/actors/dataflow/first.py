@@ -4,7 +4,8 @@ Theory of operation. The engine computes the view once. What it answers with in 
 into output and hidden states and written as parts; what it wrote into files (a large answer) is
 either taken over as it is, where a file has just the columns of the output's parts, or read,
 cut and written again a piece at a time. Then one append names all of it, so a view is there
-whole or not at all, and what a killed process had written is an orphan.
+whole or not at all, and what a killed process had written is an orphan, but for the chunks of
+an additive view (`chunks`).
 
 Invariant: of a large answer, no more than `PIECE_ROWS` rows are in this process's memory. Rows of
 files are not consolidated: equal rows may stand in several parts, and sum up as updates do.
@@ -17,20 +18,31 @@ from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actors.dataflow.chunks import Notes, additive, chunk_name, chunks_of
 from actors.dataflow.commit import shards_of
 from actors.dataflow.engine import Engine, Made
 from actors.dataflow.recompute import opened
 from actors.dataflow.step import cut, whole_job
-from actors.errors import MalformedFrame
-from actors.persist import Part, PersistClient
-from actors.plan.jobs import FileDone
+from actors.errors import DefiniteError, MalformedFrame, StorageError
+from actors.persist import Cas, Part, PersistClient
+from actors.plan.jobs import FileDone, Rows
 from actors.progress import Time
 from actors.protocol.compute import SourceImport, ViewExport
 
 PIECE_ROWS: Final = 500_000
+
+
+class First(msgspec.Struct, frozen=True):
+    """What an append is made of."""
+
+    parts: list[list[Part]]
+    """Of the output, then of each hidden state."""
+    extra: Sequence[Cas] = ()
+    """Takes away what was noted on the way."""
 
 
 async def first_parts(
@@ -40,12 +52,57 @@ async def first_parts(
     imports: Sequence[SourceImport],
     as_of: Time,
     name: tuple[int, int],
-) -> list[list[Part]]:
-    """Parts of the output, then of each hidden state, all at `as_of`; to be appended or given
-    to `discard_parts`. Raises as `recompute` does; then none is left behind."""
+) -> First:
+    """The view at `as_of` as parts, to be appended. Raises as `recompute` does; then no part is
+    left behind but those of chunks that are noted."""
     async with AsyncExitStack() as stack:
         sources = await opened(stack, engine, persist, imports, as_of, name)
-        made = await whole_job(engine, export.plan, sources, as_of, name, into_files=True)
+        if additive(export.plan):
+            bytes_max = engine.settings.hydration_chunk_bytes
+            chunks = await engine.clock.run_blocking(lambda: chunks_of(sources, bytes_max))
+            if len(chunks) > 1:
+                return await _chunk_by_chunk(engine, persist, export, chunks, as_of, name)
+        return First(await _computed(engine, persist, export, sources, as_of, name))
+
+
+async def _chunk_by_chunk(
+    engine: Engine,
+    persist: PersistClient,
+    export: ViewExport,
+    chunks: list[list[Rows]],
+    as_of: Time,
+    name: tuple[int, int],
+) -> First:
+    names = await engine.clock.run_blocking(lambda: tuple(chunk_name(chunk) for chunk in chunks))
+    notes = Notes(persist, export.shard)
+    note = await notes.load(as_of, names)
+    try:
+        for chunk in chunks[len(note.done) :]:
+            (parts,) = await _computed(engine, persist, export, chunk, as_of, name)
+            note = msgspec.structs.replace(note, done=(*note.done, tuple(parts)))
+            if not await notes.save(note):
+                await persist.discard_parts(parts)
+                raise StorageError(
+                    f"another service hydrates {export.shard}: the note of this one was replaced",
+                    determinate=True,
+                )
+    except DefiniteError:
+        await notes.drop()
+        await persist.discard_parts([part for done in note.done for part in done])
+        raise
+    return First([[part for done in note.done for part in done]], notes.gone())
+
+
+async def _computed(
+    engine: Engine,
+    persist: PersistClient,
+    export: ViewExport,
+    sources: Sequence[Rows],
+    as_of: Time,
+    name: tuple[int, int],
+) -> list[list[Part]]:
+    """One run of the engine, as parts of the output and of each hidden state."""
+    made = await whole_job(engine, export.plan, sources, as_of, name, into_files=True)
     parts: list[list[Part]] = [[] for _ in shards_of(export)]
     try:
         for file in made.files:

@@ -134,8 +134,8 @@ async def _hydrate(
     interval, imports = (upper, as_of + 1), description.imports
     try:
         if upper == 0 and export.plan.strata:
-            parts = await first_parts(engine, persist, export, imports, as_of, name)
-            await commit_parts(persist, export, interval, parts, changes)
+            whole = await first_parts(engine, persist, export, imports, as_of, name)
+            await commit_parts(persist, export, interval, whole.parts, changes, whole.extra)
             return
         deltas = await recompute(engine, persist, export, imports, as_of, upper, name)
     except DefiniteError as error:

@@ -290,6 +290,12 @@ class PersistClient:
         """Deletes parts that were written and will not be appended; others are left alone."""
         await self._parts.discard(parts)
 
+    async def claim(self, shard: ShardId, parts: Sequence[Part]) -> bool:
+        """Takes over parts that an earlier process wrote and did not append: they are this
+        one's, to be appended or discarded. False when one is gone; then none is. Raises
+        `StorageError`."""
+        return await self._parts.claim(shard, parts)
+
     async def append(
         self,
         appends: Sequence[Append],

@@ -155,6 +155,18 @@ class PartStore:
         """Whether this process wrote it and may still append it."""
         return key in self._pending
 
+    async def claim(self, shard: ShardId, parts: Iterable[Part]) -> bool:
+        """Makes parts of another process pending here; False when one of them is gone."""
+        keys = {part.key for part in parts if part.inline is None}
+        new = {key: True for key in keys if key not in self._pending}
+        self._pending |= new  # before the look: no collector takes them meanwhile
+        found = {info.key for info in await self._blob.list_keys(f"{shard}/")}
+        if keys <= found:
+            return True
+        for key in new:
+            del self._pending[key]
+        return False
+
     def settle(self, parts: Iterable[Part], *, named: bool) -> None:
         """After an append: they are named by a state, or that is open."""
         for part in parts:
