@@ -26,6 +26,8 @@ from actors.plan.delta import (
 from actors.plan.schema import DIFF, TIME, Schema, arrow_type
 
 COUNT: Final = "n"
+_SCALE_KEPT: Final = 6
+"""Spark keeps a product's scale up to this one, whatever its precision."""
 UNION: Final = "\nUNION ALL\n"
 
 Types: TypeAlias = Callable[[Node], Mapping[str, str]]
@@ -97,8 +99,15 @@ def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
         return f"{value} * {diff}"
     cast = f"CAST({value} AS {kind})"
     if kind.startswith("decimal"):
-        product = _decimal_product(cast, diff, arrow_type(kind))
-        return f"CASE WHEN {diff} = 1 THEN {cast} ELSE CAST({product} AS {kind}) END"
+        width = arrow_type(kind)
+        product = _decimal_product(cast, diff, width)
+        gone = ""
+        if width.precision == 38 and width.scale > _SCALE_KEPT:
+            # Of a value of 38 digits no product keeps them all; its text does.
+            text = f"CAST({cast} AS string)"
+            text = f"CASE WHEN {cast} < 0 THEN substr({text}, 2) ELSE concat('-', {text}) END"
+            gone = f"WHEN {diff} = -1 THEN CAST({text} AS {kind}) "
+        return f"CASE WHEN {diff} = 1 THEN {cast} {gone}ELSE CAST({product} AS {kind}) END"
     product = f"{cast} * {diff}"
     return (
         f"CASE WHEN {diff} = 1 THEN {cast} WHEN {diff} = -1 THEN -{cast} "
@@ -109,7 +118,7 @@ def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
 def _decimal_product(value: str, diff: str, kind: pa.DataType) -> str:
     """``value × diff`` where Spark's result type keeps the scale of each product and sum."""
     times, scale = f"CAST({diff} AS decimal(19,0))", kind.scale
-    if scale <= 6:
+    if scale <= _SCALE_KEPT:
         return f"{value} * {times}"
     whole = f"CASE WHEN {value} < 0 THEN ceil({value}) ELSE floor({value}) END"
     narrowed = f"CAST({diff} AS decimal({max(1, min(19, 36 - scale))},0))"

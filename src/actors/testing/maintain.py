@@ -265,8 +265,7 @@ class Maintained:
         except DefiniteError:
             if len(times) <= 1:
                 self._take(deltas, lo, hi)
-                self.in_error = True
-                self.errors.add(times[0] if times else lo)
+                await self._recompute(times[0] if times else lo)
                 return
             middle = times[len(times) // 2]
             await self.advance([_between(d, lo, middle) for d in deltas], lo, middle)
