@@ -113,11 +113,15 @@ class Model:
             names = dict(zip(node.keys, key, strict=True))
             total, exists = totals.get(key, {}), key in totals
             for time in sorted(by_time):
-                if exists and (total["n"] != 0 or not node.keys):
+                before = total.get("n", 0) > 0
+                if exists and not node.flips and (total["n"] != 0 or not node.keys):
                     made.append((names | total, time, -1))
                 total = dict(total)
                 add(total, by_time[time], 1)
                 exists = True
+                if node.flips:
+                    made.append((names, time, (total["n"] > 0) - before))
+                    continue
                 if total["n"] != 0 or not node.keys:
                     made.append((names | total, time, 1))
         return made

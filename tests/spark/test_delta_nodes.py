@@ -208,14 +208,29 @@ def hidden_rows(random_: random.Random) -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("times", [(LO, HI), (14, 15)], ids=["many times", "one time"])
 @pytest.mark.parametrize("lo", [0, LO])
-def test_aggregate_in_two_strata(child: ChildProcess, lo: int) -> None:
+def test_aggregate_in_two_strata(child: ChildProcess, lo: int, times: tuple[int, int]) -> None:
     lab = Lab(child, REDUCE, Consolidate(KEYED), hidden=HIDDEN)
     for seed in range(4):
         random_ = random.Random(seed)
         hidden = hidden_rows(random_) if lo else []
-        left = random_left(random_, 15, (LO, HI))
+        left = random_left(random_, 15, times)
         lab.check({"d0": (LEFT, left), "h0": (HIDDEN, hidden)}, lo)
+
+
+@pytest.mark.parametrize("times", [(LO, HI), (14, 15)], ids=["many times", "one time"])
+def test_groups_come_and_go(child: ChildProcess, times: tuple[int, int]) -> None:
+    """DISTINCT: only the first row of a group and the last one show."""
+    names = ("g", "n")
+    counts = Schema((Column("g", "string"), Column("n", "bigint")))
+    rows = Reduce(LEFT_IN, (Named("g", "upper(a_s)"),), ())
+    flips = Accumulate(Input("r0", names), Input("h0", names), ("g",), (), flips=True)
+    lab = Lab(child, rows, flips, hidden=counts)
+    for seed in range(4):
+        random_ = random.Random(seed)
+        hidden = [(group, random_.randrange(1, 4), 3, 1) for group in (None, "X", "Y")]
+        lab.check({"d0": (LEFT, random_left(random_, 15, times)), "h0": (counts, hidden)})
 
 
 def test_hidden_rows_may_be_history(child: ChildProcess) -> None:
@@ -246,7 +261,8 @@ def test_global_aggregate(child: ChildProcess) -> None:
         random_ = random.Random(seed)
         left = random_left(random_, 6, (LO, HI))
         lab.check({"d0": (LEFT, left)}, 0)
-        lab.check({"d0": (LEFT, left), "h0": (GLOBAL_HIDDEN, [(0, 0, Decimal(0), 3, 1)])})
+        for rows in (left, random_left(random_, 6, (14, 15))):
+            lab.check({"d0": (LEFT, rows), "h0": (GLOBAL_HIDDEN, [(0, 0, Decimal(0), 3, 1)])})
     # All rows leave: the row of the empty aggregate stays.
     found = lab.check(
         {"d0": (LEFT, [(1, 2, "x", 12, -1)]), "h0": (GLOBAL_HIDDEN, [(1, 1, Decimal(2), 3, 1)])}

@@ -394,10 +394,11 @@ def test_variants_are_few_bounded_and_dropped(child: ChildProcess) -> None:
             n: rows_of(schemas[n], rows) for n, rows in inputs.items() if n not in ("d1", "d2")
         }
         assert step(child, name, 1, given).prepared
-    assert len(slots_of(child) - before) == 1
-    (folder,) = slots_of(child) - before
-    read = {path.stem for path in folder.iterdir()}
-    assert read == {"d0", "s1", "s2", "h0"}  # nothing of terms whose input did not change
+    made = slots_of(child) - before
+    assert len(made) <= 2  # changes at one time, and at several
+    for folder in made:
+        read = {path.stem for path in folder.iterdir()}
+        assert read == {"d0", "s1", "s2", "h0"}  # nothing of terms whose input did not change
     child.send(Forget(job_id(), name))
     assert isinstance(child.ask(Step(job_id(), name, 0, 1, {}, LO, HI)), JobFailed)
     assert slots_of(child) - before == set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from actors.errors import InvalidUsage
 from actors.plan.delta import Accumulate, Consolidate, Input, Measure, Node, Recompute, Reduce
@@ -23,6 +23,9 @@ from actors.spark.fragments import (
 
 _WINDOWS: Final = ("before", "after")
 
+Kinds: TypeAlias = Mapping[str, str | None]
+"""The types of running sums, where they are known."""
+
 
 class Groups(ABC):
     """The part of `translate.Translator` that renders groupings."""
@@ -32,6 +35,7 @@ class Groups(ABC):
     _hi: int
     _small: bool
     _at_once: bool
+    _one_time: bool
     _strata: dict[str, Node]
 
     @abstractmethod
@@ -123,7 +127,7 @@ class Groups(ABC):
         return f"SELECT {', '.join(items)} {from_rows(rows)} GROUP BY {', '.join([*keys, TIME])}"
 
     def _accumulate(self, node: Accumulate) -> str:
-        """Window sums over (hidden rows, then contributions by time) of each group."""
+        """Totals before and after each (group, time) that the contributions touch."""
         keys = [quote(key) for key in node.keys]
         sums = (COUNT, *node.measures)
         known = self._types(node.contributions)
@@ -140,23 +144,15 @@ class Groups(ABC):
         touched = weighed(node.contributions, 1)
         if not (keys or self._lo):
             touched = self._with_first_row(touched, sums, kinds)
-        elif not self._once(node.contributions):
+        elif not (self._one_time or self._once(node.contributions)):
             touched = self._once_a_time(touched, keys, sums, kinds)
         both = touched + UNION + weighed(node.hidden, 0)
         both = f"SELECT {self._hint()}* {from_rows(both)}"
 
-        def total(name: str, window: str) -> str:
-            text = f"coalesce(sum({quote(name)}) OVER {window}, 0)"
-            return f"CAST({text} AS {kinds[name]})" if kinds[name] else text
-
-        windows = [f"{total(m, w)} AS {quote(f'__{w}_{m}')}" for m in sums for w in _WINDOWS]
-        windows.append("coalesce(sum(__rows) OVER before, 0) AS __before_rows")
-        partition = f"PARTITION BY {', '.join(keys)} " if keys else ""
-        order = f"{partition}ORDER BY __kind, {TIME} ROWS BETWEEN UNBOUNDED PRECEDING AND"
-        totals = (
-            f"SELECT {', '.join([*keys, TIME, '__kind', *windows])} {from_rows(both)}\n"
-            f"WINDOW before AS ({order} 1 PRECEDING), after AS ({order} CURRENT ROW)"
-        )
+        if self._one_time:
+            totals = self._summed_totals(both, keys, sums, kinds)
+        else:
+            totals = self._running_totals(both, keys, sums, kinds)
         pair = ", ".join(
             f"named_struct('{DIFF}', {diff}L, "
             + ", ".join(f"'__{i}', {quote(f'__{window}_{m}')}" for i, m in enumerate(sums))
@@ -177,6 +173,43 @@ class Groups(ABC):
             f"WHERE __kind = 1 AND {stays}"
         )
 
+    def _running_totals(
+        self, both: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
+    ) -> str:
+        """Window sums over (hidden rows, then contributions by time) of each group."""
+
+        def total(name: str, window: str) -> str:
+            text = f"coalesce(sum({quote(name)}) OVER {window}, 0)"
+            return f"CAST({text} AS {kinds[name]})" if kinds[name] else text
+
+        windows = [f"{total(m, w)} AS {quote(f'__{w}_{m}')}" for m in sums for w in _WINDOWS]
+        windows.append("coalesce(sum(__rows) OVER before, 0) AS __before_rows")
+        partition = f"PARTITION BY {', '.join(keys)} " if keys else ""
+        order = f"{partition}ORDER BY __kind, {TIME} ROWS BETWEEN UNBOUNDED PRECEDING AND"
+        return (
+            f"SELECT {', '.join([*keys, TIME, '__kind', *windows])} {from_rows(both)}\n"
+            f"WINDOW before AS ({order} 1 PRECEDING), after AS ({order} CURRENT ROW)"
+        )
+
+    def _summed_totals(
+        self, both: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
+    ) -> str:
+        """The same where all contributions are at one time: sums, which cost far less."""
+
+        def total(name: str, terms: str) -> str:
+            text = f"coalesce(sum({terms}), 0)"
+            return f"CAST({text} AS {kinds[name]})" if kinds[name] else text
+
+        made = []
+        for name in sums:
+            before = total(name, f"CASE WHEN __kind = 0 THEN {quote(name)} END")
+            made.append(f"{before} AS {quote(f'__before_{name}')}")
+            made.append(f"{total(name, quote(name))} AS {quote(f'__after_{name}')}")
+        rows = "coalesce(sum(CASE WHEN __kind = 0 THEN __rows END), 0) AS __before_rows"
+        items = [*keys, f"max({TIME}) AS {TIME}", "max(__kind) AS __kind", *made, rows]
+        tail = f" GROUP BY {', '.join(keys)}" if keys else ""
+        return f"SELECT {', '.join(items)} {from_rows(both)}{tail}"
+
     def _afresh(self, state: Node) -> bool:
         """Whether all changes are at one time, with nothing before."""
         return self._at_once and self._empty(state)
@@ -195,7 +228,7 @@ class Groups(ABC):
         return isinstance(contributions, Reduce)
 
     def _once_a_time(
-        self, rows: str, keys: Sequence[str], sums: Sequence[str], kinds: Mapping[str, str | None]
+        self, rows: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
     ) -> str:
         """Contributions summed, so that each (group, time) occurs once."""
         parts = []
@@ -207,9 +240,7 @@ class Groups(ABC):
             f"{from_rows(rows)} GROUP BY {', '.join([*keys, TIME])}"
         )
 
-    def _with_first_row(
-        self, rows: str, sums: Sequence[str], kinds: Mapping[str, str | None]
-    ) -> str:
+    def _with_first_row(self, rows: str, sums: Sequence[str], kinds: Kinds) -> str:
         """The global aggregate's hydration: touched at the last time even without any input."""
         zeros = [f"CAST(0 AS {kinds[m] or 'bigint'}) AS {quote(m)}" for m in sums]
         last = [f"CAST({self._hi - 1} AS bigint) AS {TIME}", "CAST(1 AS bigint) AS __rows"]

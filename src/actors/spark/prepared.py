@@ -7,10 +7,11 @@ the same frame. It is built for the first step that wants it: building costs wha
 step anew would have cost, and a stream of steps has one slow step and not two.
 
 Variants. A plan is good for the same strata and the same set of changed inputs (deltas and
-outputs of earlier strata that have rows): terms that read none of the others are not in its
-text, and are neither planned nor run. State that happens to be empty gets an empty slot
-instead, so that hot and cold groups do not make variants of their own. Settings belong to the
-dataflow. Variants are bounded, for each dataflow and in all; the least recently used go first.
+outputs of earlier strata that have rows), at one time or at several: terms that read none of
+the others are not in its text, and are neither planned nor run, and what is at one time needs
+no window. State that happens to be empty gets an empty slot instead, so that hot and cold
+groups do not make variants of their own. Settings belong to the dataflow. Variants are bounded,
+for each dataflow and in all; the least recently used go first.
 
 Never stale. Executing a frame again runs its physical plan again, but whatever that plan keeps
 is kept: the files of a shuffle, a broadcast table, a cached relation, the result of a subquery,
@@ -94,6 +95,8 @@ class Request(msgspec.Struct, frozen=True):
     name: str
     """The dataflow, for the log."""
     strata: tuple[int, int]
+    one_time: bool
+    """Whether all changes are at one time, which the statement then relies on."""
     schemas: Mapping[str, Schema]
     """Of every input that these strata read."""
     tables: Mapping[str, pa.Table]
@@ -118,6 +121,7 @@ class Key(NamedTuple):
     owner: int
     strata: tuple[int, int]
     changed: frozenset[str]
+    one_time: bool
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -194,7 +198,7 @@ class PreparedSteps:
 
         Raises `Canceled`, or Spark's own error of the data.
         """
-        key = Key(request.owner, request.strata, request.changed)
+        key = Key(request.owner, request.strata, request.changed, request.one_time)
         if not self._local or key in self._refused:
             return None
         if any(table.nbytes > self._capacity for table in request.tables.values()):

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.errors import Canceled, InvalidUsage, QueryRejected
 from actors.plan.delta import Consolidate, DeltaPlan, Node
@@ -199,7 +200,8 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     peeled = small and isinstance(root, Consolidate)
     # Files are not consolidated: their readers do that, a part at a time.
     bare = peeled or job.into_files
-    work = _Work(prepared, job, frozenset(needed), loaded, _peel(root) if bare else None)
+    stand_in = _peel(root) if bare else None
+    work = _Work(prepared, job, frozenset(needed), loaded, stand_in, one_time(loaded))
     lasting = small and job.lo > 0 and not job.at_once
     made: pa.Table | tuple[FileDone, ...] | None = _run_prepared(slot, work) if lasting else None
     again = made is not None
@@ -223,6 +225,7 @@ class _Work(msgspec.Struct, frozen=True):
     needed: frozenset[str]
     loaded: Mapping[str, Loaded]
     root: Node | None
+    one_time: bool
 
     def statement(
         self,
@@ -235,8 +238,14 @@ class _Work(msgspec.Struct, frozen=True):
         def types(node: Node) -> Mapping[str, str]:
             return self.prepared.types(bridge, node)
 
-        at_once = self.job.at_once
-        translator = Translator(relations, types, interval=interval, small=small, at_once=at_once)
+        translator = Translator(
+            relations,
+            types,
+            interval=interval,
+            small=small,
+            at_once=self.job.at_once,
+            one_time=self.one_time,
+        )
         return translator.statement(self.prepared.plan, self.job.first, self.job.last, self.root)
 
     def large(self, collected_bytes_max: int) -> bool:
@@ -261,6 +270,7 @@ def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
         owner=prepared.serial,
         name=job.dataflow,
         strata=(job.first, job.last),
+        one_time=work.one_time,
         schemas={name: prepared.input_schema(bridge, name) for name in work.needed},
         tables={name: rows.table for name, rows in work.loaded.items() if not rows.empty},
         render=lambda relations, interval: work.statement(bridge, relations, interval, small=True),
@@ -307,6 +317,18 @@ def _run_anew(
         times = pa.repeat(pa.scalar(job.hi - 1, pa.int64()), made.num_rows)
         return set_column(made, TIME, times)
     return made
+
+
+def one_time(loaded: Mapping[str, Loaded]) -> bool:
+    """Whether all changes (not the state) surely are at one time."""
+    times: set[int] = set()
+    for name, rows in loaded.items():
+        if name[0] in "dr" and not rows.empty:
+            if rows.files:
+                return False
+            found = pc.min_max(rows.table[TIME])
+            times |= {found["min"].as_py(), found["max"].as_py()}
+    return len(times) == 1
 
 
 def _peel(root: Node) -> Node:

@@ -75,7 +75,8 @@ __all__ = [
 
 class Translator(Groups):
     """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
-    `at_once`: all changes are at one time, and the text has them at time 0."""
+    `one_time`: all changes are at one time. `at_once`: so they are, and there is nothing before:
+    the text has them at time 0."""
 
     def __init__(
         self,
@@ -85,12 +86,14 @@ class Translator(Groups):
         interval: tuple[int, int],
         small: bool,
         at_once: bool = False,
+        one_time: bool = False,
     ) -> None:
         self._relations = relations
         self._types = types
         self._lo, self._hi = interval
         self._small = small
         self._at_once = at_once
+        self._one_time = one_time or at_once
         self._strata: dict[str, Node] = {}
 
     def statement(self, plan: DeltaPlan, first: int, last: int, root: Node | None = None) -> str:
