@@ -140,6 +140,19 @@ def test_steps_move_imports_and_hidden_states(make: Make) -> None:
     assert not touched.empty
 
 
+def test_a_hidden_state_given_in_part_is_given_whole_to_a_later_run(make: Make) -> None:
+    """The first run needs the groups of d0, a later one all of them: it must not be content."""
+    groups = Schema((Column("g", "bigint"), Column("n", "bigint")))
+    plan = plan_of(Lookup("h0", ("g",), (("d0", ("k",)),)), hidden=(Hidden(groups, ("g",)),))
+    touched = make(plan)
+    touched.insert("h0", table(groups, (1, 1, 3, 1), (2, 7, 3, 1)))
+    lookups = looked_up(touched, plan, [(1, 0, 5, 1)], [])
+    assert rows_of(lookups, "h0") == [(1, 1, 4, 1)]
+    for _ in range(2):
+        lookups.follow(plan.strata, whole_hidden=True)
+        assert rows_of(lookups, "h0") == [(1, 1, 4, 1), (2, 7, 4, 1)]
+
+
 def test_a_view_without_lookups_takes_no_place(make: Make) -> None:
     assert make(plan_of()).empty
 

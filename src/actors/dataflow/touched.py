@@ -197,6 +197,8 @@ class Lookups:
         self._touched = touched
         self._rows: dict[str, pa.Table] = {f"d{i}": delta for i, delta in enumerate(deltas)}
         self._state_time = max(lo - 1, 0)
+        self._whole: set[str] = set()
+        """Hidden states of which all is given."""
 
     def rows(self, name: str) -> pa.Table | None:
         """An input by its name, as far as it is known."""
@@ -216,10 +218,12 @@ class Lookups:
             target = lookup.target
             schema = touched.schema(target)
             earlier = self._rows.get(target)
+            if target in self._whole:
+                continue
             if target[0] == "h" and whole_hidden:
-                if earlier is not None:
-                    continue
-                found = touched.scan(target)
+                # An earlier run may have looked some of it up: all of it is more.
+                found, earlier = touched.scan(target), None
+                self._whole.add(target)
             else:
                 found = touched.find(target, lookup.key, self._keys(lookup))
             tables = [found] if earlier is None else [earlier, found]
