@@ -2,7 +2,8 @@
 
 `PreparedPlan` is a delta plan with what Spark alone knows of it: the types of its nodes, asked
 for once, on empty inputs, and kept. `run_step` renders strata as one statement
-(`actors.spark.translate`), gives Spark the rows as views, and collects the answer.
+(`actors.spark.translate`), gives Spark the rows as views, and collects the answer; a large one
+that is wanted as files goes into files (`actors.spark.files`).
 
 Small steps (no file left to Spark, `SMALL_BYTES_MAX` of rows at most) run in one partition; a
 `Consolidate` at the root is then done on the collected Arrow, which spares an aggregation and
