@@ -1,8 +1,9 @@
-"""Runs a plan with an exchange over slot files, with and without the look at its plan.
+"""Runs a plan with an exchange over slot files, with and without the look at its plan; and
+prepared steps in rounds.
 
 A program of its own (``python prepared_lab.py FOLDER``), because it needs the inside of an
 engine. Prints one JSON line: what the look says, how many of `STEPS` steps executed without it
-were wrong, and how many with the engine's own settings.
+were wrong, and how many with the engine's own settings; and of rounds, what `rounds` says.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import random
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 from engine_child import ipc  # type: ignore[import-not-found]
 
 from actors.plan.delta import Consolidate, DeltaPlan, Input, Pair, Select, Stratum
-from actors.plan.jobs import Rows, RowsDone, Step
+from actors.plan.jobs import JobFailed, Rows, RowsDone, Step
 from actors.plan.relational import Named
 from actors.plan.schema import Column, Schema
 from actors.plan.updates import from_ipc
@@ -97,6 +99,98 @@ def contents(answer: RowsDone) -> list[str]:
     return sorted(map(repr, from_ipc(answer.arrow).to_pylist()))
 
 
+class Seat:
+    """A dataflow of its own with a thread of its own: its rows carry its number."""
+
+    def __init__(self, engine: Engine, number: int) -> None:
+        self.engine = engine
+        self.number = number
+        self.slot = engine.slot()
+        self.name = f"seat{number}"
+        shown = Select(
+            Input("d0", ("k", "v")),
+            (Named("seat", f"{number}L"), Named("k", "k"), Named("q", "60 div (v - 3)")),
+        )
+        output = Schema(tuple(Column(name, "bigint") for name in ("seat", "k", "q")))
+        node = Consolidate(shown)
+        self.plan = PreparedPlan(
+            DeltaPlan(("l",), (LEFT,), output, "", "incremental", "", (Stratum((), node, ()),))
+        )
+        self.answers: list[Any] = []
+
+    def step(self, what: str, rows: Sequence[tuple[int, int]]) -> None:
+        """One step over (k, v); what it answers is noted."""
+        given = {"d0": Rows(LEFT, arrow=ipc(LEFT, [(k, v, 15, 1) for k, v in rows]))}
+        job = Step(f"{self.name}/{what}", self.name, 0, 0, given, 10, 20)
+        answer = self.engine.run(self.slot, Ticket(job, job.job_id, self.plan), self.name)
+        if isinstance(answer, RowsDone) and answer.arrow is not None:
+            found = from_ipc(answer.arrow).to_pydict()
+            good = found["seat"] == [self.number] * len(rows)
+            good = good and sorted(zip(found["k"], found["q"], strict=True)) == sorted(
+                (k, int(60 / (v - 3))) for k, v in rows
+            )
+            self.answers.append((answer.prepared, good))
+        else:
+            self.answers.append(answer.code if isinstance(answer, JobFailed) else str(answer))
+
+
+def together(engine: Engine, seats: Sequence[Seat], what: str, given: Sequence[Any]) -> None:
+    """One step of each seat, all in one round."""
+    rounds = engine._steps.rounds
+    with rounds._lock:
+        rounds._out = True  # as if a step were out
+    threads = [
+        threading.Thread(target=seat.step, args=(what, rows))
+        for seat, rows in zip(seats, given, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    while True:
+        with rounds._lock:
+            if len(rounds._waiting) == len(seats):
+                break
+    rounds.pass_on()
+    for thread in threads:
+        thread.join()
+
+
+def rounds(engine: Engine) -> dict[str, Any]:
+    """Steps in rounds: how many rounds there were, what they and a failed one answered."""
+    seats = [Seat(engine, number) for number in range(5)]
+    engine._steps.rounds._patience_seconds = 600.0
+    sizes: list[int] = []
+    began = engine._steps.rounds.began
+
+    def counted(members: Sequence[Any], group: str) -> None:
+        sizes.append(len(members))
+        began(members, group)
+
+    engine._steps.rounds.began = counted  # type: ignore[method-assign]
+    random_ = random.Random(2)
+
+    def some() -> list[tuple[int, int]]:
+        values = [v for v in range(9) if v != 3]
+        return [(k, random_.choice(values)) for k in range(random_.randrange(1, 6))]
+
+    for seat in seats:
+        seat.step("alone", some())
+    for number in range(STEPS):
+        # Nobody's rows at times: a member without an answer.
+        together(engine, seats[: 2 + number % 4], f"round{number}", [
+            some() for _ in seats[: 2 + number % 4]
+        ])  # fmt: skip
+    answers = [answer for seat in seats for answer in seat.answers]
+    for seat in seats:
+        seat.answers.clear()
+    together(engine, seats, "failing", [some(), some(), [(1, 3)], some(), some()])
+    failing = [seat.answers.pop() for seat in seats]
+    for seat in seats:
+        seat.step("after", some())
+    together(engine, seats, "again", [some() for _ in seats])
+    again = [answer for seat in seats for answer in seat.answers]
+    return {"sizes": sizes, "answers": answers, "failing": failing, "again": again}
+
+
 def main(folder: Path) -> None:
     logging.getLogger("SQLQueryContextLogger").disabled = True
     settings = Settings(spark_master="local[2]")
@@ -106,11 +200,12 @@ def main(folder: Path) -> None:
     good = ThreadSessions(session, frozenset(), folder / "child")
     looked = PreparedSteps(settings, folder / "looked")
     refused = Lab(engine, bad, looked)
-    found = {
+    found: dict[str, Any] = {
         "refused": [*refused.wrong(), looked.reasons(refused.plan.serial)],
         "blind": Lab(engine, bad, PreparedSteps(settings, folder / "blind", no_look)).wrong(),
         "sound": Lab(engine, good, PreparedSteps(settings, folder / "sound", inspect)).wrong(),
     }
+    found["rounds"] = rounds(engine)
     print(json.dumps(found), flush=True)
     os._exit(0)
 

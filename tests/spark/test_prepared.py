@@ -316,7 +316,9 @@ def test_every_type_passes_through_slots(child: ChildProcess) -> None:
         assert len(found) == len(rows)
 
 
-def test_without_the_look_at_its_plan_a_step_is_stale(tmp_path: Path, java: JavaHome) -> None:
+def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_rounds_are_right(
+    tmp_path: Path, java: JavaHome
+) -> None:
     """The one thing that keeps these tests honest: an exchange, executed again, is wrong."""
     source_folder = str(Path(next(iter(actors.__path__))).parent)
     environment = os.environ | {"JAVA_HOME": str(java.home), "PYTHONPATH": source_folder}
@@ -337,6 +339,13 @@ def test_without_the_look_at_its_plan_a_step_is_stale(tmp_path: Path, java: Java
     wrong, prepared = found["blind"]
     assert prepared == steps
     assert wrong > steps / 2
+    rounds = found["rounds"]
+    assert rounds["sizes"] == [2 + number % 4 for number in range(steps)] + [5, 5]
+    # Each step of each round has the rows of its own plan and of this step.
+    assert rounds["answers"] == [[True, True]] * (5 + sum(rounds["sizes"][:-2]))
+    # A round that fails is no member's failure: each is planned anew, and one fails by itself.
+    assert rounds["failing"] == [[False, True]] * 2 + ["DefiniteError"] + [[False, True]] * 2
+    assert rounds["again"] == [[True, True]] * 10
 
 
 # -- what is refused, and what happens to it -----------------------------------------------------

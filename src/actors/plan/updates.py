@@ -8,12 +8,16 @@ the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import MalformedFrame
 from actors.plan.schema import DIFF, TIME, Schema
+
+FEW_ROWS_MAX: Final = 512
+"""Up to here Python sums equal rows faster than Arrow does."""
 
 
 def to_ipc(table: pa.Table) -> bytes:
@@ -73,7 +77,10 @@ def negate(updates: pa.Table) -> pa.Table:
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     """All rows of all tables (same columns, any order), in `schema`."""
-    parts = [table.select(schema.names).cast(schema) for table in tables]
+    parts = [
+        table if table.schema.equals(schema) else table.select(schema.names).cast(schema)
+        for table in tables
+    ]
     return pa.concat_tables(parts) if parts else schema.empty_table()
 
 
@@ -94,6 +101,10 @@ def consolidate(updates: pa.Table) -> pa.Table:
     if updates.num_rows == 0:
         return updates
     names = [name for name in updates.column_names if name != DIFF]
+    if updates.num_rows <= FEW_ROWS_MAX and all(
+        _plain(updates.schema.field(name).type) for name in names
+    ):
+        return _sum_few(updates, names)
     if all(_groupable(updates.schema.field(name).type) for name in names):
         summed = _sum_groups(updates, names)
     else:
@@ -108,6 +119,48 @@ def _bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column
     kind = pa.int64() if pa.types.is_float64(column.type) else pa.int32()
     return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+
+
+def _plain(kind: pa.DataType) -> bool:
+    """Whether Python values of this type, floats as bits, are equal just when the bits are."""
+    return any(test(kind) for test in _PLAIN)
+
+
+_PLAIN: Final = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_date32,
+)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_date32(column.type):
+        column = column.view(pa.int32())
+    elif pa.types.is_floating(column.type):
+        column = _bits(column)
+    if column.null_count or not pa.types.is_integer(column.type):
+        return list(column.to_pylist())
+    return list(column.to_numpy().tolist())
+
+
+def _sum_few(updates: pa.Table, names: Sequence[str]) -> pa.Table:
+    """As `_sum_groups`, in a fraction of what Arrow's own grouping takes to get going."""
+    diffs: list[int] = _values(updates[DIFF])
+    sums: dict[tuple[Any, ...], int] = {}
+    first: list[int] = []
+    for index, key in enumerate(zip(*(_values(updates[name]) for name in names), strict=True)):
+        if key in sums:
+            sums[key] += diffs[index]
+        else:
+            sums[key] = diffs[index]
+            first.append(index)
+    if len(first) == updates.num_rows and all(diffs):
+        return updates
+    kept = [(index, diff) for index, diff in zip(first, sums.values(), strict=True) if diff]
+    rows = updates.take(pa.array([index for index, _ in kept], pa.int64()))
+    return set_column(rows, DIFF, pa.array([diff for _, diff in kept], pa.int64()))
 
 
 def _sum_groups(updates: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -87,7 +87,7 @@ class Engine:
         if isinstance(ticket.job, Step) and ticket.job.into_files and not self._here:
             # what is written elsewhere need not be seen here, and would be missing silently
             ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
-        slot.canceled = ticket.canceled
+        slot.canceled, slot.group = ticket.canceled, ticket.group
         try:
             answer = self._carry_out(slot, ticket, pool)
         except SparkGone:
@@ -108,7 +108,9 @@ class Engine:
         return answer
 
     def interrupt(self, group: str) -> None:
-        """Cancels the Spark jobs of a group, running and to come."""
+        """Cancels the Spark jobs of a group, running and to come; and the round it is in."""
+        if (found := self._steps.rounds.interrupting(group)) != group:
+            self.session.sparkContext._jsc.sc().cancelJobGroup(found)
         self.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
     def progress(self, group: str) -> tuple[int, int] | None:

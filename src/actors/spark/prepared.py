@@ -52,6 +52,8 @@ from actors.plan.schema import Schema
 from actors.settings import Settings
 from actors.spark.bridge import Bridge, ClassicBridge
 from actors.spark.failures import describe
+from actors.spark.rounds import RoundFailed, Rounds, Runnable
+from actors.spark.session import local_cores
 from actors.spark.slots import SlotBusy, SlotOverflow, SlotSet, SlotUnfit, positional
 from actors.spark.translate import Relation
 
@@ -104,6 +106,10 @@ class Request(msgspec.Struct, frozen=True):
     render: Callable[[Mapping[str, Relation], tuple[int, int]], str]
     """The statement over relations, for an interval."""
     wanted: pa.Schema
+    sociable: bool
+    """Whether it may run in one job with others: its dataflow has no settings of its own."""
+    group: str
+    """Of its jobs, by which it is canceled."""
     open: Callable[[], Bridge]
     """This thread's session for plans over slots."""
     check: Callable[[], None]
@@ -127,8 +133,8 @@ class Key(NamedTuple):
 class Variant(msgspec.Struct, frozen=True):
     """A plan ready to be executed."""
 
-    bridge: Bridge
-    frame: DataFrame
+    bridge: ClassicBridge
+    runnable: Runnable
     slots: SlotSet
 
 
@@ -188,6 +194,7 @@ class PreparedSteps:
         self._local = settings.spark_master.startswith("local")
         self._folder = folder.resolve()
         self._inspect = look
+        self.rounds = Rounds(local_cores(settings.spark_master))
         # Reentrant: a plan may be forgotten by the collector while this thread holds it.
         self._lock = threading.RLock()
         self._variants: OrderedDict[Key, Variant] = OrderedDict()
@@ -208,7 +215,14 @@ class PreparedSteps:
             variant = self._find(key) or self._build(key, request)
             with variant.slots.use(tables):
                 request.check()
-                return variant.bridge.collect(variant.frame, request.wanted)
+                return self.rounds.collect(
+                    variant.runnable, request.wanted, request.group, variant.bridge
+                )
+        except RoundFailed as error:
+            self._drop(key)
+            request.check()
+            print(f"{request.name}: a round failed: {error}", file=sys.stderr, flush=True)
+            return None
         except (SlotOverflow, SlotBusy):
             return None
         except Canceled:
@@ -269,7 +283,7 @@ class PreparedSteps:
         except BaseException:
             slots.abandon()
             raise
-        variant = Variant(bridge, frame, slots)
+        variant = Variant(bridge, Runnable(bridge, frame, sociable=request.sociable), slots)
         self._keep(key, variant)
         return variant
 

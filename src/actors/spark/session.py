@@ -42,6 +42,9 @@ SMALL_STEPS: Final = {
 """On top for small inputs: one partition, and no exchange for fear of a size estimate."""
 SLOT_STEPS: Final = {
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.subexpressionElimination.enabled": "false",
     "spark.sql.sources.fileCompressionFactor": "1e-12",
     "spark.sql.parquet.filterPushdown": "false",
     "spark.sql.parquet.columnarReaderBatchSize": "1024",
@@ -56,6 +59,10 @@ SLOT_STEPS: Final = {
 A slot's length says nothing of its rows. Estimates that multiply such lengths soon exceed any
 limit, and exchanges come back: the factor makes them next to nothing. The rules left out would
 move a join below the hint that keeps its input in one partition.
+
+These plans run on few rows, and each step begins anew: an operator that generates its
+projections, or looks for expressions in common, does so in every task, and classes of a plan's
+own stay cold. Interpreted operators are the same classes for all plans.
 """
 CONNECT_SETTINGS: Final = {
     "spark.connect.session.planCache.enabled": "false",

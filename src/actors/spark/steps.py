@@ -55,6 +55,8 @@ class Slot(msgspec.Struct):
     collected_bytes_max: int
     canceled: threading.Event
     """Of the job at hand."""
+    group: str = ""
+    """Of the job at hand, in Spark."""
     pool: str = ""
 
     def check(self) -> None:
@@ -276,6 +278,8 @@ def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
         tables={name: rows.table for name, rows in work.loaded.items() if not rows.empty},
         render=lambda relations, interval: work.statement(bridge, relations, interval, small=True),
         wanted=work.wanted(bridge),
+        sociable=not prepared.plan.conf,
+        group=slot.group,
         open=lambda: slot.sessions.get(prepared.plan.conf, small=True, slots=True),
         check=slot.check,
     )

@@ -1,0 +1,40 @@
+"""What a round's answer means: see `test_prepared` for rounds on Spark."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.spark.rounds import _MARKER, RoundFailed, parted
+
+MESSAGES = st.lists(st.binary(max_size=4).map(lambda tail: b"\xff\xff\xff\xff" + tail), max_size=3)
+
+
+def joined(answers: list[list[bytes]]) -> list[bytes]:
+    return [m for n, own in enumerate(answers) for m in (*own, _MARKER + b"%d" % n)]
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=5))
+def test_each_member_gets_its_own(answers: list[list[bytes]]) -> None:
+    assert parted(joined(answers), len(answers)) == answers
+
+
+@given(st.lists(MESSAGES, min_size=2, max_size=5), st.data())
+def test_an_answer_that_lacks_a_marker_or_has_them_out_of_order_is_none(
+    answers: list[list[bytes]], data: st.DataObject
+) -> None:
+    whole = joined(answers)
+    markers = [i for i, message in enumerate(whole) if message.startswith(_MARKER)]
+    lost = data.draw(st.sampled_from(markers))
+    with pytest.raises(RoundFailed):
+        parted(whole[:lost] + whole[lost + 1 :], len(answers))
+    first, second = data.draw(st.sampled_from(list(zip(markers, markers[1:], strict=False))))
+    whole[first], whole[second] = whole[second], whole[first]
+    with pytest.raises(RoundFailed):
+        parted(whole, len(answers))
+
+
+def test_rows_after_the_last_marker_are_nobodys() -> None:
+    with pytest.raises(RoundFailed, match="3 pieces"):
+        parted([*joined([[], []]), b"\xff\xff\xff\xff"], 2)
