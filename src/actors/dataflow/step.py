@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 from actors.dataflow.engine import Engine, Made
 from actors.dataflow.touched import Lookups, Touched
 from actors.errors import LocalProtocolError
-from actors.plan.delta import DeltaPlan, Stratum, inputs_below
+from actors.plan.delta import DeltaPlan, Stratum, narrowed
 from actors.plan.jobs import Rows
 from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import DIFF, TIME, Column, Schema
-from actors.plan.updates import concat, consolidate
+from actors.plan.updates import concat, condensed, consolidate
 from actors.progress import Frontier, Time
 
 OUTPUT_PREFIX: Final = "o_"
@@ -98,19 +98,6 @@ def input_names(plan: DeltaPlan, first: int, last: int) -> list[str]:
     return [name for name in found if name not in made_here]
 
 
-def narrowed(schema: Schema, name: str, strata: Sequence[Stratum]) -> Schema:
-    """The columns of an input that the strata read; all of them when it is only counted."""
-    read = {
-        column
-        for stratum in strata
-        for found in inputs_below(stratum.node)
-        if found.name == name
-        for column in found.columns
-    }
-    kept = tuple(column for column in schema.columns if column.name in read)
-    return Schema(kept) if kept else schema
-
-
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
     """The schema of a named input; a stratum's output is read off its Arrow columns."""
     if name[0] == "h":
@@ -175,6 +162,7 @@ async def delta_step(
     lo, hi = interval
     lookups = Lookups(touched, deltas, lo)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
+    changes = sum(delta.num_rows for delta in deltas)
     spark_ms = 0.0
     prepared = True
     first = 0
@@ -182,7 +170,8 @@ async def delta_step(
     while first < len(plan.strata):
         last = fused(plan, first, hidden_whole=hidden_whole)
         strata = plan.strata[first : last + 1]
-        whole = hidden_whole and last > first
+        # Looking up what many changes touch takes longer than giving a small state whole.
+        whole = hidden_whole and (last > first or changes > touched.hidden_groups)
         await engine.clock.run_blocking(partial(lookups.follow, strata, whole_hidden=whole))
         async with AsyncExitStack() as stack:
             inputs: dict[str, Rows] = {}
@@ -194,9 +183,10 @@ async def delta_step(
                     given = whole_state(int(input_name[1:]))
                     inputs[input_name] = await stack.enter_async_context(given)
                     continue
-                schema = schema_of(plan, input_name, rows)
-                if rows.nbytes > engine.settings.prepared_slot_bytes_max:
-                    schema = narrowed(schema, input_name, strata)
+                schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
+                rows = rows.select([*schema.names, TIME, DIFF])
+                if input_name[0] in "dr":
+                    rows = await engine.work(rows.num_rows, partial(condensed, rows))
                 packed = await engine.pack(schema, rows)
                 stack.push_async_callback(engine.discard, packed)
                 inputs[input_name] = packed

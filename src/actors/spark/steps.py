@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import Canceled, InvalidUsage, QueryRejected
-from actors.plan.delta import Consolidate, DeltaPlan, Node
+from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed
 from actors.plan.jobs import FileDone, Prepare, Prepared, RowsDone, Step
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import consolidate, empty_updates, set_column
@@ -267,12 +267,14 @@ def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
     bridge = slot.sessions.get(prepared.plan.conf, small=True)
     if prepared.forget is None:
         prepared.forget = weakref.finalize(prepared, slot.steps.forget, prepared.serial)
+    strata = prepared.plan.strata[job.first : job.last + 1]
+    schemas = {name: prepared.input_schema(bridge, name) for name in work.needed}
     request = Request(
         owner=prepared.serial,
         name=job.dataflow,
         strata=(job.first, job.last),
         one_time=work.one_time,
-        schemas={name: prepared.input_schema(bridge, name) for name in work.needed},
+        schemas={name: narrowed(schema, name, strata) for name, schema in schemas.items()},
         tables={name: rows.table for name, rows in work.loaded.items() if not rows.empty},
         render=lambda relations, interval: work.statement(bridge, relations, interval, small=True),
         wanted=work.wanted(bridge),
