@@ -76,7 +76,10 @@ def negate(updates: pa.Table) -> pa.Table:
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     """All rows of all tables (same columns, any order), in `schema`."""
-    parts = [table.select(schema.names).cast(schema) for table in tables]
+    parts = [
+        table if table.schema.equals(schema) else table.select(schema.names).cast(schema)
+        for table in tables
+    ]
     return pa.concat_tables(parts) if parts else schema.empty_table()
 
 
