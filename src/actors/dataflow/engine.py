@@ -7,7 +7,7 @@ job is over; a large answer is mapped, not copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -33,9 +33,11 @@ from actors.plan.jobs import (
     ExecutorMessage,
     FileDone,
     Forget,
+    LikelyRun,
     Prepare,
     Prepared,
     Progress,
+    Rehearse,
     Rows,
     RowsDone,
     Run,
@@ -101,6 +103,11 @@ class Engine:
             raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
         self._prepared = True
 
+    async def rehearse(self, runs: Sequence[LikelyRun], incarnation: int) -> None:
+        """Makes the engine ready for such runs. Raises what it answers with."""
+        job_id = self.job_id(incarnation, 0, "rehearse")
+        await self._ask(Rehearse(job_id, self.dataflow, tuple(runs)))
+
     async def work(self, rows: int, run: Callable[[], T]) -> T:
         """Runs what computes on so many rows: here when they are few, else in a thread."""
         return run() if rows <= ROWS_AT_ONCE_MAX else await self.clock.run_blocking(run)
@@ -136,7 +143,7 @@ class Engine:
             raise LocalProtocolError(f"{job.job_id} was answered without rows or a file")
         return Made(from_ipc(inline), answer.spark_ms, answer.prepared)
 
-    async def _ask(self, job: Prepare | StepJob | Difference) -> Answer:
+    async def _ask(self, job: Prepare | Rehearse | StepJob | Difference) -> Answer:
         def run(reply: Reply[Answer]) -> ExecutorMessage:
             return Run(job, reply, self._watcher)
 

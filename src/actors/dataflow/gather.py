@@ -1,10 +1,10 @@
 """What has been described and fetched of each source: the bookkeeping below the machine. Pure.
 
 Theory of operation. A listen task describes parts; nothing is fetched until the budget has room
-for it, so a slow dataflow piles up descriptions, not bytes. A described part becomes a `Piece`: the part
-and the interval of times that is meant of it (a compacted batch may repeat older updates, which
-the interval cuts off). A piece is *waiting*, then *outstanding* (asked for), then its rows are
-*held* until the step that covers them takes them.
+for it, so a slow dataflow piles up descriptions, not bytes. A described part becomes a `Piece`:
+the part and the interval of times that is meant of it (a compacted batch may repeat older
+updates, which the interval cuts off). A piece is *waiting*, then *outstanding* (asked for), then
+its rows are *held* until the step that covers them takes them.
 
 Invariants:
 

@@ -25,7 +25,7 @@ from actors.dataflow.engine import Engine, Made
 from actors.dataflow.touched import Lookups, Touched
 from actors.errors import LocalProtocolError
 from actors.plan.delta import DeltaPlan, Stratum, narrowed
-from actors.plan.jobs import Rows
+from actors.plan.jobs import LikelyRun, Rows
 from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import concat, condensed, consolidate
@@ -96,6 +96,21 @@ def input_names(plan: DeltaPlan, first: int, last: int) -> list[str]:
     made_here = {f"r{index}" for index in range(first, last + 1)}
     found = dict.fromkeys(name for s in plan.strata[first : last + 1] for name in s.inputs)
     return [name for name in found if name not in made_here]
+
+
+def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
+    """The runs of steps with changes of one import, those with all changes at one time first."""
+    found: dict[tuple[int, int, tuple[str, ...]], None] = {}
+    for source in range(len(plan.sources)):
+        made, first = {f"d{source}"}, 0
+        while first < len(plan.strata):
+            last = fused(plan, first, hidden_whole=hidden_whole)
+            changed = tuple(name for name in input_names(plan, first, last) if name in made)
+            if changed:
+                found[first, last, changed] = None
+                made.add(f"r{last}")
+            first = last + 1
+    return [LikelyRun(*run, one_time) for one_time in (True, False) for run in found]
 
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:

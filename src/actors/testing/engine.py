@@ -36,6 +36,7 @@ from actors.plan.jobs import (
     Job,
     Prepare,
     Prepared,
+    Rehearse,
     Rows,
     RowsDone,
     Step,
@@ -163,6 +164,8 @@ class InMemoryExecutor(Actor[Any]):
         if isinstance(job, Prepare):
             _check(job.plan)
             self._plans[job.dataflow] = job.plan
+            return Prepared(job.job_id)
+        if isinstance(job, Rehearse):
             return Prepared(job.job_id)
         if isinstance(job, Step):
             plan = self._plans.get(job.dataflow)
