@@ -171,7 +171,7 @@ class Source:
         return sum(piece.part.bytes for pieces in self.outstanding.values() for piece in pieces)
 
     def take(self, hi: Frontier) -> list[pa.Table]:
-        """Held rows below `hi`; the others stay held."""
+        """Held rows below `hi`, in as few tables as can be; the others stay held."""
         taken: list[pa.Table] = []
         held, self.held, self.held_bytes = self.held, [], 0
         for each in held:
@@ -183,7 +183,7 @@ class Source:
             else:
                 taken.append(between(each.rows, each.first, hi))
                 self.hold(between(each.rows, hi, EMPTY))
-        return taken
+        return _joined(taken)
 
     def validate(self) -> None:
         """Asserts the invariants (tests call it after every event)."""
@@ -194,6 +194,14 @@ class Source:
         assert counted == self.counts, f"fetches are counted {self.counts}, listed {counted}"
         assert self.held_bytes == sum(each.bytes for each in self.held)
         assert all(piece.upper <= self.progress for piece in self.pending() if not piece.snapshot)
+
+
+def _joined(tables: Iterable[pa.Table]) -> list[pa.Table]:
+    """Tables of the same columns as one, without copying (only some have a column of errors)."""
+    alike: dict[tuple[str, ...], list[pa.Table]] = {}
+    for table in tables:
+        alike.setdefault(tuple(table.column_names), []).append(table)
+    return [each[0] if len(each) == 1 else pa.concat_tables(each) for each in alike.values()]
 
 
 def _of_interest(updates: pa.Table, piece: Piece, as_of: Time) -> pa.Table:

@@ -290,17 +290,17 @@ class Machine:
         While in error a step looks at its last time only, so it may hold any; pass-through
         exports carry errors as updates.
         """
-        deltas = take(self.sources, hi)
+        deltas = self._take(hi)
         flat = [table for tables in deltas for table in tables]
         times = times_of(flat)
         if self.durable and not self.in_error:
             shorter = bound(times, error_times_of(flat), opaque=self.opaque)
-            if shorter is None:
+            if shorter is None and self._step_bytes > self.budget_bytes:
                 shorter = fitting(flat, times, self.budget_bytes)
             if shorter is not None:
                 hi = shorter
                 put_back(self.sources, deltas)
-                deltas = take(self.sources, hi)
+                deltas = self._take(hi)
         self._set_step(hi, times, deltas)
         assert self.step is not None
         if self.step.times or self._snapshot_due:
@@ -323,7 +323,13 @@ class Machine:
             self.in_error,
             self._snapshot_due,
         )
-        self._step_bytes = self.step.bytes
+
+    def _take(self, hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
+        """A step's rows, and how many bytes they are."""
+        held = sum(source.held_bytes for source in self.sources)
+        deltas = take(self.sources, hi)
+        self._step_bytes = held - sum(source.held_bytes for source in self.sources)
+        return deltas
 
     def _computed(self, _: Event | None) -> list[Effect]:
         assert self.step is not None
@@ -345,7 +351,7 @@ class Machine:
         """The first half of the step's times instead; the others wait again."""
         hi = step.times[len(step.times) // 2]
         put_back(self.sources, step.deltas)
-        self._set_step(hi, step.times, take(self.sources, hi))
+        self._set_step(hi, step.times, self._take(hi))
         assert self.step is not None
         return [Compute(self.step)]
 
@@ -419,7 +425,7 @@ class Machine:
             too_large, self._too_large = self._too_large, False
             if too_large and len(step.times) > 1:
                 # Grown back only as far as half of what was too large, before the next is cut.
-                self.budget_bytes = max(1, min(self.budget_bytes, step.bytes) // 4)
+                self.budget_bytes = max(1, min(self.budget_bytes, self._step_bytes) // 4)
                 return self._halve(step)
             return [Compute(step)]
         # Whether a failed commit happened is told by the durable state alone, and a failed

@@ -109,7 +109,7 @@ def consolidate(updates: pa.Table) -> pa.Table:
 
 
 def condensed(updates: pa.Table) -> pa.Table:
-    """The same updates, consolidated if that makes them far fewer.
+    """The same updates in one piece, consolidated if that makes them far fewer.
 
     Rows of one time stand together, so a stretch of them tells. Fewer columns than were written
     often leave many equal rows.
@@ -118,6 +118,7 @@ def condensed(updates: pa.Table) -> pa.Table:
     rows = updates.num_rows
     if rows < _SAMPLE_ROWS or not all(_groupable(updates.schema.field(n).type) for n in names):
         return updates
+    updates = updates.combine_chunks()
     sample = consolidate(updates.slice((rows - _SAMPLE_ROWS) // 2, _SAMPLE_ROWS))
     return consolidate(updates) if sample.num_rows * 2 <= _SAMPLE_ROWS else updates
 
