@@ -104,7 +104,7 @@ class Request(msgspec.Struct, frozen=True):
     """The rows of inputs that have any."""
     render: Callable[[Mapping[str, Relation], tuple[int, int]], str]
     """The statement over relations, for an interval."""
-    wanted: pa.Schema
+    wanted: Callable[[], pa.Schema]
     open: Callable[[], Bridge]
     """This thread's session for plans over slots."""
     check: Callable[[], None]

@@ -36,7 +36,7 @@ from actors.spark.analysis import check_types, empty_frame, output_schema, query
 from actors.spark.bridge import Bridge
 from actors.spark.files import reduces, too_large, write_files
 from actors.spark.prepared import PreparedSteps, Request
-from actors.spark.rows import Loaded, done, frame, load
+from actors.spark.rows import Loaded, all_ones, done, frame, load
 from actors.spark.session import ThreadSessions
 from actors.spark.translate import Relation, Translator, leaves
 
@@ -306,7 +306,7 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
         schemas={name: narrowed(schema, name, strata) for name, schema in schemas.items()},
         tables={name: rows.table for name, rows in work.loaded.items() if not rows.empty},
         render=lambda relations, interval: work.statement(bridge, relations, interval, small=True),
-        wanted=work.wanted(bridge),
+        wanted=lambda: work.wanted(bridge),
         open=lambda: slot.sessions.get(prepared.plan.conf, small=True, slots=True),
         check=slot.check,
     )
@@ -326,7 +326,9 @@ def _run_anew(
             relations[name] = Relation(schema)
         else:
             view = f"__{name}"
-            relations[name] = Relation(rows.rows.schema, view, rows.bytes)
+            # Asked of files only: there it spares a column and the products with it.
+            ones = bool(rows.files) and job.at_once and all_ones(rows)
+            relations[name] = Relation(rows.rows.schema, view, rows.bytes, ones)
             frames[view] = frame(bridge, rows)
     # What is at one time is computed at time 0: the same text, hence the same classes, each time.
     interval = (0, 1) if job.at_once else (job.lo, job.hi)
@@ -338,7 +340,8 @@ def _run_anew(
         if not small and work.large(slot.collected_bytes_max):
             return write_files(found, job.hi - 1, slot.out)
         try:
-            made = bridge.collect(found, work.wanted(bridge))
+            # The plan may be checked meanwhile: by now its types are known.
+            made = bridge.collect(found, lambda: work.wanted(bridge))
         except Exception as error:
             if not job.into_files or not too_large(error):
                 raise
