@@ -17,6 +17,7 @@ from actors.plan.schema import DIFF, TIME, Column, Schema, arrow_type
 from actors.plan.updates import (
     advance,
     between,
+    condensed,
     consolidate,
     distinct_times,
     from_ipc,
@@ -66,6 +67,19 @@ def test_consolidate_of_nested_columns(values: list[tuple[Any, ...]]) -> None:
     nested = flat.append_column("l", pa.array([[v[0], v[0]] for v in values], pa.list_(pa.int32())))
     result = consolidate(nested)
     assert counted(rows_of(result.drop(["l"]).select(flat.column_names))) == counted(values)
+
+
+@pytest.mark.parametrize("distinct", [7, 1_000_000])
+def test_condensed_updates_are_the_same_and_far_fewer_or_as_they_were(distinct: int) -> None:
+    rows = [(index % distinct, 1.0, "x", index // 1000, 1) for index in range(20_000)]
+    table = pa.concat_tables([table_of(rows[:12_000]), table_of(rows[12_000:])])
+    made = condensed(table)
+    assert made.num_rows == (7 * 20 if distinct == 7 else 20_000)
+    assert (
+        consolidate(made)
+        .sort_by([("__time", "ascending"), ("a", "ascending")])
+        .equals(consolidate(table).sort_by([("__time", "ascending"), ("a", "ascending")]))
+    )
 
 
 def test_times_can_be_cut_and_advanced() -> None:

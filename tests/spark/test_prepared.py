@@ -43,7 +43,18 @@ from actors.plan.delta import (
     Weigh,
     Where,
 )
-from actors.plan.jobs import Cancel, Forget, JobFailed, Prepare, Rows, RowsDone, Step
+from actors.plan.jobs import (
+    Cancel,
+    Forget,
+    JobFailed,
+    LikelyRun,
+    Prepare,
+    Prepared,
+    Rehearse,
+    Rows,
+    RowsDone,
+    Step,
+)
 from actors.plan.relational import Named
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.settings import Settings
@@ -433,6 +444,26 @@ def test_the_least_recently_used_variant_goes_first(tmp_path: Path, java: JavaHo
     wanted = consolidated(from_table(table_of(step(child, first, 0, rows, lo=0))))
     assert consolidated(from_table(table_of(step(child, first, 0, rows)))) == wanted
     child.close()
+
+
+def test_a_rehearsed_plan_is_there_and_a_step_waits_for_it(child: ChildProcess) -> None:
+    before = slots_of(child)
+    name = prepare(child, plan_of(*PLANS["aggregate"], hidden=HIDDEN))
+    runs = tuple(LikelyRun(0, 1, ("d0",), one_time) for one_time in (True, False))
+    rehearsal = Rehearse(job_id(), name, runs)
+    assert child.ask(rehearsal) == Prepared(rehearsal.job_id)
+    made = slots_of(child) - before
+    assert len(made) == 2
+    for times in ((LO, LO + 1), (LO, HI)):
+        rows = random_rows(random.Random(3), SCHEMAS["d0"], 12, times)
+        answer = step(child, name, 1, {"d0": rows_of(SCHEMAS["d0"], rows)})
+        anew = step(child, name, 1, {"d0": rows_of(SCHEMAS["d0"], rows)}, lo=0)
+        assert answer.prepared
+        assert consolidated(from_table(table_of(answer))) == consolidated(
+            from_table(table_of(anew))
+        )
+    assert slots_of(child) - before == made
+    child.send(Forget(job_id(), name))
 
 
 # -- failures and cancels -----------------------------------------------------------------------

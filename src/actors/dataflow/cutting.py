@@ -19,12 +19,17 @@ from actors.progress import EMPTY, Frontier, Time
 
 
 def pick_hi(
-    lo: Time, sources: Sequence[Source], budget: int, until: Frontier | None
+    lo: Time,
+    sources: Sequence[Source],
+    budget: int,
+    until: Frontier | None,
+    *,
+    forced: bool = True,
 ) -> Frontier | None:
     """How far the next step may go: None when nothing is described beyond `lo`.
 
     As far as every source has been described, but not so far that the parts to fetch (with the
-    rows already held) exceed `budget` bytes; always at least one batch.
+    rows already held) exceed `budget` bytes; at least one batch, if `forced`.
     """
     reach = min((source.progress for source in sources), default=EMPTY)
     if until is not None:
@@ -36,8 +41,9 @@ def pick_hi(
         key=lambda piece: piece.lower,
     )
     candidates = sorted({p.upper for p in pieces if lo < p.upper < reach} | {reach})
-    total = sum(source.held_bytes() for source in sources)
-    best, position = candidates[0], 0
+    total = sum(source.held_bytes + source.outstanding_bytes() for source in sources)
+    best = candidates[0] if forced else None
+    position = 0
     for candidate in candidates:
         while position < len(pieces) and pieces[position].lower < candidate:
             total += pieces[position].part.bytes
@@ -50,10 +56,8 @@ def pick_hi(
 
 def times_of(deltas: Iterable[pa.Table]) -> list[Time]:
     """The distinct times of all deltas, ascending."""
-    found: set[int] = set()
-    for delta in deltas:
-        found.update(pc.unique(delta[TIME]).to_pylist())
-    return sorted(found)
+    chunks = [chunk for delta in deltas for chunk in delta[TIME].chunks]
+    return sorted(pc.unique(pa.chunked_array(chunks, pa.int64())).to_pylist())
 
 
 def error_times_of(deltas: Iterable[pa.Table]) -> list[Time]:
@@ -102,7 +106,7 @@ def fitting(deltas: Sequence[pa.Table], times: Sequence[Time], budget: int) -> F
 def put_back(sources: Sequence[Source], deltas: Iterable[Iterable[pa.Table]]) -> None:
     """Rows that were taken wait again."""
     for source, tables in zip(sources, deltas, strict=True):
-        source.held = [*tables, *source.held]
+        source.hold(*tables)
 
 
 def take(sources: Sequence[Source], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:

@@ -7,14 +7,15 @@ job is over; a large answer is mapped, not copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
-from anyio import get_cancelled_exc_class
+from anyio import create_task_group, get_cancelled_exc_class
+from anyio.lowlevel import checkpoint
 
 from actors.errors import (
     Broken,
@@ -33,9 +34,11 @@ from actors.plan.jobs import (
     ExecutorMessage,
     FileDone,
     Forget,
+    LikelyRun,
     Prepare,
     Prepared,
     Progress,
+    Rehearse,
     Rows,
     RowsDone,
     Run,
@@ -82,24 +85,60 @@ class Engine:
         self._watcher = watcher
         self._scratch = scratch
         self._files = 0
+        self._announced: Prepare | None = None
+        """Not known to the engine yet."""
         self._prepared = False
 
     def job_id(self, incarnation: int, number: int, what: str) -> str:
         """The name of one job of a step."""
         return f"{self.dataflow}/{incarnation}/{number}/{what}"
 
-    async def prepare(self, plan: DeltaPlan, incarnation: int) -> None:
-        """Makes the plan known, once; the executor tells every new engine itself.
+    def announce(self, plan: DeltaPlan, incarnation: int) -> None:
+        """The plan is made known together with the first job that names it, or by `prepared`;
+        the executor tells every new engine itself."""
+        if not self._prepared:
+            job_id = self.job_id(incarnation, 0, "prepare")
+            self._announced = Prepare(job_id, self.dataflow, plan)
 
-        Raises what the executor answers with.
-        """
-        if self._prepared:
-            return
-        job = Prepare(self.job_id(incarnation, 0, "prepare"), self.dataflow, plan)
-        answer = await self._ask(job)
-        if not isinstance(answer, Prepared):
-            raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
-        self._prepared = True
+    async def prepared(self) -> None:
+        """The plan is known from here on. Raises what the executor answers with."""
+        job = self._announced
+        if job is not None:
+            answer = await self._ask(job)
+            if not isinstance(answer, Prepared):
+                raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
+            self._announced, self._prepared = None, True
+
+    async def _ask_beside(self, job: StepJob | Difference) -> Answer:
+        """A job while its plan is checked, which the engine knows as soon as it hears of it."""
+        refused: list[Exception] = []
+        answers: list[Answer] = []
+
+        async def check() -> None:
+            try:
+                await self.prepared()
+            except Exception as error:  # noqa: BLE001 - raised below, as itself
+                refused.insert(0, error)
+
+        async with create_task_group() as tasks:
+            tasks.start_soon(check)
+            await checkpoint()  # it is sent first
+            try:
+                answers.append(await self._ask(job))
+            except Exception as error:  # noqa: BLE001 - raised below, as itself
+                refused.append(error)
+        if refused:
+            paths = [
+                path for made in answers if isinstance(made, RowsDone) for path in made.paths()
+            ]
+            await self.clock.run_blocking(lambda: _remove(paths))
+            raise refused[0]
+        return answers[0]
+
+    async def rehearse(self, runs: Sequence[LikelyRun], incarnation: int) -> None:
+        """Makes the engine ready for such runs. Raises what it answers with."""
+        job_id = self.job_id(incarnation, 0, "rehearse")
+        await self._ask(Rehearse(job_id, self.dataflow, tuple(runs)))
 
     async def work(self, rows: int, run: Callable[[], T]) -> T:
         """Runs what computes on so many rows: here when they are few, else in a thread."""
@@ -123,7 +162,8 @@ class Engine:
 
     async def run(self, job: StepJob | Difference) -> Made:
         """Runs a job. Raises `DefiniteError`, `EngineLost` and whatever else it failed with."""
-        answer = await self._ask(job)
+        known = self._announced is None
+        answer = await (self._ask(job) if known else self._ask_beside(job))
         if not isinstance(answer, RowsDone):
             raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
         inline, path = answer.arrow, answer.arrow_file
@@ -136,7 +176,7 @@ class Engine:
             raise LocalProtocolError(f"{job.job_id} was answered without rows or a file")
         return Made(from_ipc(inline), answer.spark_ms, answer.prepared)
 
-    async def _ask(self, job: Prepare | StepJob | Difference) -> Answer:
+    async def _ask(self, job: Prepare | Rehearse | StepJob | Difference) -> Answer:
         def run(reply: Reply[Answer]) -> ExecutorMessage:
             return Run(job, reply, self._watcher)
 
@@ -168,6 +208,11 @@ def _write_file(path: Path, updates: pa.Table) -> None:
         raise StorageError(
             f"rows for the engine could not be written to {path}: {error}", determinate=True
         ) from None
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        Path(path).unlink(missing_ok=True)
 
 
 def _take_file(path: Path) -> pa.Table:

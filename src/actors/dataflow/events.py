@@ -34,11 +34,6 @@ class Step(msgspec.Struct, frozen=True):
     error: str | None = None
     """The definite failure that is this step's result."""
 
-    @property
-    def bytes(self) -> int:
-        """Of all its rows."""
-        return sum(table.nbytes for tables in self.deltas for table in tables)
-
 
 # -- events ----------------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """What has been described and fetched of each source: the bookkeeping below the machine. Pure.
 
-Theory of operation. A listen task describes parts; nothing is fetched until a step wants it, so
-a slow dataflow piles up descriptions, not bytes. A described part becomes a `Piece`: the part
-and the interval of times that is meant of it (a compacted batch may repeat older updates, which
-the interval cuts off). A piece is *waiting*, then *outstanding* (asked for), then its rows are
-*held* until the step that covers them takes them.
+Theory of operation. A listen task describes parts; nothing is fetched until the budget has room
+for it, so a slow dataflow piles up descriptions, not bytes. A described part becomes a `Piece`:
+the part and the interval of times that is meant of it (a compacted batch may repeat older
+updates, which the interval cuts off). A piece is *waiting*, then *outstanding* (asked for), then
+its rows are *held* until the step that covers them takes them.
 
 Invariants:
 
@@ -46,6 +46,15 @@ class Piece(msgspec.Struct, frozen=True):
     """The description that it came with: answered once all of its pieces are done with."""
 
 
+class Held(msgspec.Struct, frozen=True):
+    """Rows that wait for their step, and their first and last time."""
+
+    rows: pa.Table
+    first: Time
+    last: Time
+    bytes: int
+
+
 class _Group(msgspec.Struct):
     pieces: int
     bytes: int
@@ -62,7 +71,8 @@ class Source:
         self.outstanding: dict[tuple[Frontier, str], deque[Piece]] = {}
         self.counts: dict[Frontier, int] = {}
         """Outstanding fetches per time; a time without any is absent."""
-        self.held: list[pa.Table] = []
+        self.held: list[Held] = []
+        self.held_bytes = 0
         self._groups: dict[int, _Group] = {}
         """Descriptions not yet answered."""
         self._described = 0
@@ -135,10 +145,14 @@ class Source:
             del self.counts[message.time]
         return piece, _of_interest(message.updates, piece, self.as_of)
 
-    def hold(self, rows: pa.Table) -> None:
+    def hold(self, *tables: pa.Table) -> None:
         """Keeps rows for the step that covers them."""
-        if rows.num_rows:
-            self.held.append(rows)
+        for rows in tables:
+            if rows.num_rows:
+                times = pc.min_max(rows[TIME])
+                made = Held(rows, times["min"].as_py(), times["max"].as_py(), rows.nbytes)
+                self.held.append(made)
+                self.held_bytes += made.bytes
 
     def sealed(self, frontier: Frontier) -> bool:
         """Whether every update below `frontier` is held (or was taken)."""
@@ -152,23 +166,24 @@ class Source:
         for pieces in self.outstanding.values():
             yield from pieces
 
-    def take(self, hi: Frontier) -> list[pa.Table]:
-        """Held rows below `hi`; the others stay held."""
-        taken, kept = [], []
-        for rows in self.held:
-            early = between(rows, 0, hi)
-            if early.num_rows == rows.num_rows:
-                taken.append(rows)
-                continue
-            if early.num_rows:
-                taken.append(early)
-            kept.append(between(rows, hi, EMPTY))
-        self.held = kept
-        return taken
+    def outstanding_bytes(self) -> int:
+        """Bytes of the parts asked for."""
+        return sum(piece.part.bytes for pieces in self.outstanding.values() for piece in pieces)
 
-    def held_bytes(self) -> int:
-        """Bytes of the held rows."""
-        return sum(rows.nbytes for rows in self.held)
+    def take(self, hi: Frontier) -> list[pa.Table]:
+        """Held rows below `hi`, in as few tables as can be; the others stay held."""
+        taken: list[pa.Table] = []
+        held, self.held, self.held_bytes = self.held, [], 0
+        for each in held:
+            if each.last < hi:
+                taken.append(each.rows)
+            elif each.first >= hi:
+                self.held.append(each)
+                self.held_bytes += each.bytes
+            else:
+                taken.append(between(each.rows, each.first, hi))
+                self.hold(between(each.rows, hi, EMPTY))
+        return _joined(taken)
 
     def validate(self) -> None:
         """Asserts the invariants (tests call it after every event)."""
@@ -177,7 +192,16 @@ class Source:
             assert pieces, "an answered fetch is still listed"
             counted[time] = counted.get(time, 0) + len(pieces)
         assert counted == self.counts, f"fetches are counted {self.counts}, listed {counted}"
+        assert self.held_bytes == sum(each.bytes for each in self.held)
         assert all(piece.upper <= self.progress for piece in self.pending() if not piece.snapshot)
+
+
+def _joined(tables: Iterable[pa.Table]) -> list[pa.Table]:
+    """Tables of the same columns as one, without copying (only some have a column of errors)."""
+    alike: dict[tuple[str, ...], list[pa.Table]] = {}
+    for table in tables:
+        alike.setdefault(tuple(table.column_names), []).append(table)
+    return [each[0] if len(each) == 1 else pa.concat_tables(each) for each in alike.values()]
 
 
 def _of_interest(updates: pa.Table, piece: Piece, as_of: Time) -> pa.Table:

@@ -73,7 +73,7 @@ async def restore(
     shards = [source.shard for source in description.imports]
     reserved = Imports(export.plan, shards, arrangements, upper if as_of is None else as_of + 1)
     try:
-        await engine.prepare(export.plan, incarnation)
+        engine.announce(export.plan, incarnation)
         while as_of is not None:
             if writable:
                 started = engine.clock.monotonic_ms()
@@ -84,6 +84,7 @@ async def restore(
                 await persist.wait_upper(export.shard, upper)
             upper = await persist.upper(export.shard)
             as_of = await _as_of_to_hydrate(persist, description, upper)
+        await engine.prepared()
         if is_empty(upper):
             nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
             return Resumed(upper, None, (), nothing)

@@ -10,7 +10,8 @@ Theory of operation. A dataflow moves its lower frontier `lo` forward in steps `
 3. *running*: the shell computes the step's result; a definite failure over several distinct
    times halves the interval, at a single time it becomes the step's result, an error. One that
    ended the engine is halved too, and later steps are cut by half the budget, which doubles
-   again with each that goes well;
+   again with each that goes well. Meanwhile, as far as the step leaves room in the budget,
+   what the next one may take is fetched;
 4. *committing*: durable parts and one compare-and-set; a mismatch means another replica was
    first: a new incarnation goes on from the durable state;
 5. *installing*: arrangements and readers get the delta; then `lo` is `hi`.
@@ -155,6 +156,7 @@ class Machine:
         self.sources: tuple[Source, ...] = ()
         self.step: Step | None = None
         self.ignored = 0
+        self._step_bytes = 0
         self._restored_from: Restored | None = None
         self._snapshot_due = False
         self._retrying = False
@@ -240,8 +242,10 @@ class Machine:
 
     def _go_on(self) -> list[Effect]:
         """At rest: freezes, finishes, asks for parts, or cuts the next step."""
-        if self.state not in _REST or self._retrying:
+        if self._retrying:
             return []
+        if self.state not in _REST:
+            return self._ask_ahead()
         if self._frozen is not None:
             return self._freeze(self._frozen)
         end = EMPTY if self.until is None else self.until
@@ -269,6 +273,15 @@ class Machine:
         asked = ask_parts(self.sources, before, self.fetches_max)
         return [Ask(source.index, piece) for source, piece in asked]
 
+    def _ask_ahead(self) -> list[Effect]:
+        """While a step is on its way: asks for what the next may take, as far as there is room."""
+        step = self.step
+        if step is None or step.snapshot or self._frozen is not None:
+            return []
+        room = self.budget_bytes - self._step_bytes
+        before = pick_hi(step.hi, self.sources, room, self.until, forced=False)
+        return [] if before is None else self._ask(before)
+
     # -- a step ------------------------------------------------------------------------------------
 
     def _cut(self, hi: Frontier) -> list[Effect]:
@@ -277,22 +290,22 @@ class Machine:
         While in error a step looks at its last time only, so it may hold any; pass-through
         exports carry errors as updates.
         """
-        deltas = take(self.sources, hi)
+        deltas = self._take(hi)
         flat = [table for tables in deltas for table in tables]
         times = times_of(flat)
         if self.durable and not self.in_error:
             shorter = bound(times, error_times_of(flat), opaque=self.opaque)
-            if shorter is None:
+            if shorter is None and self._step_bytes > self.budget_bytes:
                 shorter = fitting(flat, times, self.budget_bytes)
             if shorter is not None:
                 hi = shorter
                 put_back(self.sources, deltas)
-                deltas = take(self.sources, hi)
+                deltas = self._take(hi)
         self._set_step(hi, times, deltas)
         assert self.step is not None
         if self.step.times or self._snapshot_due:
             self.state = State.RUNNING
-            return [Compute(self.step)]
+            return [*self._ask_ahead(), Compute(self.step)]
         return self._computed(None)
 
     def _set_step(
@@ -310,6 +323,13 @@ class Machine:
             self.in_error,
             self._snapshot_due,
         )
+
+    def _take(self, hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
+        """A step's rows, and how many bytes they are."""
+        held = sum(source.held_bytes for source in self.sources)
+        deltas = take(self.sources, hi)
+        self._step_bytes = held - sum(source.held_bytes for source in self.sources)
+        return deltas
 
     def _computed(self, _: Event | None) -> list[Effect]:
         assert self.step is not None
@@ -331,7 +351,7 @@ class Machine:
         """The first half of the step's times instead; the others wait again."""
         hi = step.times[len(step.times) // 2]
         put_back(self.sources, step.deltas)
-        self._set_step(hi, step.times, take(self.sources, hi))
+        self._set_step(hi, step.times, self._take(hi))
         assert self.step is not None
         return [Compute(self.step)]
 
@@ -371,10 +391,12 @@ class Machine:
     # -- failures ----------------------------------------------------------------------------------
 
     def _source_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
-        """A step that was cut before is complete: let it become durable first."""
+        """A step that was cut before is complete: let it become durable first. (One that runs
+        may never end, but what could not be fetched ahead of it is its successors' business.)"""
         if self._frozen is None:
             self._frozen = event.error
-        if self.state in (State.COMMITTING, State.INSTALLING):
+        ahead = self.state is State.RUNNING and isinstance(event, FetchFailed)
+        if ahead or self.state in (State.COMMITTING, State.INSTALLING):
             return []
         return self._freeze(self._frozen)
 
@@ -403,7 +425,7 @@ class Machine:
             too_large, self._too_large = self._too_large, False
             if too_large and len(step.times) > 1:
                 # Grown back only as far as half of what was too large, before the next is cut.
-                self.budget_bytes = max(1, min(self.budget_bytes, step.bytes) // 4)
+                self.budget_bytes = max(1, min(self.budget_bytes, self._step_bytes) // 4)
                 return self._halve(step)
             return [Compute(step)]
         # Whether a failed commit happened is told by the durable state alone, and a failed

@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 from actors.dataflow.engine import Engine, Made
 from actors.dataflow.touched import Lookups, Touched
 from actors.errors import LocalProtocolError
-from actors.plan.delta import DeltaPlan, Stratum, inputs_below
-from actors.plan.jobs import Rows
+from actors.plan.delta import DeltaPlan, Stratum, narrowed
+from actors.plan.jobs import LikelyRun, Rows
 from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import DIFF, TIME, Column, Schema
-from actors.plan.updates import concat, consolidate
+from actors.plan.updates import concat, condensed, consolidate
 from actors.progress import Frontier, Time
 
 OUTPUT_PREFIX: Final = "o_"
@@ -98,17 +98,19 @@ def input_names(plan: DeltaPlan, first: int, last: int) -> list[str]:
     return [name for name in found if name not in made_here]
 
 
-def narrowed(schema: Schema, name: str, strata: Sequence[Stratum]) -> Schema:
-    """The columns of an input that the strata read; all of them when it is only counted."""
-    read = {
-        column
-        for stratum in strata
-        for found in inputs_below(stratum.node)
-        if found.name == name
-        for column in found.columns
-    }
-    kept = tuple(column for column in schema.columns if column.name in read)
-    return Schema(kept) if kept else schema
+def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
+    """The runs of steps with changes of one import, those with all changes at one time first."""
+    found: dict[tuple[int, int, tuple[str, ...]], None] = {}
+    for source in range(len(plan.sources)):
+        made, first = {f"d{source}"}, 0
+        while first < len(plan.strata):
+            last = fused(plan, first, hidden_whole=hidden_whole)
+            changed = tuple(name for name in input_names(plan, first, last) if name in made)
+            if changed:
+                found[first, last, changed] = None
+                made.add(f"r{last}")
+            first = last + 1
+    return [LikelyRun(*run, one_time) for one_time in (True, False) for run in found]
 
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
@@ -175,6 +177,7 @@ async def delta_step(
     lo, hi = interval
     lookups = Lookups(touched, deltas, lo)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
+    changes = sum(delta.num_rows for delta in deltas)
     spark_ms = 0.0
     prepared = True
     first = 0
@@ -182,7 +185,8 @@ async def delta_step(
     while first < len(plan.strata):
         last = fused(plan, first, hidden_whole=hidden_whole)
         strata = plan.strata[first : last + 1]
-        whole = hidden_whole and last > first
+        # Looking up what many changes touch takes longer than giving a small state whole.
+        whole = hidden_whole and (last > first or changes > touched.hidden_groups)
         await engine.clock.run_blocking(partial(lookups.follow, strata, whole_hidden=whole))
         async with AsyncExitStack() as stack:
             inputs: dict[str, Rows] = {}
@@ -194,9 +198,10 @@ async def delta_step(
                     given = whole_state(int(input_name[1:]))
                     inputs[input_name] = await stack.enter_async_context(given)
                     continue
-                schema = schema_of(plan, input_name, rows)
-                if rows.nbytes > engine.settings.prepared_slot_bytes_max:
-                    schema = narrowed(schema, input_name, strata)
+                schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
+                rows = rows.select([*schema.names, TIME, DIFF])
+                if input_name[0] in "dr":
+                    rows = await engine.work(rows.num_rows, partial(condensed, rows))
                 packed = await engine.pack(schema, rows)
                 stack.push_async_callback(engine.discard, packed)
                 inputs[input_name] = packed

@@ -31,7 +31,7 @@ from actors.dataflow.filling import make_ready
 from actors.dataflow.hydrate import Resumed, restore
 from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
-from actors.dataflow.step import Deltas, delta_step, empty_deltas
+from actors.dataflow.step import Deltas, delta_step, empty_deltas, likely_runs
 from actors.dataflow.touched import Touched
 from actors.errors import DefiniteError
 from actors.persist import PersistClient
@@ -112,11 +112,16 @@ class View:
         return resumed
 
     async def warm(self, incarnation: int) -> None:
-        """Fills the imports' arrangements where nobody has, ahead of the first step."""
+        """Ahead of the first step: fills the imports' arrangements where nobody has, and lets
+        the engine build plans."""
         touched = self._touched
         if touched is not None:
             await self._make_ready(touched, incarnation)
             await self._engine.clock.run_blocking(touched.merge)
+            whole = touched.hidden_whole(self._engine.settings.hidden_rows_whole_max)
+            runs = likely_runs(self._export.plan, hidden_whole=whole)
+            if runs:
+                await self._engine.rehearse(runs, incarnation)
 
     async def _make_ready(self, touched: Touched, incarnation: int) -> None:
         reader_id = self._engine.job_id(incarnation, 0, "fill")

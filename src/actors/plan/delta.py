@@ -17,7 +17,7 @@ time in the interval: join pairs take the greater time, aggregates run over (gro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
 import msgspec
@@ -279,3 +279,16 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """The refresh policy (`views.policy`)."""
     tree: str = ""
     """The relational plan for people, a node a line."""
+
+
+def narrowed(schema: Schema, name: str, strata: Iterable[Stratum]) -> Schema:
+    """The columns of the input `name` that the strata read; all when it is only counted."""
+    read = {
+        column
+        for stratum in strata
+        for found in inputs_below(stratum.node)
+        if found.name == name
+        for column in found.columns
+    }
+    kept = tuple(column for column in schema.columns if column.name in read)
+    return Schema(kept) if kept else schema

@@ -78,6 +78,25 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     """A large answer is wanted as files; only with `at_once`."""
 
 
+class LikelyRun(msgspec.Struct, frozen=True):
+    """A run of strata `first` to `last` with rows in `changed` (deltas and outputs of earlier
+    strata), at one time or at several."""
+
+    first: int
+    last: int
+    changed: tuple[str, ...]
+    one_time: bool
+
+
+class Rehearse(msgspec.Struct, frozen=True, tag=True):
+    """Makes ready for such runs of steps to come, the likeliest first. Answered with `Prepared`,
+    also when nothing can be made ready."""
+
+    job_id: str
+    dataflow: str
+    runs: tuple[LikelyRun, ...]
+
+
 class Difference(msgspec.Struct, frozen=True, tag=True):
     """Plain Spark: the query over whole contents, minus old contents.
 
@@ -121,7 +140,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     job_id: str
 
 
-Job: TypeAlias = Analyze | Prepare | Step | Difference | Query | Forget | Cancel
+Job: TypeAlias = Analyze | Prepare | Step | Rehearse | Difference | Query | Forget | Cancel
 
 
 class Analyzed(msgspec.Struct, frozen=True, tag=True):

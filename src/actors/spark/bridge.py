@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -112,8 +112,8 @@ class Bridge(ABC):
         """No rows, with the columns' types and nullability."""
 
     @abstractmethod
-    def collect(self, found: DataFrame, wanted: pa.Schema) -> pa.Table:
-        """Runs the query: its rows, in the wanted types."""
+    def collect(self, found: DataFrame, wanted: Callable[[], pa.Schema]) -> pa.Table:
+        """Runs the query: its rows, in the types `wanted`, asked for afterwards."""
 
     @abstractmethod
     def views(self, frames: Mapping[str, DataFrame]) -> AbstractContextManager[None]:
@@ -190,12 +190,11 @@ class ClassicBridge(Bridge):
             reader = reader.option(option, value)
         return reader.parquet(path.as_uri()).toDF(*names)
 
-    def collect(self, found: DataFrame, wanted: pa.Schema) -> pa.Table:
-        """Runs the query: its rows, in the wanted types."""
+    def collect(self, found: DataFrame, wanted: Callable[[], pa.Schema]) -> pa.Table:
+        """See `Bridge.collect`."""
         batches: list[pa.RecordBatch] = found._collect_as_arrow()
-        if not batches:
-            return wanted.empty_table()
-        return pa.Table.from_batches(batches).cast(wanted)
+        shape = wanted()
+        return pa.Table.from_batches(batches).cast(shape) if batches else shape.empty_table()
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:

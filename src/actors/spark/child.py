@@ -28,7 +28,17 @@ from pathlib import Path
 from typing import Final
 
 from actors.errors import PenstockError
-from actors.plan.jobs import Answer, Cancel, Forget, Job, JobFailed, Prepare, Progress, Step
+from actors.plan.jobs import (
+    Answer,
+    Cancel,
+    Forget,
+    Job,
+    JobFailed,
+    Prepare,
+    Progress,
+    Rehearse,
+    Step,
+)
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.failures import SparkGone
@@ -153,7 +163,7 @@ class Child:
         prepared = None
         if isinstance(job, Prepare):
             prepared = self._plans[job.dataflow] = PreparedPlan(job.plan)
-        elif isinstance(job, Step):
+        elif isinstance(job, Step | Rehearse):
             prepared = self._plans.get(job.dataflow)
         self._serial += 1
         ticket = Ticket(job, f"{job.job_id}#{self._serial}", prepared)

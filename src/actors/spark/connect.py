@@ -122,10 +122,10 @@ class ConnectBridge(Bridge):
         """See `Bridge.empty`."""
         return DataFrame(LocalRelation(None, schema=declared_json(schema)), self.session)
 
-    def collect(self, found: DataFrame, wanted: pa.Schema) -> pa.Table:
+    def collect(self, found: DataFrame, wanted: Callable[[], pa.Schema]) -> pa.Table:
         """See `Bridge.collect`."""
         table, _ = found._to_table()
-        return table.cast(wanted)
+        return table.cast(wanted())
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:

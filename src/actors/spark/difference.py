@@ -83,7 +83,7 @@ def run_query(slot: Slot, job: Query) -> RowsDone:
         slot.check()
         started = time.perf_counter()
         found = query(bridge, job.sql)
-        table = bridge.collect(found, output_schema(found.schema).arrow())
+        table = bridge.collect(found, lambda: output_schema(found.schema).arrow())
     elapsed = (time.perf_counter() - started) * 1000
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
@@ -116,7 +116,7 @@ def _contents_here(updates: pa.Table) -> pa.Table | None:
 def _subtract_here(
     bridge: Bridge, found: DataFrame, old: Loaded | None, output: Schema
 ) -> pa.Table:
-    result = bridge.collect(found, output.arrow())
+    result = bridge.collect(found, output.arrow)
     ones = pa.repeat(pa.scalar(1, pa.int64()), result.num_rows)
     result = result.append_column(pa.field(DIFF, pa.int64()), ones)
     if old is not None and old.table.num_rows:
@@ -140,4 +140,4 @@ def _subtract_in_spark(
         rows += f"\nUNION ALL SELECT {', '.join([*names, f'-{DIFF}'])} FROM {quote(OLD)}"
     text = consolidated(rows, output.names, floats_of(output), by_time=False)
     with bridge.views(frames):
-        return bridge.collect(bridge.sql(text), _with_diff(output))
+        return bridge.collect(bridge.sql(text), lambda: _with_diff(output))

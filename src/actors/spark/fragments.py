@@ -40,6 +40,8 @@ class Relation(msgspec.Struct, frozen=True):
     schema: Schema
     view: str | None = None
     bytes: int = 0
+    ones: bool = False
+    """Every diff is 1."""
 
 
 def quote(name: str) -> str:

@@ -123,13 +123,17 @@ class Groups(ABC):
             totals.append(f"{total} AS {quote(measure.name)}")
         keys = [quote(key.name) for key in node.keys]
         rows = self._select([*below, TIME, DIFF], node.input)
-        items = [*keys, *totals, TIME, f"CAST(1 AS bigint) AS {DIFF}"]
-        return f"SELECT {', '.join(items)} {from_rows(rows)} GROUP BY {', '.join([*keys, TIME])}"
+        # A constant is no key for free; without any other it keeps no rows from being one group.
+        grouped, time = (keys, f"0L AS {TIME}") if self._at_once and keys else ([*keys, TIME], TIME)
+        items = [*keys, *totals, time, f"CAST(1 AS bigint) AS {DIFF}"]
+        return f"SELECT {', '.join(items)} {from_rows(rows)} GROUP BY {', '.join(grouped)}"
 
     def _accumulate(self, node: Accumulate) -> str:
         """Totals before and after each (group, time) that the contributions touch."""
         keys = [quote(key) for key in node.keys]
         sums = (COUNT, *node.measures)
+        if keys and self._afresh(node.hidden) and self._once(node.contributions):
+            return self._first(node)
         known = self._types(node.contributions)
         kinds = {name: "bigint" if name == COUNT else known.get(name) for name in sums}
 
@@ -139,8 +143,6 @@ class Groups(ABC):
             rest = [time, f"{DIFF} AS __rows", f"{kind} AS __kind"]
             return self._select([*keys, *parts, *rest], below)
 
-        if keys and self._afresh(node.hidden) and self._once(node.contributions):
-            return self._first(node)
         touched = weighed(node.contributions, 1)
         if not (keys or self._lo):
             touched = self._with_first_row(touched, sums, kinds)

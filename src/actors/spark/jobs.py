@@ -25,6 +25,7 @@ from actors.plan.jobs import (
     JobFailed,
     Prepare,
     Query,
+    Rehearse,
     RowsDone,
     Step,
 )
@@ -35,7 +36,7 @@ from actors.spark.failures import SparkGone, failed
 from actors.spark.prepared import PreparedSteps
 from actors.spark.session import ThreadSessions, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
-from actors.spark.steps import PreparedPlan, Slot, prepare, run_step
+from actors.spark.steps import PreparedPlan, Slot, prepare, rehearse, run_step
 
 
 class Ticket:
@@ -172,7 +173,9 @@ def dispatch(slot: Slot, ticket: Ticket) -> Answer:
             return prepare(slot, ticket.prepared, job)
         case Step() if ticket.prepared is not None:
             return run_step(slot, ticket.prepared, job)
-        case Step():
+        case Rehearse() if ticket.prepared is not None:
+            return rehearse(slot, ticket.prepared, job)
+        case Step() | Rehearse():
             raise UnknownObject(f"no plan was prepared under the name {job.dataflow!r}")
         case Difference():
             return run_difference(slot, job)

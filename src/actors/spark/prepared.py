@@ -4,7 +4,8 @@ Theory of operation. Planning is most of what a small step costs, and of two ste
 dataflow nothing differs but the rows. So a step's statement is analysed and planned once over
 slot files (`actors.spark.slots`); a later step writes its rows to the same files and executes
 the same frame. It is built for the first step that wants it: building costs what planning that
-step anew would have cost, and a stream of steps has one slow step and not two.
+step anew would have cost, and a stream of steps has one slow step and not two; or before, in a
+*rehearsal*: then it has none.
 
 Variants. A plan is good for the same strata and the same set of changed inputs (deltas and
 outputs of earlier strata that have rows), at one time or at several: terms that read none of
@@ -105,7 +106,7 @@ class Request(msgspec.Struct, frozen=True):
     """The rows of inputs that have any."""
     render: Callable[[Mapping[str, Relation], tuple[int, int]], str]
     """The statement over relations, for an interval."""
-    wanted: pa.Schema
+    wanted: Callable[[], pa.Schema]
     sociable: bool
     """Whether it may run in one job with others: its dataflow has no settings of its own."""
     group: str
@@ -199,13 +200,39 @@ class PreparedSteps:
         self._lock = threading.RLock()
         self._variants: OrderedDict[Key, Variant] = OrderedDict()
         self._refused: dict[Key, str] = {}
+        self._rehearsed: dict[Key, threading.Event] = {}
+        """Set when the plan is there, or will not be."""
 
     def run(self, request: Request) -> pa.Table | None:
         """The step's rows; None when it must go the general path.
 
         Raises `Canceled`, or Spark's own error of the data.
         """
-        key = Key(request.owner, request.strata, request.changed, request.one_time)
+        key = _key(request)
+        rehearsal = self._rehearsed.get(key)
+        if rehearsal is not None:
+            rehearsal.wait()  # sooner than building a second one
+        return self._run(key, request)
+
+    def rehearse(self, request: Request) -> None:
+        """Builds a plan for steps to come and executes it, if there is room without another's.
+
+        Raises as `run` does. A step that wants the plan meanwhile waits for it.
+        """
+        key = _key(request)
+        with self._lock:
+            mine = sum(other.owner == key.owner for other in self._variants)
+            room = len(self._variants) < self._max and mine < self._max_each
+            if not room or key in self._variants or key in self._rehearsed:
+                return
+            done = self._rehearsed[key] = threading.Event()
+        try:
+            self._run(key, request)
+        finally:
+            del self._rehearsed[key]
+            done.set()
+
+    def _run(self, key: Key, request: Request) -> pa.Table | None:
         if not self._local or key in self._refused:
             return None
         if any(table.nbytes > self._capacity for table in request.tables.values()):
@@ -216,7 +243,7 @@ class PreparedSteps:
             with variant.slots.use(tables):
                 request.check()
                 return self.rounds.collect(
-                    variant.runnable, request.wanted, request.group, variant.bridge
+                    variant.runnable, request.wanted(), request.group, variant.bridge
                 )
         except RoundFailed as error:
             self._drop(key)
@@ -324,6 +351,10 @@ class PreparedSteps:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _key(request: Request) -> Key:
+    return Key(request.owner, request.strata, request.changed, request.one_time)
 
 
 def _in_order(request: Request) -> Mapping[str, pa.Table]:

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, StorageError
 from actors.plan.jobs import NO_UPPER, Rows, RowsDone
-from actors.plan.schema import ERROR, TIME, Column, Schema, arrow_type
+from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.spark.bridge import Bridge, spark_struct
 from actors.spark.translate import quote
@@ -65,6 +65,28 @@ def load(rows: Rows) -> Loaded:
         table = advance(table, rows.advance_to)
     known = bytes_known if None not in sizes else 1 << 62
     return Loaded(rows, table, () if local else rows.files, table.nbytes + (0 if local else known))
+
+
+def all_ones(loaded: Loaded) -> bool:
+    """Whether every diff is 1, as the statistics in the files say: then none need be read."""
+    diffs = pc.min_max(loaded.table[DIFF])
+    if loaded.table.num_rows and (diffs["min"].as_py(), diffs["max"].as_py()) != (1, 1):
+        return False
+    if any(_local_size(path) is None for path in loaded.files):
+        return False
+    return all(_read(path.removeprefix("file://"), _ones_in_file) for path in loaded.files)
+
+
+def _ones_in_file(path: str) -> bool:
+    found = pq.read_metadata(path)
+    for number in range(found.num_row_groups):
+        group = found.row_group(number)
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema == DIFF:
+                bounds = column.statistics
+                if bounds is None or not bounds.has_min_max or (bounds.min, bounds.max) != (1, 1):
+                    return False
+    return True
 
 
 def _local_size(path: str) -> int | None:

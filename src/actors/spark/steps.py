@@ -28,15 +28,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import Canceled, InvalidUsage, QueryRejected
-from actors.plan.delta import Consolidate, DeltaPlan, Node
-from actors.plan.jobs import FileDone, Prepare, Prepared, RowsDone, Step
+from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed
+from actors.plan.jobs import FileDone, LikelyRun, Prepare, Prepared, Rehearse, RowsDone, Step
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.analysis import check_types, empty_frame, output_schema, query
 from actors.spark.bridge import Bridge
 from actors.spark.files import reduces, too_large, write_files
 from actors.spark.prepared import PreparedSteps, Request
-from actors.spark.rows import Loaded, done, frame, load
+from actors.spark.rows import Loaded, all_ones, done, frame, load
 from actors.spark.session import ThreadSessions
 from actors.spark.translate import Relation, Translator, leaves
 
@@ -186,11 +186,8 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     """Runs strata `first` to `last`. Raises our errors or Spark's own."""
     started = time.perf_counter()
     plan = prepared.plan
-    if not 0 <= job.first <= job.last < len(plan.strata):
-        raise InvalidUsage(f"strata {job.first} to {job.last}: the plan has {len(plan.strata)}")
-    before = {f"r{index}" for index in range(job.first, job.last)}
-    nodes = [plan.strata[index].node for index in range(job.first, job.last + 1)]
-    needed = {name for node in nodes for name in leaves(node)} - before
+    _check_range(plan, job)
+    needed = _needed(plan, job)
     loaded = {name: load(rows) for name, rows in job.inputs.items() if name in needed}
     small = not any(rows.files for rows in loaded.values()) and (
         sum(rows.bytes for rows in loaded.values()) <= SMALL_BYTES_MAX
@@ -199,12 +196,12 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     if job.lo > 0 and all(rows.empty for rows in loaded.values()):
         table = empty_updates(prepared.stratum(bridge, job.last))
         return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
-    root = nodes[-1]
+    root = plan.strata[job.last].node
     peeled = small and isinstance(root, Consolidate)
     # Files are not consolidated: their readers do that, a part at a time.
     bare = peeled or job.into_files
     stand_in = _peel(root) if bare else None
-    work = _Work(prepared, job, frozenset(needed), loaded, stand_in, one_time(loaded))
+    work = _Work(prepared, job, needed, loaded, stand_in, one_time(loaded))
     lasting = small and job.lo > 0 and not job.at_once
     made: pa.Table | tuple[FileDone, ...] | None = _run_prepared(slot, work) if lasting else None
     again = made is not None
@@ -263,27 +260,60 @@ class _Work(msgspec.Struct, frozen=True):
         return self.prepared.stratum(bridge, self.job.last).arrow_updates()
 
 
+def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
+    """Builds the plans of such steps, and executes them on no rows: that compiles them."""
+    plan = prepared.plan
+    for run in job.runs:
+        slot.check()
+        _check_range(plan, run)
+        step = Step(job.job_id, job.dataflow, run.first, run.last, {}, 1, 2)
+        root = plan.strata[run.last].node
+        bare = _peel(root) if isinstance(root, Consolidate) else None
+        work = _Work(prepared, step, _needed(plan, step), {}, bare, run.one_time)
+        request = _request(slot, slot.sessions.get(plan.conf, small=True), work)
+        nothing = {name: empty_updates(request.schemas[name]) for name in run.changed}
+        slot.steps.rehearse(msgspec.structs.replace(request, tables=nothing))
+    return Prepared(job.job_id)
+
+
+def _check_range(plan: DeltaPlan, run: Step | LikelyRun) -> None:
+    if not 0 <= run.first <= run.last < len(plan.strata):
+        raise InvalidUsage(f"strata {run.first} to {run.last}: the plan has {len(plan.strata)}")
+
+
+def _needed(plan: DeltaPlan, job: Step) -> frozenset[str]:
+    """The inputs that the step's strata read and do not make themselves."""
+    made = {f"r{index}" for index in range(job.first, job.last)}
+    nodes = [plan.strata[index].node for index in range(job.first, job.last + 1)]
+    return frozenset({name for node in nodes for name in leaves(node)} - made)
+
+
 def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
     """Executes the step's plan again; None when it has none and can have none."""
+    bridge = slot.sessions.get(work.prepared.plan.conf, small=True)
+    return slot.steps.run(_request(slot, bridge, work))
+
+
+def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
     prepared, job = work.prepared, work.job
-    bridge = slot.sessions.get(prepared.plan.conf, small=True)
     if prepared.forget is None:
         prepared.forget = weakref.finalize(prepared, slot.steps.forget, prepared.serial)
-    request = Request(
+    strata = prepared.plan.strata[job.first : job.last + 1]
+    schemas = {name: prepared.input_schema(bridge, name) for name in work.needed}
+    return Request(
         owner=prepared.serial,
         name=job.dataflow,
         strata=(job.first, job.last),
         one_time=work.one_time,
-        schemas={name: prepared.input_schema(bridge, name) for name in work.needed},
+        schemas={name: narrowed(schema, name, strata) for name, schema in schemas.items()},
         tables={name: rows.table for name, rows in work.loaded.items() if not rows.empty},
         render=lambda relations, interval: work.statement(bridge, relations, interval, small=True),
-        wanted=work.wanted(bridge),
+        wanted=lambda: work.wanted(bridge),
         sociable=not prepared.plan.conf,
         group=slot.group,
         open=lambda: slot.sessions.get(prepared.plan.conf, small=True, slots=True),
         check=slot.check,
     )
-    return slot.steps.run(request)
 
 
 def _run_anew(
@@ -300,7 +330,9 @@ def _run_anew(
             relations[name] = Relation(schema)
         else:
             view = f"__{name}"
-            relations[name] = Relation(rows.rows.schema, view, rows.bytes)
+            # Asked of files only: there it spares a column and the products with it.
+            ones = bool(rows.files) and job.at_once and all_ones(rows)
+            relations[name] = Relation(rows.rows.schema, view, rows.bytes, ones)
             frames[view] = frame(bridge, rows)
     # What is at one time is computed at time 0: the same text, hence the same classes, each time.
     interval = (0, 1) if job.at_once else (job.lo, job.hi)
@@ -312,7 +344,8 @@ def _run_anew(
         if not small and work.large(slot.collected_bytes_max):
             return write_files(found, job.hi - 1, slot.out)
         try:
-            made = bridge.collect(found, work.wanted(bridge))
+            # The plan may be checked meanwhile: by now its types are known.
+            made = bridge.collect(found, lambda: work.wanted(bridge))
         except Exception as error:
             if not job.into_files or not too_large(error):
                 raise

@@ -159,7 +159,8 @@ class Translator(Groups):
             zeros = [f"CAST(0 AS bigint) AS {name}" for name in (TIME, DIFF)]
             return f"SELECT {', '.join([*nulls, *zeros])} WHERE false"
         time = f"0L AS {TIME}" if self._at_once else TIME
-        names = ", ".join([*map(quote, node.columns), time, DIFF])
+        diff = f"1L AS {DIFF}" if relation.ones else DIFF
+        names = ", ".join([*map(quote, node.columns), time, diff])
         return f"SELECT {self._hint()}{names} FROM {quote(relation.view)}"
 
     def _pair(self, node: Pair) -> str:

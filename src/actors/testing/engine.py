@@ -36,6 +36,7 @@ from actors.plan.jobs import (
     Job,
     Prepare,
     Prepared,
+    Rehearse,
     Rows,
     RowsDone,
     Step,
@@ -141,6 +142,9 @@ class InMemoryExecutor(Actor[Any]):
             reply.fail(Canceled(f"job {job_id} was canceled"))
 
     def _start(self, job: Job, reply: Reply[Answer]) -> None:
+        if isinstance(job, Prepare):
+            self._plans[job.dataflow] = job.plan  # at once: jobs that follow may name it
+
         async def run() -> None:
             try:
                 self.controls.begin(job)
@@ -162,7 +166,8 @@ class InMemoryExecutor(Actor[Any]):
             return Analyzed(job.job_id, schemas, plain)
         if isinstance(job, Prepare):
             _check(job.plan)
-            self._plans[job.dataflow] = job.plan
+            return Prepared(job.job_id)
+        if isinstance(job, Rehearse):
             return Prepared(job.job_id)
         if isinstance(job, Step):
             plan = self._plans.get(job.dataflow)
