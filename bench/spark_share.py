@@ -51,8 +51,8 @@ from actors.plan.updates import to_ipc
 from actors.settings import Settings
 from actors.spark.java import JavaHome, find_java
 from actors.spark.jobs import Engine, Ticket
+from actors.spark.plans import PreparedPlan
 from actors.spark.session import open_session, spark_conf
-from actors.spark.steps import PreparedPlan
 from measure import Measure as Figure
 from measure import Report, median, percentile, size_name, sizes
 

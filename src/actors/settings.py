@@ -112,6 +112,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_collected_bytes_max: int = 32 * 1024 * 1024
     """Of a view computed from scratch: beyond this, rows that no grouping makes fewer go from
     Spark into files, not through its driver."""
+    engine_plan_nodes_max: int = 400
+    """Of one Spark plan of strata that run together; larger ones are done in pieces."""
     engine_attempts_max: int = 3
     """A job that kills the engine this often is given up with `EngineLost`."""
     prepared_plans_max: int = 128

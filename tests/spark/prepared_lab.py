@@ -28,10 +28,11 @@ from actors.plan.updates import from_ipc
 from actors.settings import Settings
 from actors.spark.bridge import Bridge
 from actors.spark.jobs import Engine, Ticket
+from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, inspect
 from actors.spark.session import ThreadSessions, open_session, spark_conf
 from actors.spark.slots import SlotSet
-from actors.spark.steps import PreparedPlan, Slot
+from actors.spark.steps import Slot
 
 STEPS = 20
 LEFT = Schema((Column("k", "bigint"), Column("v", "bigint")))
@@ -66,7 +67,8 @@ class Lab:
         self.engine = engine
         slot = engine.slot()
         inline, collected = slot.inline_bytes_max, slot.collected_bytes_max
-        self.slot = Slot(sessions, steps, slot.out, inline, collected, slot.canceled)
+        nodes = slot.plan_nodes_max
+        self.slot = Slot(sessions, steps, slot.out, inline, collected, nodes, slot.canceled)
         self.plan = PreparedPlan(PLAN)
 
     def step(self, name: str, inputs: Mapping[str, Rows], lo: int) -> RowsDone:

@@ -46,8 +46,8 @@ from actors.settings import Settings
 from actors.spark import connect
 from actors.spark.java import JavaHome
 from actors.spark.jobs import Ticket
+from actors.spark.plans import PreparedPlan
 from actors.spark.remote import open_remote
-from actors.spark.steps import PreparedPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from actors.dataflow.engine import Engine, Made
 from actors.dataflow.touched import Lookups, Touched
 from actors.errors import LocalProtocolError
-from actors.plan.delta import DeltaPlan, Stratum, narrowed
+from actors.plan.delta import DeltaPlan, Stratum, missed_later, narrowed
 from actors.plan.jobs import LikelyRun, Rows
 from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import DIFF, TIME, Column, Schema
@@ -81,13 +81,18 @@ def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -
 
 
 def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool) -> int:
-    """The last stratum of the run that begins with stratum `first`."""
+    """The last stratum of the run that begins with stratum `first`.
+
+    A run's inner outputs are gone with it, so it ends before one that later strata want, too.
+    """
     last = first
     while last + 1 < len(plan.strata):
         made_here = [f"r{index}" for index in range(first, last + 1)]
         if not fusable(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
             break
         last += 1
+    while missed_later(plan.strata, first, last):
+        last -= 1
     return last
 
 

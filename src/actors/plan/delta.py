@@ -17,7 +17,7 @@ time in the interval: join pairs take the greater time, aggregates run over (gro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -239,6 +239,18 @@ class Stratum(msgspec.Struct, frozen=True):
     node: Node
     inputs: tuple[str, ...]
     """Names of all inputs the node reads."""
+
+
+def missed_later(strata: Sequence[Stratum], first: int, last: int) -> bool:
+    """Whether later strata read an output that a run of strata `first` to `last` keeps to itself:
+    it hands out the last one's alone."""
+    inner = {f"r{index}" for index in range(first, last)}
+    later = strata[last + 1 :] if inner else ()
+    return any(
+        not inner.isdisjoint(stratum.inputs)
+        or any(name in inner for lookup in stratum.lookups for name, _ in lookup.origins)
+        for stratum in later
+    )
 
 
 class Hidden(msgspec.Struct, frozen=True):

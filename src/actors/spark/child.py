@@ -43,10 +43,11 @@ from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.failures import SparkGone
 from actors.spark.jobs import Engine, Ticket
+from actors.spark.plans import PreparedPlan
 from actors.spark.remote_address import is_remote, without_secrets
 from actors.spark.session import open_session, spark_conf
 from actors.spark.start import ChildMessage, Start
-from actors.spark.steps import PreparedPlan, Slot
+from actors.spark.steps import Slot
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0

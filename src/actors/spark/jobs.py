@@ -33,10 +33,11 @@ from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.difference import run_difference, run_query
 from actors.spark.failures import SparkGone, failed
+from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
 from actors.spark.session import ThreadSessions, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
-from actors.spark.steps import PreparedPlan, Slot, prepare, rehearse, run_step
+from actors.spark.steps import Slot, rehearse, run_step
 
 
 class Ticket:
@@ -76,8 +77,8 @@ class Engine:
         """For one worker thread."""
         limits = self.settings
         inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
-        canceled = threading.Event()
-        return Slot(self._sessions(), self._steps, self.out, inline, collected, canceled)
+        nodes, canceled = limits.engine_plan_nodes_max, threading.Event()
+        return Slot(self._sessions(), self._steps, self.out, inline, collected, nodes, canceled)
 
     def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         """The answer to a job. Raises `SparkGone` when Spark did not answer or has stopped."""
@@ -170,7 +171,8 @@ def dispatch(slot: Slot, ticket: Ticket) -> Answer:
         case Analyze():
             return analyze(slot.sessions.get(job.conf, small=True), job)
         case Prepare() if ticket.prepared is not None:
-            return prepare(slot, ticket.prepared, job)
+            bridge = slot.sessions.get(job.plan.conf, small=True)
+            return prepare(bridge, ticket.prepared, job)
         case Step() if ticket.prepared is not None:
             return run_step(slot, ticket.prepared, job)
         case Rehearse() if ticket.prepared is not None:

@@ -31,17 +31,19 @@ LOCAL_FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Rows, as far as they were read here, and the files left for Spark."""
+    """Rows, as far as they were read here, and the files left for Spark, or what it has."""
 
     rows: Rows
     table: pa.Table
     files: tuple[str, ...]
     bytes: int
+    frame: DataFrame | None = None
+    """All rows, if they are in Spark already."""
 
     @property
     def empty(self) -> bool:
         """Whether there surely is no row."""
-        return not self.files and self.table.num_rows == 0
+        return not self.files and self.frame is None and self.table.num_rows == 0
 
 
 def load(rows: Rows) -> Loaded:
@@ -148,6 +150,8 @@ def schema_of(struct: StructType) -> Schema:
 
 def frame(bridge: Bridge, loaded: Loaded) -> DataFrame:
     """The rows as a frame: user columns, time, diff."""
+    if loaded.frame is not None:
+        return loaded.frame
     if not loaded.files:
         return bridge.table(loaded.table)
     scanned = _scan(bridge, loaded)

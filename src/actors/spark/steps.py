@@ -1,9 +1,8 @@
-"""Prepared plans and their steps.
+"""The steps of delta plans.
 
-`PreparedPlan` is a delta plan with what Spark alone knows of it: the types of its nodes, asked
-for once, on empty inputs, and kept. `run_step` renders strata as one statement
-(`actors.spark.translate`), gives Spark the rows as views, and collects the answer; a large one
-that is wanted as files goes into files (`actors.spark.files`).
+`run_step` renders strata as one statement (`actors.spark.translate`), or in pieces where one
+plan would be too large (`actors.spark.pieces`), gives Spark the rows as views, and collects the
+answer; a large one that is wanted as files goes into files (`actors.spark.files`).
 
 Small steps (no file left to Spark, `SMALL_BYTES_MAX` of rows at most) run in one partition; a
 `Consolidate` at the root is then done on the collected Arrow, which spares an aggregation and
@@ -14,34 +13,36 @@ Spark job.
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 
-from actors.errors import Canceled, InvalidUsage, QueryRejected
+from actors.errors import Canceled, InvalidUsage
 from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed
-from actors.plan.jobs import FileDone, LikelyRun, Prepare, Prepared, Rehearse, RowsDone, Step
-from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.jobs import FileDone, LikelyRun, Prepared, Rehearse, Rows, RowsDone, Step
+from actors.plan.schema import TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
-from actors.spark.analysis import check_types, empty_frame, output_schema, query
 from actors.spark.bridge import Bridge
 from actors.spark.files import reduces, too_large, write_files
+from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, Request
 from actors.spark.rows import Loaded, all_ones, done, frame, load
 from actors.spark.session import ThreadSessions
 from actors.spark.translate import Relation, Translator, leaves
 
 SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
-_SERIALS: Final = itertools.count()
+KEPT_BYTES: Final = 1 << 40
+"""Taken as the size of rows that stay in Spark, which nobody has counted."""
 
 
 class Slot(msgspec.Struct):
@@ -53,6 +54,7 @@ class Slot(msgspec.Struct):
     out: Path
     inline_bytes_max: int
     collected_bytes_max: int
+    plan_nodes_max: int
     canceled: threading.Event
     """Of the job at hand."""
     group: str = ""
@@ -63,123 +65,6 @@ class Slot(msgspec.Struct):
         """Raises `Canceled` when the job was canceled: called before each longer stretch."""
         if self.canceled.is_set():
             raise Canceled("canceled on request")
-
-
-class PreparedPlan:
-    """A plan and the types of its nodes. Shared by threads: facts are only ever added.
-
-    `serial` is its own, so that nothing kept for one plan serves its successor.
-    """
-
-    def __init__(self, plan: DeltaPlan) -> None:
-        self.plan = plan
-        self.serial = next(_SERIALS)
-        self._types: dict[Node, Schema] = {}
-        self.forget: weakref.finalize[Any, PreparedPlan] | None = None
-        """Drops, at this object's end, what is kept for its steps."""
-
-    def schema(self, bridge: Bridge, node: Node) -> Schema:
-        """Columns and types that a node makes, without time and diff."""
-        known = self._types.get(node)
-        if known is None:
-            text = self._empty(bridge).text(node)
-            made = output_schema(bridge.sql(text).schema)
-            known = Schema(tuple(c for c in made.columns if c.name not in (TIME, DIFF)))
-            self._types[node] = known
-        return known
-
-    def stratum(self, bridge: Bridge, index: int) -> Schema:
-        """What stratum `index` makes."""
-        return self.schema(bridge, self.plan.strata[index].node)
-
-    def types(self, bridge: Bridge, node: Node) -> Mapping[str, str]:
-        """Spark's type text of each column of a node."""
-        return {column.name: column.type for column in self.schema(bridge, node).columns}
-
-    def input_schema(self, bridge: Bridge, name: str) -> Schema:
-        """The schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
-        plan = self.plan
-        number = int(name[1:]) if name[1:].isdigit() else -1
-        if name[:1] == "h" and 0 <= number < len(plan.hidden):
-            return plan.hidden[number].schema
-        if name[:1] in ("d", "s") and 0 <= number < len(plan.source_schemas):
-            return plan.source_schemas[number]
-        if name[:1] == "r" and 0 <= number < len(plan.strata):
-            return self.stratum(bridge, number)
-        raise InvalidUsage(f"the plan has no input {name!r}")
-
-    def _empty(self, bridge: Bridge) -> Translator:
-        """Renders any node of the plan over inputs without rows."""
-        names = {name for stratum in self.plan.strata for name in leaves(stratum.node)}
-        return Translator(
-            _Empties(self, bridge, names),
-            lambda node: self.types(bridge, node),
-            interval=(1, 2),
-            small=True,
-        )
-
-
-class _Empties(Mapping[str, Relation]):
-    """Relations without rows, their schemas asked for when they are needed."""
-
-    def __init__(self, prepared: PreparedPlan, bridge: Bridge, names: set[str]) -> None:
-        self._prepared = prepared
-        self._bridge = bridge
-        self._names = names
-
-    def __getitem__(self, name: str) -> Relation:
-        return Relation(self._prepared.input_schema(self._bridge, name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def prepare(slot: Slot, prepared: PreparedPlan, job: Prepare) -> Prepared:
-    """Builds the plan on empty inputs and checks what it makes.
-
-    Raises `QueryRejected`, `InvalidUsage`, or Spark's own error.
-    """
-    plan = job.plan
-    bridge = slot.sessions.get(plan.conf, small=True)
-    if plan.mode == "opaque" or not plan.strata:
-        empties = {
-            name: empty_frame(bridge, schema)
-            for name, schema in zip(plan.sources, plan.source_schemas, strict=True)
-        }
-        with bridge.views(empties):
-            made = output_schema(query(bridge, plan.sql).schema)
-        check_types(made, plan.output, "the query", names=False)
-        return Prepared(job.job_id)
-    for index in range(len(plan.strata)):
-        made = prepared.stratum(bridge, index)
-    if plan.hidden:
-        _check_hidden(made, plan)
-    else:
-        check_types(made, plan.output, "the last stratum", names=True)
-    return Prepared(job.job_id)
-
-
-def _check_hidden(made: Schema, plan: DeltaPlan) -> None:
-    """The last stratum must make all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
-    prefixed = [("o_", plan.output)]
-    prefixed += [(f"h{number}_", hidden.schema) for number, hidden in enumerate(plan.hidden)]
-    wanted = (
-        *(
-            Column(f"{prefix}{column.name}", column.type)
-            for prefix, schema in prefixed
-            for column in schema.columns
-        ),
-        Column("__to", "int"),
-    )
-    by_name = {column.name: column for column in made.columns}
-    missing = [column.name for column in wanted if column.name not in by_name]
-    if missing:
-        raise QueryRejected(f"the last stratum lacks column {missing[0]!r}; it makes {made.names}")
-    found = Schema(tuple(by_name[column.name] for column in wanted))
-    check_types(found, Schema(wanted), "the last stratum", names=True)
 
 
 def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
@@ -196,25 +81,78 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     if job.lo > 0 and all(rows.empty for rows in loaded.values()):
         table = empty_updates(prepared.stratum(bridge, job.last))
         return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
+    filled = frozenset(name for name, rows in loaded.items() if not rows.empty)
+    *earlier, (first, _) = prepared.pieces(job.first, job.last, filled, slot.plan_nodes_max)
+    again = True
+    for start, end in earlier:
+        piece = msgspec.structs.replace(job, first=start, last=end, into_files=False)
+        rows, found_plan = _inner(slot, prepared, piece, loaded, small=small)
+        loaded[f"r{end}"] = rows
+        again &= found_plan
+    job = msgspec.structs.replace(job, first=first)
     root = plan.strata[job.last].node
     peeled = small and isinstance(root, Consolidate)
     # Files are not consolidated: their readers do that, a part at a time.
     bare = peeled or job.into_files
-    stand_in = _peel(root) if bare else None
-    work = _Work(prepared, job, needed, loaded, stand_in, one_time(loaded))
-    lasting = small and job.lo > 0 and not job.at_once
-    made: pa.Table | tuple[FileDone, ...] | None = _run_prepared(slot, work) if lasting else None
-    again = made is not None
-    if made is None:
-        made = _run_anew(slot, slot.sessions.get(plan.conf, small=small), work, small=small)
+    made, found_plan = _run(
+        slot, _work(prepared, job, loaded, _peel(root) if bare else None), small=small
+    )
+    again &= found_plan
     elapsed = (time.perf_counter() - started) * 1000
     if isinstance(made, tuple):
-        rows = sum(file.rows for file in made)
-        return RowsDone(job.job_id, rows, spark_ms=elapsed, files=made)
+        count = sum(file.rows for file in made)
+        return RowsDone(job.job_id, count, spark_ms=elapsed, files=made)
     if peeled:
         made = consolidate(made)
         elapsed = (time.perf_counter() - started) * 1000
     return done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+
+
+def _inner(
+    slot: Slot,
+    prepared: PreparedPlan,
+    job: Step,
+    loaded: Mapping[str, Loaded],
+    *,
+    small: bool,
+) -> tuple[Loaded, bool]:
+    """What an earlier piece makes, for those after it, and whether its plan was there.
+
+    Of large inputs it stays in Spark.
+    """
+    root = prepared.plan.strata[job.last].node
+    work = _work(prepared, job, loaded, _peel(root) if small else None)
+    bridge = slot.sessions.get(prepared.plan.conf, small=small)
+    rows = Rows(schema=prepared.stratum(bridge, job.last))
+    if small:
+        table, again = _run(slot, work, small=True)
+        made = consolidate(table) if isinstance(root, Consolidate) else table
+        return Loaded(rows, made, (), made.nbytes), again
+    with _planned(slot, bridge, work, small=False) as found:
+        kept = found.localCheckpoint()
+    return Loaded(rows, rows.schema.arrow_updates().empty_table(), (), KEPT_BYTES, kept), False
+
+
+def _work(
+    prepared: PreparedPlan, job: Step, loaded: Mapping[str, Loaded], root: Node | None
+) -> _Work:
+    """Strata of a step with the rows that they read."""
+    needed = _needed(prepared.plan, job)
+    mine = {name: rows for name, rows in loaded.items() if name in needed}
+    return _Work(prepared, job, needed, mine, root, one_time(loaded))
+
+
+def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
+    """The rows, or their files, and whether their plan was there already."""
+    if work.job.lo > 0 and all(rows.empty for rows in work.loaded.values()):
+        bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
+        return empty_updates(work.prepared.stratum(bridge, work.job.last)), True
+    if small and work.job.lo > 0 and not work.job.at_once:
+        made = _run_prepared(slot, work)
+        if made is not None:
+            return made, True
+    bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
+    return _run_anew(slot, bridge, work, small=small), False
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -267,9 +205,13 @@ def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
         slot.check()
         _check_range(plan, run)
         step = Step(job.job_id, job.dataflow, run.first, run.last, {}, 1, 2)
+        needed = _needed(plan, step)
+        filled = frozenset(name for name in needed if name in run.changed or name[0] in "sh")
+        if len(prepared.pieces(run.first, run.last, filled, slot.plan_nodes_max)) > 1:
+            continue
         root = plan.strata[run.last].node
         bare = _peel(root) if isinstance(root, Consolidate) else None
-        work = _Work(prepared, step, _needed(plan, step), {}, bare, run.one_time)
+        work = _Work(prepared, step, needed, {}, bare, run.one_time)
         request = _request(slot, slot.sessions.get(plan.conf, small=True), work)
         nothing = {name: empty_updates(request.schemas[name]) for name in run.changed}
         slot.steps.rehearse(msgspec.structs.replace(request, tables=nothing))
@@ -321,6 +263,27 @@ def _run_anew(
 ) -> pa.Table | tuple[FileDone, ...]:
     """Plans the step and executes it."""
     job = work.job
+    with _planned(slot, bridge, work, small=small) as found:
+        if not small and work.large(slot.collected_bytes_max):
+            return write_files(found, job.hi - 1, slot.out)
+        try:
+            # The plan may be checked meanwhile: by now its types are known.
+            made = bridge.collect(found, lambda: work.wanted(bridge))
+        except Exception as error:
+            if not job.into_files or not too_large(error):
+                raise
+            print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
+            return write_files(found, job.hi - 1, slot.out)
+    if job.at_once:
+        times = pa.repeat(pa.scalar(job.hi - 1, pa.int64()), made.num_rows)
+        return set_column(made, TIME, times)
+    return made
+
+
+@contextmanager
+def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterator[DataFrame]:
+    """The step's query; it is good for as long as its rows have names."""
+    job = work.job
     relations: dict[str, Relation] = {}
     frames = {}
     for name in work.needed:
@@ -341,20 +304,7 @@ def _run_anew(
         slot.check()
         found = bridge.sql(text)
         slot.check()
-        if not small and work.large(slot.collected_bytes_max):
-            return write_files(found, job.hi - 1, slot.out)
-        try:
-            # The plan may be checked meanwhile: by now its types are known.
-            made = bridge.collect(found, lambda: work.wanted(bridge))
-        except Exception as error:
-            if not job.into_files or not too_large(error):
-                raise
-            print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
-            return write_files(found, job.hi - 1, slot.out)
-    if job.at_once:
-        times = pa.repeat(pa.scalar(job.hi - 1, pa.int64()), made.num_rows)
-        return set_column(made, TIME, times)
-    return made
+        yield found
 
 
 def one_time(loaded: Mapping[str, Loaded]) -> bool:
@@ -362,7 +312,7 @@ def one_time(loaded: Mapping[str, Loaded]) -> bool:
     times: set[int] = set()
     for name, rows in loaded.items():
         if name[0] in "dr" and not rows.empty:
-            if rows.files:
+            if rows.files or rows.frame is not None:
                 return False
             found = pc.min_max(rows.table[TIME])
             times |= {found["min"].as_py(), found["max"].as_py()}

@@ -39,6 +39,8 @@ Show: TypeAlias = Callable[[ViewResult, int, int], None]
 KILL_FROM: Final = 10
 """Fewer scripts than this are spared: a new engine takes longer than they do."""
 KILL_EVERY: Final = 50
+PREPARED_EVERY: Final = 4
+"""Of so many seeds of made-up views one executes plans of steps again."""
 
 
 class Report(msgspec.Struct):
@@ -87,7 +89,7 @@ async def _main(command: Command, settings: Settings) -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         async with System(seed=command.seed) as system:
             with _shown() as show:
-                chosen = interpreted(settings) if command.fuzz else settings
+                chosen = for_plans_run_once(settings, command.seed) if command.fuzz else settings
                 place = place_on_spark(system, chosen, Path(folder))
                 options = Options(command.splits, command.seed)
                 try:
@@ -108,13 +110,21 @@ async def _main(command: Command, settings: Settings) -> int:
     return 0 if report.ok else 1
 
 
-def interpreted(settings: Settings) -> Settings:
-    """Settings for plans that run once: compiling each costs Spark more than running it."""
+def for_plans_run_once(settings: Settings, seed: int) -> Settings:
+    """Settings for plans that run once or twice.
+
+    Compiling each costs Spark more than running it, and so does preparing its steps for more: one
+    seed of `PREPARED_EVERY` does that all the same. What the JVM would gain by its second
+    compiler, its code pays for longer than a campaign lasts.
+    """
     conf = {
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
-    return msgspec.structs.replace(settings, spark_conf=conf | settings.spark_conf)
+    given = settings.spark_conf
+    prepared = {} if seed % PREPARED_EVERY == 0 else {"prepared_slot_bytes_max": 1}
+    return msgspec.structs.replace(settings, spark_conf=conf | given, **prepared)
 
 
 def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:

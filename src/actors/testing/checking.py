@@ -104,6 +104,8 @@ class Options(msgspec.Struct, frozen=True):
     seed: int = 0
     ends: bool = True
     """Each time alone and all at once; without, only the random ways."""
+    sample: int = 0
+    """So many of all these ways, by chance; 0: all of them."""
     live: bool = True
     """As dataflows, too, with compaction and restarts."""
     exact_decimals: bool = True
@@ -320,7 +322,7 @@ class Checked:
         for _ in range(self._options.splits):
             some = {end for end in ends[:-1] if self._random.random() < 0.4}
             ways.append([*sorted(some), ends[-1]])
-        return ways
+        return self._random.sample(ways, min(self._options.sample or len(ways), len(ways)))
 
     async def _along(self, limiter: anyio.CapacityLimiter, number: int, cuts: list[int]) -> None:
         """Maintains all views along one way, and compares at all times."""

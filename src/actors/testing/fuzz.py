@@ -6,6 +6,8 @@ are valid Spark SQL. They take any of the rules, nested to a depth: projections,
 three-valued logic, inner joins with residuals, outer, semi and anti joins, EXISTS and IN, UNION
 ALL, UNION, DISTINCT, groupings with every aggregate and FILTER, HAVING, global aggregates,
 aggregates below joins and of aggregates, derived tables and table expressions, views on views.
+Most faults show in small views, and a plan grows by a multiple with each operator over another:
+so most views have up to three operators, and one of `DEEP_EVERY` has more.
 
 Rules: values come from domains so small that rows meet, groups come and go, and NULLs abound;
 changes delete what is there, repeat rows, touch one row several times at a time, and leave
@@ -31,6 +33,10 @@ DOMAINS: Final[dict[str, tuple[str, ...]]] = {
     "date": ("date '2013-01-01'", "date '2013-01-02'", "date '2013-02-01'"),
 }
 NULLS: Final = 0.22
+OPERATORS: Final = (1, 1, 1, 2, 2, 2, 3)
+"""How many joins, groupings, unions and subqueries a view has at most."""
+DEEP: Final = (3, 4, 5, 6)
+DEEP_EVERY: Final = 10
 
 
 class Col(msgspec.Struct, frozen=True):
@@ -152,9 +158,12 @@ class _Writer:
         self.tables = tables
         self._pick = pick
         self._aliases = 0
+        self._operators = 0
 
     def view(self) -> tuple[str, tuple[Col, ...]]:
         """A view's text and its columns."""
+        deep = self._pick.randrange(DEEP_EVERY) == 0
+        self._operators = self._pick.choice(DEEP if deep else OPERATORS)
         dice = self._pick.random()
         if dice < 0.12:
             return self._union(self._pick.choice((1, 1, 2)))
@@ -164,6 +173,11 @@ class _Writer:
             outer, made = self._select(1, first=table)
             return f"with cte as ({inner}) {outer}", made
         return self._select(self._pick.choice((0, 1, 1, 1, 2)))
+
+    def _may(self) -> bool:
+        """Whether the view may have one more operator; it then has."""
+        self._operators -= 1
+        return self._operators >= 0
 
     # -- expressions ------------------------------------------------------------------------------
 
@@ -267,6 +281,8 @@ class _Writer:
         pick = self._pick
         text, columns = self._relation(depth, first)
         for _ in range(pick.choice((0, 0, 1, 1, 1, 2, 3) if depth else (0, 0, 0, 1))):
+            if not self._may():
+                break
             other, added = self._relation(depth - 1 if pick.random() < 0.6 else 0)
             if not self._pairs(columns, added) and pick.random() < 0.9:
                 continue
@@ -307,7 +323,7 @@ class _Writer:
     def _where(self, columns: Sequence[Col]) -> str:
         pick = self._pick
         terms = [self._test(columns)] if pick.random() < 0.45 else []
-        if pick.random() < 0.22:
+        if pick.random() < 0.22 and self._may():
             found = self._subquery(columns)
             if found and terms and pick.random() < 0.15:
                 return f" where ({terms[0]} or {found})"
@@ -317,9 +333,11 @@ class _Writer:
     # -- queries ----------------------------------------------------------------------------------
 
     def _select(self, depth: int, first: Table | None = None) -> tuple[str, tuple[Col, ...]]:
+        dice = self._pick.random()
+        if dice < 0.55 and not self._may():
+            dice = 1.0
         source, columns = self._from(depth, first)
         where = self._where(columns)
-        dice = self._pick.random()
         if dice < 0.42:
             return self._grouped(source, columns, where, keyed=dice < 0.36)
         items, made = self._items(columns, doubles=dice >= 0.55)
@@ -429,6 +447,7 @@ class _Writer:
         ]
         branches = []
         for _ in range(pick.choice((2, 2, 3))):
+            self._may()
             source, columns = self._from(max(0, depth - 1), None)
             items = [
                 f"{self._expr(columns, kind, 1)} as x{index}" for index, kind in enumerate(kinds)

@@ -6,15 +6,16 @@ actor, and cuts their answers as the dataflow does. Checks of views and property
 
 Rules: a step covers ``lo <= time < hi``; the first one hydrates with ``lo == 0``. Lookups return
 exactly the rows whose keys match, null-safe, as `plan.delta.Lookup` words it, so that a plan
-that asks for too little is found out. Steps run their strata alternately one by one, and all in
-one run; then a state that is looked up by what an earlier stratum of the same run makes is given
-whole. So both ways are exercised (`fuse` chooses one). On a `DefiniteError` the interval is
+that asks for too little is found out. Steps run their strata in turn all in one run, one by one,
+and cut at random; a state that is looked up by what an earlier stratum of the same run makes is
+given whole. So all ways are exercised (`fuse` chooses one). On a `DefiniteError` the interval is
 halved until one time fails; the view is in error from there, and is computed from scratch at
 each later time until that succeeds.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ import pyarrow as pa
 
 from actors.errors import DefiniteError, InvalidUsage
 from actors.kernel import Address
-from actors.plan.delta import DeltaPlan, Lookup
+from actors.plan.delta import DeltaPlan, Lookup, missed_later
 from actors.plan.jobs import (
     Analyze,
     Analyzed,
@@ -327,14 +328,10 @@ class Maintained:
         found: dict[str, Relation] = {}
         for index, delta in enumerate(deltas):
             found[f"d{index}"] = _relation(plan.source_schemas[index], delta)
-        fused = self._steps % 2 == 0 if self._fuse is None else self._fuse
-        self._steps += 1
-        last = len(plan.strata) - 1
         taken: dict[str, set[tuple[Any, ...]]] = {}
         table: pa.Table | None = None
         first = 0
-        while first <= last:
-            upto = last if fused else first
+        for upto in self._runs():
             for stratum in plan.strata[first : upto + 1]:
                 for lookup in stratum.lookups:
                     self._look_up(lookup, found, taken, lo)
@@ -355,6 +352,25 @@ class Maintained:
             assert lo <= time < hi, f"an update at {time}, outside of [{lo}, {hi})"
         self.output += output
         self._take_hidden(hidden)
+
+    def _runs(self) -> list[int]:
+        """The last strata of the next step's runs."""
+        strata = self.plan.strata
+        number = self._steps
+        self._steps += 1
+        if self._fuse or (self._fuse is None and number % 3 == 0):
+            return [len(strata) - 1]
+        if self._fuse is False or number % 3 == 1:
+            return list(range(len(strata)))
+        pick = random.Random(f"{self._dataflow} {number}")
+        runs: list[int] = []
+        while not runs or runs[-1] < len(strata) - 1:
+            first = runs[-1] + 1 if runs else 0
+            last = pick.randrange(first, len(strata))
+            while missed_later(strata, first, last):
+                last -= 1
+            runs.append(last)
+        return runs
 
     def _look_up(
         self,

@@ -1,0 +1,155 @@
+"""A delta plan as the engine knows it: the types of its nodes, which Spark alone can tell.
+
+They are asked for on empty inputs, once, and kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from actors.errors import InvalidUsage, QueryRejected
+from actors.plan.delta import DeltaPlan, Node
+from actors.plan.jobs import Prepare, Prepared
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.spark.analysis import check_types, empty_frame, output_schema, query
+from actors.spark.bridge import Bridge
+from actors.spark.pieces import pieces
+from actors.spark.translate import Relation, Translator, leaves
+
+PIECES_KNOWN_MAX: Final = 256
+_SERIALS: Final = itertools.count()
+
+
+class PreparedPlan:
+    """A plan and the types of its nodes. Shared by threads: facts are only ever added.
+
+    `serial` is its own, so that nothing kept for one plan serves its successor.
+    """
+
+    def __init__(self, plan: DeltaPlan) -> None:
+        self.plan = plan
+        self.serial = next(_SERIALS)
+        self._types: dict[Node, Schema] = {}
+        self._pieces: dict[Any, list[tuple[int, int]]] = {}
+        self.forget: weakref.finalize[Any, PreparedPlan] | None = None
+        """Drops, at this object's end, what is kept for its steps."""
+
+    def schema(self, bridge: Bridge, node: Node) -> Schema:
+        """Columns and types that a node makes, without time and diff."""
+        known = self._types.get(node)
+        if known is None:
+            text = self._empty(bridge).text(node)
+            made = output_schema(bridge.sql(text).schema)
+            known = Schema(tuple(c for c in made.columns if c.name not in (TIME, DIFF)))
+            self._types[node] = known
+        return known
+
+    def stratum(self, bridge: Bridge, index: int) -> Schema:
+        """What stratum `index` makes."""
+        return self.schema(bridge, self.plan.strata[index].node)
+
+    def types(self, bridge: Bridge, node: Node) -> Mapping[str, str]:
+        """Spark's type text of each column of a node."""
+        return {column.name: column.type for column in self.schema(bridge, node).columns}
+
+    def input_schema(self, bridge: Bridge, name: str) -> Schema:
+        """The schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
+        plan = self.plan
+        number = int(name[1:]) if name[1:].isdigit() else -1
+        if name[:1] == "h" and 0 <= number < len(plan.hidden):
+            return plan.hidden[number].schema
+        if name[:1] in ("d", "s") and 0 <= number < len(plan.source_schemas):
+            return plan.source_schemas[number]
+        if name[:1] == "r" and 0 <= number < len(plan.strata):
+            return self.stratum(bridge, number)
+        raise InvalidUsage(f"the plan has no input {name!r}")
+
+    def pieces(
+        self, first: int, last: int, filled: frozenset[str], nodes_max: int
+    ) -> list[tuple[int, int]]:
+        """In which runs strata are done, with rows in these inputs (`actors.spark.pieces`)."""
+        if first == last:
+            return [(first, last)]
+        key = (first, last, filled)
+        found = self._pieces.get(key)
+        if found is None:
+            found = pieces(self.plan.strata, first, last, filled, nodes_max)
+            if len(self._pieces) >= PIECES_KNOWN_MAX:
+                self._pieces.clear()
+            self._pieces[key] = found
+        return found
+
+    def _empty(self, bridge: Bridge) -> Translator:
+        """Renders any node of the plan over inputs without rows."""
+        names = {name for stratum in self.plan.strata for name in leaves(stratum.node)}
+        return Translator(
+            _Empties(self, bridge, names),
+            lambda node: self.types(bridge, node),
+            interval=(1, 2),
+            small=True,
+        )
+
+
+class _Empties(Mapping[str, Relation]):
+    """Relations without rows, their schemas asked for when they are needed."""
+
+    def __init__(self, prepared: PreparedPlan, bridge: Bridge, names: set[str]) -> None:
+        self._prepared = prepared
+        self._bridge = bridge
+        self._names = names
+
+    def __getitem__(self, name: str) -> Relation:
+        return Relation(self._prepared.input_schema(self._bridge, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def prepare(bridge: Bridge, prepared: PreparedPlan, job: Prepare) -> Prepared:
+    """Builds the plan on empty inputs and checks what it makes.
+
+    Raises `QueryRejected`, `InvalidUsage`, or Spark's own error.
+    """
+    plan = job.plan
+    if plan.mode == "opaque" or not plan.strata:
+        empties = {
+            name: empty_frame(bridge, schema)
+            for name, schema in zip(plan.sources, plan.source_schemas, strict=True)
+        }
+        with bridge.views(empties):
+            made = output_schema(query(bridge, plan.sql).schema)
+        check_types(made, plan.output, "the query", names=False)
+        return Prepared(job.job_id)
+    for index in range(len(plan.strata)):
+        made = prepared.stratum(bridge, index)
+    if plan.hidden:
+        _check_hidden(made, plan)
+    else:
+        check_types(made, plan.output, "the last stratum", names=True)
+    return Prepared(job.job_id)
+
+
+def _check_hidden(made: Schema, plan: DeltaPlan) -> None:
+    """The last stratum must make all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
+    prefixed = [("o_", plan.output)]
+    prefixed += [(f"h{number}_", hidden.schema) for number, hidden in enumerate(plan.hidden)]
+    wanted = (
+        *(
+            Column(f"{prefix}{column.name}", column.type)
+            for prefix, schema in prefixed
+            for column in schema.columns
+        ),
+        Column("__to", "int"),
+    )
+    by_name = {column.name: column for column in made.columns}
+    missing = [column.name for column in wanted if column.name not in by_name]
+    if missing:
+        raise QueryRejected(f"the last stratum lacks column {missing[0]!r}; it makes {made.names}")
+    found = Schema(tuple(by_name[column.name] for column in wanted))
+    check_types(found, Schema(wanted), "the last stratum", names=True)

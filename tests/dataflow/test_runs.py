@@ -1,0 +1,47 @@
+"""Which strata of a step run together."""
+
+from __future__ import annotations
+
+from actors.dataflow.step import fused
+from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum
+from actors.plan.schema import Column, Schema
+
+KEY = Schema((Column("k", "int"),))
+
+
+def plan(*strata: tuple[str, str]) -> DeltaPlan:
+    """A plan whose strata read inputs (first word) and look up ``target:origin`` (second)."""
+    made = []
+    for reads, asks in strata:
+        lookups = []
+        for ask in asks.split():
+            target, origin = ask.split(":")
+            lookups.append(Lookup(target, ("k",), ((origin, ("k",)),)))
+        names = tuple(reads.split())
+        made.append(Stratum(tuple(lookups), Input(names[0], ("k",)), names))
+    return DeltaPlan(("t",), (KEY,), KEY, "", "incremental", "", tuple(made))
+
+
+def runs(of: DeltaPlan, *, hidden_whole: bool) -> list[tuple[int, int]]:
+    found = []
+    first = 0
+    while first < len(of.strata):
+        last = fused(of, first, hidden_whole=hidden_whole)
+        found.append((first, last))
+        first = last + 1
+    return found
+
+
+def test_a_lookup_by_an_earlier_output_begins_a_run() -> None:
+    of = plan(("d0", ""), ("r0 d0", ""), ("r1", "s0:r1"), ("r2", "h0:r2"))
+    assert runs(of, hidden_whole=True) == [(0, 1), (2, 3)]
+    assert runs(of, hidden_whole=False) == [(0, 1), (2, 2), (3, 3)]
+
+
+def test_an_output_that_later_strata_read_ends_a_run() -> None:
+    read = plan(("d0", ""), ("r0", ""), ("r1 r0", "s0:r1"))
+    asked = plan(("d0", ""), ("r0", ""), ("r1", "s0:r1 s0:r0"))
+    for of in (read, asked):
+        assert runs(of, hidden_whole=True) == [(0, 0), (1, 1), (2, 2)]
+    last = plan(("d0", ""), ("r0", ""), ("r1", "s0:r1"), ("r2 r1", ""))
+    assert runs(last, hidden_whole=True) == [(0, 1), (2, 3)]
