@@ -1,15 +1,23 @@
-"""Strata cut up into plans of bearable size.
+"""Strata cut up so that Spark plans little, and nothing twice.
 
-Strata that run together are one statement, in which what an earlier one makes stands as often as
-later ones name it, and is named again by those after them: Spark's plan of a view nested five
-deep has ten thousand nodes, and its planning takes minutes and more memory than there is. So a
-run whose plan would be larger than a limit is done in pieces: the output of one is given to the
-next as rows.
+Theory of operation. Rules name the same subtree in many terms (the old rows of a join stand in
+each term of its delta), and Spark analyses what it is given as often as it is written: of 900
+nodes of a plan 90 may differ. So `divided` makes strata of their own of what occurs more than
+once. Strata that run together are one statement with a WITH, and each is analysed once.
+
+After that Spark puts every stratum where it is named, and a plan of strata above strata grows by
+a multiple with each: a view of 500 characters had 75,000 nodes, which no JVM plans in its heap.
+`pieces` finds which strata to run by themselves, their rows then standing in for them, so that no
+plan has more than `nodes_max` nodes. Most steps are one piece.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
 
 from actors.plan.delta import (
     Accumulate,
@@ -21,64 +29,199 @@ from actors.plan.delta import (
     Recompute,
     Reduce,
     Select,
-    Stratum,
     Union,
     Weigh,
     Where,
-    missed_later,
 )
+from actors.spark.fragments import columns_of
+
+SHARED_NODES_MIN: Final = 4
+"""Smaller subtrees are written again: a name for them would cost as much."""
+
+Strata: TypeAlias = tuple[Node, ...]
+Sizes: TypeAlias = dict[str, int]
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes that a node reads."""
+    match node:
+        case Input():
+            return ()
+        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+            return (node.input,)
+        case Union():
+            return node.inputs
+        case Pair() | Match():
+            return node.left, node.right
+        case Accumulate():
+            return node.contributions, node.hidden
+        case Recompute():
+            return node.old, node.changes
+
+
+def with_children(node: Node, made: Sequence[Node]) -> Node:
+    """The node over others, in the order of `children`."""
+    match node:
+        case Input():
+            return node
+        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+            return msgspec.structs.replace(node, input=made[0])
+        case Union():
+            return Union(tuple(made))
+        case Pair() | Match():
+            return msgspec.structs.replace(node, left=made[0], right=made[1])
+        case Accumulate():
+            return msgspec.structs.replace(node, contributions=made[0], hidden=made[1])
+        case Recompute():
+            return msgspec.structs.replace(node, old=made[0], changes=made[1])
+
+
+def divided(strata: Sequence[Node]) -> tuple[Strata, tuple[int, ...]]:
+    """Strata in which nothing large occurs twice, and where each given one is among them."""
+    made: list[Node] = []
+    places: list[int] = []
+    for node in strata:
+        _Divider(made, places).add(node)
+        places.append(len(made) - 1)
+    return tuple(made), tuple(places)
+
+
+class _Divider:
+    """Divides one stratum; those before it are in `made`, at `places`."""
+
+    def __init__(self, made: list[Node], places: Sequence[int]) -> None:
+        self._made = made
+        self._places = places
+        self._parents: Counter[Node] = Counter()
+        self._done: dict[Node, tuple[Node, int]] = {}
+
+    def add(self, root: Node) -> None:
+        """Adds what is shared, then the rest."""
+        self._count(root, set())
+        self._made.append(self._divide(root)[0])
+
+    def _count(self, node: Node, seen: set[Node]) -> None:
+        for child in children(node):
+            self._parents[child] += 1
+            if child not in seen:
+                seen.add(child)
+                self._count(child, seen)
+
+    def _divide(self, node: Node) -> tuple[Node, int]:
+        """The node with what is shared below it named, and its size."""
+        found = self._done.get(node)
+        if found is not None:
+            return found
+        if isinstance(node, Input):
+            return self._renamed(node), 1
+        below = [self._divide(child) for child in children(node)]
+        new = with_children(node, [child for child, _ in below])
+        size = 1 + sum(count for _, count in below)
+        if self._parents[node] > 1 and size >= SHARED_NODES_MIN and not _padding(node):
+            self._made.append(new)
+            new, size = Input(f"r{len(self._made) - 1}", columns_of(node)), 1
+        self._done[node] = new, size
+        return new, size
+
+    def _renamed(self, node: Input) -> Input:
+        name = renamed(node.name, self._places)
+        return node if name == node.name else Input(name, node.columns)
+
+
+def renamed(name: str, places: Sequence[int]) -> str:
+    """An input's name among divided strata."""
+    return f"r{places[int(name[1:])]}" if name[0] == "r" else name
+
+
+def _padding(node: Node) -> bool:
+    """Whether a column has a type only in the union that the node is a term of."""
+    return isinstance(node, Select) and any(c.expression == "NULL" for c in node.columns)
 
 
 def pieces(
-    strata: Sequence[Stratum], first: int, last: int, filled: Collection[str], nodes_max: int
-) -> list[tuple[int, int]]:
-    """The runs (first, last) that strata `first` to `last` are done in; one, as a rule.
+    strata: Strata, first: int, last: int, filled: Collection[str], nodes_max: int
+) -> list[tuple[int, ...]]:
+    """The statements that strata `first` to `last` are run in: each the strata in it, the last of
+    them being what it makes.
 
     `filled` are the inputs that have rows: terms of the others are not planned.
     """
-    here = strata[: last + 1]
-    found: list[tuple[int, int]] = []
-    known = set(filled)
-    while first <= last:
-        end = _end(here, first, known, nodes_max)
-        while missed_later(here, first, end):
-            end -= 1
-        found.append((first, end))
-        known.add(f"r{end}")
-        first = end + 1
-    return found
+    kept: set[int] = set()
+    while True:
+        sizes = _sizes(strata, first, last, filled, kept)
+        large = [index for index in (*kept, last) if sizes[f"r{index}"] > nodes_max]
+        found = next((k for t in large if (k := _best(strata, first, t, sizes, kept)) >= 0), -1)
+        if found < 0:
+            break
+        kept.add(found)
+    return [_statement(strata, first, target, kept) for target in (*sorted(kept), last)]
 
 
-def _end(strata: Sequence[Stratum], first: int, filled: Collection[str], nodes_max: int) -> int:
-    """The last stratum that one plan may hold."""
-    sizes: dict[str, int] = dict.fromkeys(filled, 1)
-    for index in range(first, len(strata)):
-        size = sizes[f"r{index}"] = nodes(strata[index].node, sizes)
-        if size > nodes_max and index > first:
-            return index - 1
-    return len(strata) - 1
+def _sizes(
+    strata: Strata, first: int, last: int, filled: Collection[str], kept: Collection[int]
+) -> Sizes:
+    """Nodes of each stratum with all that it names put in its place; those `kept` count one."""
+    sizes = dict.fromkeys(filled, 1)
+    own: Sizes = {}
+    for index in range(first, last + 1):
+        name = f"r{index}"
+        own[name] = nodes(strata[index], sizes)
+        sizes[name] = min(own[name], 1) if index in kept else own[name]
+    return sizes | own
+
+
+def _best(strata: Strata, first: int, target: int, sizes: Sizes, kept: Collection[int]) -> int:
+    """The stratum whose rows would spare the target's plan most; -1: none would."""
+    times: Counter[int] = Counter({target: 1})
+    best, most = -1, 0
+    for index in range(target, first - 1, -1):
+        if not times[index] or (index in kept and index != target):
+            continue
+        spared = times[index] * (sizes[f"r{index}"] - 1)
+        if index != target and spared > most:
+            best, most = index, spared
+        for name in _named(strata[index], sizes):
+            times[int(name[1:])] += times[index]
+    return best
+
+
+def _named(node: Node, sizes: Sizes) -> list[str]:
+    """The strata that a node names, as often as it does, where they make rows."""
+    if isinstance(node, Input):
+        return [node.name] if node.name[0] == "r" and sizes.get(node.name) else []
+    return [name for child in children(node) for name in _named(child, sizes)]
+
+
+def _statement(strata: Strata, first: int, target: int, kept: Collection[int]) -> tuple[int, ...]:
+    """The strata that the target is made of, without those that run by themselves."""
+    wanted = {target}
+    for index in range(target, first - 1, -1):
+        if index in wanted:
+            below = (int(name[1:]) for name in _inputs(strata[index]) if name[0] == "r")
+            wanted |= {other for other in below if other >= first and other not in kept}
+    return tuple(sorted(wanted))
+
+
+def _inputs(node: Node) -> set[str]:
+    if isinstance(node, Input):
+        return {node.name}
+    return {name for child in children(node) for name in _inputs(child)}
 
 
 def nodes(node: Node, sizes: Mapping[str, int]) -> int:
     """About how many nodes are planned for a node, with inputs of these `sizes`; those left out
     are empty, and what hangs on them is nothing."""
+    counts = [nodes(child, sizes) for child in children(node)]
     match node:
         case Input():
             return sizes.get(node.name, 0)
-        case Where() | Select() | Weigh() | Consolidate() | Reduce():
-            below = nodes(node.input, sizes)
-            return below and below + 1
         case Union():
-            return sum(nodes(child, sizes) for child in node.inputs)
-        case Pair():
-            left, right = nodes(node.left, sizes), nodes(node.right, sizes)
-            return left + right + 1 if left and right else 0
-        case Match():
-            left, right = nodes(node.left, sizes), nodes(node.right, sizes)
-            return left + right + 1 if left or node.kind == "full" else 0
-        case Accumulate():
-            below = nodes(node.contributions, sizes)
-            return below and below + nodes(node.hidden, sizes) + 1
-        case Recompute():
-            below = nodes(node.changes, sizes)
-            return below and below + nodes(node.old, sizes) + 1
+            return sum(counts)
+        case Pair() if not all(counts):
+            return 0
+        case Recompute() if not counts[1]:
+            return 0
+        case Match() if node.kind == "full" and any(counts):
+            return sum(counts) + 1
+        case _:
+            return sum(counts) + 1 if counts[0] else 0

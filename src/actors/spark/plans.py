@@ -16,7 +16,7 @@ from actors.plan.jobs import Prepare, Prepared
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.spark.analysis import check_types, empty_frame, output_schema, query
 from actors.spark.bridge import Bridge
-from actors.spark.pieces import pieces
+from actors.spark.pieces import divided, pieces, renamed
 from actors.spark.translate import Relation, Translator, leaves
 
 PIECES_KNOWN_MAX: Final = 256
@@ -31,9 +31,11 @@ class PreparedPlan:
 
     def __init__(self, plan: DeltaPlan) -> None:
         self.plan = plan
+        self.strata, self._places = divided([stratum.node for stratum in plan.strata])
+        """The plan's strata, and those that these share (`actors.spark.pieces`)."""
         self.serial = next(_SERIALS)
         self._types: dict[Node, Schema] = {}
-        self._pieces: dict[Any, list[tuple[int, int]]] = {}
+        self._pieces: dict[Any, list[tuple[int, ...]]] = {}
         self.forget: weakref.finalize[Any, PreparedPlan] | None = None
         """Drops, at this object's end, what is kept for its steps."""
 
@@ -48,8 +50,8 @@ class PreparedPlan:
         return known
 
     def stratum(self, bridge: Bridge, index: int) -> Schema:
-        """What stratum `index` makes."""
-        return self.schema(bridge, self.plan.strata[index].node)
+        """What stratum `index` of `strata` makes."""
+        return self.schema(bridge, self.strata[index])
 
     def types(self, bridge: Bridge, node: Node) -> Mapping[str, str]:
         """Spark's type text of each column of a node."""
@@ -63,20 +65,33 @@ class PreparedPlan:
             return plan.hidden[number].schema
         if name[:1] in ("d", "s") and 0 <= number < len(plan.source_schemas):
             return plan.source_schemas[number]
-        if name[:1] == "r" and 0 <= number < len(plan.strata):
+        if name[:1] == "r" and 0 <= number < len(self.strata):
             return self.stratum(bridge, number)
         raise InvalidUsage(f"the plan has no input {name!r}")
 
+    def bounds(self, first: int, last: int) -> tuple[int, int]:
+        """Where strata `first` to `last` of the plan are among `strata`."""
+        return self._places[first - 1] + 1 if first else 0, self._places[last]
+
+    def named(self, name: str) -> str:
+        """What `strata` call an input of the plan's."""
+        return renamed(name, self._places)
+
     def pieces(
-        self, first: int, last: int, filled: frozenset[str], nodes_max: int
-    ) -> list[tuple[int, int]]:
-        """In which runs strata are done, with rows in these inputs (`actors.spark.pieces`)."""
-        if first == last:
-            return [(first, last)]
-        key = (first, last, filled)
+        self, first: int, last: int, filled: frozenset[str], nodes_max: int, *, fresh: bool
+    ) -> list[tuple[int, ...]]:
+        """In which statements strata are run, with rows in these deltas and outputs of earlier
+        strata. State counts as filled, lest it decides which plans there are; but there is none
+        for a view that is `fresh`."""
+        changed = frozenset(name for name in filled if name[0] in "dr")
+        key = (first, last, changed, fresh)
         found = self._pieces.get(key)
         if found is None:
-            found = pieces(self.plan.strata, first, last, filled, nodes_max)
+            states: set[str] = set()
+            if not fresh:
+                states = {f"s{index}" for index in range(len(self.plan.sources))}
+                states |= {f"h{index}" for index in range(len(self.plan.hidden))}
+            found = pieces(self.strata, first, last, changed | states, nodes_max)
             if len(self._pieces) >= PIECES_KNOWN_MAX:
                 self._pieces.clear()
             self._pieces[key] = found
@@ -84,7 +99,7 @@ class PreparedPlan:
 
     def _empty(self, bridge: Bridge) -> Translator:
         """Renders any node of the plan over inputs without rows."""
-        names = {name for stratum in self.plan.strata for name in leaves(stratum.node)}
+        names = {name for node in self.strata for name in leaves(node)}
         return Translator(
             _Empties(self, bridge, names),
             lambda node: self.types(bridge, node),
@@ -126,7 +141,7 @@ def prepare(bridge: Bridge, prepared: PreparedPlan, job: Prepare) -> Prepared:
             made = output_schema(query(bridge, plan.sql).schema)
         check_types(made, plan.output, "the query", names=False)
         return Prepared(job.job_id)
-    for index in range(len(plan.strata)):
+    for index in range(len(prepared.strata)):
         made = prepared.stratum(bridge, index)
     if plan.hidden:
         _check_hidden(made, plan)

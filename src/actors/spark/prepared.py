@@ -97,7 +97,8 @@ class Request(msgspec.Struct, frozen=True):
     """The prepared plan (`PreparedPlan.serial`)."""
     name: str
     """The dataflow, for the log."""
-    strata: tuple[int, int]
+    strata: tuple[int, ...]
+    """Those of the statement (`PreparedPlan.strata`)."""
     one_time: bool
     """Whether all changes are at one time, which the statement then relies on."""
     schemas: Mapping[str, Schema]
@@ -126,7 +127,7 @@ class Key(NamedTuple):
     """What tells variants apart."""
 
     owner: int
-    strata: tuple[int, int]
+    strata: tuple[int, ...]
     changed: frozenset[str]
     one_time: bool
 
@@ -346,7 +347,7 @@ class PreparedSteps:
                 del self._refused[next(iter(self._refused))]
             self._refused[key] = text
         print(
-            f"{name}: strata {key.strata[0]} to {key.strata[1]} with changes of {changed} "
+            f"{name}: strata {', '.join(map(str, key.strata))} with changes of {changed} "
             f"are planned anew each time: {text}",
             file=sys.stderr,
             flush=True,

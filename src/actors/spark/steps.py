@@ -72,32 +72,29 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     started = time.perf_counter()
     plan = prepared.plan
     _check_range(plan, job)
-    needed = _needed(plan, job)
-    loaded = {name: load(rows) for name, rows in job.inputs.items() if name in needed}
+    loaded = _loaded(prepared, job)
     small = not any(rows.files for rows in loaded.values()) and (
         sum(rows.bytes for rows in loaded.values()) <= SMALL_BYTES_MAX
     )
-    bridge = slot.sessions.get(plan.conf, small=small)
-    if job.lo > 0 and all(rows.empty for rows in loaded.values()):
-        table = empty_updates(prepared.stratum(bridge, job.last))
-        return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty)
-    *earlier, (first, _) = prepared.pieces(job.first, job.last, filled, slot.plan_nodes_max)
+    first, last = prepared.bounds(job.first, job.last)
+    if job.lo > 0 and not filled:
+        bridge = slot.sessions.get(plan.conf, small=small)
+        table = empty_updates(prepared.stratum(bridge, last))
+        return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
+    *earlier, chosen = prepared.pieces(first, last, filled, slot.plan_nodes_max, fresh=job.lo == 0)
     again = True
-    for start, end in earlier:
-        piece = msgspec.structs.replace(job, first=start, last=end, into_files=False)
-        rows, found_plan = _inner(slot, prepared, piece, loaded, small=small)
-        loaded[f"r{end}"] = rows
-        again &= found_plan
-    job = msgspec.structs.replace(job, first=first)
-    root = plan.strata[job.last].node
+    for piece in earlier:
+        rows, known = _inner(slot, prepared, job, piece, loaded, small=small)
+        loaded[f"r{piece[-1]}"] = rows
+        again &= known
+    root = prepared.strata[last]
     peeled = small and isinstance(root, Consolidate)
     # Files are not consolidated: their readers do that, a part at a time.
     bare = peeled or job.into_files
-    made, found_plan = _run(
-        slot, _work(prepared, job, loaded, _peel(root) if bare else None), small=small
-    )
-    again &= found_plan
+    work = _work(prepared, job, chosen, loaded, _peel(root) if bare else None)
+    made, known = _run(slot, work, small=small)
+    again &= known
     elapsed = (time.perf_counter() - started) * 1000
     if isinstance(made, tuple):
         count = sum(file.rows for file in made)
@@ -108,10 +105,18 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     return done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
 
 
+def _loaded(prepared: PreparedPlan, job: Step) -> dict[str, Loaded]:
+    """The rows that the strata read, as far as they were given."""
+    needed = _needed(prepared.plan, job)
+    given = job.inputs.items()
+    return {prepared.named(name): load(rows) for name, rows in given if name in needed}
+
+
 def _inner(
     slot: Slot,
     prepared: PreparedPlan,
     job: Step,
+    chosen: tuple[int, ...],
     loaded: Mapping[str, Loaded],
     *,
     small: bool,
@@ -120,33 +125,39 @@ def _inner(
 
     Of large inputs it stays in Spark.
     """
-    root = prepared.plan.strata[job.last].node
-    work = _work(prepared, job, loaded, _peel(root) if small else None)
+    job = msgspec.structs.replace(job, into_files=False)
+    root = prepared.strata[chosen[-1]]
+    work = _work(prepared, job, chosen, loaded, _peel(root) if small else None)
     bridge = slot.sessions.get(prepared.plan.conf, small=small)
-    rows = Rows(schema=prepared.stratum(bridge, job.last))
+    rows = Rows(schema=prepared.stratum(bridge, chosen[-1]))
     if small:
-        table, again = _run(slot, work, small=True)
+        table, known = _run(slot, work, small=True)
         made = consolidate(table) if isinstance(root, Consolidate) else table
-        return Loaded(rows, made, (), made.nbytes), again
+        return Loaded(rows, made, (), made.nbytes), known
     with _planned(slot, bridge, work, small=False) as found:
         kept = found.localCheckpoint()
     return Loaded(rows, rows.schema.arrow_updates().empty_table(), (), KEPT_BYTES, kept), False
 
 
 def _work(
-    prepared: PreparedPlan, job: Step, loaded: Mapping[str, Loaded], root: Node | None
+    prepared: PreparedPlan,
+    job: Step,
+    chosen: tuple[int, ...],
+    loaded: Mapping[str, Loaded],
+    root: Node | None,
 ) -> _Work:
     """Strata of a step with the rows that they read."""
-    needed = _needed(prepared.plan, job)
+    needed = {name for index in chosen for name in leaves(prepared.strata[index])}
+    needed -= {f"r{index}" for index in chosen}
     mine = {name: rows for name, rows in loaded.items() if name in needed}
-    return _Work(prepared, job, needed, mine, root, one_time(loaded))
+    return _Work(prepared, job, chosen, frozenset(needed), mine, root, one_time(loaded))
 
 
 def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
     """The rows, or their files, and whether their plan was there already."""
     if work.job.lo > 0 and all(rows.empty for rows in work.loaded.values()):
         bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
-        return empty_updates(work.prepared.stratum(bridge, work.job.last)), True
+        return empty_updates(work.prepared.stratum(bridge, work.chosen[-1])), True
     if small and work.job.lo > 0 and not work.job.at_once:
         made = _run_prepared(slot, work)
         if made is not None:
@@ -156,10 +167,11 @@ def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
 
 
 class _Work(msgspec.Struct, frozen=True):
-    """A step with its rows. `root` stands in for the last stratum's node."""
+    """A step, or a piece of one, with its rows. `root` stands in for the last stratum's node."""
 
     prepared: PreparedPlan
     job: Step
+    chosen: tuple[int, ...]
     needed: frozenset[str]
     loaded: Mapping[str, Loaded]
     root: Node | None
@@ -184,18 +196,18 @@ class _Work(msgspec.Struct, frozen=True):
             at_once=self.job.at_once,
             one_time=self.one_time,
         )
-        return translator.statement(self.prepared.plan, self.job.first, self.job.last, self.root)
+        return translator.statement(self.prepared.strata, self.chosen, self.root)
 
     def large(self, collected_bytes_max: int) -> bool:
         """Whether the answer is probably too large to be collected."""
         read = sum(rows.bytes for rows in self.loaded.values())
         if not self.job.into_files or read <= collected_bytes_max:
             return False
-        strata = {f"r{index}": s.node for index, s in enumerate(self.prepared.plan.strata)}
-        return not reduces(self.prepared.plan.strata[self.job.last].node, strata)
+        strata = {f"r{index}": node for index, node in enumerate(self.prepared.strata)}
+        return not reduces(self.prepared.strata[self.chosen[-1]], strata)
 
     def wanted(self, bridge: Bridge) -> pa.Schema:
-        return self.prepared.stratum(bridge, self.job.last).arrow_updates()
+        return self.prepared.stratum(bridge, self.chosen[-1]).arrow_updates()
 
 
 def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
@@ -205,15 +217,21 @@ def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
         slot.check()
         _check_range(plan, run)
         step = Step(job.job_id, job.dataflow, run.first, run.last, {}, 1, 2)
-        needed = _needed(plan, step)
-        filled = frozenset(name for name in needed if name in run.changed or name[0] in "sh")
-        if len(prepared.pieces(run.first, run.last, filled, slot.plan_nodes_max)) > 1:
-            continue
-        root = plan.strata[run.last].node
+        first, last = prepared.bounds(run.first, run.last)
+        changed = frozenset(run.changed)
+        *earlier, chosen = prepared.pieces(first, last, changed, slot.plan_nodes_max, fresh=False)
+        if earlier:
+            continue  # what a later piece gets is known when the earlier ones have run
+        root = prepared.strata[last]
         bare = _peel(root) if isinstance(root, Consolidate) else None
-        work = _Work(prepared, step, needed, {}, bare, run.one_time)
+        work = _work(prepared, step, chosen, {}, bare)
+        work = msgspec.structs.replace(work, one_time=run.one_time)
         request = _request(slot, slot.sessions.get(plan.conf, small=True), work)
-        nothing = {name: empty_updates(request.schemas[name]) for name in run.changed}
+        nothing = {
+            name: empty_updates(schema)
+            for name, schema in request.schemas.items()
+            if name in changed
+        }
         slot.steps.rehearse(msgspec.structs.replace(request, tables=nothing))
     return Prepared(job.job_id)
 
@@ -242,12 +260,16 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
         prepared.forget = weakref.finalize(prepared, slot.steps.forget, prepared.serial)
     strata = prepared.plan.strata[job.first : job.last + 1]
     schemas = {name: prepared.input_schema(bridge, name) for name in work.needed}
+    for given in _needed(prepared.plan, job):  # came with the columns that all pieces read
+        name = prepared.named(given)
+        if name in schemas:
+            schemas[name] = narrowed(schemas[name], given, strata)
     return Request(
         owner=prepared.serial,
         name=job.dataflow,
-        strata=(job.first, job.last),
+        strata=work.chosen,
         one_time=work.one_time,
-        schemas={name: narrowed(schema, name, strata) for name, schema in schemas.items()},
+        schemas=schemas,
         tables={name: rows.table for name, rows in work.loaded.items() if not rows.empty},
         render=lambda relations, interval: work.statement(bridge, relations, interval, small=True),
         wanted=lambda: work.wanted(bridge),

@@ -1,6 +1,6 @@
 """Delta plans as Spark SQL text: one statement for the strata that a step runs.
 
-What: `Translator.statement` renders strata ``first`` to ``last`` over named relations. Every
+What: `Translator.statement` renders strata that run together over named relations. Every
 relation has its columns, then ``__time`` and ``__diff``. One text is one call into the JVM and
 one analysis, where building the same frames node by node takes dozens of both.
 
@@ -27,7 +27,6 @@ from actors.errors import InvalidUsage
 from actors.plan.delta import (
     Accumulate,
     Consolidate,
-    DeltaPlan,
     Input,
     Match,
     Node,
@@ -96,16 +95,19 @@ class Translator(Groups):
         self._one_time = one_time or at_once
         self._strata: dict[str, Node] = {}
 
-    def statement(self, plan: DeltaPlan, first: int, last: int, root: Node | None = None) -> str:
-        """The statement for strata `first` to `last`; its rows are the last one's output.
+    def statement(
+        self, strata: Sequence[Node], chosen: Sequence[int], root: Node | None = None
+    ) -> str:
+        """The statement for the `chosen` strata; its rows are the last one's output. The others
+        are relations, where they are named.
 
-        `root` stands in for the last stratum's node.
+        `root` stands in for the last one's node.
         """
-        self._strata = {f"r{index}": stratum.node for index, stratum in enumerate(plan.strata)}
-        made = [f"r{index} AS (\n{self.text(plan.strata[index].node)}\n)" for index in
-                range(first, last)]  # fmt: skip
+        self._strata = {f"r{index}": node for index, node in enumerate(strata)}
+        *before, last = chosen
+        made = [f"r{index} AS (\n{self.text(strata[index])}\n)" for index in before]
         prefix = f"WITH {', '.join(made)}\n" if made else ""
-        return prefix + self.text(plan.strata[last].node if root is None else root)
+        return prefix + self.text(strata[last] if root is None else root)
 
     def text(self, node: Node) -> str:
         """The SELECT that makes a node's updates."""
@@ -225,11 +227,11 @@ class Translator(Groups):
         return [f"BROADCAST({'__l' if left <= right else '__r'})"]
 
     def _bytes(self, node: Node) -> int:
-        """Bytes of all inputs below a node; what an earlier stratum makes counts as large."""
+        """Bytes of all inputs below a node."""
         total = 0
         for name in leaves(node):
             relation = self._relations.get(name)
-            total += BROADCAST_BYTES_MAX + 1 if relation is None else relation.bytes
+            total += self._bytes(self._strata[name]) if relation is None else relation.bytes
         return total
 
     def _union(self, node: Union) -> str:
@@ -265,7 +267,9 @@ class Translator(Groups):
         match node:
             case Input():
                 relation = self._relations.get(node.name)
-                return relation is not None and relation.view is None
+                if relation is None:
+                    return node.name in self._strata and self._empty(self._strata[node.name])
+                return relation.view is None
             case Where() | Select() | Weigh() | Consolidate() | Reduce():
                 return self._empty(node.input)
             case Match():
