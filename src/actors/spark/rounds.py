@@ -107,8 +107,7 @@ class _Member:
 
 
 class Rounds:
-    """Of one engine; used by all its threads. `bridge` is opened by the thread that runs rounds,
-    on a session for plans over slots without settings of a dataflow's own."""
+    """Of one engine; used by all its threads."""
 
     def __init__(self, tasks: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """`tasks`: of a round's job, at most."""
@@ -123,9 +122,11 @@ class Rounds:
     def collect(
         self, runnable: Runnable, wanted: pa.Schema, group: str, bridge: ClassicBridge
     ) -> pa.Table:
-        """The step's rows; `group` names its job. Raises `RoundFailed`, or Spark's own error."""
+        """The step's rows; `group` names its job, and the settings of `bridge` are those of every
+        plan that is sociable. Raises `RoundFailed`, or Spark's own error."""
         if not runnable.ready:
             return runnable.alone(wanted)
+        runnable.batches()  # of this thread's time, and once, not of the round's
         member = _Member(runnable, wanted, group)
         with self._lock:
             first = not self._out
@@ -135,7 +136,6 @@ class Rounds:
                 if self._lane is None:
                     self._lane = _Lane(self, bridge, self._tasks)
         if not first:
-            runnable.batches()  # of this thread's time, not of the round's
             first = self._turn_of(member)
         if member.result is None:
             try:
