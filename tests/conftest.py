@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -59,6 +60,46 @@ def test_consolidate_equals_counting_bit_by_bit(values: list[tuple[Any, ...]]) -
     assert result.schema == SCHEMA.arrow_updates()
     assert len(rows_of(result)) == len(counted(values))
     assert counted(rows_of(result)) == counted(values)
+
+
+FEW: dict[str, list[Any]] = {
+    "boolean": [None, True, False],
+    "tinyint": [None, 0, -1, 127],
+    "bigint": [None, 0, 1, -(1 << 63)],
+    "float": [None, 0.0, -0.0, math.nan, 0.5],
+    "double": [None, 0.0, -0.0, math.nan, -math.inf],
+    "string": [None, "", "None", "1"],
+    "date": [None, date(1970, 1, 1), date(1, 1, 1)],
+}
+
+
+@given(st.data())
+def test_few_rows_are_summed_as_many_are(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(sorted(FEW)), min_size=1, max_size=4))
+    shape = Schema(tuple(Column(f"c{n}", kind) for n, kind in enumerate(kinds))).arrow_updates()
+    rows = data.draw(
+        st.lists(
+            st.tuples(
+                *(st.sampled_from(FEW[kind]) for kind in kinds),
+                st.integers(0, 1),
+                st.integers(-1, 2),
+            ),
+            max_size=30,
+        )
+    )
+    columns = [
+        pa.array([row[n] for row in rows], field.type, from_pandas=False)
+        for n, field in enumerate(shape)
+    ]
+    table = pa.table(columns, schema=shape)
+    cut = data.draw(st.integers(0, len(rows)))  # chunks that begin anywhere
+    table = pa.concat_tables([table.slice(0, cut), table.slice(cut)])
+    few = consolidate(table)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.plan.updates.FEW_ROWS_MAX", 0)
+        many = consolidate(table)
+    assert few.schema == many.schema == shape
+    assert sorted(map(repr, rows_of(few))) == sorted(map(repr, rows_of(many)))
 
 
 @given(st.lists(rows, max_size=20))

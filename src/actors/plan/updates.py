@@ -102,9 +102,8 @@ def consolidate(updates: pa.Table) -> pa.Table:
     if updates.num_rows == 0:
         return updates
     names = [name for name in updates.column_names if name != DIFF]
-    if updates.num_rows <= FEW_ROWS_MAX and all(
-        _plain(updates.schema.field(name).type) for name in names
-    ):
+    few = bool(names) and updates.num_rows <= FEW_ROWS_MAX
+    if few and all(_plain(updates.schema.field(name).type) for name in names):
         return _sum_few(updates, names)
     if all(_groupable(updates.schema.field(name).type) for name in names):
         summed = _sum_groups(updates, names)
@@ -130,8 +129,9 @@ def condensed(updates: pa.Table) -> pa.Table:
 
 
 def _bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Floats as their bits, so that -0.0, 0.0 and every NaN keep apart and equal themselves."""
-    if not pa.types.is_floating(column.type):
+    """Floats as their bits, so that -0.0, 0.0 and every NaN keep apart and equal themselves; and
+    dates as their days."""
+    if not (pa.types.is_floating(column.type) or pa.types.is_date32(column.type)):
         return column
     kind = pa.int64() if pa.types.is_float64(column.type) else pa.int32()
     return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
@@ -152,10 +152,7 @@ _PLAIN: Final = (
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    if pa.types.is_date32(column.type):
-        column = column.view(pa.int32())
-    elif pa.types.is_floating(column.type):
-        column = _bits(column)
+    column = _bits(column)
     if column.null_count or not pa.types.is_integer(column.type):
         return list(column.to_pylist())
     return list(column.to_numpy().tolist())
@@ -187,7 +184,7 @@ def _sum_groups(updates: pa.Table, names: Sequence[str]) -> pa.Table:
     for name in names:
         column = grouped[name]
         kind = updates.schema.field(name).type
-        if pa.types.is_floating(kind):
+        if pa.types.is_floating(kind) or pa.types.is_date32(kind):
             column = pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
         arrays.append(column)
     return pa.table([*arrays, grouped[f"{DIFF}_sum"]], names=[*names, DIFF])
