@@ -141,9 +141,13 @@ class InMemoryExecutor(Actor[Any]):
             effect.cancel()
             reply.fail(Canceled(f"job {job_id} was canceled"))
 
+    def plan_of(self, job: Prepare) -> DeltaPlan:
+        """The plan that it goes by: a test may put in another."""
+        return job.plan
+
     def _start(self, job: Job, reply: Reply[Answer]) -> None:
         if isinstance(job, Prepare):
-            self._plans[job.dataflow] = job.plan  # at once: jobs that follow may name it
+            self._plans[job.dataflow] = self.plan_of(job)  # at once: jobs that follow may name it
 
         async def run() -> None:
             try:
