@@ -25,7 +25,8 @@ step's interval. What is refused goes the general path; the reason is kept and l
 Failures. A step that fails or is canceled may leave a task behind that still reads: its plan
 and its slots are dropped, and the next step builds new ones. An error of the data is the
 answer, as on the general path. After any other the general path has its turn, and the plan is
-refused from then on.
+refused from then on; but not after a failed round (`actors.spark.rounds`: steps that wait go
+together), which says nothing of its members.
 
 What it does not do: steps at time 0 (hydration), steps that compute a view from scratch and
 steps with large inputs never come here; nor does anything on a cluster, whose executors need

@@ -13,8 +13,8 @@ Rules
 - Between the plans stand markers, a row each with the number of the plan before it. An answer
   whose markers are not all there in their order is no answer.
 - A round that fails, or whose job was canceled for one of its members, fails for all with
-  `RoundFailed`; each then runs alone, and has its own error. The job may have left tasks that
-  still read, so the slots of all are given up, as after any failure.
+  `RoundFailed`; each then goes the general path, and has its own error. The job may have left
+  tasks that still read, so the slots of all are given up, as after any failure.
 - A plan takes part once it has answered alone with rows: the Arrow schema of its answers is
   known from then on. Plans with settings of their own go alone: a job has one set of settings.
 
@@ -46,7 +46,7 @@ _MARKER: Final = b"\0penstock:"
 
 
 class RoundFailed(Exception):
-    """The job of a round failed, for whatever reason; its members should run alone."""
+    """The job of a round failed, for whatever reason: its members should be planned anew."""
 
 
 class Runnable:
@@ -132,9 +132,9 @@ class Rounds:
             first = not self._out
             self._out = True
             if not first:
-                self._waiting.append(member)
                 if self._lane is None:
                     self._lane = _Lane(self, bridge, self._tasks)
+                self._waiting.append(member)
         if not first:
             first = self._turn_of(member)
         if member.result is None:
@@ -223,7 +223,7 @@ class _Lane:
                 answers = self._job(members, group)
                 for member, messages in zip(members, answers, strict=True):
                     member.result = member.runnable.table(messages, member.wanted)
-            except Exception as error:  # noqa: BLE001 - each has its own when it runs alone
+            except Exception as error:  # noqa: BLE001 - each has its own when it is planned anew
                 for member in members:
                     member.result = RoundFailed(f"{type(error).__name__}: {error}")
             self._rounds.ended(members)
