@@ -140,7 +140,7 @@ def together(engine: Engine, seats: Sequence[Seat], what: str, given: Sequence[A
     """One step of each seat, all in one round."""
     rounds = engine._steps.rounds
     with rounds._lock:
-        rounds._out = True  # as if a step were out
+        rounds._out = 1  # as if a step were out
     threads = [
         threading.Thread(target=seat.step, args=(what, rows))
         for seat, rows in zip(seats, given, strict=True)
@@ -160,6 +160,7 @@ def rounds(engine: Engine) -> dict[str, Any]:
     """Steps in rounds: how many rounds there were, what they and a failed one answered."""
     seats = [Seat(engine, number) for number in range(5)]
     engine._steps.rounds._patience_seconds = 600.0
+    engine._steps.rounds._jobs_max = 1
     sizes: list[int] = []
     began = engine._steps.rounds.began
 
@@ -190,7 +191,22 @@ def rounds(engine: Engine) -> dict[str, Any]:
         seat.step("after", some())
     together(engine, seats, "again", [some() for _ in seats])
     again = [answer for seat in seats for answer in seat.answers]
-    return {"sizes": sizes, "answers": answers, "failing": failing, "again": again}
+    found = {"sizes": sizes[:], "answers": answers, "failing": failing, "again": again}
+    engine._steps.rounds._jobs_max = 2
+    engine._steps.rounds._lanes.clear()
+    sizes.clear()
+    for seat in seats:
+        seat.answers.clear()
+    threads = [
+        threading.Thread(target=lambda seat=seat: [seat.step("free", some()) for _ in range(STEPS)])
+        for seat in seats
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    free = [answer for seat in seats for answer in seat.answers]
+    return found | {"free_sizes": sizes, "free": free}
 
 
 def main(folder: Path) -> None:

@@ -2,16 +2,18 @@
 
 Theory of operation. Of a small step executed again, most of what is left is the job around it:
 its scheduling, its tasks, the way of its answer. Twenty views of one source want twenty steps at
-once, and two cores would do twenty such jobs one after the other. So a step that comes while
-another runs waits for it, and all that wait are then one job: the union of their plans, run by
-as many tasks as there are cores, each task going through several plans. Nothing waits for
-company: a step that comes alone runs alone, at once, and as it always has.
+once, and two cores would do twenty such jobs one after the other. So a step that finds every
+core at work on another waits, and a job that is back makes room for its share of all that wait,
+as one job: the union of their plans, gone through by one task. Nothing waits for company: a
+step that finds a core free runs alone, at once, and as it always has. (One job of as many tasks
+as cores would have every task carry all plans, and their serialisation is the most of it.)
 
 Rules
-- One job, of one step or of a round, is out at a time; `PATIENCE_SECONDS` bound the wait: then a
-  step runs by itself beside whatever takes so long.
-- Between the plans stand markers, a row each with the number of the plan before it. An answer
-  whose markers are not all there in their order is no answer.
+- As many jobs, of one step or of a round, are out at a time as there are cores, and the share is
+  what waits divided by them; `PATIENCE_SECONDS` bound the wait: then a step runs by itself beside
+  whatever takes so long.
+- Behind each plan stands its marker, a row with the plan's own number. An answer whose markers
+  are not all there in their order is no answer.
 - A round that fails, or whose job was canceled for one of its members, fails for all with
   `RoundFailed`; each then goes the general path, and has its own error. The job may have left
   tasks that still read, so the slots of all are given up, as after any failure.
@@ -43,6 +45,7 @@ PATIENCE_SECONDS: Final = 0.1
 POOL: Final = "rounds"
 _MARKER: Final = b"\0penstock:"
 """No Arrow message begins so: they begin with 0xFFFFFFFF."""
+_NUMBERS: Final = itertools.count()
 
 
 class RoundFailed(Exception):
@@ -60,6 +63,8 @@ class Runnable:
         self._bridge = bridge
         self._frame = frame
         self._sociable = sociable
+        self.marker: Final = _MARKER + b"%d" % next(_NUMBERS)
+        """Of this plan's alone."""
         self._schema: pa.Schema | None = None
         self._batches: Any = None
 
@@ -77,9 +82,15 @@ class Runnable:
         return pa.Table.from_batches(batches).cast(wanted)
 
     def batches(self) -> Any:
-        """The JVM's RDD of its answer, an Arrow message a batch. Computed anew at each job."""
+        """The JVM's RDD of its answer, an Arrow message a batch, and of its marker behind it.
+
+        Computed anew at each job.
+        """
         if self._batches is None:
-            self._batches = self._frame._jdf.toArrowBatchRdd().toJavaRDD()
+            items = self._bridge.jvm.java.util.ArrayList()
+            items.add(bytearray(self.marker))
+            marker = self._bridge.session.sparkContext._jsc.parallelize(items, 1)
+            self._batches = self._frame._jdf.toArrowBatchRdd().toJavaRDD().union(marker)
         return self._batches
 
     def table(self, messages: Sequence[bytes], wanted: pa.Schema) -> pa.Table:
@@ -109,15 +120,15 @@ class _Member:
 class Rounds:
     """Of one engine; used by all its threads."""
 
-    def __init__(self, tasks: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """`tasks`: of a round's job, at most."""
-        self._tasks = tasks
+    def __init__(self, jobs_max: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        """`jobs_max`: at a time."""
+        self._jobs_max = jobs_max
         self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
-        self._out = False
+        self._out = 0
         self._waiting: deque[_Member] = deque()
         self._groups: dict[str, str] = {}
-        self._lane: _Lane | None = None
+        self._lanes: list[_Lane] = []
 
     def collect(
         self, runnable: Runnable, wanted: pa.Schema, group: str, bridge: ClassicBridge
@@ -129,11 +140,12 @@ class Rounds:
         runnable.batches()  # of this thread's time, and once, not of the round's
         member = _Member(runnable, wanted, group)
         with self._lock:
-            first = not self._out
-            self._out = True
-            if not first:
-                if self._lane is None:
-                    self._lane = _Lane(self, bridge, self._tasks)
+            first = self._out < self._jobs_max
+            if first:
+                self._out += 1
+            else:
+                if not self._lanes:
+                    self._lanes = [_Lane(self, bridge) for _ in range(self._jobs_max)]
                 self._waiting.append(member)
         if not first:
             first = self._turn_of(member)
@@ -153,15 +165,19 @@ class Rounds:
             return self._groups.get(group, group)
 
     def pass_on(self) -> None:
-        """The job that was out is back: the next is who waits."""
+        """A job that was out is back: the next is a share of those who wait."""
         with self._lock:
-            members = [self._waiting.popleft() for _ in range(min(MEMBERS_MAX, len(self._waiting)))]
-            self._out = bool(members)
-            lane = self._lane
+            share = min(MEMBERS_MAX, -(-len(self._waiting) // self._jobs_max))
+            members = [self._waiting.popleft() for _ in range(share)]
+            if not members:
+                self._out -= 1
+            elif len(members) > 1:
+                # There is one: a lane for each job that may be out.
+                lane = next(lane for lane in self._lanes if not lane.busy)
+                lane.busy = True
         if len(members) == 1:
             members[0].turn.put(None)
         elif members:
-            assert lane is not None, "whoever waits has seen to it"
             lane.put(members)
 
     def began(self, members: Sequence[_Member], group: str) -> None:
@@ -169,9 +185,10 @@ class Rounds:
         with self._lock:
             self._groups |= {member.group: group for member in members}
 
-    def ended(self, members: Sequence[_Member]) -> None:
+    def ended(self, members: Sequence[_Member], lane: _Lane) -> None:
         """It is back, with the members' results."""
         with self._lock:
+            lane.busy = False
             for member in members:
                 self._groups.pop(member.group, None)
         for member in members:
@@ -192,17 +209,16 @@ class Rounds:
 
 
 class _Lane:
-    """The thread that runs rounds, the settings of whose jobs are its own."""
+    """A thread that runs rounds, the settings of whose jobs are its own."""
 
-    def __init__(self, rounds: Rounds, bridge: ClassicBridge, tasks: int) -> None:
+    def __init__(self, rounds: Rounds, bridge: ClassicBridge) -> None:
         self._rounds = rounds
         self._bridge = bridge
-        self._tasks = tasks
+        self.busy = False
+        """Whether it has a round. The rounds' lock is for it too."""
         # Asked for once: py4j looks through all jars for each package on the way.
         self._rdd_class = bridge.jvm.org.apache.spark.api.java.JavaRDD
         self._python = bridge.jvm.PythonRDD
-        self._markers: list[Any] = []
-        self._numbers = itertools.count(1)
         self._box: queue.SimpleQueue[list[_Member]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=POOL, daemon=True).start()
 
@@ -214,7 +230,7 @@ class _Lane:
         settled = False
         while True:
             members = self._box.get()
-            group = f"round#{next(self._numbers)}"
+            group = f"round#{next(_NUMBERS)}"
             self._rounds.began(members, group)
             try:
                 if not settled:
@@ -226,7 +242,7 @@ class _Lane:
             except Exception as error:  # noqa: BLE001 - each has its own when it is planned anew
                 for member in members:
                     member.result = RoundFailed(f"{type(error).__name__}: {error}")
-            self._rounds.ended(members)
+            self._rounds.ended(members, self)
 
     def _settle(self) -> None:
         """What Spark's own execution of a query sets for its tasks, once for this thread."""
@@ -240,36 +256,25 @@ class _Lane:
     def _job(self, members: Sequence[_Member], group: str) -> list[list[bytes]]:
         """One job over all members: the Arrow messages of each."""
         context: Any = self._bridge.session.sparkContext
-        parts: list[Any] = []
-        for number, member in enumerate(members):
-            parts += (member.runnable.batches(), self._marker(number))
-        array = context._gateway.new_array(self._rdd_class, len(parts))
-        for index, part in enumerate(parts):
-            array[index] = part
-        whole = context._jsc.union(array).coalesce(self._tasks, False)
+        array = context._gateway.new_array(self._rdd_class, len(members))
+        for index, member in enumerate(members):
+            array[index] = member.runnable.batches()
+        whole = context._jsc.union(array).coalesce(1, False)
         served = self._python.collectAndServeWithJobGroup(whole.rdd(), group, "round", True)
         with _load_from_socket(served, NoOpSerializer()) as stream:
-            return parted(list(stream), len(members))
-
-    def _marker(self, number: int) -> Any:
-        while len(self._markers) <= number:
-            items = self._bridge.jvm.java.util.ArrayList()
-            items.add(bytearray(_MARKER + b"%d" % len(self._markers)))
-            made = self._bridge.session.sparkContext._jsc.parallelize(items, 1)
-            self._markers.append(made)
-        return self._markers[number]
+            return parted(list(stream), [member.runnable.marker for member in members])
 
 
-def parted(messages: Sequence[bytes], members: int) -> list[list[bytes]]:
-    """A round's answer, taken apart at its markers. Raises `RoundFailed`."""
+def parted(messages: Sequence[bytes], markers: Sequence[bytes]) -> list[list[bytes]]:
+    """A round's answer, taken apart at its members' markers. Raises `RoundFailed`."""
     found: list[list[bytes]] = [[]]
     for message in messages:
         if not message.startswith(_MARKER):
             found[-1].append(message)
             continue
-        if message != _MARKER + b"%d" % (len(found) - 1):
-            raise RoundFailed(f"marker {message!r} follows {len(found) - 1} plans")
+        if message not in markers[len(found) - 1 : len(found)]:
+            raise RoundFailed(f"marker {message!r} is behind plan {len(found)} of {len(markers)}")
         found.append([])
-    if len(found) != members + 1 or found[-1]:
-        raise RoundFailed(f"a round of {members} was answered in {len(found)} pieces")
+    if len(found) != len(markers) + 1 or found[-1]:
+        raise RoundFailed(f"a round of {len(markers)} was answered in {len(found)} pieces")
     return found[:-1]
