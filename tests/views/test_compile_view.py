@@ -336,3 +336,54 @@ async def test_the_fingerprint_follows_plan_conf_and_engine() -> None:
     other = await compile_view(sql, TABLES, answers, (("spark.sql.ansi.enabled", "false"),))
     assert other.fingerprint != plan.fingerprint
     assert fingerprint(plan, "4.3.0") != fingerprint(plan, "4.4.0")
+
+
+async def test_the_text_and_what_is_asked_of_it_are_one_analysis() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def counted(
+        tables: tuple[tuple[str, Schema], ...],
+        texts: tuple[str, ...],
+        conf: tuple[tuple[str, str], ...],
+    ) -> Analyzed:
+        asked.append(texts)
+        return await answers(tables, texts, conf)
+
+    sql = "select carrier, count(*) as n from flights group by carrier"
+    assert (await compile_view(sql, TABLES, counted)).mode == "incremental"
+    ((first, *probes),) = asked
+    assert first == sql
+    assert probes
+
+
+async def test_an_expression_that_is_no_scalar_is_not_taken_for_one() -> None:
+    """Spark's own text is accepted, what was asked beside it is not: the view is opaque."""
+    asked: list[tuple[str, ...]] = []
+
+    async def refused(
+        tables: tuple[tuple[str, Schema], ...],
+        texts: tuple[str, ...],
+        conf: tuple[tuple[str, str], ...],
+    ) -> Analyzed:
+        asked.append(texts)
+        if any("WHERE" in text and "hll_sketch_agg" in text.lower() for text in texts):
+            raise QueryRejected("[INVALID_WHERE_CONDITION] no aggregate here")
+        return Analyzed("a", (Schema((Column("h", "binary"),)),) * len(texts), (True,))
+
+    sql = "select hll_sketch_agg(delay) as h from flights"
+    plan = await compile_view(sql, TABLES, refused)
+    assert plan.mode == "opaque"
+    assert "not a scalar of the resolved query: [INVALID_WHERE" in plan.reason
+    assert asked[1:] == [(sql,)]
+
+
+async def test_the_refusal_of_the_text_is_the_answer() -> None:
+    async def refused(
+        tables: tuple[tuple[str, Schema], ...],
+        texts: tuple[str, ...],
+        conf: tuple[tuple[str, str], ...],
+    ) -> Analyzed:
+        raise QueryRejected("of the probe" if len(texts) > 1 else "of the text")
+
+    with pytest.raises(QueryRejected, match="of the text"):
+        await compile_view("select id from flights", TABLES, refused)

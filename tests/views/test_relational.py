@@ -6,14 +6,11 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
-import anyio
 import pytest
 import view_corpus  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.errors import QueryRejected
-from actors.plan.jobs import Analyzed
 from actors.plan.relational import (
     Aggregate,
     Distinct,
@@ -32,7 +29,8 @@ from actors.plan.schema import Schema
 from actors.testing import tpch
 from actors.testing.analysis import analyze
 from actors.testing.oracle import differences, run_query
-from actors.views.compile import relational
+from actors.views.build import build
+from actors.views.compile import probes
 from actors.views.explain import explain_tree
 from actors.views.parse import read_tables
 from actors.views.render import render
@@ -43,23 +41,14 @@ from actors.views.walk import inputs_of, nodes
 TABLES: dict[str, Schema] = view_corpus.TABLES
 
 
-async def answers(
-    tables: tuple[tuple[str, Schema], ...],
-    texts: tuple[str, ...],
-    conf: tuple[tuple[str, str], ...],
-) -> Analyzed:
-    return Analyzed("a", tuple(analyze(text, dict(tables)) for text in texts))
-
-
 def plan_of(sql: str, tables: dict[str, Schema] = TABLES) -> ViewPlan:
     tree, reason, sources = read_tables(sql, tables)
     assert tree is not None, reason
     output = analyze(sql, {name: tables[name] for name in sources})
 
-    async def resolved() -> ViewPlan:
-        return await relational(tree, sources, tables, output, answers)
-
-    return anyio.run(resolved)
+    resolved, texts = probes(tree, sources, tables)
+    types = {text: analyze(text, tables) for text in texts}
+    return build(resolved, sources, output, types)
 
 
 @cache
@@ -362,25 +351,6 @@ def test_tables_that_multiply_are_bounded() -> None:
     tree, _, sources = read_tables(f"with {', '.join(parts)} select k from q8", TABLES)
     with pytest.raises(Unsupported, match="occurrences"):
         resolve(tree, sources, TABLES)
-
-
-def test_an_expression_that_is_no_scalar_is_not_taken_for_one() -> None:
-    def refuses(text: str) -> bool:
-        return "WHERE" in text and "hll_sketch_agg" in text.lower()
-
-    sql = "select hll_sketch_agg(k) as h from a"
-    tree, _, sources = read_tables(sql, TABLES)
-    output = analyze("select g as h from a", TABLES)
-
-    async def refused(tables: Any, texts: tuple[str, ...], conf: Any) -> Analyzed:
-        assert any(map(refuses, texts))
-        raise QueryRejected("[INVALID_WHERE_CONDITION] no aggregate here")
-
-    async def resolved() -> ViewPlan:
-        return await relational(tree, sources, TABLES, output, refused)
-
-    with pytest.raises(Unsupported, match="not a scalar"):
-        anyio.run(resolved)
 
 
 # TPC-H

@@ -1,4 +1,4 @@
-"""SQL text → delta plan: parse, ask Spark, resolve, ask again for types, derive.
+"""SQL text → delta plan: parse, resolve, ask Spark, derive.
 
 Spark is the authority: its analysis of the view's own text gives the output schema and refuses
 what is not Spark SQL; its analysis of the query as resolved must give the same types. Whatever
@@ -9,7 +9,7 @@ is guessed. `compile_view` is pure but for what `analyze` does.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from sqlglot.errors import SqlglotError
@@ -17,7 +17,7 @@ from sqlglot.errors import SqlglotError
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Analyzed
-from actors.plan.relational import Opaque, ViewPlan
+from actors.plan.relational import Opaque
 from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
 from actors.views import rule_opaque
 from actors.views.build import build, probe_texts
@@ -30,7 +30,7 @@ from actors.views.parse import (
     refuse_volatile,
     refuse_volatile_text,
 )
-from actors.views.resolve import Unsupported, resolve
+from actors.views.resolve import Resolved, Unsupported, resolve
 
 Conf: TypeAlias = tuple[tuple[str, str], ...]
 Tables: TypeAlias = tuple[tuple[str, Schema], ...]
@@ -66,16 +66,23 @@ async def compile_view(
     else:
         refuse_volatile(tree, deterministic=True)
     given = tuple((name, tables[name]) for name in sources)
-    analyzed = await analyze(given, (sql,), conf)
+    try:
+        if tree is None:
+            raise Unsupported(reason)
+        asked: Probes | Unsupported = probes(tree, sources, tables, conf)
+    except Unsupported as why:
+        asked = why
+    analyzed, asked = await _analyzed(sql, asked, given, analyze, conf)
     output = analyzed.schemas[0]
     _check_output(output)
     if tree is not None and analyzed.deterministic:
         refuse_volatile(tree, deterministic=analyzed.deterministic[0])
     schemas = tuple(tables[name] for name in sources)
     try:
-        if tree is None:
-            raise Unsupported(reason)
-        view = await relational(tree, sources, tables, output, analyze, conf)
+        if isinstance(asked, Unsupported):
+            raise asked
+        types = dict(zip(asked.texts, analyzed.schemas[1:], strict=True))
+        view = build(asked.resolved, sources, output, types)
         derived = derive(view, schemas)
         plan = DeltaPlan(
             sources=sources,
@@ -94,35 +101,43 @@ async def compile_view(
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
 
 
-async def relational(
-    tree: Tree,
-    sources: tuple[str, ...],
-    tables: Mapping[str, Schema],
-    output: Schema,
-    analyze: Analyze,
-    conf: Conf = (),
-) -> ViewPlan:
-    """The relational plan of a parsed view, whose output Spark says to be `output`.
+class Probes(NamedTuple):
+    """A query as resolved, and the texts whose schemas tell the types of its parts."""
 
-    Raises `Unsupported`, and what `analyze` raises but `QueryRejected`.
-    """
+    resolved: Resolved
+    texts: tuple[str, ...]
+
+
+def probes(
+    tree: Tree, sources: tuple[str, ...], tables: Mapping[str, Schema], conf: Conf = ()
+) -> Probes:
+    """A parsed view, resolved. Raises `Unsupported`."""
     for key, _ in conf:
         if key.lower().startswith(CHANGES_MEANING):
             raise Unsupported(f"the setting {key}")
     try:
         resolved = resolve(tree, sources, tables)
-        texts = probe_texts(resolved, sources)
-    except (SqlglotError, RecursionError) as error:
+        return Probes(resolved, probe_texts(resolved, sources))
+    except (SqlglotError, RecursionError, LookupError) as error:  # or Spark refuses it too
         raise Unsupported(f"a text that resolving fails on ({type(error).__name__})") from None
-    given = tuple((name, tables[name]) for name in sources)
+
+
+async def _analyzed(
+    sql: str, asked: Probes | Unsupported, given: Tables, analyze: Analyze, conf: Conf
+) -> tuple[Analyzed, Probes | Unsupported]:
+    """The view's own text and its probes, analysed together: that is one job, not two."""
+    texts = asked.texts if isinstance(asked, Probes) else ()
     try:
-        answer = await analyze(given, texts, conf)
+        return await analyze(given, (sql, *texts), conf), asked
     except QueryRejected as error:
+        if not texts:
+            raise
         line = (str(error).splitlines() or [""])[0]
-        raise Unsupported(
-            f"an expression that is not a scalar of the resolved query: {line}"
-        ) from None
-    return build(resolved, sources, output, dict(zip(texts, answer.schemas, strict=True)))
+    # Raises when it is the view's own text that is refused.
+    analyzed = await analyze(given, (sql,), conf)
+    return analyzed, Unsupported(
+        f"an expression that is not a scalar of the resolved query: {line}"
+    )
 
 
 def _check_output(output: Schema) -> None:
