@@ -122,6 +122,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prepared_plans_per_dataflow_max: int = 16
     prepared_slot_bytes_max: int = 4 * 1024 * 1024
     """Of one input of a prepared step, as Parquet; larger steps are planned anew."""
+    engine_round_steps_max: int = 16
+    """Prepared steps in one Spark job."""
+    engine_round_wait_ms_max: int = 100
+    """A prepared step waits so long for a core; then its job goes out beside the others."""
 
     # stopping
     shutdown_deadline_ms: int = 15_000

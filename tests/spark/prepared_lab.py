@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +119,16 @@ class Seat:
             DeltaPlan(("l",), (LEFT,), output, "", "incremental", "", (Stratum((), node, ()),))
         )
         self.answers: list[Any] = []
+        self.ticket: Ticket | None = None
+        """Of the step that is out."""
 
     def step(self, what: str, rows: Sequence[tuple[int, int]]) -> None:
         """One step over (k, v); what it answers is noted."""
         given = {"d0": Rows(LEFT, arrow=ipc(LEFT, [(k, v, 15, 1) for k, v in rows]))}
         job = Step(f"{self.name}/{what}", self.name, 0, 0, given, 10, 20)
-        answer = self.engine.run(self.slot, Ticket(job, job.job_id, self.plan), self.name)
+        self.ticket = ticket = Ticket(job, job.job_id, self.plan)
+        answer = self.engine.run(self.slot, ticket, self.name)
+        self.ticket = None
         if isinstance(answer, RowsDone) and answer.arrow is not None:
             found = from_ipc(answer.arrow).to_pydict()
             good = found["seat"] == [self.number] * len(rows)
@@ -159,7 +163,7 @@ def together(engine: Engine, seats: Sequence[Seat], what: str, given: Sequence[A
 def rounds(engine: Engine) -> dict[str, Any]:
     """Steps in rounds: how many rounds there were, what they and a failed one answered."""
     seats = [Seat(engine, number) for number in range(5)]
-    engine._steps.rounds._patience_seconds = 600.0
+    engine._steps.rounds._wait_ms_max = 600_000
     engine._steps.rounds._jobs_max = 1
     sizes: list[int] = []
     began = engine._steps.rounds.began
@@ -197,16 +201,47 @@ def rounds(engine: Engine) -> dict[str, Any]:
     sizes.clear()
     for seat in seats:
         seat.answers.clear()
-    threads = [
-        threading.Thread(target=lambda seat=seat: [seat.step("free", some()) for _ in range(STEPS)])
-        for seat in seats
-    ]
+    freely(seats, "free", some)
+    free = [answer for seat in seats for answer in seat.answers]
+    found |= {"free_sizes": sizes[:], "free": free}
+    for seat in seats:
+        seat.answers.clear()
+    ended = threading.Event()
+    canceler = threading.Thread(target=cancel_some, args=(engine, seats, ended))
+    canceler.start()
+    freely(seats, "canceled", some)
+    ended.set()
+    canceler.join()
+    return found | {"canceled": [answer for seat in seats for answer in seat.answers]}
+
+
+def freely(seats: Sequence[Seat], what: str, some: Callable[[], list[tuple[int, int]]]) -> None:
+    """Steps of all seats as fast as they go."""
+
+    def steps(seat: Seat) -> None:
+        for number in range(STEPS):
+            seat.step(f"{what}{number}", some())
+
+    threads = [threading.Thread(target=steps, args=(seat,)) for seat in seats]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    free = [answer for seat in seats for answer in seat.answers]
-    return found | {"free_sizes": sizes, "free": free}
+
+
+def cancel_some(engine: Engine, seats: Sequence[Seat], ended: threading.Event) -> None:
+    """Cancels one step in several, as the child does: again and again until it has returned."""
+    random_ = random.Random(3)
+    while not ended.is_set():
+        seat = random_.choice(seats)
+        answered = sum(len(seat.answers) for seat in seats)
+        if (ticket := seat.ticket) is None:
+            continue
+        ticket.canceled.set()
+        while seat.ticket is ticket:
+            engine.interrupt(ticket.group)
+        while not ended.is_set() and sum(len(seat.answers) for seat in seats) < answered + 8:
+            ended.wait(0.001)
 
 
 def main(folder: Path) -> None:

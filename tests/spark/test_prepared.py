@@ -361,6 +361,10 @@ def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_rounds_are_rig
     assert rounds["free"] == [[True, True]] * (5 * steps)
     assert rounds["free_sizes"]
     assert 2 <= min(rounds["free_sizes"]) <= max(rounds["free_sizes"]) <= 5
+    # A step that is canceled takes its round with it, but nobody's rows.
+    others = [answer for answer in rounds["canceled"] if answer != "Canceled"]
+    assert steps / 2 < len(others) < 5 * steps
+    assert {tuple(answer) for answer in others} <= {(True, True), (False, True)}
 
 
 # -- what is refused, and what happens to it -----------------------------------------------------

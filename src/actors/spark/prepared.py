@@ -197,7 +197,7 @@ class PreparedSteps:
         self._local = settings.spark_master.startswith("local")
         self._folder = folder.resolve()
         self._inspect = look
-        self.rounds = Rounds(local_cores(settings.spark_master))
+        self.rounds = Rounds(local_cores(settings.spark_master), settings)
         # Reentrant: a plan may be forgotten by the collector while this thread holds it.
         self._lock = threading.RLock()
         self._variants: OrderedDict[Key, Variant] = OrderedDict()

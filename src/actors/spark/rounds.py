@@ -10,8 +10,8 @@ as cores would have every task carry all plans, and their serialisation is the m
 
 Rules
 - As many jobs, of one step or of a round, are out at a time as there are cores, and the share is
-  what waits divided by them; `PATIENCE_SECONDS` bound the wait: then a step runs by itself beside
-  whatever takes so long.
+  what waits divided by them; `engine_round_wait_ms_max` bounds the wait: then a step runs by
+  itself beside whatever takes so long.
 - Behind each plan stands its marker, a row with the plan's own number. An answer whose markers
   are not all there in their order is no answer.
 - A round that fails, or whose job was canceled for one of its members, fails for all with
@@ -38,10 +38,9 @@ from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame
 from pyspark.util import _load_from_socket
 
+from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge
 
-MEMBERS_MAX: Final = 16
-PATIENCE_SECONDS: Final = 0.1
 POOL: Final = "rounds"
 _MARKER: Final = b"\0penstock:"
 """No Arrow message begins so: they begin with 0xFFFFFFFF."""
@@ -120,10 +119,11 @@ class _Member:
 class Rounds:
     """Of one engine; used by all its threads."""
 
-    def __init__(self, jobs_max: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, jobs_max: int, settings: Settings) -> None:
         """`jobs_max`: at a time."""
         self._jobs_max = jobs_max
-        self._patience_seconds = patience_seconds
+        self._members_max = settings.engine_round_steps_max
+        self._wait_ms_max = settings.engine_round_wait_ms_max
         self._lock = threading.Lock()
         self._out = 0
         self._waiting: deque[_Member] = deque()
@@ -167,7 +167,7 @@ class Rounds:
     def pass_on(self) -> None:
         """A job that was out is back: the next is a share of those who wait."""
         with self._lock:
-            share = min(MEMBERS_MAX, -(-len(self._waiting) // self._jobs_max))
+            share = min(self._members_max, -(-len(self._waiting) // self._jobs_max))
             members = [self._waiting.popleft() for _ in range(share)]
             if not members:
                 self._out -= 1
@@ -198,7 +198,7 @@ class Rounds:
     def _turn_of(self, member: _Member) -> bool:
         """Waits for its turn; whether what is out is this very step then."""
         try:
-            member.turn.get(timeout=self._patience_seconds)
+            member.turn.get(timeout=self._wait_ms_max / 1000)
         except queue.Empty:
             with self._lock:
                 if member in self._waiting:
