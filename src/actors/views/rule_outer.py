@@ -49,7 +49,9 @@ class _Matched:
         if residual is None and equal:
             pairs = tuple(dict.fromkeys((e.left, e.right) for e in equal))
             below: Operator = right
-            null_safe = {(e.left, e.right): e.null_safe for e in equal}
+            # Of two tests of one pair the stricter holds: a NULL that is the same is not equal.
+            strict = {(e.left, e.right) for e in equal if not e.null_safe}
+            null_safe = {pair: pair not in strict for pair in pairs}
         else:
             pairs = tuple((id_, id_) for id_ in left.columns)
             below = JoinOperator(context, (left, right), equal, residual)
