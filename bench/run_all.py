@@ -41,8 +41,8 @@ def main() -> int:
             if file.exists():
                 measures = msgspec.json.decode(file.read_bytes(), type=list[Measure])
                 lines += [measure.row() for measure in measures]
-    if not quick:
-        (HERE / "RESULTS.md").write_text("\n".join(lines) + "\n")
+        if not quick:  # each time: what has been measured stays when the run is ended
+            (HERE / "RESULTS.md").write_text("\n".join(lines) + "\n")
     return 1 if failed else 0
 
 

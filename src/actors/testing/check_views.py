@@ -120,7 +120,7 @@ def for_plans_run_once(settings: Settings, seed: int) -> Settings:
     conf = {
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
     }
     given = settings.spark_conf
     once = {"prepared_slot_bytes_max": 1, "engine_plan_nodes_max": 60}
