@@ -44,8 +44,12 @@ class _Matched:
         residual: str | None,
         types: dict[str, str],
     ) -> None:
-        self._left = left
         prefix = context.prefix()
+        if not left.columns:
+            # Groups need a key: without one there is always a row, matched or not.
+            left = ProjectOperator(context, (Named(f"{prefix}any", "0"),), left)
+            types = types | {f"{prefix}any": "int"}
+        self._left = left
         if residual is None and equal:
             pairs = tuple(dict.fromkeys((e.left, e.right) for e in equal))
             below: Operator = right
@@ -137,11 +141,14 @@ class SemiOperator(Operator):
     def make_delta(self) -> Node:
         """Updates of those rows."""
         made = self._matched
-        return made.semi_delta() if self._kind == "semi" else made.anti_delta()
+        return self._own(made.semi_delta() if self._kind == "semi" else made.anti_delta())
 
     def old(self) -> Node:
         """Those of the old rows."""
-        return self._matched.old(self._kind)
+        return self._own(self._matched.old(self._kind))
+
+    def _own(self, node: Node) -> Node:
+        return node if self.columns else select(node, [])
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """The left's."""
