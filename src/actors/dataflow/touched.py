@@ -199,6 +199,8 @@ class Lookups:
         self._state_time = max(lo - 1, 0)
         self._whole: set[str] = set()
         """Hidden states of which all is given."""
+        self._found: dict[int, list[pa.Table]] = {}
+        """What each lookup returned, by its number."""
 
     def rows(self, name: str) -> pa.Table | None:
         """An input by its name, as far as it is known."""
@@ -216,24 +218,32 @@ class Lookups:
         touched = self._touched
         for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
             target = lookup.target
-            schema = touched.schema(target)
             earlier = self._rows.get(target)
             if target in self._whole:
                 continue
             if target[0] == "h" and whole_hidden:
                 # An earlier run may have looked some of it up: all of it is more.
-                found, earlier = touched.scan(target), None
+                found, earlier = self._settled(target, touched.scan(target)), None
                 self._whole.add(target)
             else:
                 found = touched.find(target, lookup.key, self._keys(lookup))
-            tables = [found] if earlier is None else [earlier, found]
-            self._rows[target] = _distinct(tables, schema, self._state_time)
+                found = self._settled(target, found)
+                self._found.setdefault(lookup.number, []).append(found)
+            self._rows[target] = found if earlier is None else _each_once(earlier, found)
+
+    def _settled(self, target: str, rows: pa.Table) -> pa.Table:
+        """The rows that there are, at the time of the state."""
+        shape = self._touched.schema(target).arrow_updates()
+        return consolidate(_at(rows.select(shape.names).cast(shape), self._state_time))
 
     def _keys(self, lookup: Lookup) -> list[pa.Table]:
         shape = self._touched.schema(lookup.target).arrow()
         tables = []
-        for name, columns in lookup.origins:
+        for index, (name, columns) in enumerate(lookup.origins):
             rows = self._rows.get(name)
+            if name not in self._whole and lookup.fills and lookup.fills[index]:
+                found = [each for n in lookup.fills[index] for each in self._found.get(n, ())]
+                rows = concat(found, self._touched.schema(name).arrow_updates()) if found else None
             if rows is None and name[0] in "sh":
                 raise InvalidUsage(f"lookup of {lookup.target} by rows of {name}, not looked up")
             if rows is None or not rows.num_rows or not columns:
@@ -262,14 +272,12 @@ def _at(updates: pa.Table, time: Time) -> pa.Table:
     return set_column(updates, TIME, times)
 
 
-def _distinct(tables: Sequence[pa.Table], schema: Schema, time: Time) -> pa.Table:
-    """The rows of all tables at `time`, each once: every table has each of its rows whole, so
-    that a row in two of them has the same weight in both."""
-    shape = schema.arrow_updates()
-    sums = [consolidate(_at(table.select(shape.names), time)) for table in tables]
-    whole = concat(sums, shape)
-    if sum(table.num_rows > 0 for table in sums) < 2:
-        return whole
+def _each_once(earlier: pa.Table, later: pa.Table) -> pa.Table:
+    """The rows of both, each once: either has each of its rows whole, so that a row in both has
+    the same weight in both."""
+    if not earlier.num_rows or not later.num_rows:
+        return earlier if earlier.num_rows else later
+    whole = pa.concat_tables([earlier, later])
     weight = "__weight"
     ones = pa.repeat(pa.scalar(1, pa.int64()), whole.num_rows)
     weighted = set_column(whole.append_column(weight, whole[DIFF]), DIFF, ones)

@@ -230,6 +230,11 @@ class Lookup(msgspec.Struct, frozen=True):
     origins: tuple[tuple[str, tuple[str, ...]], ...]
     nulls: bool = True
     """Whether NULL must match NULL; else key values with a NULL may be passed over."""
+    number: int = -1
+    """Its own in the plan; it stands in several strata where its origins have rows anew."""
+    fills: tuple[tuple[int, ...], ...] = ()
+    """For each origin the lookups whose rows it means, by number; none: all rows of the input.
+    What one term of a join finds must not lead another further."""
 
 
 class Stratum(msgspec.Struct, frozen=True):

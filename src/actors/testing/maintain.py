@@ -329,12 +329,13 @@ class Maintained:
         for index, delta in enumerate(deltas):
             found[f"d{index}"] = _relation(plan.source_schemas[index], delta)
         taken: dict[str, set[tuple[Any, ...]]] = {}
+        by_lookup: dict[int, set[tuple[Any, ...]]] = {}
         table: pa.Table | None = None
         first = 0
         for upto in self._runs():
             for stratum in plan.strata[first : upto + 1]:
                 for lookup in stratum.lookups:
-                    self._look_up(lookup, found, taken, lo)
+                    self._look_up(lookup, found, taken, by_lookup, lo)
             names = dict.fromkeys(n for s in plan.strata[first : upto + 1] for n in s.inputs)
             inputs = {
                 name: rows_message(_schema(found[name]), found[name].updates)
@@ -377,16 +378,21 @@ class Maintained:
         lookup: Lookup,
         found: dict[str, Relation],
         taken: dict[str, set[tuple[Any, ...]]],
+        by_lookup: dict[int, set[tuple[Any, ...]]],
         lo: int,
     ) -> None:
         """Adds what the lookup returns to its target; no row twice."""
         state = self._states[lookup.target]
         chosen = taken.setdefault(lookup.target, set())
         keys: set[tuple[Any, ...]] | None = set() if lookup.key else None
-        for name, columns in lookup.origins:
+        for index, (name, columns) in enumerate(lookup.origins):
             if len(columns) != len(lookup.key):
                 raise InvalidUsage(f"{lookup}: an origin does not fit the key")
             relation = found.get(name)
+            if relation is not None and lookup.fills and lookup.fills[index]:
+                origin = self._states[name]
+                rows = set().union(*(by_lookup.get(n, ()) for n in lookup.fills[index]))
+                relation = _relation(origin.schema, origin.weighted(rows, max(lo - 1, 0)))
             if relation is None:
                 if name[0] != "r":
                     raise InvalidUsage(f"{lookup}: nothing has looked up {name} before")
@@ -395,7 +401,9 @@ class Maintained:
                 keys |= _key_values(relation, columns)
         if keys is not None and not lookup.nulls:
             keys = {key for key in keys if None not in key}
-        chosen |= state.all() if keys is None else state.find(lookup.key, keys)
+        picked = state.all() if keys is None else state.find(lookup.key, keys)
+        chosen |= picked
+        by_lookup.setdefault(lookup.number, set()).update(picked)
         found[lookup.target] = _relation(state.schema, state.weighted(chosen, max(lo - 1, 0)))
 
 

@@ -2,9 +2,13 @@
 
 Theory of operation. Every term of a join asks for the rows of some input that match, by key,
 rows that are already there: the delta's, or those of earlier lookups. Requests for one (target,
-key) merge into one lookup with several origins. That gives a term more rows than it asked for,
-which is sound: all of them are true rows of the state, each counted once however many lookups
-return it, and the join decides which match. So an input may always hold a superset.
+key) that begin at the same changes merge into one lookup with several origins. That gives a term
+more rows than it asked for, which is sound: all of them are true rows of the state, each counted
+once however many lookups return it, and the join decides which match. So an input may always hold
+a superset. But what other terms found must not lead a term further: from a changed order to its
+customer, from there (by the term of a changed nation) to all suppliers of the nation, and on to
+all that they ever sold. So requests that begin at other changes are other lookups, and an
+origin is the rows of the very lookups that were asked before.
 
 Order: a lookup comes after those that fill its origins. One that would come after itself (a table
 joined to itself as a hierarchy) is another lookup, one hop further: there are no circles. A
@@ -29,8 +33,9 @@ from actors.plan.delta import Lookup
 
 Origin: TypeAlias = tuple[str, tuple[str, ...]]
 """(input name, its columns); an empty column name stands for NULL."""
-Wanted: TypeAlias = tuple[str, tuple[str, ...], int]
-"""(target, key, hop): a table joined to itself is looked up again from rows that it gave."""
+Wanted: TypeAlias = tuple[str, tuple[str, ...], int, frozenset[str]]
+"""(target, key, hop, roots): a table joined to itself is looked up again from rows that it gave;
+the roots are the changes at which it all begins."""
 
 
 class _Need(msgspec.Struct):
@@ -59,12 +64,14 @@ class Lookups:
         nulls: bool,
     ) -> Wanted:
         """Asks for rows of `target` by `key`; `after`: the lookups that fill the origins."""
-        fills = set(after)
+        origins, fills = tuple(origins), set(after)
         before = self._all_before(fills)
+        roots = frozenset(name for name, _ in origins if name[0] not in "sh")
+        roots = roots.union(*(known for *_, known in fills))
         hop = 0
-        while (target, key, hop) in before:
+        while (target, key, hop, roots) in before:
             hop += 1
-        wanted = (target, key, hop)
+        wanted = (target, key, hop, roots)
         need = self._needs.setdefault(wanted, _Need({}, nulls))
         need.nulls |= nulls
         for origin in origins:
@@ -86,19 +93,25 @@ class Lookups:
 
     def by_stratum(self, count: int) -> list[tuple[Lookup, ...]]:
         """The lookups of each of `count` strata, each after those that it needs."""
-        whole = {target for target, key, _ in self._needs if not key}
+        whole = {target for target, key, *_ in self._needs if not key}
         strata: list[list[Lookup]] = [[] for _ in range(count)]
         strata[0] += [Lookup(target, (), ()) for target in sorted(whole)]
         levels: dict[Wanted, set[int]] = {}
+        numbers: dict[Wanted, int] = {}
         for wanted in self._in_order(whole):
             need = self._needs[wanted]
+            number = numbers[wanted] = len(numbers)
             by_level: dict[int, list[Origin]] = {}
             for origin, fills in need.origins.items():
                 for level in _levels(origin, [levels[f] for f in fills if f in levels]):
                     by_level.setdefault(level, []).append(origin)
             levels[wanted] = set(by_level)
             for level, origins in by_level.items():
-                strata[level].append(Lookup(*wanted[:2], tuple(origins), need.nulls))
+                fills = tuple(
+                    _numbered(origin[0], need.origins[origin], numbers) for origin in origins
+                )
+                made = Lookup(*wanted[:2], tuple(origins), need.nulls, number, fills)
+                strata[level].append(made)
         return [tuple(lookups) for lookups in strata]
 
     def _in_order(self, whole: set[str]) -> list[Wanted]:
@@ -115,6 +128,16 @@ class Lookups:
             assert ready, f"lookups in a circle: {sorted(rest.keys() - placed.keys())}"
             placed |= dict.fromkeys(ready)
         return list(placed)
+
+
+def _numbered(name: str, fills: set[Wanted], numbers: dict[Wanted, int]) -> tuple[int, ...]:
+    """The lookups that fill this input; none where it is asked for whole: all its rows are meant.
+
+    An origin comes after all that its term has asked for, of other inputs too.
+    """
+    own = [fill for fill in fills if fill[0] == name]
+    known = tuple(sorted(numbers[fill] for fill in own if fill in numbers))
+    return known if len(known) == len(own) else ()
 
 
 def _levels(origin: Origin, fills: list[set[int]]) -> set[int]:
