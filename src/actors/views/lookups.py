@@ -107,10 +107,10 @@ class Lookups:
                     by_level.setdefault(level, []).append(origin)
             levels[wanted] = set(by_level)
             for level, origins in by_level.items():
-                fills = tuple(
+                filled = tuple(
                     _numbered(origin[0], need.origins[origin], numbers) for origin in origins
                 )
-                made = Lookup(*wanted[:2], tuple(origins), need.nulls, number, fills)
+                made = Lookup(*wanted[:2], tuple(origins), need.nulls, number, filled)
                 strata[level].append(made)
         return [tuple(lookups) for lookups in strata]
 
