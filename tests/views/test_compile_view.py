@@ -8,6 +8,7 @@ from actors.errors import QueryRejected, UnknownObject
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Analyzed
 from actors.plan.schema import Column, Schema
+from actors.testing import tpch
 from actors.testing.analysis import analyze
 from actors.views.compile import compile_view
 from actors.views.explain import explain
@@ -387,3 +388,20 @@ async def test_the_refusal_of_the_text_is_the_answer() -> None:
 
     with pytest.raises(QueryRejected, match="of the text"):
         await compile_view("select id from flights", TABLES, refused)
+
+
+async def test_what_one_term_found_does_not_lead_another_further() -> None:
+    """TPC-H q5: from a changed order to its customer, to all suppliers of the nation, to all that
+    they sold. Suppliers' sales are looked up where a supplier, nation or region changed."""
+    plan = await compile_view(tpch.QUERIES["q5"], tpch.SCHEMAS, answers)
+    assert plan.sources == ("customer", "orders", "lineitem", "supplier", "nation", "region")
+    followed: set[int] = set()
+    for lookup in (each for stratum in plan.strata for each in stratum.lookups):
+        reached = any(
+            name in ("d0", "d1", "d2") or not followed.isdisjoint(fills)
+            for (name, _), fills in zip(lookup.origins, lookup.fills, strict=True)
+        )
+        if reached:
+            followed.add(lookup.number)
+            assert (lookup.target, lookup.key) != ("s2", ("l_suppkey",))
+    assert followed
