@@ -96,6 +96,10 @@ class ActorDead(Broken):
     """The actor stopped before it answered."""
 
 
+class AskCycle(PenstockError):
+    """Actors ask each other in a circle: none of them would ever be answered."""
+
+
 class Displaced(Broken):
     """A newer connection took this one's place."""
 

@@ -6,16 +6,16 @@ import anyio
 import pytest
 
 from actors.errors import ActorDead, Broken, Closed, WouldBlock
-from actors.kernel import Mailbox, Reply
+from actors.kernel import Mailbox, Reply, Traced
+from actors.telemetry import TRACEPARENT
 
 
 async def test_first_in_first_out_in_one_wake_up() -> None:
     box: Mailbox[int] = Mailbox("/x", 10)
     for number in range(5):
         box.send_nowait(number)
-    control, batch = await box.receive()
-    assert control == []
-    assert [envelope.message for envelope in batch] == [0, 1, 2, 3, 4]
+    assert await box.receive() == [0, 1, 2, 3, 4]
+    assert box.urgent is None
 
 
 async def test_full_mailbox_refuses_or_waits() -> None:
@@ -47,8 +47,7 @@ async def test_reserved_room_is_not_counted_against_the_bound() -> None:
     assert box.deliver(3)
     with pytest.raises(WouldBlock):
         box.send_nowait(4)
-    _, batch = await box.receive()
-    assert [envelope.message for envelope in batch] == [1, 2, 3]
+    assert await box.receive() == [1, 2, 3]
     box.send_nowait(4)
 
 
@@ -56,9 +55,9 @@ async def test_control_overtakes() -> None:
     box: Mailbox[int] = Mailbox("/x", 4)
     box.send_nowait(1)
     box.control("stop")
-    control, batch = await box.receive()
-    assert control == ["stop"]
-    assert len(batch) == 1
+    box.control("inspect")
+    assert await box.receive() == [1]
+    assert box.urgent == ["stop", "inspect"]
 
 
 async def test_closed_and_broken_are_told_apart() -> None:
@@ -119,3 +118,50 @@ async def test_a_cancelled_sender_passes_its_turn_on() -> None:
             first.cancel()
             await box.receive()
     assert sent == [2]
+
+
+async def test_room_goes_to_who_waits_for_it_and_nobody_overtakes() -> None:
+    box: Mailbox[int] = Mailbox("/x", 2)
+    box.send_nowait(0)
+    box.send_nowait(1)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            for number in (2, 3, 4):
+                group.start_soon(box.send, number)
+                await anyio.wait_all_tasks_blocked()
+            assert await box.receive() == [0, 1]
+            # The room is theirs already, though they have not run.
+            with pytest.raises(WouldBlock):
+                box.send_nowait(9)
+            await anyio.wait_all_tasks_blocked()
+            assert await box.receive() == [2, 3]
+            await anyio.wait_all_tasks_blocked()
+    assert await box.receive() == [4]
+    box.send_nowait(5)
+    box.send_nowait(6)
+
+
+async def test_what_was_put_back_comes_first_and_is_over_the_bound() -> None:
+    box: Mailbox[int] = Mailbox("/x", 2)
+    box.send_nowait(0)
+    box.send_nowait(1)
+    batch = await box.receive()
+    box.send_nowait(2)
+    box.send_nowait(3)
+    box.put_back(batch[1:])
+    with pytest.raises(WouldBlock):
+        box.send_nowait(4)
+    assert await box.receive() == [1, 2, 3]
+    assert box.statistics().received == 4
+    assert box.statistics().depth_max == 3
+    box.send_nowait(4)
+
+
+async def test_a_message_of_a_trace_carries_it() -> None:
+    box: Mailbox[int] = Mailbox("/x", 2)
+    token = TRACEPARENT.set("00-1-2-01")
+    box.send_nowait(0)
+    TRACEPARENT.reset(token)
+    box.send_nowait(1)
+    assert await box.receive() == [Traced(0, "00-1-2-01"), 1]

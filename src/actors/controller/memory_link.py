@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Final, Generic, TypeVar
 
 from actors.errors import Broken, Closed
-from actors.kernel import Mailbox
+from actors.kernel import Mailbox, Traced
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -45,9 +45,9 @@ class MemoryConnection(Generic[S, R]):
                 raise Closed(f"the connection to {self.peer} was closed by this side")
             if self._ended:
                 raise Broken(f"{self.peer} closed the connection")
-            control, envelopes = await self._inbox.receive()
-            self._ended = self._ended or bool(control)
-            self._received.extend(envelope.message for envelope in envelopes)
+            batch = await self._inbox.receive()
+            self._ended = self._ended or self._inbox.urgent is not None
+            self._received.extend(m.message if isinstance(m, Traced) else m for m in batch)
         message: R = self._received.popleft()
         return message
 

@@ -9,21 +9,45 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
-from actors.errors import DeadlineExceeded
+from actors.errors import AskCycle, DeadlineExceeded
 from actors.kernel.clock import Clock
 from actors.kernel.mailbox import Mailbox, MailboxStatistics, Reply
 
 if TYPE_CHECKING:
-    from actors.kernel.supervisor import Cell, Policy
+    from actors.kernel.cell import Cell
+    from actors.kernel.policy import Policy
 
 M = TypeVar("M")
 N = TypeVar("N")
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+HANDLING: ContextVar[Mailbox[Any] | None] = ContextVar("handling", default=None)
+"""Whose message is being handled; None beside actors, and in their effects, which keep nobody."""
+
+
+def _cycle(asker: Mailbox[Any], asked: Mailbox[Any]) -> str | None:
+    """The way from `asked` back to `asker`, as text; None when there is none.
+
+    It goes along asks that wait for an actor to come to them or to have handled them: what that
+    actor has put off (to an effect, to another) may be answered while it waits itself.
+    """
+    ways: list[tuple[Mailbox[Any], ...]] = [(asker, asked)]
+    seen: set[Mailbox[Any]] = set()
+    while ways:
+        way = ways.pop()
+        if way[-1] is asker:
+            return " → ".join(box.path for box in way)
+        if way[-1] not in seen:
+            seen.add(way[-1])
+            ways += [(*way, box) for box, reply in way[-1].asking if box.owes(reply)]
+    return None
 
 
 class Address(Generic[M]):
@@ -42,9 +66,9 @@ class Address(Generic[M]):
     def __repr__(self) -> str:
         return f"<{self.path}>"
 
-    async def send(self, message: M) -> None:
-        """Sends, waiting for room. Raises `Closed` or `Broken`."""
-        await self._mailbox.send(message)
+    def send(self, message: M) -> Coroutine[Any, Any, None]:
+        """Sends, waiting for room: to be awaited. Raises `Closed` or `Broken`."""
+        return self._mailbox.send(message)
 
     def send_nowait(self, message: M) -> None:
         """Sends if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
@@ -60,18 +84,31 @@ class Address(Generic[M]):
     async def ask(self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None) -> R:
         """Sends ``make(reply)`` and waits for the answer.
 
-        Raises what the actor failed the reply with, `ActorDead` when it stops first, and
-        `DeadlineExceeded`.
+        Raises what the actor failed the reply with, `ActorDead` when it stops first,
+        `DeadlineExceeded`, and `AskCycle` when the actor itself waits, through others or not,
+        for an answer of the asker's.
         """
-        reply: Reply[R] = Reply(self._mailbox.asks)
+        mailbox = self._mailbox
+        asker = HANDLING.get()
+        if asker is not None and (cycle := _cycle(asker, mailbox)) is not None:
+            raise AskCycle(f"an ask that can never be answered: {cycle}")
+        reply: Reply[R] = Reply(mailbox.asks)
+        waits = (mailbox, reply)
+        if asker is not None:
+            asker.asking = (*asker.asking, waits)
         try:
-            with anyio.fail_after(None if deadline_ms is None else deadline_ms / 1000):
-                await self._mailbox.send(make(reply))
+            if deadline_ms is None:
+                await mailbox.send(make(reply))
+                return await reply.wait()
+            with anyio.fail_after(deadline_ms / 1000):
+                await mailbox.send(make(reply))
                 return await reply.wait()
         except TimeoutError:
             raise DeadlineExceeded(f"{self.path} did not answer in {deadline_ms} ms") from None
         finally:
-            self._mailbox.asks.discard(reply)
+            mailbox.asks.discard(reply)
+            if asker is not None:
+                asker.asking = tuple(each for each in asker.asking if each is not waits)
 
     def statistics(self) -> MailboxStatistics:
         """The mailbox at this moment."""
@@ -93,6 +130,8 @@ class Effect:
 
 class Context(Generic[M]):
     """An actor's only way to the world."""
+
+    __slots__ = ("_cell",)
 
     def __init__(self, cell: Cell[M]) -> None:
         self._cell = cell
@@ -168,22 +207,7 @@ class Context(Generic[M]):
         ``done(result)`` (or ``failed(error)``) makes the message; None sends nothing. Without
         `failed` an error crashes the actor. Effects are cancelled when the actor stops.
         """
-        scope = anyio.CancelScope()
-
-        async def body() -> None:
-            message: M | None
-            with scope:
-                try:
-                    message = done(await run())
-                except Exception as error:
-                    if failed is None:
-                        raise
-                    message = failed(error)
-                if message is not None:
-                    self._cell.address.reply(message)
-
-        self._cell.start_soon(body)
-        return Effect(scope)
+        return Effect(self._cell.start(run, done, failed))
 
 
 class Actor(Generic[M]):
@@ -194,8 +218,8 @@ class Actor(Generic[M]):
     async def on_start(self) -> None:
         """Runs before the first message."""
 
-    async def receive(self, message: M) -> None:
-        """Handles one message."""
+    def receive(self, message: M) -> Awaitable[None] | None:
+        """Handles one message: a plain method, or an ``async def``."""
         raise NotImplementedError
 
     async def on_stop(self) -> None:

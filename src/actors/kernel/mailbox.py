@@ -1,4 +1,4 @@
-"""A bounded mailbox with one receiver, the envelope it holds, and reply slots.
+"""A bounded mailbox with one receiver, what it holds, and reply slots.
 
 Theory of operation. One shared record, two thin ends: senders append, the one receiver takes
 all that waits in one wake-up. Two lanes: the control lane (stop, inspect; supervision only)
@@ -8,9 +8,13 @@ overtakes, everything else is first in, first out. Three ways in:
 - `deliver` uses room reserved by an earlier request (a reply, a timer, the result of an
   effect): it never waits and is not counted against the bound, because requests are.
 
-Invariants: ``len(queue) - delivered <= limit`` at every send; a message is received once or
-counted as unhandled at the close; after `close` every unanswered `Reply` opened through this
-mailbox fails with `ActorDead`. What it does not do: it knows no actors and no time.
+Cost. A message is appended to a list and taken out with all others: the list itself changes
+hands. What an idle mailbox does not need (lanes, waiting senders, owed replies) it does not have.
+
+Invariants: ``len(queue) - delivered + granted <= limit`` at every send (*granted* room belongs
+to senders that waited for it and have not run yet, so nobody overtakes them); a message is
+received once or counted as unhandled at the close; after `close` every unanswered `Reply` opened
+through this mailbox fails with `ActorDead`. What it does not do: it knows no actors and no time.
 """
 
 from __future__ import annotations
@@ -29,12 +33,11 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 
-class Envelope(msgspec.Struct, Generic[M], gc=False):
-    """A message on its way, with the trace context of its sender."""
+class Traced(msgspec.Struct, Generic[M], gc=False):
+    """A message of a sampled trace, with the context of its sender: others go bare."""
 
     message: M
-    traceparent: str | None = None
-    reserved: bool = False
+    traceparent: str
 
 
 class MailboxStatistics(msgspec.Struct, frozen=True):
@@ -97,35 +100,57 @@ class Mailbox(Generic[M]):
     """A bounded first-in, first-out queue with a control lane."""
 
     __slots__ = (
+        "_asks",
+        "_bound",
         "_broken",
         "_closed",
-        "_control",
         "_depth_max",
+        "_granted",
         "_queue",
         "_received",
         "_reserved",
         "_senders",
         "_unhandled",
         "_wake",
-        "asks",
+        "asking",
+        "batch",
+        "current",
         "limit",
         "path",
+        "urgent",
     )
 
     def __init__(self, path: str, limit: int) -> None:
         self.path = path
         self.limit = limit
-        self.asks: set[Reply[Any]] = set()
-        self._queue: deque[Envelope[M]] = deque()
-        self._control: deque[Any] = deque()
-        self._senders: deque[asyncio.Future[None]] = deque()
+        self.asking: tuple[tuple[Mailbox[Any], Reply[Any]], ...] = ()
+        """Whose answers the receiver waits for, handling nothing else."""
+        self.current: Any = None
+        """The message being handled."""
+        self.batch: list[M | Traced[M]] = []
+        """What was received with it."""
+        self.urgent: list[Any] | None = None
+        """The control lane."""
+        self._asks: set[Reply[Any]] | None = None
+        self._queue: list[M | Traced[M]] = []
+        self._senders: deque[asyncio.Future[None]] | None = None
         self._wake: asyncio.Future[None] | None = None
+        self._bound = limit
+        """A queue of this length is full; -1 when closed."""
         self._reserved = 0
+        self._granted = 0
         self._received = 0
         self._depth_max = 0
         self._unhandled = 0
         self._closed = False
         self._broken: str | None = None
+
+    @property
+    def asks(self) -> set[Reply[Any]]:
+        """Replies that the receiver owes."""
+        if self._asks is None:
+            self._asks = set()
+        return self._asks
 
     def _check_open(self) -> None:
         if self._broken is not None:
@@ -133,81 +158,98 @@ class Mailbox(Generic[M]):
         if self._closed:
             raise Closed(f"{self.path} has stopped")
 
-    def _put(self, envelope: Envelope[M]) -> None:
-        self._queue.append(envelope)
-        self._reserved += envelope.reserved
-        if len(self._queue) > self._depth_max:
-            self._depth_max = len(self._queue)
-        self._notify()
+    def _rebound(self) -> None:
+        self._bound = -1 if self._closed else self.limit + self._reserved - self._granted
 
     def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    def has_room(self) -> bool:
-        """Whether `send` would not wait."""
-        return len(self._queue) - self._reserved < self.limit
+        wake, self._wake = self._wake, None
+        if wake is not None and not wake.done():
+            wake.set_result(None)
 
     async def send(self, message: M) -> None:
         """Sends, waiting for room. Raises `Closed` or `Broken`."""
-        self._check_open()
-        while not self.has_room():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._senders.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self._wake_senders()
-                raise
-            self._check_open()
-        self._put(Envelope(message, TRACEPARENT.get()))
+        if len(self._queue) >= self._bound:
+            await self._room()
+        traceparent = TRACEPARENT.get()
+        self._queue.append(message if traceparent is None else Traced(message, traceparent))
+        if self._wake is not None:
+            self._notify()
 
     def send_nowait(self, message: M) -> None:
         """Sends if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
-        self._check_open()
-        if not self.has_room():
+        if len(self._queue) >= self._bound:
+            self._check_open()
             raise WouldBlock(f"{self.path} holds {len(self._queue)} messages (limit {self.limit})")
-        self._put(Envelope(message, TRACEPARENT.get()))
+        traceparent = TRACEPARENT.get()
+        self._queue.append(message if traceparent is None else Traced(message, traceparent))
+        if self._wake is not None:
+            self._notify()
+
+    async def _room(self) -> None:
+        """Waits for room, which is the caller's when it returns: nobody overtakes who waits."""
+        self._check_open()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._senders is None:
+            self._senders = deque()
+        self._senders.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and not self._closed:
+                self._granted -= 1
+                self._rebound()
+                self._grant()
+            raise
+        self._check_open()
+        self._granted -= 1
+        self._rebound()
+
+    def _grant(self) -> None:
+        """Gives room to who waits for it, in order."""
+        while self._senders and len(self._queue) < self._bound:
+            waiter = self._senders.popleft()
+            if not waiter.done():
+                self._granted += 1
+                self._rebound()
+                waiter.set_result(None)
 
     def deliver(self, message: M) -> bool:
         """Puts a message into reserved room; False (and counted) when nobody will read it."""
         if self._closed:
             self._unhandled += 1
             return False
-        self._put(Envelope(message, TRACEPARENT.get(), True))
+        traceparent = TRACEPARENT.get()
+        self._queue.append(message if traceparent is None else Traced(message, traceparent))
+        self._reserved += 1
+        self._bound += 1
+        if self._wake is not None:
+            self._notify()
         return True
 
     def control(self, message: Any) -> None:
         """Supervision only: overtakes everything."""
         if not self._closed:
-            self._control.append(message)
+            self.urgent = [*(self.urgent or ()), message]
             self._notify()
 
-    async def receive(self) -> tuple[list[Any], list[Envelope[M]]]:
-        """All that waits: (control messages, envelopes); waits while there is nothing."""
-        while not self._control and not self._queue:
+    async def receive(self) -> list[M | Traced[M]]:
+        """All that waits; waits itself while there is nothing and nothing is `urgent`."""
+        while not self._queue and self.urgent is None:
             self._wake = asyncio.get_running_loop().create_future()
             try:
                 await self._wake
             finally:
                 self._wake = None
-        control = list(self._control)
-        self._control.clear()
-        batch = list(self._queue)
-        self._queue.clear()
-        self._reserved = 0
+        batch, self._queue = self._queue, []
+        if len(batch) > self._depth_max:
+            self._depth_max = len(batch)
         self._received += len(batch)
-        self._wake_senders()
-        return control, batch
-
-    def _wake_senders(self) -> None:
-        room = self.limit - (len(self._queue) - self._reserved)
-        while self._senders and room > 0:
-            waiter = self._senders.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                room -= 1
+        if self._reserved:
+            self._reserved = 0
+            self._rebound()
+        if self._senders:
+            self._grant()
+        return batch
 
     def close(self, unhandled: int = 0, broken: str | None = None) -> None:
         """Ends the mailbox; waiting senders and unanswered asks learn of it."""
@@ -215,7 +257,8 @@ class Mailbox(Generic[M]):
         self._broken = broken
         self._unhandled += unhandled + len(self._queue)
         self._queue.clear()
-        self._control.clear()
+        self.urgent = None
+        self._rebound()
         while self._senders:
             waiter = self._senders.popleft()
             if not waiter.done():
@@ -229,27 +272,44 @@ class Mailbox(Generic[M]):
         restarted receiver will answer it.
         """
         why = f"crashed: {broken}" if broken else "stopped"
-        waiting = {id(getattr(envelope.message, "reply", None)) for envelope in self._queue}
-        for reply in list(self.asks):
+        if not self._asks:
+            return
+        bare = (m.message if isinstance(m, Traced) else m for m in self._queue)
+        waiting = {id(getattr(message, "reply", None)) for message in bare}
+        for reply in list(self._asks):
             if id(reply) in waiting:
                 continue
             error = ActorDead(f"{self.path} {why} before it answered")
             error.determinate = False
             reply.fail(error)
 
-    def put_back(self, envelopes: Sequence[Envelope[M]]) -> None:
-        """Returns messages received but not handled to the front (the receiver crashed)."""
-        self._queue.extendleft(reversed(envelopes))
-        self._reserved += sum(envelope.reserved for envelope in envelopes)
-        self._received -= len(envelopes)
+    def owes(self, reply: Reply[Any]) -> bool:
+        """Whether the receiver is still to handle the message that carries `reply` (in its field
+        of this name), or handles it now."""
+        if reply.answered:
+            return False
+        bare = [m.message if isinstance(m, Traced) else m for m in (*self.batch, *self._queue)]
+        places = [i for i, m in enumerate(bare) if getattr(m, "reply", None) is reply]
+        now = [i for i, m in enumerate(bare) if m is self.current]
+        return bool(places) and (not now or places[0] >= now[0])
+
+    def put_back(self, messages: Sequence[M | Traced[M]]) -> None:
+        """Returns messages received but not handled to the front (the receiver crashed).
+
+        Their room may have been given away meanwhile: they have it over the bound.
+        """
+        self._queue[:0] = messages
+        self._reserved += len(messages)
+        self._received -= len(messages)
+        self._rebound()
 
     def statistics(self) -> MailboxStatistics:
         """Depth, high-water mark and counts."""
         return MailboxStatistics(
             depth=len(self._queue),
-            depth_max=self._depth_max,
+            depth_max=max(self._depth_max, len(self._queue)),
             received=self._received,
             unhandled=self._unhandled,
             limit=self.limit,
-            senders_waiting=len(self._senders),
+            senders_waiting=len(self._senders or ()),
         )

@@ -1,0 +1,300 @@
+"""The running form of an actor: its task, its effects, its children, its end.
+
+Theory of operation. An actor has one task, which takes all that waits in the mailbox and hands
+the messages on one by one. Effects have tasks of their own; an effect that fails and has nobody
+to tell crashes its actor where it stands. An actor ends in this order: its effects are
+cancelled, its children stop (the last first), `on_stop` runs, what is left in the mailbox is
+counted, owed replies fail, watchers hear of it.
+
+Invariants: a message is handled once, put back (the crash came before its turn) or counted; no
+effect outlives its actor's `on_stop`; the task is cancelled by us only while it serves, so that
+a cancel can be told from one that comes from outside and never strikes what comes after.
+
+Cost. Nothing is made for a message, nor for an actor that waits: what effects, children and
+traces need is made when there are any. The story of the last messages is written once a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import anyio
+
+from actors.kernel.actor import HANDLING, Actor, Address, Context
+from actors.kernel.flag import Flag
+from actors.kernel.mailbox import Mailbox, Traced
+from actors.kernel.policy import ActorCrashed, Policy
+from actors.telemetry import TRACEPARENT
+
+if TYPE_CHECKING:
+    from actors.kernel.supervisor import System
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+log = logging.getLogger("penstock.kernel")
+
+STORY_MESSAGES_MAX: Final = 16
+
+
+class _Stop:
+    """The one control message."""
+
+
+class Cell(Generic[M]):
+    """A running actor."""
+
+    __slots__ = (
+        "_crash",
+        "_crashes",
+        "_effects",
+        "_idle",
+        "_serving",
+        "_stopping",
+        "actor",
+        "address",
+        "busy_ms",
+        "children",
+        "factory",
+        "mailbox",
+        "parent",
+        "path",
+        "policy",
+        "stopped",
+        "story",
+        "system",
+        "task",
+        "watchers",
+    )
+
+    def __init__(
+        self,
+        system: System,
+        parent: Cell[Any] | None,
+        factory: Callable[[], Actor[M]],
+        path: str,
+        limit: int,
+        policy: Policy,
+    ) -> None:
+        self.system = system
+        self.parent = parent
+        self.factory = factory
+        self.path = path
+        self.policy = policy
+        self.mailbox: Mailbox[M] = Mailbox(path, limit)
+        self.address: Address[M] = Address(self.mailbox)
+        self.children: dict[str, Cell[Any]] = {}
+        self.stopped = Flag()
+        self.watchers: tuple[tuple[Address[Any], Any], ...] = ()
+        self.story: tuple[str, ...] = ()
+        """Types of the messages handled last, up to the batch at hand."""
+        self.actor: Actor[M] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.busy_ms = 0.0
+        """In `receive`, what it waited for included."""
+        self._serving = False
+        self._stopping = False
+        self._crash: Exception | None = None
+        """Of an effect."""
+        self._effects: set[anyio.CancelScope] | None = None
+        self._idle: Flag | None = None
+        """Up when the last effect has ended."""
+        self._crashes: tuple[float, ...] = ()
+
+    def request_stop(self) -> None:
+        """Stops after the current message."""
+        self._stopping = True
+        self.mailbox.control(_Stop)
+
+    async def stop_child(self, child: Address[Any]) -> None:
+        """Stops one child and waits."""
+        for cell in list(self.children.values()):
+            if cell.address is child or cell.path == child.path:
+                cell.request_stop()
+                await cell.stopped.wait()
+
+    # -- effects ---------------------------------------------------------------------------------
+
+    def start(
+        self,
+        run: Callable[[], Awaitable[T]],
+        done: Callable[[T], M | None],
+        failed: Callable[[Exception], M | None] | None,
+    ) -> anyio.CancelScope:
+        """Runs an effect beside the actor; the scope cancels it, and so does the actor's end."""
+        scope = anyio.CancelScope()
+        if self._serving and not self._stopping:
+            if self._effects is None:
+                self._effects = set()
+            self._effects.add(scope)
+            self.system.start_soon(lambda: self._effect(scope, run, done, failed))
+        return scope
+
+    async def _effect(
+        self,
+        scope: anyio.CancelScope,
+        run: Callable[[], Awaitable[T]],
+        done: Callable[[T], M | None],
+        failed: Callable[[Exception], M | None] | None,
+    ) -> None:
+        HANDLING.set(None)
+        try:
+            with scope:
+                try:
+                    message = done(await run())
+                except Exception as error:
+                    if failed is None:
+                        raise
+                    message = failed(error)
+                if message is not None:
+                    self.mailbox.deliver(message)
+        except Exception as error:  # noqa: BLE001 (the actor crashes by it)
+            if self._crash is None and self._serving:
+                self._crash = error
+                assert self.task is not None, "it serves"
+                self.task.cancel()
+        finally:
+            assert self._effects is not None, "it was started"
+            self._effects.discard(scope)
+            if self._idle is not None and not self._effects:
+                self._idle.set()
+
+    async def _end_effects(self) -> None:
+        if self._effects:
+            self._idle = Flag()
+            for scope in list(self._effects):
+                scope.cancel()
+            await self._idle.wait()
+            self._idle = None
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """The whole life, restarts included."""
+        HANDLING.set(self.mailbox)
+        broken: str | None = None
+        try:
+            while True:
+                try:
+                    await self._live()
+                    return
+                except Exception as error:  # noqa: BLE001 (a crash of any kind has its policy)
+                    cause = _innermost(error)
+                    broken = f"{type(cause).__name__}: {cause}"
+                    if self._stopping or not await self._survives(cause):
+                        return
+                    broken = None
+        finally:
+            await self._end(broken)
+
+    async def _live(self) -> None:
+        actor = self.factory()
+        actor.ctx = Context(self)
+        self.actor = actor
+        self._serving = True
+        try:
+            try:
+                await actor.on_start()
+                TRACEPARENT.set(None)  # that of whoever spawned it ends here
+                await self._serve(actor)
+            except asyncio.CancelledError:
+                if self._crash is None:
+                    raise
+            finally:
+                self._serving = False
+            if self._crash is not None:
+                assert self.task is not None, "it has served"
+                self.task.uncancel()
+                raise self._crash
+        finally:
+            self._crash = None
+            await self._end_effects()
+        await self._stop_children()
+        await actor.on_stop()
+
+    async def _serve(self, actor: Actor[M]) -> None:
+        mailbox, receive = self.mailbox, actor.receive
+        while self._crash is None:
+            batch = await mailbox.receive()
+            if mailbox.urgent is not None:
+                mailbox.close(unhandled=len(batch))
+                return
+            began = perf_counter()
+            mailbox.batch = batch
+            taken = 0
+            try:
+                for message in batch:
+                    taken += 1
+                    mailbox.current = message
+                    if isinstance(message, Traced):
+                        await self._traced(actor, message)
+                    elif (waits := receive(message)) is not None:
+                        await waits
+                    if mailbox.urgent is not None:
+                        mailbox.close(unhandled=len(batch) - taken)
+                        return
+            except BaseException:
+                mailbox.put_back(batch[taken:])
+                raise
+            finally:
+                self.busy_ms += (perf_counter() - began) * 1000
+                self._remember(batch[max(0, taken - STORY_MESSAGES_MAX) : taken])
+                mailbox.batch, mailbox.current = [], None
+
+    async def _traced(self, actor: Actor[M], message: Traced[M]) -> None:
+        self.mailbox.current = message.message
+        token = TRACEPARENT.set(message.traceparent)
+        try:
+            if (waits := actor.receive(message.message)) is not None:
+                await waits
+        finally:
+            TRACEPARENT.reset(token)
+
+    def _remember(self, messages: Sequence[M | Traced[M]]) -> None:
+        bare = (m.message if isinstance(m, Traced) else m for m in messages)
+        self.story = (*self.story, *(type(m).__name__ for m in bare))[-STORY_MESSAGES_MAX:]
+
+    async def _survives(self, error: BaseException) -> bool:
+        """Whether the actor is started afresh; escalates or stops it otherwise."""
+        await self._stop_children()
+        story = f"{self.path} failed after {list(self.story)}: {type(error).__name__}: {error}"
+        log.error(story, exc_info=error)
+        self.mailbox.fail_asks(f"{type(error).__name__}: {error}")
+        if self.policy.kind == "restart":
+            now = self.system.clock.monotonic_ms()
+            since = now - self.policy.within_ms
+            self._crashes = (*(at for at in self._crashes if at >= since), now)
+            if len(self._crashes) <= self.policy.restarts_max:
+                delay = self.policy.delay_ms * 2 ** (len(self._crashes) - 1)
+                await anyio.sleep(delay / 1000)
+                return True
+        if self.policy.kind != "stop":
+            self.system.fail(ActorCrashed(story), error)
+        return False
+
+    async def _stop_children(self) -> None:
+        for child in reversed(list(self.children.values())):
+            child.request_stop()
+            await child.stopped.wait()
+
+    async def _end(self, broken: str | None) -> None:
+        try:
+            await self._stop_children()
+        finally:
+            self.mailbox.close(broken=broken)
+            if self.parent is not None:
+                self.parent.children.pop(self.path, None)
+            self.system.ended(self)
+            self.stopped.set()
+            for watcher, message in self.watchers:
+                watcher.reply(message)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,31 @@
+"""What a crash of an actor means."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from actors.errors import PenstockError
+
+
+class ActorCrashed(PenstockError):
+    """An actor failed by its own fault; carries the story of its last messages."""
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """What a crash of the actor means."""
+
+    kind: str
+    restarts_max: int = 0
+    within_ms: int = 0
+    delay_ms: int = 0
+
+
+ESCALATE: Final = Policy("escalate")
+STOP: Final = Policy("stop")
+
+
+def restart(restarts_max: int = 5, within_ms: int = 60_000, delay_ms: int = 50) -> Policy:
+    """Start afresh after `delay_ms` (doubling), at most `restarts_max` times per `within_ms`."""
+    return Policy("restart", restarts_max, within_ms, delay_ms)
