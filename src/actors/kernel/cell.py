@@ -207,18 +207,19 @@ class Cell(Generic[M]):
             finally:
                 self._serving = False
             if self._crash is not None:
-                assert self.task is not None, "it has served"
-                self.task.uncancel()
                 raise self._crash
         finally:
-            self._crash = None
+            if self._crash is not None:
+                assert self.task is not None, "it has served"
+                self.task.uncancel()
+                self._crash = None
             await self._end_effects()
         await self._stop_children()
         await actor.on_stop()
 
     async def _serve(self, actor: Actor[M]) -> None:
         mailbox, receive = self.mailbox, actor.receive
-        while self._crash is None:
+        while True:
             batch = await mailbox.receive()
             if mailbox.urgent is not None:
                 mailbox.close(unhandled=len(batch))
@@ -234,6 +235,8 @@ class Cell(Generic[M]):
                         await self._traced(actor, message)
                     elif (waits := receive(message)) is not None:
                         await waits
+                    if self._crash is not None:
+                        raise self._crash  # the handler has kept the cancel to itself
                     if mailbox.urgent is not None:
                         mailbox.close(unhandled=len(batch) - taken)
                         return

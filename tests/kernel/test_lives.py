@@ -1,0 +1,261 @@
+"""Lives of actors: circles of asks, effects that crash their actor, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from actors.errors import AskCycle, Broken, DeadlineExceeded
+from actors.kernel import STOP, Actor, ActorCrashed, Address, Reply, System, restart
+from actors.telemetry import TRACEPARENT
+
+
+class Ask(msgspec.Struct, frozen=True):
+    reply: Reply[str]
+
+
+class PutOff(msgspec.Struct, frozen=True):
+    """Answered by an effect, when the test says so."""
+
+    reply: Reply[str]
+
+
+class Go(msgspec.Struct, frozen=True):
+    """Asks the other in a handler."""
+
+    reply: Reply[str]
+    make: Callable[[Reply[str]], Any] = Ask
+
+
+class Asker(Actor[Ask | PutOff | Go]):
+    """Passes asks on to the next, in its handler."""
+
+    def __init__(self) -> None:
+        self.next: Address[Any] | None = None
+        self.release = anyio.Event()
+
+    async def receive(self, message: Ask | PutOff | Go) -> None:
+        match message:
+            case Ask(reply) if self.next is None:
+                reply.set(f"{self.ctx.path} is the last")
+            case Ask(reply):
+                assert self.next is not None
+                await self._pass_on(reply, Ask)
+            case Go(reply, make):
+                await self._pass_on(reply, make)
+            case PutOff(reply):
+
+                async def later() -> None:
+                    await self.release.wait()
+                    reply.set("put off")
+
+                self.ctx.effect(later, done=lambda _: None)
+
+    async def _pass_on(self, reply: Reply[str], make: Callable[[Reply[str]], Any]) -> None:
+        assert self.next is not None
+        try:
+            answer: str = await self.next.ask(make)
+        except (AskCycle, Broken) as error:
+            reply.fail(error)
+        else:
+            reply.set(answer)
+
+
+def asker(system: System, name: str) -> tuple[Asker, Address[Any]]:
+    made = Asker()
+    return made, system.spawn(lambda: made, name)
+
+
+async def test_a_circle_of_asks_is_named_and_nobody_hangs() -> None:
+    with anyio.fail_after(5):
+        async with System() as system:
+            (a, to_a), (b, to_b), (c, to_c) = (asker(system, name) for name in "abc")
+            a.next, b.next = to_b, to_c
+            assert await to_a.ask(Ask) == "/c is the last"
+            c.next = to_a
+            with pytest.raises(AskCycle, match="/c → /a → /b → /c"):
+                await to_a.ask(Ask)
+            # They live, and a circle that is no more is none.
+            c.next = None
+            assert await to_a.ask(Ask) == "/c is the last"
+            b.next = to_b
+            with pytest.raises(AskCycle, match="/b → /b"):
+                await to_a.ask(Ask)
+
+
+async def test_an_ask_that_waits_in_the_queue_closes_a_circle_too() -> None:
+    with anyio.fail_after(5):
+        async with System() as system:
+            (a, to_a), (b, to_b) = (asker(system, name) for name in "ab")
+            a.next, b.next = to_b, to_a
+            answers: list[str] = []
+
+            async def ask(to: Address[Any]) -> None:
+                try:
+                    answers.append(await to.ask(Ask))
+                except AskCycle as error:
+                    answers.append(str(error))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, to_a)
+                group.start_soon(ask, to_b)
+            assert any("ask that can never be answered" in answer for answer in answers)
+
+
+async def test_what_was_put_off_is_no_circle() -> None:
+    """b owes a an answer, but does not keep it back while it waits for a."""
+    with anyio.fail_after(5):
+        async with System() as system:
+            (a, to_a), (b, to_b) = (asker(system, name) for name in "ab")
+            a.next, b.next = to_b, to_a
+            answers: list[str] = []
+
+            async def ask(to: Address[Any], make: Callable[[Reply[str]], Any]) -> None:
+                answers.append(await to.ask(make))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, to_a, lambda reply: Go(reply, PutOff))
+                await anyio.wait_all_tasks_blocked()
+                group.start_soon(ask, to_b, lambda reply: Go(reply, PutOff))
+                await anyio.wait_all_tasks_blocked()
+                b.release.set()
+                await anyio.wait_all_tasks_blocked()
+                a.release.set()
+            assert answers == ["put off", "put off"]
+
+
+class Do(msgspec.Struct, frozen=True):
+    what: str
+
+
+class Odd(Actor[Do]):
+    """A handler that never ends, beside an effect that fails."""
+
+    lives = 0
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    async def on_start(self) -> None:
+        Odd.lives += 1
+
+    async def receive(self, message: Do) -> None:
+        match message.what:
+            case "wait" | "swallow":
+                self.ctx.effect(self.failing, done=lambda _: None)
+                self.ctx.effect(self.lasting, done=lambda _: None)
+                try:
+                    await anyio.sleep_forever()
+                except asyncio.CancelledError:
+                    self.log.append("interrupted")
+                    if message.what == "wait":
+                        raise
+            case other:
+                self.log.append(f"{other} in life {Odd.lives}")
+
+    async def failing(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        raise ValueError("of the effect")
+
+    async def lasting(self) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.log.append("effect ended")
+
+
+@pytest.mark.parametrize("what", ["wait", "swallow"])
+async def test_an_effect_that_fails_crashes_its_actor_where_it_stands(what: str) -> None:
+    log: list[str] = []
+    Odd.lives = 0
+    with anyio.fail_after(5):
+        async with System() as system:
+            to = system.spawn(lambda: Odd(log), "odd", policy=restart(delay_ms=1))
+            to.send_nowait(Do(what))
+            to.send_nowait(Do("note"))
+            while len(log) < 3:
+                await anyio.lowlevel.checkpoint()
+            assert system.failure is None
+    assert log == ["interrupted", "effect ended", "note in life 2"]
+
+
+async def test_a_crash_by_an_effect_tells_of_the_effect() -> None:
+    with pytest.raises(ActorCrashed, match=r"/odd failed after \['Do'\]: ValueError: of the ef"):
+        async with System() as system:
+            to = system.spawn(lambda: Odd([]), "odd")
+            to.send_nowait(Do("wait"))
+            with anyio.fail_after(5):
+                await system.failed.wait()
+
+
+async def test_what_nobody_handled_is_counted() -> None:
+    log: list[str] = []
+    async with System() as system:
+        to = system.spawn(lambda: Odd(log), "odd", policy=STOP)
+        for what in ("wait", "one", "two"):
+            to.send_nowait(Do(what))
+        with anyio.fail_after(5):
+            while system.cells:
+                await anyio.lowlevel.checkpoint()
+        assert system.unhandled == 2
+        with pytest.raises(Broken, match="of the effect"):
+            await to.send(Do("three"))
+
+
+class Plain(Actor[Do]):
+    """A handler without waits."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str | None]] = []
+
+    def receive(self, message: Do) -> None:
+        self.seen.append((message.what, TRACEPARENT.get()))
+
+
+async def test_a_plain_method_handles_and_sees_the_trace_of_its_message_alone() -> None:
+    plain = Plain()
+    async with System() as system:
+        token = TRACEPARENT.set("00-a-b-01")
+        to = system.spawn(lambda: plain, "plain")
+        to.send_nowait(Do("traced"))
+        TRACEPARENT.reset(token)
+        to.send_nowait(Do("bare"))
+        await anyio.wait_all_tasks_blocked()
+    assert plain.seen == [("traced", "00-a-b-01"), ("bare", None)]
+
+
+async def test_an_ask_with_a_deadline_leaves_nothing_behind() -> None:
+    async with System() as system:
+        (a, to_a), (b, to_b) = (asker(system, name) for name in "ab")
+        a.next = to_b
+        with pytest.raises(DeadlineExceeded, match="/b did not answer in 1 ms"):
+            await to_b.ask(PutOff, 1)
+        assert await to_a.ask(Ask) == "/b is the last"
+        del b
+
+
+async def test_abort_ends_who_does_not_stop() -> None:
+    log: list[str] = []
+    with anyio.fail_after(5):
+        async with System() as system:
+            to = system.spawn(lambda: Odd(log), "odd")
+
+            class Deaf(Odd):
+                async def receive(self, message: Do) -> None:
+                    try:
+                        await anyio.sleep_forever()
+                    finally:
+                        self.log.append("cancelled")
+
+            deaf = system.spawn(lambda: Deaf(log), "deaf")
+            deaf.send_nowait(Do("never ends"))
+            to.send_nowait(Do("note"))
+            await anyio.wait_all_tasks_blocked()
+            system.abort()
+    assert "cancelled" in log
