@@ -1,0 +1,323 @@
+"""The actor kernel beside bare queues and other actor libraries, in one process and one loop.
+
+``tell_*``: nanoseconds a message, one sender, from the send until a typed handler has seen the
+last. ``ask_*``: nanoseconds a round trip, one after the other. ``ring_*``: 1,000 actors in a
+ring pass 1,000 tokens on; ours: a hop, peer: a message between two of our own. Thespian runs in
+its simple system base (one process, no threads), the fastest that it has; xoscar's actors live
+in the caller's process. ``idle_actor``: traced memory of an actor that waits; its peer is the
+bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from time import perf_counter_ns
+from typing import Any
+
+import anyio
+import msgspec
+import pykka
+import thespian.actors as thespian
+import xoscar
+
+from actors.kernel import Actor, Address, Reply, System
+from measure import Measure, Report, median
+
+LIMIT = 1024
+IDLE = 2_000
+IDLE_BYTES_MAX = 4096
+RING = 1_000
+TURNS = 7
+
+
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """What is sent."""
+
+    number: int
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Answered with its number."""
+
+    number: int
+    reply: Reply[int]
+
+
+class Counter(Actor[Note | Ask]):
+    """Counts what it is told; answers what it is asked."""
+
+    def __init__(self, wanted: int) -> None:
+        self.left = wanted
+        self.done = asyncio.Event()
+
+    async def receive(self, message: Note | Ask) -> None:
+        """Handles one message."""
+        match message:
+            case Note():
+                self.left -= 1
+                if self.left == 0:
+                    self.done.set()
+            case Ask(number, reply):
+                reply.set(number)
+
+
+class Hop(Actor[Note]):
+    """Passes a token on until it has gone far enough."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self.next: Address[Note] | None = None
+        self.ended = ended
+
+    async def receive(self, message: Note) -> None:
+        """Passes it on."""
+        if message.number == 0:
+            self.ended()
+        elif self.next is not None:
+            await self.next.send(Note(message.number - 1))
+
+
+async def ours_tell(count: int) -> float:
+    """A sender and an actor."""
+    async with System(mailbox=LIMIT) as system:
+        counter = Counter(count)
+        to = system.spawn(lambda: counter, "counter")
+        note = Note(1)
+        started = perf_counter_ns()
+        for _ in range(count):
+            await to.send(note)
+        await counter.done.wait()
+        return (perf_counter_ns() - started) / count
+
+
+async def queue_tell(count: int) -> float:
+    """A bare queue between two tasks."""
+    queue: asyncio.Queue[Note] = asyncio.Queue(LIMIT)
+
+    async def take() -> None:
+        for _ in range(count):
+            await queue.get()
+
+    taking = asyncio.create_task(take())
+    note = Note(1)
+    started = perf_counter_ns()
+    for _ in range(count):
+        await queue.put(note)
+    await taking
+    return (perf_counter_ns() - started) / count
+
+
+async def stream_tell(count: int) -> float:
+    """anyio's memory object stream."""
+    sender, receiver = anyio.create_memory_object_stream[Note](LIMIT)
+
+    async def take() -> None:
+        for _ in range(count):
+            await receiver.receive()
+
+    async with sender, receiver, anyio.create_task_group() as group:
+        started = perf_counter_ns()
+        group.start_soon(take)
+        note = Note(1)
+        for _ in range(count):
+            await sender.send(note)
+        while sender.statistics().current_buffer_used:
+            await anyio.lowlevel.checkpoint()
+        return (perf_counter_ns() - started) / count
+
+
+async def ours_ask(count: int) -> float:
+    """One ask after another."""
+    async with System() as system:
+        to: Address[Any] = system.spawn(lambda: Counter(0), "counter")
+
+        def make(reply: Reply[int]) -> Ask:
+            return Ask(1, reply)
+
+        started = perf_counter_ns()
+        for _ in range(count):
+            await to.ask(make)
+        return (perf_counter_ns() - started) / count
+
+
+async def ours_ring(count: int) -> float:
+    """All tokens have made about `count` hops in all."""
+    async with System(mailbox=LIMIT) as system:
+        ended = 0
+        done = asyncio.Event()
+
+        def end() -> None:
+            nonlocal ended
+            ended += 1
+            if ended == RING:
+                done.set()
+
+        made = [Hop(end) for _ in range(RING)]
+        places = [system.spawn(lambda hop=hop: hop, f"hop{i}") for i, hop in enumerate(made)]
+        for hop, place in zip(made, [*places[1:], places[0]], strict=True):
+            hop.next = place
+        far = count // RING
+        started = perf_counter_ns()
+        for place in places:
+            await place.send(Note(far))
+        await done.wait()
+        return (perf_counter_ns() - started) / (far * RING)
+
+
+async def idle_bytes() -> float:
+    """Of one actor among many."""
+    async with System() as system:
+        gc.collect()
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(IDLE):
+            system.spawn(lambda: Counter(1), f"idle{number}")
+        await anyio.wait_all_tasks_blocked()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return (after - before) / IDLE
+
+
+class PykkaCounter(pykka.ThreadingActor):
+    """An actor with a thread of its own."""
+
+    def on_receive(self, message: Any) -> int:
+        """Answers with what it got."""
+        return int(message)
+
+
+def pykka_tell(count: int) -> float:
+    """Until the last has been answered."""
+    to = PykkaCounter.start()
+    started = perf_counter_ns()
+    for number in range(count):
+        to.tell(number)
+    to.ask(0)
+    elapsed = (perf_counter_ns() - started) / count
+    to.stop()
+    return elapsed
+
+
+def pykka_ask(count: int) -> float:
+    """One ask after another."""
+    to = PykkaCounter.start()
+    started = perf_counter_ns()
+    for number in range(count):
+        to.ask(number)
+    elapsed = (perf_counter_ns() - started) / count
+    to.stop()
+    return elapsed
+
+
+class ThespianCounter(thespian.Actor):  # type: ignore[misc]
+    """Answers what is text."""
+
+    def receiveMessage(self, message: Any, sender: Any) -> None:  # noqa: N802
+        """Handles one message."""
+        if isinstance(message, str):
+            self.send(sender, message)
+
+
+def thespian_tell(count: int) -> float:
+    """Until the last has been answered."""
+    system = thespian.ActorSystem("simpleSystemBase", transientUnique=True)
+    try:
+        to = system.createActor(ThespianCounter)
+        started = perf_counter_ns()
+        for number in range(count):
+            system.tell(to, number)
+        system.ask(to, "last", 10)
+        return (perf_counter_ns() - started) / count
+    finally:
+        system.shutdown()
+
+
+class XoscarCounter(xoscar.Actor):  # type: ignore[misc]
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def add(self, number: int) -> int:
+        """Answers with how many there were."""
+        self.count += number
+        return self.count
+
+
+async def with_xoscar(measure: Callable[[Any], Awaitable[float]]) -> float:
+    """A pool in this process, and one actor."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    pool = await xoscar.create_actor_pool(address, n_process=0)
+    async with pool:
+        to = await xoscar.create_actor(XoscarCounter, address=pool.external_address)
+        return await measure(to)
+
+
+async def xoscar_tell(count: int) -> float:
+    """Until the count is complete."""
+
+    async def measure(to: Any) -> float:
+        started = perf_counter_ns()
+        for _ in range(count):
+            await to.add.tell(1)
+        while await to.add(0) < count:
+            await asyncio.sleep(0)
+        return (perf_counter_ns() - started) / count
+
+    return await with_xoscar(measure)
+
+
+async def xoscar_ask(count: int) -> float:
+    """One ask after another."""
+
+    async def measure(to: Any) -> float:
+        started = perf_counter_ns()
+        for _ in range(count):
+            await to.add(1)
+        return (perf_counter_ns() - started) / count
+
+    return await with_xoscar(measure)
+
+
+def waiting(run: Callable[[int], float]) -> Callable[[int], Awaitable[float]]:
+    """What blocks, in the loop's own thread: nothing else is to run."""
+
+    async def waited(count: int) -> float:
+        return run(count)
+
+    return waited
+
+
+async def run(report: Report) -> None:
+    """Both sides in turns."""
+    scale = 20 if report.quick else 1
+    pairs: list[tuple[str, Any, int, Any, int, float]] = [
+        ("tell_queue", ours_tell, 200_000, queue_tell, 200_000, 1.0),
+        ("tell_memory_stream", ours_tell, 200_000, stream_tell, 100_000, 1 / 5),
+        ("tell_pykka", ours_tell, 200_000, waiting(pykka_tell), 50_000, 1 / 4),
+        ("tell_thespian", ours_tell, 200_000, waiting(thespian_tell), 20_000, 1 / 10),
+        ("tell_xoscar", ours_tell, 200_000, xoscar_tell, 5_000, 1 / 10),
+        ("ask_pykka", ours_ask, 50_000, waiting(pykka_ask), 5_000, 1 / 8),
+        ("ask_xoscar", ours_ask, 50_000, xoscar_ask, 5_000, 1 / 5),
+        ("ring_1000", ours_ring, 500_000, ours_tell, 200_000, 2.0),
+    ]
+    for name, ours, many, peer, few, target in pairs:
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(TURNS):
+            times[0].append(await ours(max(2 * RING, many // scale)))
+            times[1].append(await peer(few // scale))
+        figures = median(times[0]), median(times[1])
+        report.add(Measure(name, *figures, unit="ns", target=target))
+    report.add(Measure("idle_actor", await idle_bytes(), IDLE_BYTES_MAX, unit="B", target=1.0))
+
+
+if __name__ == "__main__":
+    made = Report("The actor kernel beside queues and other actor libraries.")
+    anyio.run(run, made, backend_options={"use_uvloop": True})
+    made.close()
