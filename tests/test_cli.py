@@ -22,7 +22,7 @@ runner = CliRunner()
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "demo", "check-views", "status", "explain", "java", "version"]
+    "command", ["serve", "demo", "check-views", "status", "actors", "explain", "java", "version"]
 )
 def test_every_command_explains_itself(command: str) -> None:
     answer = runner.invoke(cli.app, [command, "--help"])
@@ -146,6 +146,18 @@ async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:
         assert "flights" in text
         status, text, _ = await penstock("status", "--connect", address, "--json")
         assert json.loads(text)["objects"][0]["name"] == "flights"
+        status, text, _ = await penstock("actors", "--connect", address, "--interval", "0.05")
+        assert status == 0
+        paths = [line.split()[0] for line in text.splitlines()]
+        assert paths[0] == "path"
+        assert {"/controller", "/maintenance", "/sessions", "/spark"} <= set(paths)
+        status, text, _ = await penstock(
+            "actors", "--connect", address, "--interval", "0.05", "--json"
+        )
+        (found,) = (row for row in json.loads(text) if row["path"] == "/controller")
+        # It handles the very message that asks; the first look came with the one before.
+        assert (found["state"], found["depth"]) == ("handles Submit", 0)
+        assert found["received"] > found["messages_per_second"] * 0.05 > 0
         status, _, error = await penstock("explain", "no_such_view", "--connect", address)
         assert (status, error.splitlines()[0].split(":")[:2]) == (2, ["penstock", " UnknownObject"])
         taken = ["serve", "--state-dir", str(tmp_path / "other"), "--listen", address]

@@ -384,9 +384,7 @@ async def test_a_failed_listing_is_the_last_message() -> None:
         await task.send(Release(tuple(part.key for part in snapshot.parts)))
         await settle()
         assert shard.held == set()
-        assert {path: text for path, text, _ in system.describe()}["/listen"].startswith(
-            "frozen at [5]"
-        )
+        assert dict(system.describe())["/listen"].startswith("frozen at [5]")
         await stop(system)
         assert shard.closed
 

@@ -405,7 +405,7 @@ async def ask(address: Address[ExecutorMessage], job: Job) -> Any:
 
 
 def description(system: System) -> str:
-    return next(text for path, text, _ in system.describe() if path == "/engine")
+    return next(text for path, text in system.describe() if path == "/engine")
 
 
 def pids(system: System) -> tuple[int, int]:

@@ -288,6 +288,53 @@ async def _status(address: str) -> dict[str, Any]:
 
 
 @app.command()
+def actors(
+    connect: Connect = DEFAULT_ADDRESS,
+    interval: Annotated[
+        float, typer.Option(min=0.01, help="Seconds between the two looks that rates come from.")
+    ] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Shows every live actor of a running service: what it does, what waits, how busy it is."""
+    set_up_logging("warning")
+    rows = run_loop(lambda: _actors(connect, interval))
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(f"{'path':<44} {'depth':>5} {'max':>5} {'msg/s':>8} {'busy':>6} {'effects':>7}  state")
+    for row in rows:
+        words = f"{row['state']}{': ' * bool(row['doing'])}{row['doing']}"
+        print(
+            f"{row['path']:<44} {row['depth']:>5} {row['depth_max']:>5} "
+            f"{row['messages_per_second']:>8.1f} {row['busy_share']:>6.1%} {row['effects']:>7}  "
+            f"{words}"
+        )
+
+
+async def _actors(address: str, interval: float) -> list[dict[str, Any]]:
+    """Two looks; an actor born between them is measured since its birth."""
+    import anyio
+    import msgspec
+
+    from actors.client import Client
+
+    async with await Client.connect(address) as client:
+        first = await client.actors()
+        await anyio.sleep(interval)
+        second = await client.actors()
+    before = {found.path: found for found in first.actors}
+    ms = max(1e-3, second.monotonic_ms - first.monotonic_ms)
+    rows = []
+    for found in second.actors:
+        old = before.get(found.path)
+        messages = found.received - (old.received if old else 0)
+        busy = found.busy_ms - (old.busy_ms if old else 0.0)
+        rates = {"messages_per_second": messages * 1000 / ms, "busy_share": busy / ms}
+        rows.append(msgspec.to_builtins(found) | rates)
+    return rows
+
+
+@app.command()
 def explain(
     view: Annotated[str, typer.Argument(help="Name of a view.")],
     connect: Connect = DEFAULT_ADDRESS,

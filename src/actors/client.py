@@ -40,6 +40,7 @@ from actors.plan.updates import from_ipc
 from actors.progress import Frontier, Time
 from actors.protocol.api import (
     PROTOCOL_VERSION,
+    ActorReport,
     Changes,
     Contents,
     CreateIndex,
@@ -49,6 +50,7 @@ from actors.protocol.api import (
     Drop,
     Explain,
     Failed,
+    ListActors,
     Read,
     Request,
     Status,
@@ -205,6 +207,10 @@ class Client:
     async def status(self) -> StatusReport:
         """All objects: frontiers, lag, state and step times."""
         return await self._exchange.ask(Status(self._exchange.number()), StatusReport)
+
+    async def actors(self) -> ActorReport:
+        """Every live actor of the service; counts grow, so two reports tell rates."""
+        return await self._exchange.ask(ListActors(self._exchange.number()), ActorReport)
 
     async def explain(self, view: str) -> str:
         """How a view is maintained, rule by rule. Raises `UnknownObject`, `InvalidUsage`."""

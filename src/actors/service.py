@@ -30,7 +30,7 @@ from actors.controller.memory_link import MemoryConnection
 from actors.controller.replica import ClusterClient
 from actors.controller.server import MAGIC, ApiServer, ConnectInProcess, FromClient, ToClient
 from actors.errors import BadSettings, Closed
-from actors.kernel import Address, Clock, System, SystemClock
+from actors.kernel import ActorStatistics, Address, Clock, System, SystemClock
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings
@@ -153,10 +153,10 @@ class Service:
             for event in (self._stopping, self._system.failed):
                 group.start_soon(_first, event, group.cancel_scope)
 
-    def describe(self) -> list[tuple[str, str, Any]]:
-        """(path, what it does, mailbox statistics) of every live actor."""
+    def actors(self) -> list[ActorStatistics]:
+        """Every live actor."""
         assert self._system is not None, "the service has not been started"
-        return self._system.describe()
+        return self._system.statistics()
 
     # -- stopping ------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Service:
         with anyio.move_on_after(self.settings.shutdown_deadline_ms / 1000, shield=True) as limit:
             await system.stop()
         if limit.cancelled_caught:
-            busy = ", ".join(path for path, _, _ in system.describe())
+            busy = ", ".join(path for path, _ in system.describe())
             log.warning("abandoned after %d ms: %s", self.settings.shutdown_deadline_ms, busy)
             system.abort()
 

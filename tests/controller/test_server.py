@@ -49,7 +49,7 @@ class World:
         return link
 
     def sessions(self) -> list[str]:
-        return [path for path, _, _ in self.system.describe() if "session-" in path]
+        return [path for path, _ in self.system.describe() if "session-" in path]
 
 
 @asynccontextmanager

@@ -74,7 +74,7 @@ async def test_a_server_that_dies_and_comes_back(
             lambda: SparkExecutor(settings, tmp_path / "engine"), "engine"
         )
         assert isinstance(await ask(engine, analyze("first")), Analyzed)
-        assert any("over Spark Connect" in text for _, text, _ in system.describe())
+        assert any("over Spark Connect" in text for _, text in system.describe())
         running: Reply[Any] = Reply()
         await engine.send(Run(Query("forever", FOREVER, ()), running))
         await ask(engine, analyze("between"))  # in order: the first is at work

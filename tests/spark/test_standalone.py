@@ -167,7 +167,7 @@ async def test_the_executor_goes_on_when_its_context_has_stopped(
                 ]
             if name == "before":
                 await anyio.to_thread.run_sync(cluster.end_application)
-        assert any("children lost 1" in text for _, text, _ in system.describe())
+        assert any("children lost 1" in text for _, text in system.describe())
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,14 @@ from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.progress import ShardId, Time, is_empty
 from actors.protocol.api import (
+    ActorReport,
     CreateIndex,
     CreateTable,
     CreateView,
     Done,
     Drop,
     Explain,
+    ListActors,
     Read,
     Request,
     Status,
@@ -259,6 +261,9 @@ class Controller(Actor[ControllerMessage]):
                 read_sinces(self._desk, session, number)
             case Explain():
                 self._explain(session, request)
+            case ListActors(number):
+                found = tuple(self.ctx.actors())
+                session.reply(ActorReport(number, self.ctx.monotonic_ms(), found))
             case CreateTable() | CreateView() | CreateIndex() | Drop():
                 self._statements.submit(session, request)
 

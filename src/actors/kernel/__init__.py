@@ -7,6 +7,7 @@ from actors.kernel.actor import Actor as Actor
 from actors.kernel.actor import Address as Address
 from actors.kernel.actor import Context as Context
 from actors.kernel.actor import Effect as Effect
+from actors.kernel.cell import ActorStatistics as ActorStatistics
 from actors.kernel.clock import Clock as Clock
 from actors.kernel.clock import SystemClock as SystemClock
 from actors.kernel.mailbox import Mailbox as Mailbox

@@ -19,7 +19,7 @@ from actors.kernel.clock import Clock
 from actors.kernel.mailbox import Mailbox, MailboxStatistics, Reply
 
 if TYPE_CHECKING:
-    from actors.kernel.cell import Cell
+    from actors.kernel.cell import ActorStatistics, Cell
     from actors.kernel.policy import Policy
 
 M = TypeVar("M")
@@ -182,6 +182,10 @@ class Context(Generic[M]):
     def watch(self, other: Address[Any], message: M) -> None:
         """Delivers `message` here when `other` stops (at once if it has)."""
         self._cell.system.watch(other, self._cell.address, message)
+
+    def actors(self) -> list[ActorStatistics]:
+        """Every live actor of the system."""
+        return self._cell.system.statistics()
 
     def stop(self) -> None:
         """Asks this actor to stop after the current message."""

@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
+import msgspec
 
 from actors.kernel.actor import HANDLING, Actor, Address, Context
 from actors.kernel.flag import Flag
@@ -39,6 +40,26 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.kernel")
 
 STORY_MESSAGES_MAX: Final = 16
+
+
+class ActorStatistics(msgspec.Struct, frozen=True):
+    """A live actor at one moment. Counts are of its whole life, restarts included."""
+
+    path: str
+    state: str
+    """``starting``, ``idle``, ``handles X``, ``asks /path``, ``restarts``, ``stops``."""
+    doing: str
+    """In its own words."""
+    depth: int
+    """Messages that wait."""
+    depth_max: int
+    limit: int
+    senders_waiting: int
+    received: int
+    busy_ms: float
+    """In handlers, what they waited for included."""
+    effects: int
+    crashes: int
 
 
 class _Stop:
@@ -59,6 +80,7 @@ class Cell(Generic[M]):
         "address",
         "busy_ms",
         "children",
+        "crashes",
         "factory",
         "mailbox",
         "parent",
@@ -96,6 +118,7 @@ class Cell(Generic[M]):
         self.task: asyncio.Task[None] | None = None
         self.busy_ms = 0.0
         """In `receive`, what it waited for included."""
+        self.crashes = 0
         self._serving = False
         self._stopping = False
         self._crash: Exception | None = None
@@ -116,6 +139,35 @@ class Cell(Generic[M]):
             if cell.address is child or cell.path == child.path:
                 cell.request_stop()
                 await cell.stopped.wait()
+
+    def statistics(self) -> ActorStatistics:
+        """For people who look on."""
+        box = self.mailbox.statistics()
+        return ActorStatistics(
+            path=self.path,
+            state=self._state(),
+            doing=self.actor.describe() if self.actor else "",
+            depth=box.depth,
+            depth_max=box.depth_max,
+            limit=box.limit,
+            senders_waiting=box.senders_waiting,
+            received=box.received,
+            busy_ms=self.busy_ms,
+            effects=len(self._effects or ()),
+            crashes=self.crashes,
+        )
+
+    def _state(self) -> str:
+        mailbox = self.mailbox
+        if mailbox.asking:
+            return f"asks {', '.join(box.path for box, _ in mailbox.asking)}"
+        if mailbox.current is not None:
+            return f"handles {type(mailbox.current).__name__}"
+        if self._stopping:
+            return "stops"
+        if not self._serving:
+            return "restarts" if self.crashes else "starting"
+        return "idle"
 
     # -- effects ---------------------------------------------------------------------------------
 
@@ -263,6 +315,7 @@ class Cell(Generic[M]):
 
     async def _survives(self, error: BaseException) -> bool:
         """Whether the actor is started afresh; escalates or stops it otherwise."""
+        self.crashes += 1
         await self._stop_children()
         story = f"{self.path} failed after {list(self.story)}: {type(error).__name__}: {error}"
         log.error(story, exc_info=error)

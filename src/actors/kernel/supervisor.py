@@ -19,7 +19,7 @@ import anyio
 import anyio.abc
 
 from actors.kernel.actor import Actor, Address
-from actors.kernel.cell import Cell
+from actors.kernel.cell import ActorStatistics, Cell
 from actors.kernel.clock import Clock, SystemClock
 from actors.kernel.policy import ESCALATE, ActorCrashed, Policy
 
@@ -147,9 +147,10 @@ class System:
         for task in self._tasks:
             task.cancel()
 
-    def describe(self) -> list[tuple[str, str, Any]]:
-        """(path, what it does, mailbox statistics) of every live actor."""
-        return [
-            (path, cell.actor.describe() if cell.actor else "", cell.mailbox.statistics())
-            for path, cell in sorted(self.cells.items())
-        ]
+    def statistics(self) -> list[ActorStatistics]:
+        """Every live actor, by path."""
+        return [cell.statistics() for _, cell in sorted(self.cells.items())]
+
+    def describe(self) -> list[tuple[str, str]]:
+        """(path, what it says it does) of every live actor."""
+        return [(found.path, found.doing) for found in self.statistics()]

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from actors.kernel import ActorStatistics
 from actors.plan.schema import Schema
 from actors.progress import Frontier, Time
 
@@ -139,6 +140,12 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class ListActors(msgspec.Struct, frozen=True, tag=True):
+    """Every live actor of the service."""
+
+    request: int
+
+
 Request: TypeAlias = (
     CreateTable
     | CreateView
@@ -151,6 +158,7 @@ Request: TypeAlias = (
     | WaitFor
     | Status
     | Explain
+    | ListActors
 )
 
 
@@ -223,6 +231,14 @@ class StatusReport(msgspec.Struct, frozen=True, tag=True):
     objects: tuple[ObjectStatus, ...]
 
 
+class ActorReport(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `ListActors`. `monotonic_ms` is the service's, for rates between two."""
+
+    request: int
+    monotonic_ms: float
+    actors: tuple[ActorStatistics, ...]
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The request failed; `code` is an error class of `actors.errors`."""
 
@@ -232,4 +248,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     determinate: bool = True
 
 
-Answer: TypeAlias = Done | Written | Contents | Changes | StatusReport | Failed
+Answer: TypeAlias = Done | Written | Contents | Changes | StatusReport | ActorReport | Failed
