@@ -11,6 +11,8 @@ from hypothesis import settings
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
+pytest_plugins = ["actors.testing.fixtures"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

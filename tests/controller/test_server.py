@@ -201,7 +201,7 @@ async def test_memory_link_is_bounded_and_keeps_what_was_sent_before_the_close()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(third)
-            await settle(5)
+            await settle()
             assert sent == []
             assert await right.receive() == 0
         await left.aclose()

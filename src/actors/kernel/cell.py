@@ -107,7 +107,7 @@ class Cell(Generic[M]):
         self.factory = factory
         self.path = path
         self.policy = policy
-        self.mailbox: Mailbox[M] = Mailbox(path, limit)
+        self.mailbox: Mailbox[M] = system.mailbox_type(path, limit)
         self.address: Address[M] = Address(self.mailbox)
         self.children: dict[str, Cell[Any]] = {}
         self.stopped = Flag()

@@ -21,6 +21,7 @@ import anyio.abc
 from actors.kernel.actor import Actor, Address
 from actors.kernel.cell import ActorStatistics, Cell
 from actors.kernel.clock import Clock, SystemClock
+from actors.kernel.mailbox import Mailbox
 from actors.kernel.policy import ESCALATE, ActorCrashed, Policy
 
 M = TypeVar("M")
@@ -29,6 +30,9 @@ N = TypeVar("N")
 
 class System:
     """What all actors of a service run in; an async context manager."""
+
+    mailbox_type: type[Mailbox[Any]] = Mailbox
+    """Tests put in one that copies what is sent, or that notes who waits for whom."""
 
     def __init__(
         self, *, clock: Clock | None = None, seed: int | None = None, mailbox: int = 1024

@@ -4,11 +4,13 @@
 consumer, worker or parent. `expect` waits for the next message and checks it; `expect_nothing`
 lets everything that is ready run (`settle`) and checks that no message came. Neither sleeps:
 under a test's clock whose `run_blocking` runs inline, an actor that has settled has done all
-that it will do by itself, timers aside.
+that it will do by itself, timers aside. To test one actor with all its neighbours made up, take
+`actors.testing.isolation`: this is for tests of several actors on an ordinary loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import Any, Final, Self, TypeVar
 
@@ -16,19 +18,29 @@ import anyio
 import anyio.lowlevel
 
 from actors.kernel import Actor, Address, System
+from actors.testing.virtual_time import TURNS_MAX, Livelock, VirtualTimeLoop
 
 T = TypeVar("T")
 
-SETTLE_ROUNDS: Final = 200
-"""Turns of the loop that `settle` gives: one hop between actors takes two or three."""
 EXPECT_SECONDS: Final = 20.0
 """How long `expect` waits before the test fails: never a delay of a test that passes."""
 
 
-async def settle(rounds: int = SETTLE_ROUNDS) -> None:
-    """Lets all that is ready run, and what that makes ready, for `rounds` turns of the loop."""
-    for _ in range(rounds):
+async def settle() -> None:
+    """Lets all that is ready run, and what that makes ready, until nothing is.
+
+    Asyncio's loop runs what is ready in order: when this task runs and nothing stands behind it,
+    all others wait. Of threads and sockets nothing is known. Raises `Livelock`.
+    """
+    loop: Any = asyncio.get_running_loop()
+    if isinstance(loop, VirtualTimeLoop):
+        await loop.idle()
+        return
+    for _ in range(TURNS_MAX):
         await anyio.lowlevel.checkpoint()
+        if not loop._ready:
+            return
+    raise Livelock(f"{TURNS_MAX} turns of the loop, and something is ready still")
 
 
 class Probe(Actor[Any]):

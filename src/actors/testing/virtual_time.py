@@ -9,6 +9,11 @@ place here (blocking calls run inline, `VirtualClock`; links are in memory).
 Invariants: ``time()`` never goes back; the same program with the same seed runs the same
 callbacks in the same order at the same times. A loop with nothing ready and no timer can never
 go on: that is `Deadlock`, at once, instead of a test that hangs.
+
+Time by hand. After `hold_time` the clock stands still: it goes on only as far as `advance` lets
+it. *Idle* is known, not guessed: the loop looks for timers only when nothing is ready, and then
+wakes who waits in `idle`. A task that never waits keeps a loop from ever being idle: after
+`TURNS_MAX` turns in one moment that is `Livelock`.
 """
 
 from __future__ import annotations
@@ -26,8 +31,18 @@ EPOCH_MS: Final = 1_700_000_000_000
 """The wall clock when a loop starts."""
 
 
+TURNS_MAX: Final = 1_000_000
+"""Turns of the loop without time going on: no test needs so many."""
+_RESOLUTION: Final = 1e-9
+"""Seconds: asyncio takes timers this close for due, and sums of floats are no better."""
+
+
 class Deadlock(Exception):
     """Everything waits, and nothing will ever happen."""
+
+
+class Livelock(Exception):
+    """Something is always ready, and time never goes on."""
 
 
 class _Selector(selectors.SelectSelector):
@@ -36,17 +51,60 @@ class _Selector(selectors.SelectSelector):
     def __init__(self, due: Callable[[], float]) -> None:
         super().__init__()
         self.now = 0.0
+        self.limit = math.inf
+        """Time goes no further than this."""
+        self.idle: list[asyncio.Future[None]] = []
+        """Who waits until nothing is ready."""
+        self.arrived: list[asyncio.Future[None]] = []
+        """Who waits until time has come to its limit and nothing is ready there."""
+        self.witnesses: list[Callable[[], str]] = []
         self._due = due
+        self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready (the loop's own wake-ups only); else time passes."""
+        """What is ready (the loop's own wake-ups only); else who waits for that is woken, else
+        time passes."""
         ready = super().select(0)
-        if not ready and timeout != 0:
-            due = self._due()
-            if due == math.inf:
-                raise Deadlock("every task waits and no timer is set")
-            self.now = max(self.now, due)
+        self._turns += 1
+        if self._turns > TURNS_MAX:
+            self._turns = 0
+            raise Livelock(f"{TURNS_MAX} turns of the loop at one moment. {self._told()}")
+        if ready or timeout == 0:
+            return ready
+        due = self._due()
+        if due > self.now + _RESOLUTION and _woken(self.idle):
+            return ready
+        if due <= self.limit + _RESOLUTION and due < math.inf:
+            self._move(due)
+        elif self.arrived:
+            self._move(self.limit)
+            _woken(self.arrived)
+        else:
+            raise Deadlock(f"every task waits and {self._no_timer(due)}. {self._told()}")
         return ready
+
+    def _move(self, to: float) -> None:
+        if to > self.now:
+            self.now = to
+            self._turns = 0
+
+    def _no_timer(self, due: float) -> str:
+        if due == math.inf:
+            return "no timer is set"
+        wait_ms = (due - self.now) * 1000
+        return f"the next timer is due in {wait_ms:g} ms, but time is held: advance it"
+
+    def _told(self) -> str:
+        return "; ".join(witness() for witness in self.witnesses)
+
+
+def _woken(waiters: list[asyncio.Future[None]]) -> bool:
+    """Wakes them all; whether there was any."""
+    found = [waiter for waiter in waiters if not waiter.done()]
+    waiters.clear()
+    for waiter in found:
+        waiter.set_result(None)
+    return bool(found)
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -60,6 +118,39 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Virtual seconds since the start."""
         return self._virtual.now
+
+    def hold_time(self) -> None:
+        """From now on the clock stands still, `advance` aside."""
+        self._virtual.limit = self._virtual.now
+
+    def release_time(self) -> None:
+        """Time goes on by itself again."""
+        self._virtual.limit = math.inf
+
+    async def idle(self) -> None:
+        """Returns when all that is ready has run, and all that this made ready; no time passes."""
+        waiter: asyncio.Future[None] = self.create_future()
+        self._virtual.idle.append(waiter)
+        await waiter
+
+    async def advance(self, delay_ms: float) -> None:
+        """Lets time go on: timers due by then fire in order, each at its time, with all that
+        follows; returns at the end of it, when nothing is ready. Needs `hold_time`."""
+        virtual = self._virtual
+        assert virtual.limit < math.inf, "time goes on by itself: hold it first"
+        virtual.limit = virtual.limit + delay_ms / 1000
+        waiter: asyncio.Future[None] = self.create_future()
+        virtual.arrived.append(waiter)
+        await waiter
+
+    def next_timer_ms(self) -> float | None:
+        """In how many milliseconds the next timer is due; None without one."""
+        due = self._due()
+        return None if due == math.inf else (due - self._virtual.now) * 1000
+
+    def on_deadlock(self, witness: Callable[[], str]) -> None:
+        """What `witness` says then stands in the text of a `Deadlock` or `Livelock`."""
+        self._virtual.witnesses.append(witness)
 
     def _due(self) -> float:
         """When the first timer is due; infinite without one (a sleep for ever is none)."""

@@ -1,0 +1,122 @@
+"""Messages encoded and decoded on their way: what an actor gets, nobody else has.
+
+Theory of operation. `EncodedMailbox` takes the place of `Mailbox` (`System.mailbox_type`). What
+is sent through it is written to bytes and read back: structs field by field, Arrow tables as IPC
+streams, errors by type, arguments and attributes. So a receiver that changes what it was sent, or
+counts on being given the very object that another holds, is found by any test in this mode.
+
+Some things are not encodable by nature and pass by reference, and only these (`BY_REFERENCE`):
+ways to speak to an actor (`Address`, `Reply`), types and functions, and handles of something
+that lives in one place, as a reader of a shard or a child process. What is neither fails with
+`NotEncodable`, which names it. A project adds its own handles with `carry_by_reference`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import pickle
+from typing import Any, Final, TypeVar
+
+import anyio
+import pyarrow as pa
+
+from actors.kernel import Actor, Address, Context, Effect, Mailbox, Reply, System
+from actors.plan.updates import from_ipc, to_ipc
+
+M = TypeVar("M")
+
+BY_REFERENCE: Final[list[type[Any]]] = [
+    Address,
+    Reply,
+    Actor,
+    Context,
+    Effect,
+    System,
+    asyncio.Future,
+    anyio.Event,
+]
+"""What passes as it is, subclasses included; so do types, functions and other callables."""
+
+
+class NotEncodable(TypeError):
+    """A message holds something that is neither data nor declared a handle."""
+
+
+def carry_by_reference(*kinds: type[Any]) -> None:
+    """Declares handles of something that lives in one place."""
+    BY_REFERENCE.extend(kind for kind in kinds if kind not in BY_REFERENCE)
+
+
+class _Encoder(pickle.Pickler):
+    """Bytes, and what is carried beside them."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.carried: list[Any] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        """A number for what passes by reference."""
+        if not callable(value) and not isinstance(value, tuple(BY_REFERENCE)):
+            return None
+        self.carried.append(value)
+        return len(self.carried) - 1
+
+    def reducer_override(self, value: Any) -> Any:
+        """Arrow data as IPC streams; errors without what hangs on them (causes, frames)."""
+        if isinstance(value, pa.Table):
+            return from_ipc, (to_ipc(value),)
+        if isinstance(value, BaseException):
+            return _error, (type(value), value.args, dict(value.__dict__))
+        return NotImplemented
+
+
+class _Decoder(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, carried: list[Any]) -> None:
+        super().__init__(file)
+        self._carried = carried
+
+    def persistent_load(self, number: Any) -> Any:
+        """What was carried."""
+        return self._carried[number]
+
+
+def _error(kind: type[BaseException], args: tuple[Any, ...], rest: dict[str, Any]) -> BaseException:
+    made = kind.__new__(kind, *args)
+    made.args = args
+    made.__dict__.update(rest)
+    return made
+
+
+def encoded(message: M) -> M:
+    """The message, written to bytes and read back. Raises `NotEncodable`."""
+    file = io.BytesIO()
+    encoder = _Encoder(file)
+    try:
+        encoder.dump(message)
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise NotEncodable(
+            f"{type(message).__name__} holds what is neither data nor a handle: {error}; "
+            f"declare handles with carry_by_reference. The message: {str(message)[:500]}"
+        ) from error
+    file.seek(0)
+    copy: M = _Decoder(file, encoder.carried).load()
+    return copy
+
+
+class EncodedMailbox(Mailbox[M]):
+    """A mailbox whose messages share nothing with their sender."""
+
+    __slots__ = ()
+
+    async def send(self, message: M) -> None:
+        """As `Mailbox.send`."""
+        await super().send(encoded(message))
+
+    def send_nowait(self, message: M) -> None:
+        """As `Mailbox.send_nowait`."""
+        super().send_nowait(encoded(message))
+
+    def deliver(self, message: M) -> bool:
+        """As `Mailbox.deliver`."""
+        return super().deliver(encoded(message))

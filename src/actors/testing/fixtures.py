@@ -1,0 +1,84 @@
+"""Fixtures for pytest: ``pytest_plugins = ["actors.testing.fixtures"]`` in a conftest.
+
+`stage` is an `Isolation` on a loop of virtual time. A test that takes it runs on such a loop
+(pytest-asyncio gives every test the loop that `pytest_asyncio_loop_factories` names); tests that
+do not take it keep the loop they have. A conftest with a hook of that name overrides this one
+for its folder: it then has to give the loop of virtual time itself.
+
+Options. ``--messages-encoded``: every message between actors is encoded and decoded on its way,
+in all tests. ``--stage-orders N``: tests on a stage run N times, each time with what is ready
+at once in another order, drawn from a seed that the test's name shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import Final
+
+import pytest
+import pytest_asyncio
+
+from actors.kernel import Mailbox, System
+from actors.testing.encoding import EncodedMailbox
+from actors.testing.isolation import Isolation
+from actors.testing.virtual_time import VirtualTimeLoop
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+FIXTURES: Final = ("stage",)
+"""Who takes one of these runs on a loop of virtual time."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options."""
+    group = parser.getgroup("actors")
+    group.addoption(
+        "--messages-encoded",
+        action="store_true",
+        help="encode and decode every message between actors on its way",
+    )
+    group.addoption(
+        "--stage-orders",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run tests on a stage in N seeded orders of what is ready at once",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Puts the mailboxes in that copy, if asked for."""
+    if config.getoption("messages_encoded"):
+        System.mailbox_type = EncodedMailbox
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Takes them out."""
+    if config.getoption("messages_encoded"):
+        System.mailbox_type = Mailbox
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, LoopFactory]:
+    """The loops that a test runs on, once on each."""
+    if not set(FIXTURES) & set(getattr(item, "fixturenames", ())):
+        return {"asyncio": asyncio.new_event_loop}
+    orders: int = config.getoption("stage_orders")
+    if orders < 1:
+        return {"virtual": VirtualTimeLoop}
+    return {f"order-{seed}": partial(VirtualTimeLoop, seed) for seed in range(orders)}
+
+
+@pytest_asyncio.fixture
+async def stage() -> AsyncIterator[Isolation]:
+    """An empty stage; see `actors.testing.isolation`."""
+    async with Isolation() as made:
+        yield made
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Says so when messages are encoded."""
+    return "messages between actors are encoded" if config.getoption("messages_encoded") else None

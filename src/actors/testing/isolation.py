@@ -1,0 +1,229 @@
+"""A stage for one actor: its code is real, all its neighbours are probes, time is by hand.
+
+Theory of operation. `Isolation` runs a `System` on a `VirtualTimeLoop` whose time is held: it
+goes on only by `advance`. The actor under test is started with `start`, which gives a `Subject`
+to speak to it; what it speaks to are probes (`probe`, and `casting` for the children that it
+spawns). Every wait of the kit first lets all that is ready run (`VirtualTimeLoop.idle`): then
+either the message is there, or it will never come, and the test fails at once with what every
+actor waits for. Nothing sleeps, no thread and no socket is used, blocking calls run inline.
+
+Rules. An actor's crash that its policy escalates fails the test, unless `expect_crash` took it.
+A test that awaits anything else for ever ends in `Deadlock`, which names the same waits. With
+``encoded=True`` every message is encoded and decoded on its way (`actors.testing.encoding`), so
+that nothing is shared.
+
+What it does not do: several actors of real code may be started, but what they do to each other
+is better left to a simulation of the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from actors.kernel import Actor, ActorCrashed, ActorStatistics, Address, Policy, Reply, System
+from actors.testing.encoding import EncodedMailbox
+from actors.testing.neighbours import Casting, Neighbour
+from actors.testing.virtual_time import VirtualClock, VirtualTimeLoop
+
+M = TypeVar("M")
+R = TypeVar("R")
+E = TypeVar("E", bound=BaseException)
+
+
+class Subject(Generic[M]):
+    """The actor under test, as a test speaks to it."""
+
+    def __init__(self, stage: Isolation, address: Address[M]) -> None:
+        self._stage = stage
+        self.address = address
+
+    def send(self, message: M) -> Coroutine[Any, Any, None]:
+        """Sends, waiting for room: to be awaited. Raises `Closed` or `Broken`."""
+        return self.address.send(message)
+
+    def send_nowait(self, message: M) -> None:
+        """Sends if there is room. Raises `WouldBlock`, `Closed` or `Broken`."""
+        self.address.send_nowait(message)
+
+    def reply(self, message: M) -> bool:
+        """Answers, in reserved room: as a neighbour that was asked for something."""
+        return self.address.reply(message)
+
+    def ask(
+        self, make: Callable[[Reply[R]], M], deadline_ms: float | None = None
+    ) -> Coroutine[Any, Any, R]:
+        """Asks and waits for the answer: see `Address.ask`. With a deadline, time passes only
+        while something else advances it."""
+        return self.address.ask(make, deadline_ms)
+
+    async def request(self, make: Callable[[Reply[R]], M]) -> Reply[R]:
+        """Asks without waiting: the slot of the answer, for `Isolation.answer` or `answered`."""
+        reply: Reply[R] = Reply(self.address._mailbox.asks)
+        await self.address.send(make(reply))
+        return reply
+
+    async def stop(self) -> None:
+        """Stops it as its supervisor does, and waits until it has stopped."""
+        cell = self._stage.system.cells.get(self.address.path)
+        if cell is not None:
+            cell.request_stop()
+            await cell.stopped.wait()
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives."""
+        return self.address.path in self._stage.system.cells
+
+    def statistics(self) -> ActorStatistics:
+        """What it does, what waits in its mailbox, and counts. Raises `AssertionError` when it
+        has stopped."""
+        cell = self._stage.system.cells.get(self.address.path)
+        if cell is None:
+            raise AssertionError(f"{self.address.path} has stopped")
+        return cell.statistics()
+
+
+class Isolation:
+    """One actor's surroundings: ``async with Isolation() as stage`` on a `VirtualTimeLoop`.
+
+    The fixture `stage` of `actors.testing.fixtures` is one. `seed` is of the actors' randomness.
+    """
+
+    def __init__(self, *, seed: int = 1, encoded: bool = False) -> None:
+        self.clock = VirtualClock()
+        self.system = System(clock=self.clock, seed=seed)
+        if encoded:
+            self.system.mailbox_type = EncodedMailbox
+        self._begun = asyncio.Event()
+        self._over = asyncio.Event()
+        self._host: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop.hold_time()
+        self._loop.on_deadlock(self.waits)
+        # Cancel scopes belong to one task; a fixture begins and ends in two.
+        self._host = asyncio.get_running_loop().create_task(self._run())
+        await self._begun.wait()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._host is not None, "it was entered"
+        self._loop.release_time()
+        self._over.set()
+        await self._host
+
+    async def _run(self) -> None:
+        async with self.system:
+            self._begun.set()
+            await self._over.wait()
+
+    @property
+    def _loop(self) -> VirtualTimeLoop:
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualTimeLoop):
+            raise TypeError(
+                f"this test runs on {type(loop).__name__}: take the fixture `stage`, or run it "
+                "on a VirtualTimeLoop"
+            )
+        return loop
+
+    # -- the cast --------------------------------------------------------------------------------
+
+    def start(
+        self,
+        factory: Callable[[], Actor[M]],
+        name: str = "subject",
+        *,
+        mailbox: int | None = None,
+        policy: Policy | None = None,
+    ) -> Subject[M]:
+        """Starts the actor under test; it runs when the test next waits."""
+        return Subject(self, self.system.spawn(factory, name, mailbox=mailbox, policy=policy))
+
+    def probe(self, name: str = "probe", *, mailbox: int | None = None) -> Neighbour:
+        """A neighbour; its `address` goes to the actor under test."""
+        probe = Neighbour(self, name)
+        probe.start_in(self.system, mailbox)
+        return probe
+
+    def casting(self, role: str) -> Casting:
+        """What stands for the actors of a role that the actor under test spawns itself."""
+        return Casting(self, role)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    async def idle(self) -> None:
+        """Returns when everything that is ready has run; no time passes."""
+        await self._loop.idle()
+
+    async def advance(self, delay_ms: float) -> None:
+        """Lets so much time pass: timers fire in order, each at its time; returns when all that
+        this led to has run."""
+        await self._loop.advance(delay_ms)
+
+    def now_ms(self) -> float:
+        """Virtual milliseconds since the loop's start."""
+        return self.clock.monotonic_ms()
+
+    def next_timer_ms(self) -> float | None:
+        """In how many milliseconds the next timer is due; None without one."""
+        return self._loop.next_timer_ms()
+
+    # -- answers and ends ------------------------------------------------------------------------
+
+    async def answer(self, reply: Reply[R]) -> R:
+        """The answer that was given. Raises the error it was failed with, and `AssertionError`
+        when there is none once everything has run."""
+        await self.idle()
+        if not reply.answered:
+            raise self.failed("expected an answer, none came")
+        return await reply.wait()
+
+    async def expect_crash(self, kind: type[E]) -> E:
+        """An actor has failed with such an error and its policy escalated it: it is taken off
+        the test's hands. Raises `AssertionError`."""
+        await self.idle()
+        system = self.system
+        found, system.failure = system.failure, None
+        cause, system._failure_cause = system._failure_cause, None
+        if found is None:
+            raise self.failed(f"expected a crash by {kind.__name__}, nothing crashed")
+        if not isinstance(cause, kind):
+            raise AssertionError(f"expected a crash by {kind.__name__}: {found}") from cause
+        return cause
+
+    @property
+    def crash(self) -> ActorCrashed | None:
+        """The first crash that was escalated and not yet expected."""
+        return self.system.failure
+
+    # -- what a failing test says ----------------------------------------------------------------
+
+    def waits(self) -> str:
+        """Every live actor: what it does or waits for."""
+        lines = [_line(actor) for actor in self.system.statistics()]
+        due = self.next_timer_ms() if self._host is not None else None
+        timer = "no timer is set" if due is None else f"the next timer is due in {due:g} ms"
+        return "\n  ".join([f"Actors ({timer}):", *lines])
+
+    def failed(self, what: str) -> AssertionError:
+        """The error of an expectation that was not met."""
+        error = AssertionError(f"{what}.\n{self.waits()}")
+        error.__cause__ = self.system.failure
+        return error
+
+
+def _line(actor: ActorStatistics) -> str:
+    doing = f" ({actor.doing})" if actor.doing else ""
+    waiting = f", {actor.depth} of {actor.limit} messages wait" if actor.depth else ""
+    senders = f", {actor.senders_waiting} senders wait for room" if actor.senders_waiting else ""
+    effects = f", {actor.effects} effects run" if actor.effects else ""
+    return f"{actor.path}: {actor.state}{doing}{waiting}{senders}{effects}"

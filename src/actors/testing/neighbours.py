@@ -1,0 +1,280 @@
+"""The neighbours of an actor under test: probes that keep what they hear and fail when told to.
+
+A `Neighbour` is an actor that keeps its messages in order until the test expects them. What a
+test may do to it is what happens to real neighbours: it answers asks (`answers`), with an error
+or never; it is slow (`stall`: its mailbox is full, who sends waits); it stops, or crashes. A
+`Casting` makes the neighbours that the actor under test spawns as its own children.
+
+Every expectation first lets all that is ready run: what has not come then will not come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from actors.errors import PenstockError
+from actors.kernel import STOP, Actor, Address, System
+
+if TYPE_CHECKING:
+    from actors.testing.isolation import Isolation
+
+T = TypeVar("T")
+
+
+class NeighbourCrashed(Exception):
+    """What a neighbour fails with that is told to crash."""
+
+
+class _Crash:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Match:
+    """A message of a kind, with these field values; see `match`."""
+
+    def __init__(self, kind: type[Any], fields: dict[str, Any]) -> None:
+        self.kind = kind
+        self.fields = fields
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.fields.items())
+        return f"{self.kind.__name__}({fields}…)" if fields else self.kind.__name__
+
+    def why_not(self, message: Any) -> str | None:
+        """In which way a message does not fit; None when it does."""
+        if not isinstance(message, self.kind):
+            return f"expected {self!r}, got {message!r}"
+        for name, wanted in self.fields.items():
+            found = getattr(message, name)
+            if not same(found, wanted):
+                return f"{name} is {found!r}, expected {wanted!r}, in {message!r}"
+        return None
+
+
+def match(kind: type[Any], **fields: Any) -> Match:
+    """For `expect_all`: any message of the kind with these field values."""
+    return Match(kind, fields)
+
+
+def same(found: Any, wanted: Any) -> bool:
+    """Equality of values; errors are the same when they are of one type and say the same."""
+    if isinstance(wanted, BaseException):
+        return type(found) is type(wanted) and str(found) == str(wanted)
+    return bool(found == wanted)
+
+
+class Neighbour(Actor[Any]):
+    """A probe in an actor's neighbourhood: made by `Isolation.probe` or by a `Casting`."""
+
+    address: Address[Any]
+
+    def __init__(self, stage: Isolation, name: str, args: tuple[Any, ...] = ()) -> None:
+        self.name = name
+        self.args = args
+        """What the actor under test made it with (of a `Casting`)."""
+        self.received: deque[Any] = deque()
+        """Messages not yet expected, in order."""
+        self.stopped = False
+        self._stage = stage
+        self._answers: list[tuple[type[Any], Any]] = []
+        self._system: System = stage.system
+
+    def start_in(self, system: System, mailbox: int | None) -> None:
+        """Spawns it as a root; it may die without consequence for others."""
+        self.address = system.spawn(lambda: self, self.name, mailbox=mailbox, policy=STOP)
+
+    # -- as an actor -----------------------------------------------------------------------------
+
+    async def on_start(self) -> None:
+        """Notes its address."""
+        self.address = self.ctx.self
+
+    def receive(self, message: Any) -> None:
+        """Keeps the message, and answers it if it is to be answered."""
+        if isinstance(message, _Crash):
+            self.stopped = True
+            raise NeighbourCrashed(message.text)
+        self.received.append(message)
+        for kind, answer in self._answers:
+            if isinstance(message, kind):
+                _answer(message, answer)
+                return
+
+    async def on_stop(self) -> None:
+        """Notes its end."""
+        self.stopped = True
+
+    def describe(self) -> str:
+        """A probe, and what it holds."""
+        kinds = ", ".join(type(message).__name__ for message in self.received)
+        return f"a probe; not yet expected: {kinds}" if kinds else "a probe"
+
+    # -- what it hears ---------------------------------------------------------------------------
+
+    async def expect(self, kind: type[T], **fields: Any) -> T:
+        """The next message, which must be a `kind` with these field values.
+
+        Raises `AssertionError` saying what came instead, or what every actor waits for.
+        """
+        wanted = Match(kind, fields)
+        await self._stage.idle()
+        if not self.received:
+            raise self._stage.failed(f"{self.name}: expected {wanted!r}, nothing came")
+        why = wanted.why_not(self.received[0])
+        if why is not None:
+            raise AssertionError(f"{self.name}: {why}")
+        found: T = self.received.popleft()
+        return found
+
+    async def expect_all(self, *wanted: Any) -> list[Any]:
+        """The next messages, as many as are given, in any order: each a message, or a `match`.
+
+        Returns them in the order given. Raises `AssertionError`.
+        """
+        await self._stage.idle()
+        if len(self.received) < len(wanted):
+            have = list(self.received)
+            raise self._stage.failed(f"{self.name}: expected {list(wanted)!r}, got only {have!r}")
+        head = [self.received[index] for index in range(len(wanted))]
+        order = _assigned(wanted, head)
+        if order is None:
+            raise AssertionError(
+                f"{self.name}: expected {list(wanted)!r} in any order, got {head!r}"
+            )
+        for _ in wanted:
+            self.received.popleft()
+        return [head[index] for index in order]
+
+    async def pick(self, kind: type[T], **fields: Any) -> T:
+        """The first message that fits, wherever it stands; what came before it stays.
+
+        Raises `AssertionError`.
+        """
+        wanted = Match(kind, fields)
+        await self._stage.idle()
+        for index, message in enumerate(self.received):
+            if wanted.why_not(message) is None:
+                del self.received[index]
+                found: T = message
+                return found
+        raise self._stage.failed(
+            f"{self.name}: expected {wanted!r} among {list(self.received)!r}, it is not there"
+        )
+
+    async def expect_nothing(self) -> None:
+        """Nothing has come that was not expected, once everything has run; no time passes.
+        Raises `AssertionError`."""
+        await self._stage.idle()
+        if self.received:
+            raise AssertionError(f"{self.name}: expected nothing, got {list(self.received)!r}")
+
+    # -- what is done to it ----------------------------------------------------------------------
+
+    def answers(self, kind: type[Any], answer: Any) -> None:
+        """From now on answers messages of the kind by their field ``reply``: with a value, with
+        an error (a `PenstockError`), or with what a function of the message gives. Messages
+        that nobody answers wait for ever: that is the default. The latest word holds."""
+        self._answers.insert(0, (kind, answer))
+
+    def stall(self) -> None:
+        """Its mailbox is full from now on: `send` waits, `send_nowait` raises `WouldBlock`;
+        answers still arrive."""
+        self._set_limit(0)
+
+    def resume(self) -> None:
+        """Takes messages again, those that waited first."""
+        self._set_limit(self._limit)
+
+    def _set_limit(self, limit: int) -> None:
+        mailbox = self.address._mailbox
+        if mailbox.limit:
+            self._limit = mailbox.limit
+        mailbox.limit = limit
+        mailbox._rebound()
+        mailbox._grant()
+
+    async def crash(self, text: str = "told to crash") -> None:
+        """Fails: who asked it gets `ActorDead`, who watches it is told, later sends raise."""
+        self.address.reply(_Crash(text))
+        await self._stage.idle()
+
+    async def stop(self) -> None:
+        """Stops in good order, and waits until it has."""
+        cell = self._system.cells.get(self.address.path)
+        if cell is not None and cell.address is self.address:
+            cell.request_stop()
+            await cell.stopped.wait()
+            await self._stage.idle()
+
+
+class Casting:
+    """Stands for a factory of actors: what is made by it are probes, noted in order."""
+
+    def __init__(self, stage: Isolation, role: str) -> None:
+        self.role = role
+        self.made: list[Neighbour] = []
+        """All, in the order in which they were made."""
+        self._stage = stage
+        self._expected = 0
+
+    def __call__(self, *args: Any) -> Neighbour:
+        """What the actor under test calls to make a child."""
+        made = Neighbour(self._stage, f"{self.role} {len(self.made)}", args)
+        self.made.append(made)
+        return made
+
+    @property
+    def running(self) -> list[Neighbour]:
+        """Those that have started and not stopped."""
+        return [probe for probe in self.made if hasattr(probe, "address") and not probe.stopped]
+
+    async def expect(self) -> Neighbour:
+        """The next one made. Raises `AssertionError` when none was, once everything has run."""
+        await self._stage.idle()
+        if len(self.made) <= self._expected:
+            raise self._stage.failed(f"expected a {self.role} to be made, none was")
+        self._expected += 1
+        return self.made[self._expected - 1]
+
+    async def expect_none(self) -> None:
+        """No more were made. Raises `AssertionError`."""
+        await self._stage.idle()
+        more = self.made[self._expected :]
+        if more:
+            raise AssertionError(f"expected no {self.role}, made with {more[0].args!r}")
+
+
+def _answer(message: Any, answer: Any) -> None:
+    try:
+        given = answer(message) if isinstance(answer, Callable) else answer  # type: ignore[arg-type]
+    except PenstockError as error:
+        given = error
+    if isinstance(given, PenstockError):
+        message.reply.fail(given)
+    else:
+        message.reply.set(given)
+
+
+def _assigned(wanted: Sequence[Any], found: Sequence[Any]) -> list[int] | None:
+    """Which of `found` each of `wanted` takes, none twice; None when there is no way."""
+
+    def fits(index: int, place: int) -> bool:
+        each = wanted[index]
+        if isinstance(each, Match):
+            return each.why_not(found[place]) is None
+        return same(found[place], each)
+
+    def search(taken: list[int]) -> list[int] | None:
+        if len(taken) == len(wanted):
+            return taken
+        for place in range(len(found)):
+            if place not in taken and fits(len(taken), place):
+                whole = search([*taken, place])
+                if whole is not None:
+                    return whole
+        return None
+
+    return search([])
