@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Any
 
-import anyio
 import pytest
 
 from actors.channel_adapter import (
@@ -22,9 +20,9 @@ from actors.channel_adapter import (
     Took,
     Verdict,
 )
-from actors.kernel import Address, System
 from actors.protocol.compute import AllowWrites, Frontiers, Hello, Tagged, TaggedResponse
-from actors.testing.probe import Probe
+from actors.testing.isolation import Isolation, Subject
+from actors.testing.neighbours import Neighbour
 
 
 def response(nonce: str, number: int = 0) -> TaggedResponse:
@@ -89,77 +87,99 @@ def test_the_stash_is_bounded_and_evicts_nothing() -> None:
     rules.validate()
 
 
-@asynccontextmanager
-async def house(stash: int = 10) -> AsyncIterator[tuple[Address, Probe, Probe]]:  # type: ignore[type-arg]
-    """(adapter, worker probe, client probe)."""
-    with anyio.fail_after(20):
-        async with System(seed=1) as system:
-            worker, client = Probe.start(system, "worker"), Probe.start(system, "client")
-            adapter = system.spawn(lambda: ChannelAdapter(3, worker.address, stash), "adapter")
-            yield adapter, worker, client
+def house(stage: Isolation, stash: int = 10) -> tuple[Subject[Any], Neighbour, Neighbour]:
+    """(adapter, worker, client)."""
+    worker, client = stage.probe("worker"), stage.probe("client")
+    adapter = stage.start(lambda: ChannelAdapter(3, worker.address, stash), "adapter")
+    return adapter, worker, client
 
 
-async def inspect(adapter: Address) -> AdapterStatistics:  # type: ignore[type-arg]
+async def inspect(adapter: Subject[Any]) -> AdapterStatistics:
     statistics: AdapterStatistics = await adapter.ask(InspectAdapter)
     return statistics
 
 
-async def test_commands_are_tagged_and_responses_counted() -> None:
-    async with house() as (adapter, worker, client):
-        await adapter.send(FromClient("a", AllowWrites()))  # nobody is connected: dropped
-        await adapter.send(Connect("a", client.address))
-        await adapter.send(FromClient("a", Hello("a")))
-        await adapter.send(FromClient("z", AllowWrites()))
-        await worker.expect(Tagged, nonce="a", command=Hello("a"))
-        adapter.reply(response("a", 5))
-        await client.expect(FromWorker, worker=3, nonce="a", response=response("a", 5).response)
-        await worker.expect_nothing()  # not passed before the client took it
-        await adapter.send(Took("a", 1))
-        await worker.expect(Passed, nonce="a", count=1)
-        await adapter.send(Disconnect("a"))
-        await worker.expect(ClientGone, nonce="a")
-        adapter.reply(response("a", 6))
-        await worker.expect(Passed, nonce="a", count=1)  # drained
-        await client.expect_nothing()
-        assert await inspect(adapter) == AdapterStatistics(1, 1, 0, 0)
+async def test_commands_are_tagged_and_responses_counted(stage: Isolation) -> None:
+    adapter, worker, client = house(stage)
+    await adapter.send(FromClient("a", AllowWrites()))  # nobody is connected: dropped
+    await adapter.send(Connect("a", client.address))
+    await adapter.send(FromClient("a", Hello("a")))
+    await adapter.send(FromClient("z", AllowWrites()))
+    await worker.expect(Tagged, nonce="a", command=Hello("a"))
+    adapter.reply(response("a", 5))
+    await client.expect(FromWorker, worker=3, nonce="a", response=response("a", 5).response)
+    await worker.expect_nothing()  # not passed before the client took it
+    await adapter.send(Took("a", 1))
+    await worker.expect(Passed, nonce="a", count=1)
+    await adapter.send(Disconnect("a"))
+    await worker.expect(ClientGone, nonce="a")
+    adapter.reply(response("a", 6))
+    await worker.expect(Passed, nonce="a", count=1)  # drained
+    await client.expect_nothing()
+    assert await inspect(adapter) == AdapterStatistics(1, 1, 0, 0)
 
 
-async def test_a_stranger_waits_for_its_client_and_is_taken_once() -> None:
-    async with house() as (adapter, worker, client):
-        for number in range(2):
-            adapter.reply(response("b", number))
-            await worker.expect(Passed, nonce="b", count=1)
-        await adapter.send(Connect("b", client.address))
-        for number in range(2):
-            await client.expect(FromWorker, response=response("b", number).response)
-        adapter.reply(response("b", 2))
-        await client.expect(FromWorker, response=response("b", 2).response)
-        await adapter.send(Took("b", 3))
-        await worker.expect(Passed, nonce="b", count=1)  # the first two were passed before
-        await worker.expect_nothing()
+async def test_a_stranger_waits_for_its_client_and_is_taken_once(stage: Isolation) -> None:
+    adapter, worker, client = house(stage)
+    for number in range(2):
+        adapter.reply(response("b", number))
+        await worker.expect(Passed, nonce="b", count=1)
+    await adapter.send(Connect("b", client.address))
+    for number in range(2):
+        await client.expect(FromWorker, response=response("b", number).response)
+    adapter.reply(response("b", 2))
+    await client.expect(FromWorker, response=response("b", 2).response)
+    await adapter.send(Took("b", 3))
+    await worker.expect(Passed, nonce="b", count=1)  # the first two were passed before
+    await worker.expect_nothing()
 
 
-async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost() -> None:
-    async with house(stash=2) as (adapter, worker, client):
-        for number in range(4):
-            adapter.reply(response("b", number))
-        await worker.expect(Passed, count=1)
-        await worker.expect(Passed, count=1)
-        await worker.expect_nothing()
-        assert await inspect(adapter) == AdapterStatistics(0, 0, 2, 2)
-        await adapter.send(Connect("b", client.address))
-        for number in range(4):
-            await client.expect(FromWorker, response=response("b", number).response)
+async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(stage: Isolation) -> None:
+    adapter, worker, client = house(stage, stash=2)
+    for number in range(4):
+        adapter.reply(response("b", number))
+    await worker.expect(Passed, count=1)
+    await worker.expect(Passed, count=1)
+    await worker.expect_nothing()
+    assert await inspect(adapter) == AdapterStatistics(0, 0, 2, 2)
+    await adapter.send(Connect("b", client.address))
+    for number in range(4):
+        await client.expect(FromWorker, response=response("b", number).response)
 
 
-async def test_strangers_that_were_held_go_with_the_stash() -> None:
-    async with house(stash=1) as (adapter, worker, client):
-        for number in range(3):
-            adapter.reply(response("x", number))
-        await worker.expect(Passed, nonce="x")
-        await adapter.send(Connect("b", client.address))
-        adapter.reply(response("b", 7))
-        await client.expect(FromWorker, nonce="b")
-        await worker.expect(Passed, nonce="x")
-        await worker.expect(Passed, nonce="x")
-        assert await inspect(adapter) == AdapterStatistics(1, 2, 0, 0)
+async def test_strangers_that_were_held_go_with_the_stash(stage: Isolation) -> None:
+    adapter, worker, client = house(stage, stash=1)
+    for number in range(3):
+        adapter.reply(response("x", number))
+    await worker.expect(Passed, nonce="x")
+    await adapter.send(Connect("b", client.address))
+    adapter.reply(response("b", 7))
+    await client.expect(FromWorker, nonce="b")
+    await worker.expect(Passed, nonce="x")
+    await worker.expect(Passed, nonce="x")
+    assert await inspect(adapter) == AdapterStatistics(1, 2, 0, 0)
+
+
+async def test_a_worker_that_takes_nothing_holds_up_commands_and_loses_none(
+    stage: Isolation,
+) -> None:
+    adapter, worker, client = house(stage)
+    worker.stall()
+    await adapter.send(Connect("a", client.address))
+    for nonce in ("first", "second"):
+        await adapter.send(FromClient("a", Hello(nonce)))
+    await worker.expect_nothing()
+    assert adapter.statistics().state == "handles FromClient"
+    worker.resume()
+    for nonce in ("first", "second"):
+        await worker.expect(Tagged, nonce="a", command=Hello(nonce))
+
+
+@pytest.mark.parametrize("how", ["stop", "crash"])
+async def test_a_worker_that_is_gone_is_no_fault_of_the_adapter(stage: Isolation, how: str) -> None:
+    adapter, worker, client = house(stage)
+    await adapter.send(Connect("a", client.address))
+    await (worker.stop() if how == "stop" else worker.crash())
+    await adapter.send(FromClient("a", AllowWrites()))
+    await adapter.send(Disconnect("a"))
+    assert await inspect(adapter) == AdapterStatistics(0, 0, 0, 0)

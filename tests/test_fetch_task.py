@@ -12,7 +12,6 @@ import pytest
 
 from actors.errors import Corrupt, LeaseLost, PenstockError, StorageError
 from actors.fetch_task import FetchTask, cut
-from actors.kernel import Address, System, SystemClock
 from actors.listen_task import ListenTask
 from actors.persist import Append, Appended, NewShard, PersistClient
 from actors.plan.schema import DIFF, TIME, Column, Schema
@@ -28,7 +27,8 @@ from actors.protocol.internal import (
     StartListen,
 )
 from actors.settings import Settings
-from actors.testing.probe import Probe, settle
+from actors.testing.isolation import Isolation, Subject
+from actors.testing.neighbours import Neighbour, match
 
 SCHEMA = Schema((Column("a", "bigint"),))
 
@@ -78,74 +78,67 @@ class FakeStore:
 
 
 def spawn(
-    system: System, store: FakeStore, probe: Probe, settings: Settings | None = None
-) -> Address[Any]:
+    stage: Isolation, store: FakeStore, settings: Settings | None = None
+) -> tuple[Subject[Any], Neighbour]:
+    """The task, and its consumer."""
     persist: Any = store
+    probe = stage.probe()
     limits = settings or Settings(retry_delay_ms_min=1, retry_delay_ms_max=4)
-    return system.spawn(
+    task = stage.start(
         lambda: FetchTask(persist, SCHEMA, "u7", 3, 1, probe.address, limits), "fetch"
     )
+    return task, probe
 
 
-async def test_a_result_carries_the_time_it_was_asked_for() -> None:
+async def test_a_result_carries_the_time_it_was_asked_for(stage: Isolation) -> None:
     store = FakeStore()
     part = store.put("p", 3, 5)
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe)
-        await task.send(Fetch(42, part))
-        fetched = await probe.expect(
-            Fetched, dataflow="u7", incarnation=3, source=1, time=42, key="p"
-        )
-        assert fetched.updates.equals(updates(3, 5))
+    task, probe = spawn(stage, store)
+    await task.send(Fetch(42, part))
+    fetched = await probe.expect(Fetched, dataflow="u7", incarnation=3, source=1, time=42, key="p")
+    assert fetched.updates.equals(updates(3, 5))
 
 
-async def test_results_come_in_any_order_each_with_its_own_time() -> None:
+async def test_results_come_in_any_order_each_with_its_own_time(stage: Isolation) -> None:
     store = FakeStore()
     slow, fast = store.put("slow", 1, shut=True), store.put("fast", 2)
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe)
-        await task.send(Fetch(10, slow))
-        await task.send(Fetch(20, fast))
-        await probe.expect(Fetched, time=20, key="fast")
-        store.gates["slow"].set()
-        await probe.expect(Fetched, time=10, key="slow")
+    task, probe = spawn(stage, store)
+    await task.send(Fetch(10, slow))
+    await task.send(Fetch(20, fast))
+    await probe.expect(Fetched, time=20, key="fast")
+    store.gates["slow"].set()
+    await probe.expect(Fetched, time=10, key="slow")
 
 
-async def test_so_many_fetches_at_once_and_no_more() -> None:
+async def test_so_many_fetches_at_once_and_no_more(stage: Isolation) -> None:
     store = FakeStore()
     parts = [store.put(f"p{index}", index, shut=True) for index in range(5)]
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe, Settings(fetches_in_flight_max=2))
-        for part in parts:
-            await task.send(Fetch(9, part))
-        await settle()
-        assert store.running == ["p0", "p1"]
-        store.gates["p1"].set()
-        await probe.expect(Fetched, key="p1")
-        await settle()
-        assert store.running == ["p0", "p2"]
-        for gate in store.gates.values():
-            gate.set()
-        assert {(await probe.expect(Fetched)).key for _ in range(4)} == {"p0", "p2", "p3", "p4"}
+    task, probe = spawn(stage, store, Settings(fetches_in_flight_max=2))
+    for part in parts:
+        await task.send(Fetch(9, part))
+    await stage.idle()
+    assert sorted(store.running) == ["p0", "p1"]
+    store.gates["p1"].set()
+    await probe.expect(Fetched, key="p1")
+    await stage.idle()
+    assert sorted(store.running) == ["p0", "p2"]
+    for gate in store.gates.values():
+        gate.set()
+    assert {(await probe.expect(Fetched)).key for _ in range(4)} == {"p0", "p2", "p3", "p4"}
 
 
-async def test_so_many_bytes_at_once_unless_one_part_is_larger() -> None:
+async def test_so_many_bytes_at_once_unless_one_part_is_larger(stage: Isolation) -> None:
     store = FakeStore()
     parts = [store.put(f"p{index}", index, bytes=60, shut=True) for index in range(2)]
     large = store.put("large", 7, bytes=1000, shut=True)
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe, Settings(inflight_bytes_per_dataflow_max=100))
-        for part in (*parts, large):
-            await task.send(Fetch(9, part))
-        for key in ("p0", "p1", "large"):
-            await settle()
-            assert store.running == [key]
-            store.gates[key].set()
-            await probe.expect(Fetched, key=key)
+    task, probe = spawn(stage, store, Settings(inflight_bytes_per_dataflow_max=100))
+    for part in (*parts, large):
+        await task.send(Fetch(9, part))
+    for key in ("p0", "p1", "large"):
+        await stage.idle()
+        assert store.running == [key]
+        store.gates[key].set()
+        await probe.expect(Fetched, key=key)
 
 
 @pytest.mark.parametrize(
@@ -157,49 +150,52 @@ async def test_so_many_bytes_at_once_unless_one_part_is_larger() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_what_no_retry_can_mend_is_reported_at_once(error: PenstockError) -> None:
+async def test_what_no_retry_can_mend_is_reported_at_once(
+    stage: Isolation, error: PenstockError
+) -> None:
     store = FakeStore()
     part = store.put("p", 1)
     store.failures["p"] = [error]
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe)
-        await task.send(Fetch(10, part))
-        await probe.expect(
-            FetchFailed, dataflow="u7", incarnation=3, source=1, time=10, key="p", error=error
-        )
-        assert store.attempts["p"] == 1
+    task, probe = spawn(stage, store)
+    await task.send(Fetch(10, part))
+    await probe.expect(
+        FetchFailed, dataflow="u7", incarnation=3, source=1, time=10, key="p", error=error
+    )
+    assert store.attempts["p"] == 1
 
 
-async def test_an_indeterminate_failure_is_tried_again() -> None:
+async def test_an_indeterminate_failure_is_tried_again(stage: Isolation) -> None:
     store = FakeStore()
     part = store.put("p", 1)
     store.failures["p"] = [StorageError("timed out", determinate=False) for _ in range(3)]
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe)
-        await task.send(Fetch(10, part))
-        await probe.expect(Fetched, time=10, key="p")
-        assert store.attempts["p"] == 4
+    task, probe = spawn(stage, store)
+    await task.send(Fetch(10, part))
+    await probe.expect_nothing()
+    assert store.attempts["p"] == 1
+    for attempts, delay_ms in ((2, 1), (3, 2), (4, 4)):  # doubled each time, less the jitter
+        await stage.advance(delay_ms)
+        assert store.attempts["p"] == attempts
+    await probe.expect(Fetched, time=10, key="p")
 
 
-async def test_retries_end() -> None:
+async def test_retries_end(stage: Isolation) -> None:
     store = FakeStore()
     part = store.put("p", 1)
     store.failures["p"] = [StorageError("timed out", determinate=False) for _ in range(99)]
     settings = Settings(retry_delay_ms_min=1, retry_delay_ms_max=2, fetch_attempts_max=3)
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe, settings)
-        await task.send(Fetch(10, part))
-        failed = await probe.expect(FetchFailed, time=10, key="p")
-        assert str(failed.error) == "timed out"
-        assert store.attempts["p"] == 3
-        await task.send(Fetch(11, store.put("q", 2)))  # its place is free again
-        await probe.expect(Fetched, key="q")
+    task, probe = spawn(stage, store, settings)
+    await task.send(Fetch(10, part))
+    await stage.advance(4)
+    failed = await probe.expect(FetchFailed, time=10, key="p")
+    assert str(failed.error) == "timed out"
+    assert store.attempts["p"] == 3
+    await task.send(Fetch(11, store.put("q", 2)))  # its place is free again
+    await probe.expect(Fetched, key="q")
 
 
-async def test_a_failure_keeps_its_time_from_completing_whatever_comes_after() -> None:
+async def test_a_failure_keeps_its_time_from_completing_whatever_comes_after(
+    stage: Isolation,
+) -> None:
     """The freeze: successes after a failed fetch, of the same and of later times, never add up
     to the failed time. (An early shard source matched results first in, first out: a later
     success stood in for the failed part, and its data was skipped.)"""
@@ -213,44 +209,37 @@ async def test_a_failure_keeps_its_time_from_completing_whatever_comes_after() -
     store.failures["broken"] = [LeaseLost("gone", determinate=True)]
     outstanding = {10: 3, 20: 1}
     failed: set[int] = set()
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe)
-        for time, part in asked:
-            await task.send(Fetch(time, part))
-        for key in ("a", "b", "c"):
-            fetched = await probe.expect(Fetched, key=key)
-            outstanding[fetched.time] -= 1
-        await probe.expect_nothing()
-        store.gates["broken"].set()
-        failed.add((await probe.expect(FetchFailed, time=10, key="broken")).time)
-        await task.send(Fetch(30, store.put("d", 21)))
-        await probe.expect(Fetched, time=30, key="d")
-        await probe.expect_nothing()
+    task, probe = spawn(stage, store)
+    for time, part in asked:
+        await task.send(Fetch(time, part))
+    for fetched in await probe.expect_all(*(match(Fetched, key=key) for key in "abc")):
+        outstanding[fetched.time] -= 1
+    await probe.expect_nothing()
+    store.gates["broken"].set()
+    failed.add((await probe.expect(FetchFailed, time=10, key="broken")).time)
+    await task.send(Fetch(30, store.put("d", 21)))
+    await probe.expect(Fetched, time=30, key="d")
+    await probe.expect_nothing()
     assert outstanding == {10: 1, 20: 0}
     assert failed == {10}
 
 
-async def test_only_the_interval_is_returned() -> None:
+async def test_only_the_interval_is_returned(stage: Isolation) -> None:
     store = FakeStore()
     part = msgspec.structs.replace(store.put("p", 3, 5, 7, 9), lower=5, upper=9)
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe)
-        await task.send(Fetch(9, part))
-        fetched = await probe.expect(Fetched)
-        assert fetched.updates[TIME].to_pylist() == [5, 7]
+    task, probe = spawn(stage, store)
+    await task.send(Fetch(9, part))
+    fetched = await probe.expect(Fetched)
+    assert fetched.updates[TIME].to_pylist() == [5, 7]
 
 
-async def test_a_large_part_is_cut_off_the_loop() -> None:
+async def test_a_large_part_is_cut_off_the_loop(stage: Isolation) -> None:
     store = FakeStore()
     part = store.put("p", *range(50_000))
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe)
-        await task.send(Fetch(9, msgspec.structs.replace(part, lower=10, upper=20)))
-        fetched = await probe.expect(Fetched)
-        assert fetched.updates[TIME].to_pylist() == list(range(10, 20))
+    task, probe = spawn(stage, store)
+    await task.send(Fetch(9, msgspec.structs.replace(part, lower=10, upper=20)))
+    fetched = await probe.expect(Fetched)
+    assert fetched.updates[TIME].to_pylist() == list(range(10, 20))
 
 
 def test_a_snapshot_part_is_taken_as_of_the_time_before_its_upper() -> None:
@@ -261,28 +250,24 @@ def test_a_snapshot_part_is_taken_as_of_the_time_before_its_upper() -> None:
     assert table[TIME].to_pylist() == [7, 7, 7]
 
 
-async def test_it_stops_at_once_while_a_fetch_hangs() -> None:
+async def test_it_stops_at_once_while_a_fetch_hangs(stage: Isolation) -> None:
     store = FakeStore()
     part = store.put("p", 1, shut=True)
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, store, probe)
-        await task.send(Fetch(10, part))
-        await settle()
-        assert store.running == ["p"]
-        with anyio.fail_after(10):
-            cell = system.cells["/fetch"]
-            cell.request_stop()
-            await cell.stopped.wait()
-        assert store.running == []
-        assert not probe.received
+    task, probe = spawn(stage, store)
+    await task.send(Fetch(10, part))
+    await stage.idle()
+    assert store.running == ["p"]
+    await task.stop()
+    assert stage.now_ms() == 0
+    assert store.running == []
+    assert not probe.received
 
 
-async def test_listening_and_fetching_over_the_real_store(tmp_path: Path) -> None:
+async def test_listening_and_fetching_over_the_real_store(stage: Isolation, tmp_path: Path) -> None:
     """Both tasks on persist: what was appended comes out once, at its times, then as a lost
     blob's failure."""
     persist = await PersistClient.open(
-        tmp_path, Settings(inline_part_bytes_max=1, decoded_parts_bytes_max=1), SystemClock()
+        tmp_path, Settings(inline_part_bytes_max=1, decoded_parts_bytes_max=1), stage.clock
     )
     await persist.create_shards([NewShard("s1", SCHEMA, holds={"test": 0})])
     source = SourceImport("s1", SCHEMA)
@@ -293,39 +278,39 @@ async def test_listening_and_fetching_over_the_real_store(tmp_path: Path) -> Non
 
     await append(0, 5, 1, 3)
     await append(5, 9, 6, 8)
-    async with System() as system:
-        heard, got = Probe.start(system, "heard"), Probe.start(system, "got")
-        limits = Settings()
-        listen = system.spawn(
-            lambda: ListenTask(persist, source, "u7", 1, 0, heard.address, limits), "listen"
-        )
-        fetch = system.spawn(
-            lambda: FetchTask(persist, SCHEMA, "u7", 1, 0, got.address, limits), "fetch"
-        )
+    heard, got = stage.probe("heard"), stage.probe("got")
+    limits = Settings()
+    listen = stage.start(
+        lambda: ListenTask(persist, source, "u7", 1, 0, heard.address, limits), "listen"
+    )
+    fetch = stage.start(
+        lambda: FetchTask(persist, SCHEMA, "u7", 1, 0, got.address, limits), "fetch"
+    )
 
-        async def fetched(described: Described) -> list[tuple[int, int]]:
-            rows = []
-            for part in described.parts:
-                await fetch.send(Fetch(described.upper, part))
-                table = (await got.expect(Fetched, time=described.upper, key=part.key)).updates
-                rows += list(zip(table["a"].to_pylist(), table[TIME].to_pylist(), strict=True))
-            await listen.send(Release(tuple(part.key for part in described.parts)))
-            await listen.send(Grant(sum(part.bytes for part in described.parts)))
-            return sorted(rows)
+    async def fetched(described: Described) -> list[tuple[int, int]]:
+        rows = []
+        for part in described.parts:
+            await fetch.send(Fetch(described.upper, part))
+            table = (await got.expect(Fetched, time=described.upper, key=part.key)).updates
+            rows += list(zip(table["a"].to_pylist(), table[TIME].to_pylist(), strict=True))
+        await listen.send(Release(tuple(part.key for part in described.parts)))
+        await listen.send(Grant(sum(part.bytes for part in described.parts)))
+        return sorted(rows)
 
-        await listen.send(StartListen(6, True))
-        snapshot = await heard.expect(Described, snapshot=True, lower=0, upper=7)
-        assert await fetched(snapshot) == [(1, 6), (3, 6), (6, 6)]
-        assert await fetched(await heard.expect(Described, lower=7, upper=9)) == [(8, 8)]
-        await append(9, 12)
-        assert (await heard.expect(Described, lower=9, upper=12)).parts == ()
-        await listen.send(Grant(0))
-        await append(12, 20, 12, 19)
-        last = await heard.expect(Described, lower=12, upper=20)
-        (part,) = last.parts
-        assert part.path is not None
-        await SystemClock().run_blocking(Path(part.path).unlink)
-        await fetch.send(Fetch(20, part))
-        failed = await got.expect(FetchFailed, time=20, key=part.key)
-        assert isinstance(failed.error, StorageError)
+    await listen.send(StartListen(6, True))
+    snapshot = await heard.expect(Described, snapshot=True, lower=0, upper=7)
+    assert await fetched(snapshot) == [(1, 6), (3, 6), (6, 6)]
+    assert await fetched(await heard.expect(Described, lower=7, upper=9)) == [(8, 8)]
+    await append(9, 12)
+    assert (await heard.expect(Described, lower=9, upper=12)).parts == ()
+    await listen.send(Grant(0))
+    await append(12, 20, 12, 19)
+    last = await heard.expect(Described, lower=12, upper=20)
+    (part,) = last.parts
+    assert part.path is not None
+    await stage.clock.run_blocking(Path(part.path).unlink)
+    await fetch.send(Fetch(20, part))
+    failed = await got.expect(FetchFailed, time=20, key=part.key)
+    assert isinstance(failed.error, StorageError)
+    await listen.stop()  # its reader gives its lease back to a store that is open
     await persist.close()

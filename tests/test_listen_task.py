@@ -7,17 +7,16 @@ from typing import Any
 
 import anyio
 import msgspec
-import pytest
 
-from actors.errors import LeaseLost, PenstockError, ReadBelowSince
-from actors.kernel import ActorCrashed, Address, System
+from actors.errors import LeaseLost, LocalProtocolError, PenstockError, ReadBelowSince
 from actors.listen_task import ListenTask
 from actors.plan.schema import Column, Schema
 from actors.progress import EMPTY
 from actors.protocol.compute import SourceImport
 from actors.protocol.internal import Described, Grant, ListenFailed, Release, StartListen
 from actors.settings import Settings
-from actors.testing.probe import Probe, settle
+from actors.testing.isolation import Isolation, Subject
+from actors.testing.neighbours import Neighbour
 
 SOURCE = SourceImport("s1", Schema((Column("a", "bigint"),)))
 
@@ -120,329 +119,295 @@ class FakeShard:
 
 
 def spawn(
-    system: System, shard: FakeShard, probe: Probe, settings: Settings | None = None
-) -> Address[Any]:
+    stage: Isolation, shard: FakeShard, settings: Settings | None = None
+) -> tuple[Subject[Any], Neighbour]:
+    """The task, and its consumer."""
     persist: Any = shard
+    probe = stage.probe()
     limits = settings or Settings()
-    return system.spawn(
+    task = stage.start(
         lambda: ListenTask(persist, SOURCE, "u7", 3, 1, probe.address, limits), "listen"
     )
+    return task, probe
 
 
 def spans(described: Described) -> list[tuple[str, int, int]]:
     return [(part.part.key, part.lower, part.upper) for part in described.parts]
 
 
-async def test_snapshot_then_batches_each_with_its_interval() -> None:
+async def test_snapshot_then_batches_each_with_its_interval(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p1")
     shard.append(9, "p2")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await probe.expect_nothing()  # waits for the start signal, with its reader open
-        assert [name for name, _ in shard.opened] == ["s1"]
+    task, probe = spawn(stage, shard)
+    await probe.expect_nothing()  # waits for the start signal, with its reader open
+    assert [name for name, _ in shard.opened] == ["s1"]
 
-        await task.send(StartListen(6, True))
-        first = await probe.expect(
-            Described, dataflow="u7", incarnation=3, source=1, lower=0, upper=7, snapshot=True
-        )
-        assert spans(first) == [("p1", 0, 7), ("p2", 0, 7)]
-        assert all(part.snapshot for part in first.parts)
-        assert first.parts[0].path == "/blob/p1"
-        # The batch [5, 9) reaches beyond the snapshot: described again for what is left of it.
-        second = await probe.expect(Described, lower=7, upper=9, snapshot=False)
-        assert spans(second) == [("p2", 7, 9)]
-        keys = [part.key for part in (*first.parts, *second.parts)]
-        assert len(set(keys)) == 3
+    await task.send(StartListen(6, True))
+    first = await probe.expect(
+        Described, dataflow="u7", incarnation=3, source=1, lower=0, upper=7, snapshot=True
+    )
+    assert spans(first) == [("p1", 0, 7), ("p2", 0, 7)]
+    assert all(part.snapshot for part in first.parts)
+    assert first.parts[0].path == "/blob/p1"
+    # The batch [5, 9) reaches beyond the snapshot: described again for what is left of it.
+    second = await probe.expect(Described, lower=7, upper=9, snapshot=False)
+    assert spans(second) == [("p2", 7, 9)]
+    keys = [part.key for part in (*first.parts, *second.parts)]
+    assert len(set(keys)) == 3
 
-        shard.append(12, "p3", "p4")
-        third = await probe.expect(Described, lower=9, upper=12)
-        assert spans(third) == [("p3", 9, 12), ("p4", 9, 12)]
-        await probe.expect_nothing()
+    shard.append(12, "p3", "p4")
+    third = await probe.expect(Described, lower=9, upper=12)
+    assert spans(third) == [("p3", 9, 12), ("p4", 9, 12)]
+    await probe.expect_nothing()
 
 
-async def test_without_snapshot_listening_begins_after_as_of() -> None:
+async def test_without_snapshot_listening_begins_after_as_of(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p1")
     shard.append(9, "p2")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(4, False))
-        only = await probe.expect(Described, lower=5, upper=9, snapshot=False)
-        assert spans(only) == [("p2", 5, 9)]
-        assert shard.held == {"p2"}
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(4, False))
+    only = await probe.expect(Described, lower=5, upper=9, snapshot=False)
+    assert spans(only) == [("p2", 5, 9)]
+    assert shard.held == {"p2"}
 
 
-async def test_a_part_stays_held_until_every_description_of_it_is_released() -> None:
+async def test_a_part_stays_held_until_every_description_of_it_is_released(
+    stage: Isolation,
+) -> None:
     shard = FakeShard()
     shard.append(9, "p1")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(4, True))
-        snapshot = await probe.expect(Described, snapshot=True)
-        rest = await probe.expect(Described, lower=5, upper=9)
-        await task.send(Release(tuple(part.key for part in snapshot.parts)))
-        await settle()
-        assert shard.held == {"p1"}
-        await task.send(Release(tuple(part.key for part in snapshot.parts)))  # again: no effect
-        await settle()
-        assert shard.held == {"p1"}
-        await task.send(Release(tuple(part.key for part in rest.parts)))
-        await settle()
-        assert shard.held == set()
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(4, True))
+    snapshot = await probe.expect(Described, snapshot=True)
+    rest = await probe.expect(Described, lower=5, upper=9)
+    await task.send(Release(tuple(part.key for part in snapshot.parts)))
+    await stage.idle()
+    assert shard.held == {"p1"}
+    await task.send(Release(tuple(part.key for part in snapshot.parts)))  # again: no effect
+    await stage.idle()
+    assert shard.held == {"p1"}
+    await task.send(Release(tuple(part.key for part in rest.parts)))
+    await stage.idle()
+    assert shard.held == set()
 
 
-async def test_a_release_while_a_repeated_part_is_on_its_way_does_not_free_it() -> None:
+async def test_a_release_while_a_repeated_part_is_on_its_way_does_not_free_it(
+    stage: Isolation,
+) -> None:
     shard = FakeShard()
     shard.append(6, "p1")
     shard.upper = 6
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(5, True))
-        snapshot = await probe.expect(Described, snapshot=True)
-        # Compaction puts p1's part into a wider batch; the release arrives in the same turn.
-        shard.batches = [FakeBatch(0, 8, (FakePart("p1", 0, 7),))]
-        shard.move(8)
-        await task.send(Release(tuple(part.key for part in snapshot.parts)))
-        again = await probe.expect(Described, lower=6, upper=8)
-        assert spans(again) == [("p1", 6, 8)]
-        await settle()
-        assert shard.held == {"p1"}
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(5, True))
+    snapshot = await probe.expect(Described, snapshot=True)
+    # Compaction puts p1's part into a wider batch; the release arrives in the same turn.
+    shard.batches = [FakeBatch(0, 8, (FakePart("p1", 0, 7),))]
+    shard.move(8)
+    await task.send(Release(tuple(part.key for part in snapshot.parts)))
+    again = await probe.expect(Described, lower=6, upper=8)
+    assert spans(again) == [("p1", 6, 8)]
+    await stage.idle()
+    assert shard.held == {"p1"}
 
 
-async def test_parts_outside_the_interval_are_not_described_and_released_at_once() -> None:
+async def test_parts_outside_the_interval_are_not_described_and_released_at_once(
+    stage: Isolation,
+) -> None:
     shard = FakeShard()
     shard.batches = [
         FakeBatch(0, 10, (FakePart("old", 0, 3), FakePart("late", 8, 9), FakePart("both", 2, 8)))
     ]
     shard.upper = 10
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(5, True))
-        assert spans(await probe.expect(Described, snapshot=True)) == [
-            ("old", 0, 6),
-            ("both", 0, 6),
-        ]
-        assert spans(await probe.expect(Described, lower=6)) == [("late", 6, 10), ("both", 6, 10)]
-        assert shard.held == {"old", "late", "both"}
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(5, True))
+    assert spans(await probe.expect(Described, snapshot=True)) == [
+        ("old", 0, 6),
+        ("both", 0, 6),
+    ]
+    assert spans(await probe.expect(Described, lower=6)) == [("late", 6, 10), ("both", 6, 10)]
+    assert shard.held == {"old", "late", "both"}
 
 
-async def test_discarded_parts_go_back() -> None:
+async def test_discarded_parts_go_back(stage: Isolation) -> None:
     shard = FakeShard()
     shard.batches = [FakeBatch(0, 10, (FakePart("old", 0, 3), FakePart("new", 7, 9)))]
     shard.upper = 10
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(5, False))
-        assert spans(await probe.expect(Described, lower=6)) == [("new", 6, 10)]
-        assert shard.held == {"new"}
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(5, False))
+    assert spans(await probe.expect(Described, lower=6)) == [("new", 6, 10)]
+    assert shard.held == {"new"}
 
 
-async def test_inline_parts_have_keys_of_their_own() -> None:
+async def test_inline_parts_have_keys_of_their_own(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(3, "", "")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(-1, False))
-        described = await probe.expect(Described, lower=0, upper=3)
-        keys = [part.key for part in described.parts]
-        assert len(set(keys)) == 2
-        assert all(keys)
-        assert [part.path for part in described.parts] == [None, None]
-        await task.send(Release(tuple(keys)))
-        await settle()
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(-1, False))
+    described = await probe.expect(Described, lower=0, upper=3)
+    keys = [part.key for part in described.parts]
+    assert len(set(keys)) == 2
+    assert all(keys)
+    assert [part.path for part in described.parts] == [None, None]
+    await task.send(Release(tuple(keys)))
+    await stage.idle()
 
 
-async def test_no_more_than_the_credit_is_described_but_always_one_batch() -> None:
+async def test_no_more_than_the_credit_is_described_but_always_one_batch(stage: Isolation) -> None:
     settings = Settings(inflight_bytes_per_dataflow_max=100)
     shard = FakeShard()
     for index in range(5):
         shard.append(index + 1, f"p{index}", bytes=60)
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe, settings)
-        await task.send(StartListen(-1, False))
-        assert spans(await probe.expect(Described)) == [("p0", 0, 1)]
-        await probe.expect_nothing()  # 40 bytes are left, the next takes 60
-        await task.send(Grant(60))
-        assert spans(await probe.expect(Described)) == [("p1", 1, 2)]
-        await probe.expect_nothing()
-        await task.send(Grant(0))  # nothing is unanswered: one batch may come whatever its size
-        assert spans(await probe.expect(Described)) == [("p2", 2, 3)]
-        await probe.expect_nothing()
-        await task.send(Grant(180))
-        assert spans(await probe.expect(Described)) == [("p3", 3, 4)]
+    task, probe = spawn(stage, shard, settings)
+    await task.send(StartListen(-1, False))
+    assert spans(await probe.expect(Described)) == [("p0", 0, 1)]
+    await probe.expect_nothing()  # 40 bytes are left, the next takes 60
+    await task.send(Grant(60))
+    assert spans(await probe.expect(Described)) == [("p1", 1, 2)]
+    await probe.expect_nothing()
+    await task.send(Grant(0))  # nothing is unanswered: one batch may come whatever its size
+    assert spans(await probe.expect(Described)) == [("p2", 2, 3)]
+    await probe.expect_nothing()
+    await task.send(Grant(180))
+    assert spans(await probe.expect(Described)) == [("p3", 3, 4)]
 
 
-async def test_a_grant_never_raises_the_credit_above_its_start() -> None:
+async def test_a_grant_never_raises_the_credit_above_its_start(stage: Isolation) -> None:
     settings = Settings(inflight_bytes_per_dataflow_max=100)
     shard = FakeShard()
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe, settings)
-        await task.send(Grant(1_000_000))
-        await task.send(StartListen(-1, False))
-        for index in range(3):
-            shard.append(index + 1, f"p{index}", bytes=60)
-        await probe.expect(Described, upper=1)
-        await probe.expect_nothing()
+    task, probe = spawn(stage, shard, settings)
+    await task.send(Grant(1_000_000))
+    await task.send(StartListen(-1, False))
+    for index in range(3):
+        shard.append(index + 1, f"p{index}", bytes=60)
+    await probe.expect(Described, upper=1)
+    await probe.expect_nothing()
 
 
-async def test_empty_progress_coalesces_behind_unanswered_descriptions() -> None:
+async def test_empty_progress_coalesces_behind_unanswered_descriptions(stage: Isolation) -> None:
     settings = Settings(described_in_flight_max=2)
     shard = FakeShard()
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe, settings)
-        await task.send(StartListen(-1, False))
-        for upper in (1, 2):
-            shard.move(upper)
-            await probe.expect(Described, parts=(), lower=upper - 1, upper=upper)
-        for upper in range(3, 50):
-            shard.move(upper)
-            await probe.expect_nothing()
-        await task.send(Grant(0))
-        await probe.expect(Described, parts=(), lower=2, upper=49)  # only the newest
-        shard.move(51)
+    task, probe = spawn(stage, shard, settings)
+    await task.send(StartListen(-1, False))
+    for upper in (1, 2):
+        shard.move(upper)
+        await probe.expect(Described, parts=(), lower=upper - 1, upper=upper)
+    for upper in range(3, 50):
+        shard.move(upper)
         await probe.expect_nothing()
-        shard.append(60, "p")  # parts join the progress that waits
-        await probe.expect_nothing()
-        assert shard.waiting_in_next == 0  # parts wait: it takes no more from the shard
-        await task.send(Grant(0))
-        last = await probe.expect(Described, lower=49, upper=60)
-        assert [key for key, _, _ in spans(last)] == ["p"]
+    await task.send(Grant(0))
+    await probe.expect(Described, parts=(), lower=2, upper=49)  # only the newest
+    shard.move(51)
+    await probe.expect_nothing()
+    shard.append(60, "p")  # parts join the progress that waits
+    await probe.expect_nothing()
+    assert shard.waiting_in_next == 0  # parts wait: it takes no more from the shard
+    await task.send(Grant(0))
+    last = await probe.expect(Described, lower=49, upper=60)
+    assert [key for key, _, _ in spans(last)] == ["p"]
 
 
-async def test_small_batches_that_wait_together_are_described_together() -> None:
+async def test_small_batches_that_wait_together_are_described_together(stage: Isolation) -> None:
     shard = FakeShard()
     for upper in range(1, 40):
         shard.append(upper, f"p{upper}")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(-1, False))
-        together = await probe.expect(Described, lower=0, upper=39)
-        assert len(together.parts) == 39
-        assert {(part.lower, part.upper) for part in together.parts} == {(0, 39)}
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(-1, False))
+    together = await probe.expect(Described, lower=0, upper=39)
+    assert len(together.parts) == 39
+    assert {(part.lower, part.upper) for part in together.parts} == {(0, 39)}
 
 
-async def test_the_end_of_a_shard_is_final() -> None:
+async def test_the_end_of_a_shard_is_final(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(4, True))
-        await probe.expect(Described, snapshot=True, upper=5)
-        shard.move(EMPTY)
-        await probe.expect(Described, lower=5, upper=EMPTY, parts=())
-        await task.send(Grant(0))
-        await probe.expect_nothing()
-        assert shard.waiting_in_next == 0
-        assert shard.held == {"p"}  # still described, still held
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(4, True))
+    await probe.expect(Described, snapshot=True, upper=5)
+    shard.move(EMPTY)
+    await probe.expect(Described, lower=5, upper=EMPTY, parts=())
+    await task.send(Grant(0))
+    await probe.expect_nothing()
+    assert shard.waiting_in_next == 0
+    assert shard.held == {"p"}  # still described, still held
 
 
-async def test_since_follows_what_was_listened_to() -> None:
+async def test_since_follows_what_was_listened_to(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(4, True))
-        await probe.expect(Described, snapshot=True)
-        await settle()
-        assert shard.downgrades == [4, 5]  # before the snapshot, then before each listening
-        shard.append(9, "q")
-        await probe.expect(Described, upper=9)
-        await settle()
-        assert shard.downgrades == [4, 5, 9]
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(4, True))
+    await probe.expect(Described, snapshot=True)
+    await stage.idle()
+    assert shard.downgrades == [4, 5]  # before the snapshot, then before each listening
+    shard.append(9, "q")
+    await probe.expect(Described, upper=9)
+    await stage.idle()
+    assert shard.downgrades == [4, 5, 9]
 
 
-async def test_a_failed_listing_is_the_last_message() -> None:
+async def test_a_failed_listing_is_the_last_message(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(4, True))
-        snapshot = await probe.expect(Described, snapshot=True)
-        error = LeaseLost("the lease of r1 expired", determinate=True)
-        shard.fail(error)
-        await probe.expect(ListenFailed, dataflow="u7", incarnation=3, source=1, error=error)
-        shard.fail_with = None
-        shard.append(9, "q")
-        await task.send(Grant(1000))
-        await probe.expect_nothing()
-        # It still obeys: leases return, and it stops.
-        await task.send(Release(tuple(part.key for part in snapshot.parts)))
-        await settle()
-        assert shard.held == set()
-        assert dict(system.describe())["/listen"].startswith("frozen at [5]")
-        await stop(system)
-        assert shard.closed
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(4, True))
+    snapshot = await probe.expect(Described, snapshot=True)
+    error = LeaseLost("the lease of r1 expired", determinate=True)
+    shard.fail(error)
+    await probe.expect(ListenFailed, dataflow="u7", incarnation=3, source=1, error=error)
+    shard.fail_with = None
+    shard.append(9, "q")
+    await task.send(Grant(1000))
+    await probe.expect_nothing()
+    # It still obeys: leases return, and it stops.
+    await task.send(Release(tuple(part.key for part in snapshot.parts)))
+    await stage.idle()
+    assert shard.held == set()
+    assert task.statistics().doing.startswith("frozen at [5]")
+    await task.stop()
+    assert shard.closed
 
 
-async def test_a_snapshot_below_since_fails_by_name() -> None:
+async def test_a_snapshot_below_since_fails_by_name(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p")
     shard.fail_with = ReadBelowSince("as_of 2 is below since 3")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(2, True))
-        failed = await probe.expect(ListenFailed)
-        assert isinstance(failed.error, ReadBelowSince)
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(2, True))
+    failed = await probe.expect(ListenFailed)
+    assert isinstance(failed.error, ReadBelowSince)
 
 
-async def test_it_stops_at_once_while_idle_and_closes_its_reader() -> None:
+async def test_it_stops_at_once_while_idle_and_closes_its_reader(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p")
-    async with System() as system:
-        probe = Probe.start(system)
-        task = spawn(system, shard, probe)
-        await task.send(StartListen(4, True))
-        await probe.expect(Described)
-        await settle()
-        assert shard.waiting_in_next == 1  # caught up and idle
-        with anyio.fail_after(10):
-            await stop(system)
-        assert shard.closed
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(4, True))
+    await probe.expect(Described)
+    assert shard.waiting_in_next == 1  # caught up and idle
+    await task.stop()
+    assert shard.closed
+    assert stage.now_ms() == 0
 
 
-async def test_a_stop_while_the_reader_opens_still_closes_it() -> None:
+async def test_a_stop_while_the_reader_opens_still_closes_it(stage: Isolation) -> None:
     shard = FakeShard()
     shard.open_gate = anyio.Event()
-    async with System() as system:
-        probe = Probe.start(system)
-        spawn(system, shard, probe)
-        await settle()
-        async with anyio.create_task_group() as group:
-            group.start_soon(stop, system)
-            await settle()
-            shard.open_gate.set()
-        assert shard.closed
+    task, _ = spawn(stage, shard)
+    await stage.idle()
+    async with anyio.create_task_group() as group:
+        group.start_soon(task.stop)
+        await stage.idle()
+        assert task.running
+        shard.open_gate.set()
+    assert shard.closed
 
 
-async def test_a_second_start_signal_is_a_bug_of_the_sender() -> None:
+async def test_a_second_start_signal_is_a_bug_of_the_sender(stage: Isolation) -> None:
     shard = FakeShard()
-    with pytest.raises(ActorCrashed, match="send it once"):
-        async with System() as system:
-            probe = Probe.start(system)
-            task = spawn(system, shard, probe)
-            await task.send(StartListen(4, True))
-            await task.send(StartListen(5, True))
-            await system.failed.wait()
-
-
-async def stop(system: System) -> None:
-    """Stops the listen task alone."""
-    cell = system.cells["/listen"]
-    cell.request_stop()
-    await cell.stopped.wait()
+    task, _ = spawn(stage, shard)
+    await task.send(StartListen(4, True))
+    await task.send(StartListen(5, True))
+    error = await stage.expect_crash(LocalProtocolError)
+    assert "send it once" in str(error)
