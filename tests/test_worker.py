@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 import pyarrow as pa
 import pytest
 
 from actors.channel_adapter import ClientGone, Passed
-from actors.compute.live import DataflowStopped, FromDataflow
-from actors.kernel import Address, System
+from actors.compute.live import Cast, DataflowStopped, FromDataflow
+from actors.kernel import Address
 from actors.persist import PersistClient
 from actors.plan.updates import to_ipc
 from actors.progress import EMPTY
@@ -58,12 +57,10 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 from actors.settings import Settings
-from actors.testing.probe import Probe, settle
+from actors.testing.isolation import Isolation, Subject
+from actors.testing.neighbours import Neighbour
 from actors.worker import InspectWorker, Worker, WorkerStatistics
 from cluster_house import (  # type: ignore[import-not-found]
-    Crash,
-    InlineClock,
-    Stage,
     index,
     rows_of,
     subscribe,
@@ -72,16 +69,17 @@ from cluster_house import (  # type: ignore[import-not-found]
 
 
 class House:
-    """One worker; the sequencer, its adapter and the other workers are probes."""
+    """One worker; the sequencer, its adapter, the other workers and its children are probes."""
 
-    def __init__(self, system: System, stage: Stage, own: int) -> None:
-        self.system = system
+    def __init__(self, stage: Isolation, name: str) -> None:
         self.stage = stage
-        self.own = own
-        self.sequencer = Probe.start(system, "sequencer")
-        self.adapter = Probe.start(system, "adapter")
-        self.other = Probe.start(system, "other")
-        self.worker: Address[Any]
+        self.sequencer = stage.probe(f"{name}-sequencer")
+        self.adapter = stage.probe(f"{name}-adapter")
+        self.other = stage.probe(f"{name}-other")
+        self.dataflows = stage.casting("dataflow")
+        self.listens = stage.casting("listen")
+        self.fetches = stage.casting("fetch")
+        self.worker: Subject[Any]
         self.workers: list[Address[Any]] = []
         self.next = 0
         self.nonce = ""
@@ -108,35 +106,44 @@ class House:
         return statistics
 
 
+def tell_workers(dataflow: Neighbour, *messages: Any) -> None:
+    """A dataflow speaks: one message for each worker (one given: the same for all)."""
+    for number, worker in enumerate(dataflow.args[1]):
+        worker.reply(messages[number] if len(messages) > 1 else messages[0])
+
+
 @asynccontextmanager
 async def house(
-    tmp_path: Path, own: int = 0, count: int = 1, settings: Settings | None = None
+    stage: Isolation,
+    tmp_path: Path,
+    own: int = 0,
+    count: int = 1,
+    settings: Settings | None = None,
 ) -> AsyncIterator[House]:
     settings = settings or Settings(retry_delay_ms_min=1, maintenance_ms=5)
-    persist = await PersistClient.in_memory(settings, InlineClock())
-    with anyio.fail_after(30):
-        async with System(clock=InlineClock(), seed=1) as system:
-            made = House(system, Stage(), own)
-            cast = made.stage.cast()
-            adapters = [made.adapter.address] * count
-            made.worker = system.spawn(
-                lambda: Worker(
-                    own,
-                    count,
-                    made.sequencer.address,
-                    made.workers,
-                    adapters,
-                    cast,
-                    persist,
-                    settings,
-                    tmp_path,
-                ),
-                "worker",
-            )
-            made.workers.extend(
-                made.worker if n == own else made.other.address for n in range(count)
-            )
-            yield made
+    persist = await PersistClient.in_memory(settings, stage.clock)
+    made = House(stage, f"worker-{own}")
+    cast = Cast(dataflow=made.dataflows, listen=made.listens, fetch=made.fetches)
+    adapters = [made.adapter.address] * count
+    made.worker = stage.start(
+        lambda: Worker(
+            own,
+            count,
+            made.sequencer.address,
+            made.workers,
+            adapters,
+            cast,
+            persist,
+            settings,
+            tmp_path,
+        ),
+        f"worker-{own}",
+    )
+    made.workers.extend(
+        made.worker.address if n == own else made.other.address for n in range(count)
+    )
+    yield made
+    await made.worker.stop()
     await persist.close()
 
 
@@ -148,64 +155,69 @@ FIRST = updates((1, "a", 5, 1), (2, "b", 5, 2))
 SECOND = updates((1, "a", 7, -1), (1, "c", 7, 1))
 
 
-async def test_commands_go_to_the_sequencer_and_render_in_its_order(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_commands_go_to_the_sequencer_and_render_in_its_order(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path) as h:
         await h.worker.send(Tagged("a", Hello("a")))
         await h.worker.send(Tagged("a", Schedule("i1")))
         await h.sequencer.expect(Propose, generation=1, command=Hello("a"))
         await h.sequencer.expect(Propose, generation=1, command=Schedule("i1"))
         await h.connect("a", CreateDataflow(index()), Schedule("i1"), AllowCompaction("i1", 3))
-        dataflow = await h.stage.dataflow()
+        dataflow = await h.dataflows.expect()
         assert dataflow.args[0] == index(as_of=3)
         await h.do(AllowWrites(), AllowCompaction("i1", 4))
-        await h.stage.message(dataflow, CompactionAllowed)
-        assert dataflow.received == [Scheduled(), WritesAllowed(), CompactionAllowed(4)]
+        for command in (Scheduled(), WritesAllowed(), CompactionAllowed(4)):
+            assert await dataflow.expect(type(command)) == command
 
 
-async def test_sources_start_and_those_of_earlier_incarnations_stop(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_sources_start_and_those_of_earlier_incarnations_stop(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.stage.dataflow()
+        dataflow = await h.dataflows.expect()
         for incarnation in (1, 2):
-            dataflow.tell_workers(StartSources("i1", incarnation))
-            started = (await h.stage.message(dataflow, SourceStarted, incarnation))[-1]
+            tell_workers(dataflow, StartSources("i1", incarnation))
+            started = await dataflow.expect(SourceStarted)
             assert (started.incarnation, started.worker, started.source) == (incarnation, 0, 0)
-            (fetch,) = h.stage.running("fetch")
-            (listen,) = h.stage.running("listen")
+            (fetch,) = h.fetches.running
+            (listen,) = h.listens.running
             assert (started.fetch, started.listen) == (fetch.address, listen.address)
             assert listen.args[1:4] == ("i1", incarnation, 0)
             assert fetch.args[1:4] == ("i1", incarnation, 0)
             assert listen.args[4].path == fetch.args[4].path == dataflow.ctx.path
 
 
-async def test_a_task_that_crashes_freezes_its_source(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_a_task_that_crashes_freezes_its_source(stage: Isolation, tmp_path: Path) -> None:
+    async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.stage.dataflow()
-        dataflow.tell_workers(StartSources("i1", 7))
-        await h.stage.message(dataflow, SourceStarted)
-        h.stage.running("fetch")[0].address.reply(Crash())
-        (failed,) = await h.stage.message(dataflow, ListenFailed)
-        assert (failed.incarnation, failed.source) == (7, 0)
+        dataflow = await h.dataflows.expect()
+        tell_workers(dataflow, StartSources("i1", 7))
+        await dataflow.expect(SourceStarted)
+        await h.fetches.running[0].crash()
+        await dataflow.expect(ListenFailed, incarnation=7, source=0)
 
 
-async def test_an_index_is_installed_read_compacted_and_dropped(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_an_index_is_installed_read_compacted_and_dropped(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.stage.dataflow()
+        dataflow = await h.dataflows.expect()
         await h.do(Peek("p1", IndexTarget("i1"), 6), Peek("p2", IndexTarget("i1"), 9))
-        dataflow.tell_workers(install(1, 0, 6, FIRST, True))
+        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
         assert await h.response(Frontiers) == Frontiers("i1", write=6, output=6)
-        await h.stage.message(dataflow, Installed)
-        dataflow.tell_workers(install(1, 6, 8, SECOND, False))
+        await dataflow.expect(Installed, incarnation=1, worker=0, upper=6)
+        tell_workers(dataflow, install(1, 6, 8, SECOND, False))
         answers = [await h.response(Frontiers | PeekResponse) for _ in range(2)]
         (rows,) = [answer for answer in answers if isinstance(answer, PeekResponse)]
         assert rows_of(rows) == [(1, "a", 1), (2, "b", 2)]
-        assert dataflow.received == [Installed("i1", 1, 0, 6), Installed("i1", 1, 0, 8)]
+        await dataflow.expect(Installed, incarnation=1, worker=0, upper=8)
         key = Peek("p3", IndexTarget("i1"), 7, ("k",), _ipc(k=[1]))
         await h.do(key)
         assert rows_of(await h.response(PeekResponse)) == [(1, "c", 1)]
-        dataflow.tell_workers(DataflowProgress("i1", 8, 8, 8))
+        tell_workers(dataflow, DataflowProgress("i1", 8, 8, 8))
         assert await h.response(Frontiers) == Frontiers("i1", input=8)
         await h.do(CancelPeek("p2"), AllowCompaction("i1", 7), Peek("p4", IndexTarget("i1"), 6))
         assert (await h.response(PeekResponse)).result == PeekCanceled()
@@ -222,69 +234,77 @@ def _ipc(**columns: Any) -> bytes:
     return to_ipc(pa.table(columns))
 
 
-async def test_a_fresh_incarnation_replaces_the_index(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_a_fresh_incarnation_replaces_the_index(stage: Isolation, tmp_path: Path) -> None:
+    async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.stage.dataflow()
-        dataflow.tell_workers(install(1, 0, 6, FIRST, True))
+        dataflow = await h.dataflows.expect()
+        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
         await h.response(Frontiers)
-        dataflow.tell_workers(install(2, 0, 6, updates((3, "x", 5, 1)), True))
-        await h.stage.message(dataflow, Installed, 2)
+        tell_workers(dataflow, install(2, 0, 6, updates((3, "x", 5, 1)), True))
+        await dataflow.expect(Installed, incarnation=1)
+        await dataflow.expect(Installed, incarnation=2)
         await h.do(Peek("p1", IndexTarget("i1"), 5))
         assert rows_of(await h.response(PeekResponse)) == [(3, "x", 1)]
         await h.do(Peek("p2", IndexTarget("i1"), 4))  # the snapshot does not know it any more
         assert (await h.response(PeekResponse)).result.code == "ReadBelowSince"
 
 
-async def test_an_install_that_fails_is_tried_again_and_says_so(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_an_install_that_fails_is_tried_again_and_says_so(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.stage.dataflow()
-        dataflow.tell_workers(install(1, 0, 6, FIRST, True))
+        dataflow = await h.dataflows.expect()
+        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
         await h.response(Frontiers)
         # Times outside of the interval: the arrangement refuses them.
-        dataflow.tell_workers(install(1, 6, 8, updates((1, "a", 3, 1)), False))
+        tell_workers(dataflow, install(1, 6, 8, updates((1, "a", 3, 1)), False))
         status = await h.response(Status)
         assert status.state == "stalled"
         assert "cannot install" in status.text
-        dataflow.tell_workers(install(2, 0, 9, updates((1, "a", 8, 1)), True))
+        tell_workers(dataflow, install(2, 0, 9, updates((1, "a", 8, 1)), True))
         while not isinstance(await h.response(Status | Frontiers), Frontiers):
-            pass
-        await h.stage.message(dataflow, Installed, 2)
+            await stage.advance(1)
+        await dataflow.expect(Installed, incarnation=1)
+        await dataflow.expect(Installed, incarnation=2)
 
 
-async def test_worker_1_parks_what_comes_before_it_has_rendered(tmp_path: Path) -> None:
-    async with house(tmp_path, own=0, count=2) as h0:
+async def test_worker_1_parks_what_comes_before_it_has_rendered(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path, own=0, count=2) as h0:
         # Worker 0 renders first; its dataflow speaks to worker 1 through the probe.
         await h0.connect("a", CreateDataflow(index()))
-        dataflow = await h0.stage.dataflow()
-        dataflow.tell_workers(StartSources("i1", 1))
+        dataflow = await h0.dataflows.expect()
+        tell_workers(dataflow, StartSources("i1", 1))
         signed = await h0.other.expect(FromDataflow)
-        async with house(tmp_path / "1", own=1, count=2) as h1:
+        async with house(stage, tmp_path / "1", own=1, count=2) as h1:
             await h1.worker.send(signed)
-            await settle()
-            assert not h1.stage.made
+            await stage.idle()
+            await h1.fetches.expect_none()
             await h1.connect("a", CreateDataflow(index()))
-            await h1.stage.until(lambda: h1.stage.of("fetch"))
-            assert not h1.stage.of("dataflow")
-            started = (await h0.stage.message(dataflow, SourceStarted, 2))[:2]
+            await h1.fetches.expect()
+            await h1.dataflows.expect_none()
+            started = [await dataflow.expect(SourceStarted) for _ in range(2)]
             assert sorted(message.worker for message in started) == [0, 1]
             # exactly one of them has the listen task
             assert sorted(message.listen is None for message in started) == [False, True]
 
 
-async def test_drop_takes_down_worker_1_only_after_the_dataflow_has_stopped(tmp_path: Path) -> None:
-    async with house(tmp_path, own=1, count=2) as h:
-        speaker = Probe.start(h.system, "speaker")
+async def test_drop_takes_down_worker_1_only_after_the_dataflow_has_stopped(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path, own=1, count=2) as h:
+        speaker = stage.probe("speaker")
         await h.connect("a", CreateDataflow(index()))
         await h.worker.send(FromDataflow(1, speaker.address, StartSources("i1", 1)))
         await speaker.expect(SourceStarted)
         await h.do(AllowCompaction("i1", EMPTY))
-        await settle()
-        assert h.stage.running("fetch")
+        await stage.idle()
+        assert h.fetches.running
         await h.worker.send(DataflowStopped(1))
         assert await h.response(Frontiers) == Frontiers("i1", EMPTY, EMPTY, EMPTY)
-        assert not h.stage.running("fetch")
+        assert not h.fetches.running
         # And the other way round: worker 0 was faster.
         await h.do(CreateDataflow(index("i2")))
         await h.worker.send(DataflowStopped(2))
@@ -292,94 +312,100 @@ async def test_drop_takes_down_worker_1_only_after_the_dataflow_has_stopped(tmp_
         assert await h.response(Frontiers) == Frontiers("i2", EMPTY, EMPTY, EMPTY)
 
 
-async def test_a_crashed_dataflow_starts_afresh(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_a_crashed_dataflow_starts_afresh(stage: Isolation, tmp_path: Path) -> None:
+    async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()), Schedule("i1"), AllowWrites())
         await h.do(AllowCompaction("i1", 4))
-        first = await h.stage.dataflow(0)
-        await h.stage.message(first, CompactionAllowed)
-        first.address.reply(Crash())
+        first = await h.dataflows.expect()
+        await first.pick(CompactionAllowed)
+        await first.crash()
         assert (await h.response(Status)).state == "stalled"
-        second = await h.stage.dataflow(1)
-        await h.stage.message(second, Scheduled)
-        assert second.received == [WritesAllowed(), CompactionAllowed(4), Scheduled()]
+        await h.dataflows.expect_none()
+        await stage.advance(2)  # a crash has a delay
+        second = await h.dataflows.expect()
+        for command in (WritesAllowed(), CompactionAllowed(4), Scheduled()):
+            assert await second.expect(type(command)) == command
         assert second.args[2] != first.args[2]  # a scratch folder of its own
-        first.tell_workers(DataflowProgress("i1", 99, 99, 99))  # late words of the dead
-        second.tell_workers(DataflowProgress("i1", 8, 8, 8))
+        tell_workers(first, DataflowProgress("i1", 99, 99, 99))  # late words of the dead
+        tell_workers(second, DataflowProgress("i1", 8, 8, 8))
         assert await h.response(Frontiers) == Frontiers("i1", input=8)
 
 
-async def test_a_replaced_dataflow_starts_when_its_predecessor_has_stopped(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_a_replaced_dataflow_starts_when_its_predecessor_has_stopped(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()), Schedule("i1"))
-        first = await h.stage.dataflow(0)
+        first = await h.dataflows.expect()
         await h.connect("b", CreateDataflow(index(key=("v",))), Schedule("i1"))
-        second = await h.stage.dataflow(1)
+        second = await h.dataflows.expect()
         assert first.stopped
-        await h.stage.message(second, Scheduled)
-        first.tell_workers(DataflowProgress("i1", 99, 99, 99))
-        second.tell_workers(DataflowProgress("i1", 7, 7, 7))
+        await second.expect(Scheduled)
+        tell_workers(first, DataflowProgress("i1", 99, 99, 99))
+        tell_workers(second, DataflowProgress("i1", 7, 7, 7))
         assert await h.response(Frontiers) == Frontiers("i1", input=7)
 
 
-async def test_a_reconnection_keeps_an_unchanged_dataflow(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_a_reconnection_keeps_an_unchanged_dataflow(stage: Isolation, tmp_path: Path) -> None:
+    async with house(stage, tmp_path) as h:
         history = (CreateDataflow(index()), Schedule("i1"))
         await h.connect("a", *history)
-        dataflow = await h.stage.dataflow()
-        dataflow.tell_workers(StartSources("i1", 1))
-        await h.stage.message(dataflow, SourceStarted)
-        dataflow.tell_workers(install(1, 0, 6, FIRST, True))
+        dataflow = await h.dataflows.expect()
+        tell_workers(dataflow, StartSources("i1", 1))
+        await dataflow.pick(SourceStarted)
+        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
         await h.response(Frontiers)
         await h.worker.send(ClientGone("a"))
-        dataflow.tell_workers(install(1, 6, 8, SECOND, False))
-        await h.stage.message(dataflow, Installed, 2)
+        tell_workers(dataflow, install(1, 6, 8, SECOND, False))
+        await dataflow.pick(Installed, upper=8)
         await h.adapter.expect_nothing()
         await h.connect("b", *history)
         assert await h.response(Frontiers) == Frontiers("i1", write=8, output=8)
-        assert len(h.stage.made) == 3
-        assert not [fake for fake in h.stage.made if fake.stopped]
+        for casting in (h.dataflows, h.listens, h.fetches):
+            assert len(casting.made) == len(casting.running) == 1
         assert dataflow.received.count(Scheduled()) == 1
 
 
-async def test_receipts_of_a_subscribe_wait_for_the_client(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+async def test_receipts_of_a_subscribe_wait_for_the_client(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(subscribe()))
-        dataflow = await h.stage.dataflow()
+        dataflow = await h.dataflows.expect()
 
         def emit(lower: int, upper: int) -> Emit:
             return Emit("t1", 1, SubscribeBatch(lower, upper, b"x"))
 
-        dataflow.tell_workers(emit(0, 5))
+        tell_workers(dataflow, emit(0, 5))
         tagged = await h.adapter.expect(TaggedResponse, nonce="a")
         assert tagged.response == SubscribeResponse("t1", emit(0, 5).batch)
-        await settle()
-        assert dataflow.received == []  # the client is slow
+        await dataflow.expect_nothing()  # the client is slow
         await h.worker.send(Passed("a", 1))
-        await h.stage.message(dataflow, Emitted)
-        dataflow.tell_workers(emit(5, 6))
+        await dataflow.expect(Emitted, upper=5)
+        tell_workers(dataflow, emit(5, 6))
         await h.adapter.expect(TaggedResponse)
         await h.worker.send(ClientGone("a"))  # what nobody will read is off our hands
-        await h.stage.message(dataflow, Emitted, 2)
-        dataflow.tell_workers(emit(6, 7))
-        await h.stage.message(dataflow, Emitted, 3)
+        await dataflow.expect(Emitted, dataflow="t1", incarnation=1, upper=6)
+        tell_workers(dataflow, emit(6, 7))
+        await dataflow.expect(Emitted, dataflow="t1", incarnation=1, upper=7)
         await h.adapter.expect_nothing()
-        assert dataflow.received == [Emitted("t1", 1, upper) for upper in (5, 6, 7)]
 
 
-async def test_nothing_piles_up_while_the_client_is_slow_or_gone(tmp_path: Path) -> None:
+async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
+    stage: Isolation, tmp_path: Path
+) -> None:
     settings = Settings(responses_in_flight_max=4, maintenance_ms=5)
-    async with house(tmp_path, settings=settings) as h:
+    async with house(stage, tmp_path, settings=settings) as h:
         await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.stage.dataflow()
+        dataflow = await h.dataflows.expect()
         for time in range(1, 2000):
-            dataflow.tell_workers(DataflowProgress("i1", time, time, time))
-            dataflow.tell_workers(DataflowStatus("i1", "gathering", steps=time))
-        await settle()
+            tell_workers(dataflow, DataflowProgress("i1", time, time, time))
+            tell_workers(dataflow, DataflowStatus("i1", "gathering", steps=time))
+        await stage.idle()
         assert len(h.adapter.received) == 4
         assert (await h.statistics()).responses_waiting == 2
         await h.worker.send(ClientGone("a"))
-        dataflow.tell_workers(DataflowProgress("i1", 5000, 5000, 5000))
+        tell_workers(dataflow, DataflowProgress("i1", 5000, 5000, 5000))
         assert (await h.statistics()).responses_waiting == 0
         h.adapter.received.clear()
         await h.connect("b", CreateDataflow(index()))
@@ -388,12 +414,14 @@ async def test_nothing_piles_up_while_the_client_is_slow_or_gone(tmp_path: Path)
 
 
 @pytest.mark.parametrize("own", [0, 1])
-async def test_many_runs_are_merged_by_maintenance(tmp_path: Path, own: int) -> None:
-    async with house(tmp_path, own=own, count=2) as h:
-        speaker = Probe.start(h.system, "speaker")
+async def test_many_runs_are_merged_by_maintenance(
+    stage: Isolation, tmp_path: Path, own: int
+) -> None:
+    async with house(stage, tmp_path, own=own, count=2) as h:
+        speaker = stage.probe("speaker")
         await h.connect("a", CreateDataflow(index()))
         if own == 0:
-            dataflow = await h.stage.dataflow()
+            dataflow = await h.dataflows.expect()
             send = dataflow.args[1][0].reply
         else:
             send = lambda message: h.worker.reply(FromDataflow(1, speaker.address, message))  # noqa: E731
@@ -404,6 +432,7 @@ async def test_many_runs_are_merged_by_maintenance(tmp_path: Path, own: int) -> 
                     install(1, time, time + 1, updates((time, "x", time, 1)), False)
                 )
             )
+        await stage.advance(50)  # ten turns of maintenance
         await h.do(Peek("p", IndexTarget("i1"), 59))
         while not isinstance(answer := await h.response(Frontiers | PeekResponse), PeekResponse):
             pass

@@ -203,7 +203,7 @@ class Cell(Generic[M]):
                         raise
                     message = failed(error)
                 if message is not None:
-                    self.mailbox.deliver(message)
+                    self.mailbox.deliver_own(message)
         except Exception as error:  # noqa: BLE001 (the actor crashes by it)
             if self._crash is None and self._serving:
                 self._crash = error

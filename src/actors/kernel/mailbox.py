@@ -226,6 +226,10 @@ class Mailbox(Generic[M]):
             self._notify()
         return True
 
+    deliver_own = deliver
+    """The same for the result of an effect, which comes from the receiver itself and from no
+    other actor: a mailbox that copies what is sent leaves it alone."""
+
     def control(self, message: Any) -> None:
         """Supervision only: overtakes everything."""
         if not self._closed:

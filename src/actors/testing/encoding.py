@@ -3,7 +3,8 @@
 Theory of operation. `EncodedMailbox` takes the place of `Mailbox` (`System.mailbox_type`). What
 is sent through it is written to bytes and read back: structs field by field, Arrow tables as IPC
 streams, errors by type, arguments and attributes. So a receiver that changes what it was sent, or
-counts on being given the very object that another holds, is found by any test in this mode.
+counts on being given the very object that another holds, is found by any test in this mode. The
+results of an actor's own effects are left alone: they come from no other actor.
 
 Some things are not encodable by nature and pass by reference, and only these (`BY_REFERENCE`):
 ways to speak to an actor (`Address`, `Reply`), types and functions, and handles of something
@@ -108,6 +109,8 @@ class EncodedMailbox(Mailbox[M]):
     """A mailbox whose messages share nothing with their sender."""
 
     __slots__ = ()
+
+    deliver_own = Mailbox.deliver
 
     async def send(self, message: M) -> None:
         """As `Mailbox.send`."""
