@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 import pyarrow as pa
 
 from actors.compute.live import Cast
@@ -36,7 +37,7 @@ class InlineClock(SystemClock):
         return function()
 
 
-class Crash:
+class Crash(msgspec.Struct, frozen=True):
     """Makes a fake fail."""
 
 

@@ -14,16 +14,25 @@ that lives in one place, as a reader of a shard or a child process. What is neit
 
 from __future__ import annotations
 
-import asyncio
+import datetime
+import decimal
+import enum
 import io
+import pathlib
 import pickle
+import uuid
 from typing import Any, Final, TypeVar
 
-import anyio
+import msgspec
 import pyarrow as pa
 
+from actors.cluster.client import _LocalOutlet
+from actors.cluster.serving import WireOutlet
+from actors.cluster.transport import FramedConnection
+from actors.controller.memory_link import MemoryConnection
 from actors.kernel import Actor, Address, Context, Effect, Mailbox, Reply, System
 from actors.plan.updates import from_ipc, to_ipc
+from actors.spark.launch import EngineProcess
 
 M = TypeVar("M")
 
@@ -34,10 +43,29 @@ BY_REFERENCE: Final[list[type[Any]]] = [
     Context,
     Effect,
     System,
-    asyncio.Future,
-    anyio.Event,
+    EngineProcess,
+    FramedConnection,
+    MemoryConnection,
+    _LocalOutlet,
+    WireOutlet,
 ]
 """What passes as it is, subclasses included; so do types, functions and other callables."""
+
+
+DATA: Final[tuple[type[Any], ...]] = (
+    msgspec.Struct,
+    enum.Enum,
+    pathlib.PurePath,
+    decimal.Decimal,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    uuid.UUID,
+    pa.Schema,
+    pa.DataType,
+    pa.Field,
+)
+"""What is encoded besides plain values and containers, Arrow tables and errors."""
 
 
 class NotEncodable(TypeError):
@@ -69,7 +97,9 @@ class _Encoder(pickle.Pickler):
             return from_ipc, (to_ipc(value),)
         if isinstance(value, BaseException):
             return _error, (type(value), value.args, dict(value.__dict__))
-        return NotImplemented
+        if isinstance(value, DATA):
+            return NotImplemented
+        raise NotEncodable(f"{type(value).__qualname__} is no data")
 
 
 class _Decoder(pickle.Unpickler):
@@ -103,6 +133,19 @@ def encoded(message: M) -> M:
     file.seek(0)
     copy: M = _Decoder(file, encoder.carried).load()
     return copy
+
+
+def encode_all(on: bool) -> None:
+    """Encodes what passes between all actors of this process, answers to asks included."""
+    System.mailbox_type = EncodedMailbox if on else Mailbox
+    Reply.set = _set_encoded if on else _set  # type: ignore[method-assign]
+
+
+_set: Final = Reply.set
+
+
+def _set_encoded(reply: Reply[Any], value: Any) -> None:
+    _set(reply, encoded(value))
 
 
 class EncodedMailbox(Mailbox[M]):

@@ -20,8 +20,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from actors.kernel import Mailbox, System
-from actors.testing.encoding import EncodedMailbox
+from actors.testing.encoding import encode_all
 from actors.testing.isolation import Isolation
 from actors.testing.virtual_time import VirtualTimeLoop
 
@@ -51,13 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Puts the mailboxes in that copy, if asked for."""
     if config.getoption("messages_encoded"):
-        System.mailbox_type = EncodedMailbox
+        encode_all(True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Takes them out."""
     if config.getoption("messages_encoded"):
-        System.mailbox_type = Mailbox
+        encode_all(False)
 
 
 def pytest_asyncio_loop_factories(

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from actors.errors import PenstockError
 from actors.kernel import STOP, Actor, Address, System
 
@@ -27,9 +29,8 @@ class NeighbourCrashed(Exception):
     """What a neighbour fails with that is told to crash."""
 
 
-class _Crash:
-    def __init__(self, text: str) -> None:
-        self.text = text
+class _Crash(msgspec.Struct, frozen=True):
+    text: str
 
 
 class Match:

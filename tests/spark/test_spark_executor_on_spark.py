@@ -1,0 +1,162 @@
+"""The engine's actor with Spark: what must hold of a real child process."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pytest
+
+from actors.errors import Canceled, EngineUnavailable
+from actors.kernel import Address, Reply, System
+from actors.plan.delta import Consolidate, DeltaPlan, Input, Select, Stratum
+from actors.plan.jobs import (
+    Analyze,
+    CancelJob,
+    Difference,
+    ExecutorMessage,
+    Job,
+    Prepare,
+    Prepared,
+    Rows,
+    Run,
+    Step,
+)
+from actors.plan.relational import Named
+from actors.plan.schema import Column, Schema
+from actors.plan.updates import from_ipc, to_ipc
+from actors.settings import Settings
+from actors.spark_executor import SparkExecutor
+
+TABLE = Schema((Column("v", "bigint"),))
+
+
+def analyze(name: str) -> Analyze:
+    return Analyze(name, (), ("SELECT 1",))
+
+
+SLEEPS = "java_method('java.lang.Thread', 'sleep', {}L) IS NOT NULL"
+FOREVER = "SELECT sum(hash(a.id * b.id)) AS v FROM range(10000000) a CROSS JOIN range(10000000) b"
+
+
+def rows(*updates: tuple[int | None, int, int]) -> Rows:
+    columns = zip(*updates, strict=True)
+    table = pa.table([pa.array(c, pa.int64()) for c in columns], TABLE.arrow_updates())
+    return Rows(TABLE, arrow=to_ipc(table))
+
+
+def difference(name: str, sql: str) -> Difference:
+    return Difference(name, sql, (("t", rows((1, 1, 1))),), TABLE, 9)
+
+
+def slow_plan(milliseconds: int) -> DeltaPlan:
+    """Its step sleeps, then gives ``v + 1``."""
+    slow = f"IF({SLEEPS.format(milliseconds)}, v + 1, v + 1)"
+    node = Consolidate(Select(Input("d0", ("v",)), (Named("v", slow),)))
+    strata = (Stratum((), node, ()),)
+    return DeltaPlan(("t",), (TABLE,), TABLE, "", "incremental", "", strata)
+
+
+async def ask(address: Address[ExecutorMessage], job: Job) -> Any:
+    return await address.ask(lambda reply: Run(job, reply), 60_000)
+
+
+def description(system: System) -> str:
+    return next(text for path, text in system.describe() if path == "/engine")
+
+
+def pids(system: System) -> tuple[int, int]:
+    """The child's and the JVM's, as the actor describes itself."""
+    text = description(system)
+    found = re.search(r"child (\d+), JVM (\d+)", text)
+    assert found, text
+    return int(found.group(1)), int(found.group(2))
+
+
+def wait_dead(pid: int) -> None:
+    """Waits, without polling, until a process of this machine has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], 30)[0], f"process {pid} lives on"
+    finally:
+        os.close(handle)
+
+
+class Canceler:
+    """Runs a job that must end as canceled within a second of its cancel."""
+
+    def __init__(self, address: Address[ExecutorMessage]) -> None:
+        self.address = address
+
+    async def __call__(self, job: Job, before: Callable[[], Any] | None = None) -> None:
+        reply: Reply[Any] = Reply()
+        await self.address.send(Run(job, reply))
+        if before is not None:
+            await before()
+        started = time.monotonic()
+        await self.address.send(CancelJob(job.job_id))
+        with pytest.raises(Canceled):
+            await reply.wait()
+        assert time.monotonic() - started < 1
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+async def test_the_engine_runs_cancels_and_survives(tmp_path: Path) -> None:
+    options = Settings(
+        spark_master="local[2]", engine_jobs_in_flight_max=2, spark_driver_memory="512m"
+    )
+    async with System() as system:
+        engine: Address[Any] = system.spawn(lambda: SparkExecutor(options, tmp_path), "engine")
+        canceled = Canceler(engine)
+        await canceled(difference("early", FOREVER))  # while the engine starts
+
+        async def others() -> None:  # FIFO: once this one is answered, the first is at work
+            await ask(engine, analyze("between"))
+
+        await canceled(difference("running", FOREVER), others)
+        terms = " + ".join(f"sum(CASE WHEN v = {n} THEN v END)" for n in range(100))
+        await canceled(difference("planning", f"SELECT {terms} AS v FROM t"), others)
+        assert "children lost 0" in description(system)
+        first = pids(system)
+
+        assert isinstance(await ask(engine, Prepare("p", "slow", slow_plan(1500))), Prepared)
+        for victim in (1, 0):  # the JVM, then the child
+            jvm_or_child = pids(system)[victim]
+            reply: Reply[Any] = Reply()
+            name = f"step-{victim}"
+            step = Step(name, "slow", 0, 0, {"d0": rows((1, 5, 1))}, 2, 9)
+            await engine.send(Run(step, reply))
+            await ask(engine, analyze(f"between-{victim}"))
+            assert not reply.answered
+            os.kill(jvm_or_child, signal.SIGKILL)
+            with anyio.fail_after(60):
+                answer = await reply.wait()
+            assert from_ipc(answer.arrow).to_pylist() == [{"v": 2, "__time": 5, "__diff": 1}]
+        last = pids(system)
+        assert "running 0 []" in description(system)
+        assert "children lost 2" in description(system)
+        assert not {*first} & {*last}
+    for pid in (*first, *last):
+        wait_dead(pid)
+    assert not (tmp_path / "child").exists()
+
+
+@pytest.mark.spark
+async def test_an_engine_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
+    options = Settings(spark_master="nonsense://", engine_jobs_in_flight_max=1)
+    async with System() as system:
+        engine: Address[Any] = system.spawn(lambda: SparkExecutor(options, tmp_path), "engine")
+        with pytest.raises(EngineUnavailable, match="Master must either be"):
+            await ask(engine, analyze("a"))
