@@ -138,7 +138,7 @@ def encoded(message: M) -> M:
 def encode_all(on: bool) -> None:
     """Encodes what passes between all actors of this process, answers to asks included."""
     System.mailbox_type = EncodedMailbox if on else Mailbox
-    Reply.set = _set_encoded if on else _set  # type: ignore[method-assign]
+    Reply.set = _set_encoded if on else _set  # type: ignore[assignment,method-assign]
 
 
 _set: Final = Reply.set
