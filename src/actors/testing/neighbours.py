@@ -80,7 +80,7 @@ class Neighbour(Actor[Any]):
         """Messages not yet expected, in order."""
         self.stopped = False
         self._stage = stage
-        self._answers: list[tuple[type[Any], Any]] = []
+        self._plays: list[tuple[type[Any], Callable[[Any], object]]] = []
         self._system: System = stage.system
 
     def start_in(self, system: System, mailbox: int | None) -> None:
@@ -99,9 +99,9 @@ class Neighbour(Actor[Any]):
             self.stopped = True
             raise NeighbourCrashed(message.text)
         self.received.append(message)
-        for kind, answer in self._answers:
+        for kind, action in self._plays:
             if isinstance(message, kind):
-                _answer(message, answer)
+                action(message)
                 return
 
     async def on_stop(self) -> None:
@@ -178,7 +178,12 @@ class Neighbour(Actor[Any]):
         """From now on answers messages of the kind by their field ``reply``: with a value, with
         an error (a `PenstockError`), or with what a function of the message gives. Messages
         that nobody answers wait for ever: that is the default. The latest word holds."""
-        self._answers.insert(0, (kind, answer))
+        self.plays(kind, lambda message: _answer(message, answer))
+
+    def plays(self, kind: type[Any], action: Callable[[Any], object]) -> None:
+        """From now on does `action` with each message of the kind, besides keeping it: what a
+        neighbour does that takes part. The latest word for a message holds."""
+        self._plays.insert(0, (kind, action))
 
     def stall(self) -> None:
         """Its mailbox is full from now on: `send` waits, `send_nowait` raises `WouldBlock`;
