@@ -38,7 +38,8 @@ lint: setup $(VENV)/.dev
 bench: setup $(VENV)/.bench pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
-proof: setup ## the long campaigns: view scripts, a fuzzer, kill -9, no client, a soak (hours)
+proof: setup $(VENV)/.dev ## the long campaigns: view scripts, a fuzzer, kill -9, no client, a soak (hours)
+	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5
 	@$(BIN)/penstock check-views tests/scripts
 	@$(BIN)/penstock check-views --scaling tests/scripts
 	@$(BIN)/penstock check-views --fuzz 2000 --keep .fuzz

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, deque
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
 
@@ -209,6 +209,8 @@ class ChannelAdapter(Actor[AdapterMessage]):
                     await self._down(ClientGone(message.nonce))
             case InspectAdapter():
                 message.reply.set(self._statistics())
+            case _:
+                assert_never(message)
 
     async def _connect(self, message: Connect) -> None:
         self._client = message.client

@@ -21,7 +21,7 @@ can bring it back.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
 import msgspec
 import pyarrow as pa
@@ -108,6 +108,8 @@ class FetchTask(Actor[_Message]):
                 )
             case _Failed(job=job, error=error):
                 self._failed(job, error)
+            case _:
+                assert_never(message)
         self._start_waiting()
 
     def _start_waiting(self) -> None:

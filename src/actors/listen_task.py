@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
 import anyio
 import msgspec
@@ -169,6 +169,8 @@ class ListenTask(Actor[_Message]):
                     self._append(item)
             case _Failed(error=error):
                 self._fail(error)
+            case _:
+                assert_never(message)
         self._go_on()
 
     def _started(self, start: StartListen) -> None:

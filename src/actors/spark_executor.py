@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
@@ -170,8 +170,10 @@ class SparkExecutor(Actor[_Message]):
                 self._start()
             case _CancelOverdue() if message.number == self._number:
                 self._overdue(message.job_id)
-            case _:
+            case _Started() | _Ended() | _CancelOverdue():
                 pass  # of a child that has been replaced
+            case _:
+                assert_never(message)
         self._send_waiting()
 
     def describe(self) -> str:

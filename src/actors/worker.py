@@ -30,7 +30,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
@@ -204,6 +204,8 @@ class Worker(Actor[WorkerMessage]):
                 self.ctx.after(self._settings.maintenance_ms, Tick())
             case InspectWorker():
                 message.reply.set(self._statistics())
+            case _:
+                assert_never(message)
         self._flush()
 
     async def _feed(self, event: e.Event) -> None:

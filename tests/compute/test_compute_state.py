@@ -108,15 +108,14 @@ def of(kind: type[Any], effects: list[e.Effect]) -> list[Any]:
 
 
 def test_worker_0_offers_its_clients_commands_and_no_others() -> None:
-    state = ComputeState(0, 2, result_bytes_max=1, peeks_max=1)
-    assert state.handle(Tagged("a", AllowWrites())) == []
-    assert state.handle(Tagged("a", Hello("a"))) == [e.Offer(Propose(1, Hello("a")))]
-    assert state.handle(Tagged("a", AllowWrites())) == [e.Offer(Propose(1, AllowWrites()))]
-    assert state.handle(Tagged("b", Hello("b"))) == [e.Offer(Propose(2, Hello("b")))]
-    assert state.handle(Tagged("a", AllowWrites())) == []
-    assert state.ignored == 2
-    other = ComputeState(1, 2, result_bytes_max=1, peeks_max=1)
-    assert other.handle(Tagged("a", Hello("a"))) == []
+    room = Room(0, 2)
+    assert room.event(Tagged("a", AllowWrites())) == []
+    assert room.event(Tagged("a", Hello("a"))) == [e.Offer(Propose(1, Hello("a")))]
+    assert room.event(Tagged("a", AllowWrites())) == [e.Offer(Propose(1, AllowWrites()))]
+    assert room.event(Tagged("b", Hello("b"))) == [e.Offer(Propose(2, Hello("b")))]
+    assert room.event(Tagged("a", AllowWrites())) == []
+    assert room.state.ignored == 2
+    assert Room(1, 2).event(Tagged("a", Hello("a"))) == []
 
 
 def test_a_gap_in_the_order_is_a_fault() -> None:

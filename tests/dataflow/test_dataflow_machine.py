@@ -46,6 +46,15 @@ def described(
     return Described("d", incarnation, source, parts, lower, upper)
 
 
+class Checked(Machine):
+    """Checks its invariants after every event."""
+
+    def handle(self, event: m.Event) -> list[m.Effect]:
+        effects = super().handle(event)
+        self.validate()
+        return effects
+
+
 def machine(**changes: object) -> Machine:
     values: dict[str, object] = {
         "sources": 1,
@@ -54,7 +63,7 @@ def machine(**changes: object) -> Machine:
         "budget_bytes": 10_000,
         "fetches_max": 4,
     }
-    return Machine(**(values | changes))  # type: ignore[arg-type]
+    return Checked(**(values | changes))  # type: ignore[arg-type]
 
 
 def running(made: Machine, lo: int = 5, **restored: object) -> Machine:
@@ -68,7 +77,6 @@ def running(made: Machine, lo: int = 5, **restored: object) -> Machine:
     }
     made.handle(m.Restored(**(values | restored)))  # type: ignore[arg-type]
     made.handle(m.SourcesReady(made.incarnation))
-    made.validate()
     return made
 
 
@@ -77,11 +85,9 @@ def asks(effects: list[m.Effect]) -> list[m.Ask]:
 
 
 def answer(made: Machine, ask: m.Ask, rows: pa.Table) -> list[m.Effect]:
-    effects = made.handle(
+    return made.handle(
         Fetched("d", made.incarnation, ask.source, ask.piece.time, ask.piece.part.key, rows)
     )
-    made.validate()
-    return effects
 
 
 def kinds(effects: list[m.Effect]) -> list[str]:
@@ -107,7 +113,6 @@ def finish(made: Machine) -> list[m.Effect]:
     for event in (m.Computed, m.Committed, m.Installed):
         if made.state in TRANSITIONS[event][0]:
             effects = made.handle(event(made.number))
-            made.validate()
     return effects
 
 
@@ -250,7 +255,6 @@ def test_a_definite_failure_halves_the_interval_down_to_one_time() -> None:
     assert (compute.step.hi, compute.step.times) == (7, (5, 6))
     compute = computing(made.handle(m.FailedDefinitely(2, "bad")))
     assert compute.step.times == (5,)
-    made.validate()
     (commit,) = made.handle(m.FailedDefinitely(3, "bad"))
     assert isinstance(commit, m.Commit)
     assert (commit.step.error, commit.step.times, commit.step.hi) == ("bad", (5,), 6)
@@ -353,7 +357,6 @@ def test_a_step_that_ended_the_engine_is_halved_and_later_ones_stay_small() -> N
     compute = computing(made.handle(m.RetryDue(1)))
     assert (compute.step.times, compute.step.hi) == ((5, 6, 7, 8), 9)
     assert made.budget_bytes == 2 * size
-    made.validate()
     # The other half is cut to what the budget allows by then: half of what went well.
     compute = computing(finish(made))
     assert (compute.step.times, made.budget_bytes) == ((9, 10, 11, 12), 4 * size)
@@ -526,7 +529,6 @@ def test_any_order_of_arrival_seals_no_time_early(
                     assert times == [t for t in everything[source] if step.lo <= t < step.hi]
                     world.taken[source] += times
             perform(made.handle(event))
-        made.validate()
         assert made.lo >= frontier
         frontier = made.lo
     reach = min(batches[-1][1] for batches in world.batches)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import pytest
 from msgspec.structs import replace
 
 from actors.errors import Corrupt, InvalidUsage, ReadBelowSince, StorageError
+from actors.persist import shard
 from actors.persist.documents import decode_shard, encode
 from actors.persist.shard import (
     FORMAT,
@@ -19,24 +23,41 @@ from actors.persist.shard import (
     Retired,
     ShardState,
     UpperMismatch,
-    appended,
-    collected,
     compact_to,
-    compacted,
-    created,
     deletable,
     is_done,
     mark,
-    renewed,
     sealed,
     validate,
-    with_hold,
-    without_hold,
 )
 from actors.plan.schema import Column, Schema
 from actors.progress import EMPTY
 
+P = ParamSpec("P")
+S = TypeVar("S")
+
 SCHEMA = Schema((Column("a", "bigint"),))
+
+
+def checked(transition: Callable[P, S]) -> Callable[P, S]:
+    """The transition; the state that it makes holds the invariants."""
+
+    def call(*args: P.args, **fields: P.kwargs) -> S:
+        after = transition(*args, **fields)
+        if isinstance(after, ShardState):
+            validate(after)
+        return after
+
+    return call
+
+
+appended = checked(shard.appended)
+collected = checked(shard.collected)
+compacted = checked(shard.compacted)
+created = checked(shard.created)
+renewed = checked(shard.renewed)
+with_hold = checked(shard.with_hold)
+without_hold = checked(shard.without_hold)
 
 
 def part(key: str, low: int, high: int | None = None) -> Part:

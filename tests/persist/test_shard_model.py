@@ -58,6 +58,7 @@ class World:
         assert state.since >= self.state.since
         assert state.upper >= self.state.upper
         state = renewed(state, {}, frozenset(), 0)
+        validate(state)
         self.state = replace(state, seqno=self.state.seqno + 1)
 
     def append(self, width: int, values: list[tuple[int | None, int, int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.testing.virtual_time import EPOCH_MS, Deadlock, VirtualClock, VirtualTimeLoop
+from actors.testing import virtual_time
+from actors.testing.virtual_time import (
+    EPOCH_MS,
+    Deadlock,
+    Livelock,
+    VirtualClock,
+    VirtualTimeLoop,
+)
 
 
 def run(body: Callable[[], Coroutine[Any, Any, Any]], seed: int | None = None) -> Any:
@@ -62,3 +70,79 @@ def test_blocking_calls_run_here() -> None:
         return await VirtualClock().run_blocking(lambda: 42)
 
     assert run(body) == 42
+
+
+def loop() -> VirtualTimeLoop:
+    running = asyncio.get_running_loop()
+    assert isinstance(running, VirtualTimeLoop)
+    return running
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_held_time_goes_on_only_as_far_as_it_is_let(seed: int | None) -> None:
+    async def body() -> list[tuple[str, float]]:
+        seen: list[tuple[str, float]] = []
+
+        async def sleeper(name: str, delays: list[float]) -> None:
+            for delay in delays:
+                await anyio.sleep(delay)
+                seen.append((name, round(loop().time(), 9)))
+
+        loop().hold_time()
+        async with anyio.create_task_group() as group:
+            group.start_soon(sleeper, "a", [0.1, 0.1, 0.1])
+            group.start_soon(sleeper, "b", [0.25])
+            await loop().idle()
+            assert seen == []
+            await loop().advance(300)  # what is due at the very end of it fires too
+            assert loop().time() == pytest.approx(0.3)
+            assert loop().next_timer_ms() is None
+            await loop().advance(50)
+            assert loop().time() == pytest.approx(0.35)
+            loop().release_time()
+        return seen
+
+    assert run(body, seed) == [("a", 0.1), ("a", 0.2), ("b", 0.25), ("a", 0.3)]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_idle_is_when_nothing_is_ready_however_long_the_chain(seed: int | None) -> None:
+    async def body() -> int:
+        left = 5000
+
+        async def chain() -> None:
+            nonlocal left
+            while left:
+                left -= 1
+                await anyio.lowlevel.checkpoint()
+            await anyio.sleep(1)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(chain)
+            await loop().idle()
+            assert loop().time() == 0
+            found = left
+        return found
+
+    assert run(body, seed) == 0
+
+
+def test_a_deadlock_names_what_its_witnesses_say_and_the_timer_that_is_held_back() -> None:
+    async def body() -> None:
+        loop().hold_time()
+        loop().on_deadlock(lambda: "the cat has it")
+        await anyio.sleep(5)
+
+    with pytest.raises(Deadlock, match=r"due in 5000 ms, but time is held.*the cat has it"):
+        run(body)
+
+
+def test_a_task_that_never_waits_is_a_livelock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual_time, "TURNS_MAX", 1000)
+
+    async def body() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+
+    with pytest.raises(Livelock, match="1000 turns"):
+        run(body)

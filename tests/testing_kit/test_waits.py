@@ -68,9 +68,10 @@ async def whole_service(state: Path) -> None:
         await client.create_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
         await client.create_view("x", "SELECT n FROM w WHERE n > 1")
         await client.create_index("i", "w", ["v"])
-        await insert()
-        await client.peek("x")
-        await client.peek("w", key={"v": 1})
+        for _ in range(2):
+            await insert()
+        assert (await client.peek("x")).to_pylist() == [{"n": 2}]
+        assert (await client.peek("w", key={"v": 1})).to_pylist() == [{"v": 1, "n": 2}]
         await client.explain("x")
         await client.status()
         await client.actors()
@@ -82,7 +83,7 @@ async def whole_service(state: Path) -> None:
             pass
         await stream.aclose()
         async with await Client.in_process(service) as other:
-            await other.peek("t")
+            assert (await other.peek("t")).num_rows == 3
         for name in ("i", "x", "w", "t"):
             await client.drop(name)
 

@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 
@@ -109,6 +109,8 @@ class Connection(Actor[ConnectionMessage]):
             case _OutletFailed(error=error):
                 named = error if isinstance(error, PenstockError) else Broken(str(error))
                 self._end(named)
+            case _:
+                assert_never(message)
 
     async def _command(self, command: Command) -> None:
         try:
@@ -227,6 +229,8 @@ class Acceptor(Actor[AcceptorMessage]):
                     await self._release(Closed("the connection has ended"))
             case Serve():
                 self.ctx.effect(message.run, done=lambda _: None)
+            case _:
+                assert_never(message)
 
     async def _accept(self, message: Accept) -> None:
         nonce = message.hello.nonce

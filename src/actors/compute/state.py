@@ -25,6 +25,8 @@ that another worker must decide alike.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import msgspec
 
 from actors.compute.events import (
@@ -142,6 +144,8 @@ class ComputeState:
                 return self._emitting(rendered, event)
             case Crashed():
                 return self._crashed(rendered, event.text)
+            case _:
+                assert_never(event)
 
     @property
     def muted(self) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
@@ -227,6 +227,8 @@ class Controller(Actor[ControllerMessage]):
                 self._move_holds()
             case _HoldsMoved(moves, error):
                 self._holds_moved(moves, error)
+            case _:
+                assert_never(message)
 
     # -- requests ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ maintenance fails is tried again when it grows again; failures are logged and ne
 from __future__ import annotations
 
 import logging
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import msgspec
 
@@ -83,6 +83,8 @@ class MaintenanceTask(Actor[_Message]):
                     self._orphans_timer.cancel()
                 delay = self._settings.blob_orphan_grace_ms
                 self._orphans_timer = self.ctx.after(delay, _OrphansDue())
+            case _:
+                assert_never(message)
 
     def _next(self) -> None:
         if self._running is not None:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, assert_never
 
 import msgspec
 
@@ -129,6 +129,8 @@ class ReplicaTask(Actor[_Message]):
                     await self._lost(error)
             case _Retry():
                 self._connect()
+            case _:
+                assert_never(message)
 
     def _connect(self) -> None:
         self.incarnation += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import anyio
 import msgspec
@@ -96,7 +96,10 @@ class _TooLate(msgspec.Struct, frozen=True):
     """The client has not introduced itself in time."""
 
 
-class Session(Actor[Any]):
+_SessionMessage: TypeAlias = _Got | _ReadFailed | _Wrote | _WriteFailed | _TooLate | Answer
+
+
+class Session(Actor[_SessionMessage]):
     """One connection of a client."""
 
     def __init__(
@@ -120,7 +123,7 @@ class Session(Actor[Any]):
     async def on_stop(self) -> None:
         await self._connection.aclose()
 
-    async def receive(self, message: Any) -> None:
+    async def receive(self, message: _SessionMessage) -> None:
         match message:
             case _Got(got):
                 self._reading = None
@@ -286,7 +289,10 @@ class _ListenerEnded(msgspec.Struct, frozen=True):
     """The listener was closed."""
 
 
-class ApiServer(Actor[Any]):
+_ServerMessage: TypeAlias = Accepted | ConnectInProcess | _SessionEnded | _ListenerEnded
+
+
+class ApiServer(Actor[_ServerMessage]):
     """Accepts clients. `listener` is bound already (None: in process only)."""
 
     def __init__(
@@ -312,7 +318,7 @@ class ApiServer(Actor[Any]):
         await self.ctx.self.send(Accepted(connection, ended.set))
         await ended.wait()
 
-    async def receive(self, message: Any) -> None:
+    async def receive(self, message: _ServerMessage) -> None:
         match message:
             case Accepted(connection, ended):
                 self._start(connection, ended)
@@ -324,6 +330,8 @@ class ApiServer(Actor[Any]):
                 ended()
             case _ListenerEnded():
                 log.info("the client listener is closed")
+            case _:
+                assert_never(message)
 
     def _start(self, connection: Connection, ended: Callable[[], Any]) -> None:
         self._accepted += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
 
@@ -101,6 +101,8 @@ class TableWriter(Actor[_Message]):
             case _Closed(request):
                 request.reply.set(None)
                 self._go_on()
+            case _:
+                assert_never(message)
 
     def _enqueue(self, message: TableWriterMessage) -> None:
         limit = self._settings.mailbox_messages_max

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, assert_never
 
 import msgspec
 
@@ -47,6 +47,7 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import (
     CompactionAllowed,
+    DataflowMessage,
     DataflowProgress,
     DataflowReport,
     Described,
@@ -78,8 +79,11 @@ class StageDone(msgspec.Struct, frozen=True):
     result: Any = None
 
 
-class Dataflow(Actor[Any]):
-    """One dataflow's actor. `Any`: it hears `DataflowMessage`, and its own stages' results.
+_Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | Progress
+
+
+class Dataflow(Actor[_Message]):
+    """One dataflow's actor.
 
     Nothing is written until `WritesAllowed` comes, unless `read_only` is false from the start.
     `arrangements` are those of the process; without, it shares none.
@@ -168,7 +172,7 @@ class Dataflow(Actor[Any]):
 
     # -- what comes in -----------------------------------------------------------------------------
 
-    async def receive(self, message: Any) -> None:
+    async def receive(self, message: _Message) -> None:
         """Handles one `DataflowMessage` or the result of a stage."""
         try:
             await self._receive(message)
@@ -178,7 +182,7 @@ class Dataflow(Actor[Any]):
                 self._view.abandon()
             raise
 
-    async def _receive(self, message: Any) -> None:
+    async def _receive(self, message: _Message) -> None:
         match message:
             case StageDone(event=event, result=result):
                 await self._stage_done(event, result)
@@ -208,6 +212,8 @@ class Dataflow(Actor[Any]):
                 if frontier >= EMPTY:
                     # Whoever said so stops this actor; until then it rests.
                     await self._feed(m.Drop())
+            case _:
+                assert_never(message)
 
     async def _feed(self, event: m.Event) -> None:
         try:

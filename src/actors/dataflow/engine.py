@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +37,6 @@ from actors.plan.jobs import (
     LikelyRun,
     Prepare,
     Prepared,
-    Progress,
     Rehearse,
     Rows,
     RowsDone,
@@ -75,7 +74,7 @@ class Engine:
         settings: Settings,
         scratch: Path,
         dataflow: ObjectId,
-        watcher: Address[Progress] | None = None,
+        watcher: Address[Any] | None = None,
     ) -> None:
         """`watcher` hears how far long jobs are."""
         self.clock = clock

@@ -255,7 +255,7 @@ class Casting:
 
 def _answer(message: Any, answer: Any) -> None:
     try:
-        given = answer(message) if isinstance(answer, Callable) else answer  # type: ignore[arg-type]
+        given = answer(message) if callable(answer) else answer
     except PenstockError as error:
         given = error
     if isinstance(given, PenstockError):

@@ -1,0 +1,144 @@
+"""Golden bytes: every message that crosses a wire, encoded, as it was when it was first sent.
+
+``golden_frames.txt`` has a line a message type: its name and the hex of one example. A line
+never changes: a field that is added comes last, with a default, and bytes of before still mean
+what they meant (the example decodes to what it was, new fields at their defaults). To add the
+lines of new types, run this file as a program.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pytest
+
+from actors.plan import jobs
+from actors.protocol import api, compute
+
+FILE = Path(__file__).with_name("golden_frames.txt")
+WIRES: dict[str, Any] = {
+    "client to service": api.Welcome | api.Request,
+    "service to client": api.Welcomed | api.Answer,
+    "controller to cluster": compute.Command,
+    "cluster to controller": compute.Response,
+    "service to engine": jobs.Job,
+    "engine to service": jobs.Answer,
+}
+"""All that crosses a wire, by direction. (The engine's `Start` is not here: it carries the
+settings, and is read by a child of the very same version.)"""
+
+
+def members(union: Any) -> list[type[msgspec.Struct]]:
+    return list(get_args(union)) if get_args(union) else [union]
+
+
+KINDS = [(wire, kind) for wire, union in WIRES.items() for kind in members(union)]
+
+
+def example(kind: Any, name: str, depth: int = 0) -> Any:
+    """A value of a type, always the same; every optional thing is there, if it is not too deep."""
+    origin, args = get_origin(kind), get_args(kind)
+    if isinstance(kind, typing.TypeVar) or kind is Any:
+        return name
+    if origin in (typing.Union, types.UnionType):
+        given = [arg for arg in args if arg is not type(None)]
+        return None if depth > 6 and len(given) < len(args) else example(given[0], name, depth)
+    if origin is typing.Literal:
+        return args[0]
+    if origin is tuple:
+        if len(args) == 2 and args[1] is Ellipsis:
+            return () if depth > 6 else (example(args[0], name, depth + 1),)
+        return tuple(example(arg, name, depth + 1) for arg in args)
+    if origin is list:
+        return [] if depth > 6 else [example(args[0], name, depth + 1)]
+    if origin is dict:
+        return {example(args[0], name, depth + 1): example(args[1], name, depth + 1)}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = typing.get_type_hints(kind)
+        fields = msgspec.structs.fields(kind)
+        return kind(**{f.name: example(hints[f.name], f.name, depth + 1) for f in fields})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return next(iter(kind))
+    plain: dict[Any, Any] = {
+        bool: True,
+        int: len(name),
+        float: len(name) + 0.5,
+        str: name,
+        bytes: name.encode(),
+    }
+    return plain[kind]
+
+
+def extends(new: Any, old: Any) -> bool:
+    """Whether what was there is as it was, and what was added comes last, at every depth."""
+    match old:
+        case dict():
+            return list(new)[: len(old)] == list(old) and all(
+                extends(new[name], old[name]) for name in old
+            )
+        case list():
+            return len(new) == len(old) and all(map(extends, new, old))
+    return bool(new == old)
+
+
+def label(wire: str, kind: type[Any]) -> str:
+    return f"{wire}: {kind.__name__}"
+
+
+def golden() -> dict[str, bytes]:
+    lines = FILE.read_text().splitlines() if FILE.exists() else []
+    found = (line.rpartition(": ") for line in lines)
+    return {name: bytes.fromhex(text) for name, _, text in found}
+
+
+@pytest.mark.parametrize(("wire", "kind"), KINDS, ids=lambda value: getattr(value, "__name__", ""))
+def test_bytes_are_what_they_were(wire: str, kind: type[msgspec.Struct]) -> None:
+    before = golden().get(label(wire, kind))
+    assert before is not None, f"no golden bytes of {label(wire, kind)}: run {Path(__file__).name}"
+    message = example(kind, kind.__name__)
+    now = msgspec.msgpack.encode(message)
+    decoded = msgspec.msgpack.decode(before, type=WIRES[wire])
+    assert type(decoded) is kind
+    if now == before:
+        assert decoded == message
+        return
+    # Fields were added: they are last, and what was there before is what it was.
+    assert extends(msgspec.msgpack.decode(now), msgspec.msgpack.decode(before))
+
+
+def test_no_message_has_gone() -> None:
+    """An old peer still sends it."""
+    assert golden().keys() <= {label(wire, kind) for wire, kind in KINDS}
+
+
+def test_added_fields_come_last() -> None:
+    old = {"type": "A", "a": [{"b": 1}]}
+    assert extends({"type": "A", "a": [{"b": 1, "c": 2}], "d": 3}, old)
+    assert not extends({"type": "A", "d": 3, "a": [{"b": 1}]}, old)
+    assert not extends({"type": "A", "a": [{"c": 2, "b": 1}]}, old)
+    assert not extends({"type": "A", "a": [{"b": 2}]}, old)
+    assert not extends({"type": "A"}, old)
+
+
+def test_a_field_that_changes_its_place_or_name_is_noticed() -> None:
+    class Moved(msgspec.Struct, tag="Hello"):
+        other: str
+        nonce: str
+
+    before = golden()["controller to cluster: Hello"]
+    with pytest.raises(msgspec.ValidationError, match="other"):
+        msgspec.msgpack.decode(before, type=Moved)
+
+
+if __name__ == "__main__":
+    known = golden()
+    with FILE.open("a") as file:
+        for wire, kind in KINDS:
+            if label(wire, kind) not in known:
+                text = msgspec.msgpack.encode(example(kind, kind.__name__)).hex()
+                file.write(f"{label(wire, kind)}: {text}\n")
