@@ -81,6 +81,7 @@ from actors.protocol.compute import (
 )
 from actors.protocol.compute import Status as DataflowStatus
 from actors.settings import Settings
+from actors.telemetry import TRACEPARENT
 from actors.views.explain import explain
 
 log = logging.getLogger("penstock.controller")
@@ -274,7 +275,9 @@ class Controller(Actor[ControllerMessage]):
         )
         assert self._desk.writer is not None
         try:
-            self._desk.writer.send_nowait(Enqueue(session, request.request, PlannedWrite(changes)))
+            planned, trace = PlannedWrite(changes), TRACEPARENT.get()
+            enqueue = Enqueue(session, request.request, planned, traceparent=trace)
+            self._desk.writer.send_nowait(enqueue)
         except WouldBlock:
             raise Busy("too many writes wait already: try again later") from None
 
