@@ -53,10 +53,12 @@ from actors.protocol.api import (
     ListActors,
     Read,
     Request,
+    SetTracing,
     Status,
     StatusReport,
     Subscribe,
     TableChange,
+    TracingReport,
     WaitFor,
     Welcome,
     Welcomed,
@@ -214,6 +216,11 @@ class Client:
     async def actors(self) -> ActorReport:
         """Every live actor of the service; counts grow, so two reports tell rates."""
         return await self._exchange.ask(ListActors(self._exchange.number()), ActorReport)
+
+    async def tracing(self, ratio: float | None = None) -> TracingReport:
+        """Whether the service exports traces, and which share of new ones it samples; with
+        `ratio` (0 to 1) sets that share. Raises `InvalidUsage`."""
+        return await self._exchange.ask(SetTracing(self._exchange.number(), ratio), TracingReport)
 
     async def explain(self, view: str) -> str:
         """How a view is maintained, rule by rule. Raises `UnknownObject`, `InvalidUsage`."""

@@ -152,6 +152,13 @@ class ListActors(msgspec.Struct, frozen=True, tag=True):
     request: int
 
 
+class SetTracing(msgspec.Struct, frozen=True, tag=True):
+    """Sets the share of new traces that are sampled, from 0 to 1; None: only asks for it."""
+
+    request: int
+    ratio: float | None = None
+
+
 Request: TypeAlias = (
     CreateTable
     | CreateView
@@ -165,6 +172,7 @@ Request: TypeAlias = (
     | Status
     | Explain
     | ListActors
+    | SetTracing
 )
 
 
@@ -247,6 +255,14 @@ class ActorReport(msgspec.Struct, frozen=True, tag=True):
     actors: tuple[ActorStatistics, ...]
 
 
+class TracingReport(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `SetTracing`. Without an exporter (`exporting` False) nothing is traced."""
+
+    request: int
+    exporting: bool
+    ratio: float
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The request failed; `code` is an error class of `actors.errors`."""
 
@@ -256,7 +272,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     determinate: bool = True
 
 
-Answer: TypeAlias = Done | Written | Contents | Changes | StatusReport | ActorReport | Failed
+Answer: TypeAlias = (
+    Done | Written | Contents | Changes | StatusReport | ActorReport | TracingReport | Failed
+)
 
 
 def objects_of(request: Write | Read | Subscribe) -> str:
