@@ -26,7 +26,8 @@ BANNED = (
     "time.sleep",
 )
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("telemetry", "settings", "progress", "errors"),
+    ("telemetry", "spans", "settings", "progress", "errors"),
+    ("tracing",),
     ("kernel",),
     ("plan",),
     ("protocol",),
@@ -45,12 +46,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """Lowest first. A room imports only what stands lower, or itself. `testing` may import all."""
 WITHIN = {
     "telemetry": {"errors"},
+    "spans": {"telemetry", "errors"},
     "settings": {"errors"},
     "progress": {"errors"},
     "cli": {"demo", "testing"},
 }
 """The exceptions: what may be imported from the same layer, and by `cli` from `testing`."""
-SPARK_CHILD_MAY = ("spark", "plan", "errors", "settings", "progress", "protocol.frames")
+SPARK_CHILD_MAY = (
+    "spark",
+    "plan",
+    "errors",
+    "settings",
+    "progress",
+    "protocol.frames",
+    "telemetry",
+)
 """The engine's child is a program of its own; of the protocol it needs the framing alone."""
 SPARK_PARENT_SIDE = ("launch.py",)
 """What stands in spark/ and runs in the service: it starts the child and talks to it."""

@@ -26,11 +26,22 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from actors.errors import Broken, Closed
 from actors.kernel import Actor, Address, Reply
 from actors.progress import Nonce
-from actors.protocol.compute import Command, Response, Tagged, TaggedResponse
+from actors.protocol.compute import (
+    Command,
+    Peek,
+    Response,
+    SubscribeBatch,
+    SubscribeResponse,
+    Tagged,
+    TaggedResponse,
+)
+from actors.spans import span_below
+from actors.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE
 
 SERVED_MAX: Final = 1024
 """Past nonces remembered. A worker's responses arrive in order, so only the last few matter."""
@@ -198,7 +209,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 await self._from_worker(message)
             case FromClient():
                 if message.nonce == self._rules.current and self._rules.connected:
-                    await self._down(Tagged(message.nonce, message.command))
+                    await self._command(message.nonce, message.command)
             case Took():
                 await self._took(message)
             case Connect():
@@ -222,6 +233,13 @@ class ChannelAdapter(Actor[AdapterMessage]):
         held, self._held = self._held, deque()
         for tagged in held:
             await self._from_worker(tagged)
+
+    async def _command(self, nonce: Nonce, command: Command) -> None:
+        parent = command.traceparent if isinstance(command, Peek) else None
+        with span_below(parent, ADAPTER_COMMAND, nonce, self._index) as opened:
+            if opened is not None:
+                command = replace(command, traceparent=opened.traceparent)
+            await self._down(Tagged(nonce, command))
 
     async def _took(self, message: Took) -> None:
         if message.nonce != self._rules.current:
@@ -256,7 +274,13 @@ class ChannelAdapter(Actor[AdapterMessage]):
     def _forward(self, tagged: TaggedResponse) -> None:
         assert self._client is not None
         self._forwarded += 1
-        self._client.reply(FromWorker(self._index, tagged.nonce, tagged.response))
+        nonce, response = tagged.nonce, tagged.response
+        with span_below(_parent(response), ADAPTER_RESPONSE, nonce, self._index) as opened:
+            if opened is not None:
+                assert isinstance(response, SubscribeResponse), "only these bring a context"
+                batch = replace(response.batch, traceparent=opened.traceparent)
+                response = SubscribeResponse(response.id, batch)
+            self._client.reply(FromWorker(self._index, nonce, response))
 
     async def _down(self, message: Tagged | Passed | ClientGone) -> None:
         with suppress(Closed, Broken):
@@ -272,3 +296,10 @@ class ChannelAdapter(Actor[AdapterMessage]):
         rules = self._rules
         client = f"client {rules.current}" if rules.connected else "no client"
         return f"{client}, {rules.stashed} stashed, {len(self._held)} held"
+
+
+def _parent(response: Response) -> str | None:
+    """The context that a response brings."""
+    if isinstance(response, SubscribeResponse) and isinstance(response.batch, SubscribeBatch):
+        return response.batch.traceparent
+    return None

@@ -12,10 +12,11 @@ import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import anyio
 import typer
@@ -23,6 +24,10 @@ import typer
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
 from actors.progress import format_frontier
 from actors.settings import Settings, load
+
+if TYPE_CHECKING:
+    from actors.protocol.api import TracingReport
+    from actors.tracing.metrics import Metrics
 
 R = TypeVar("R")
 
@@ -124,6 +129,13 @@ def serve(
     spark_master: Annotated[
         str | None, typer.Option("--spark-master", help="As Spark names it, e.g. local[*].")
     ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option("--otlp", help="Where traces go, e.g. http://127.0.0.1:4318 (Jaeger)."),
+    ] = None,
+    trace_file: Annotated[
+        str | None, typer.Option("--trace-file", help="Traces are appended there, too.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other setting: name=value. May be repeated."),
@@ -143,17 +155,40 @@ def serve(
         "listen": listen,
         "workers": workers,
         "spark_master": spark_master,
+        "otlp": otlp,
+        "trace_file": trace_file,
     }
     chosen = load(config, flags=flags)
-    run_loop(lambda: _serve(chosen))
+    with watched(chosen) as metrics:
+        run_loop(lambda: _serve(chosen, metrics))
 
 
-async def _serve(settings: Settings) -> None:
+@contextmanager
+def watched(settings: Settings) -> Iterator[Metrics | None]:
+    """Traces and measures as the settings (and OpenTelemetry's variables) want them."""
+    from actors.tracing import setup
+
+    with setup.start(setup.chosen(otlp=settings.otlp, file=settings.trace_file)):
+        if not settings.metrics_listen:
+            yield None
+            return
+        from actors.tracing.metrics import start
+
+        with start() as metrics:
+            yield metrics
+
+
+async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
     from actors.service import Service
 
     async with anyio.create_task_group() as group:
         group.start_soon(_stop_on_signal, group.cancel_scope)
-        async with Service(settings) as service:
+        async with AsyncExitStack() as stack:
+            service = await stack.enter_async_context(Service(settings))
+            if metrics is not None:
+                metrics.watch(service.actors)
+                page = await stack.enter_async_context(metrics.serve(settings.metrics_listen))
+                print(f"measures on {page}", flush=True)
             print(f"listening on {service.address}", flush=True)
             print("ready", flush=True)
             await service.wait_stopped()
@@ -332,6 +367,47 @@ async def _actors(address: str, interval: float) -> list[dict[str, Any]]:
         rates = {"messages_per_second": messages * 1000 / ms, "busy_share": busy / ms}
         rows.append(msgspec.to_builtins(found) | rates)
     return rows
+
+
+@app.command()
+def tracing(
+    connect: Connect = DEFAULT_ADDRESS,
+    ratio: Annotated[
+        float | None, typer.Option(help="Share of new traces to be sampled, from 0 to 1.")
+    ] = None,
+) -> None:
+    """Shows, or sets, which share of new traces a running service samples."""
+    set_up_logging("warning")
+    report = run_loop(lambda: _tracing(connect, ratio))
+    if report.exporting:
+        print(f"of new traces a share of {report.ratio:g} is sampled")
+    else:
+        print("the service has no exporter of traces")
+
+
+async def _tracing(address: str, ratio: float | None) -> TracingReport:
+    from actors.client import Client
+
+    async with await Client.connect(address) as client:
+        return await client.tracing(ratio)
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="OTLP JSON lines, as --trace-file writes them.")],
+    trace_id: Annotated[str, typer.Option("--id", help="Only the trace whose id begins so.")] = "",
+    search: Annotated[
+        str,
+        typer.Option("--search", help="Only traces with NAME=VALUE, e.g. penstock.dataflow=u3."),
+    ] = "",
+    last: Annotated[int, typer.Option(help="So many traces, the newest.", min=1)] = 5,
+) -> None:
+    """Draws recorded traces as trees: who did what, when, for how long, and for which others."""
+    set_up_logging("warning")
+    from actors.tracing.tree import draw, load_traces
+
+    for line in draw(load_traces(file), trace_id=trace_id, search=search, last=last):
+        print(line)
 
 
 @app.command()

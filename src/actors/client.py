@@ -53,17 +53,22 @@ from actors.protocol.api import (
     ListActors,
     Read,
     Request,
+    SetTracing,
     Status,
     StatusReport,
     Subscribe,
     TableChange,
+    TracingReport,
     WaitFor,
     Welcome,
     Welcomed,
     Write,
     Written,
+    objects_of,
 )
 from actors.settings import Settings
+from actors.spans import accept, outgoing, root, span_below
+from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -212,6 +217,11 @@ class Client:
         """Every live actor of the service; counts grow, so two reports tell rates."""
         return await self._exchange.ask(ListActors(self._exchange.number()), ActorReport)
 
+    async def tracing(self, ratio: float | None = None) -> TracingReport:
+        """Whether the service exports traces, and which share of new ones it samples; with
+        `ratio` (0 to 1) sets that share. Raises `InvalidUsage`."""
+        return await self._exchange.ask(SetTracing(self._exchange.number(), ratio), TracingReport)
+
     async def explain(self, view: str) -> str:
         """How a view is maintained, rule by rule. Raises `UnknownObject`, `InvalidUsage`."""
         return (await self._exchange.ask(Explain(self._exchange.number(), view), Done)).text
@@ -247,7 +257,12 @@ class Client:
             )
             for table, change in changes.items()
         )
-        return (await self._exchange.ask(Write(self._exchange.number(), encoded), Written)).time
+        number = self._exchange.number()
+        with root(CLIENT_REQUEST) as opened:
+            request = Write(number, encoded, outgoing(opened))
+            if opened is not None:
+                opened.describe(number, objects_of(request))
+            return (await self._exchange.ask(request, Written)).time
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -268,9 +283,10 @@ class Client:
         """
         keys, columns = encode_keys(name, key)
         number = self._exchange.number()
-        request = Read(number, name, as_of, keys, columns, deadline_ms)
-        answer = await self._exchange.ask(request, Contents)
-        return expand(from_ipc(answer.arrow))
+        with root(CLIENT_REQUEST, number, name) as opened:
+            request = Read(number, name, as_of, keys, columns, deadline_ms, outgoing(opened))
+            answer = await self._exchange.ask(request, Contents)
+            return expand(from_ipc(answer.arrow))
 
     async def wait_for(self, name: str, time: Time, *, deadline_ms: int | None = None) -> None:
         """Waits until every time up to and including `time` is sealed in the object. Raises
@@ -290,7 +306,9 @@ class Client:
         frontier, start = from_, as_of
         while True:
             number = self._exchange.number()
-            slot = await self._exchange.open(Subscribe(number, name, frontier, start))
+            with root(CLIENT_REQUEST, number, name) as opened:
+                request = Subscribe(number, name, frontier, start, outgoing(opened))
+                slot = await self._exchange.open(request)
             paused = ended = False
             try:
                 while True:
@@ -321,5 +339,10 @@ class Client:
 def _change(answer: Any) -> Change:
     if not isinstance(answer, Changes):
         raise RemoteProtocolError(f"the service answered Subscribe with {type(answer).__name__}")
-    table = None if answer.arrow is None else from_ipc(answer.arrow)
-    return Change(answer.lower, answer.upper, table)
+    arrow = answer.arrow
+    if arrow is None:
+        return Change(answer.lower, answer.upper)
+    with span_below(accept(answer.traceparent), CLIENT_CHANGES) as opened:
+        if opened is not None:
+            opened.describe(answer.request, answer.lower, answer.upper, len(arrow))
+        return Change(answer.lower, answer.upper, from_ipc(arrow))

@@ -33,6 +33,8 @@ from actors.plan.updates import advance, between
 from actors.progress import TIME_MIN, ObjectId
 from actors.protocol.internal import DescribedPart, Fetch, Fetched, FetchFailed, FetchMessage
 from actors.settings import Settings
+from actors.spans import span_below
+from actors.telemetry import FETCH, TRACEPARENT
 
 if TYPE_CHECKING:
     from actors.persist import PersistClient
@@ -46,6 +48,7 @@ class _Job(msgspec.Struct, frozen=True):
 
     fetch: Fetch
     attempt: int = 1
+    traceparent: str | None = None
 
 
 class _Done(msgspec.Struct, frozen=True):
@@ -90,7 +93,7 @@ class FetchTask(Actor[_Message]):
         """Handles one message."""
         match message:
             case Fetch():
-                self._waiting.append(_Job(message))
+                self._waiting.append(_Job(message, traceparent=TRACEPARENT.get()))
             case _Job():  # its backoff is over; it has kept its place
                 self._retrying -= 1
                 self._run(message)
@@ -128,10 +131,14 @@ class FetchTask(Actor[_Message]):
         part = job.fetch.part
 
         async def read() -> pa.Table:
-            updates = await self._persist.fetch(part.part, self._schema)
-            if updates.num_rows <= _ROWS_CUT_INLINE_MAX:
-                return cut(updates, part)
-            return await self.ctx.clock.run_blocking(lambda: cut(updates, part))
+            with span_below(job.traceparent, FETCH) as opened:
+                if opened is not None:
+                    interval = (part.lower, part.upper)
+                    opened.describe(part.shard, self._dataflow, *interval, part.rows, part.bytes)
+                updates = await self._persist.fetch(part.part, self._schema)
+                if updates.num_rows <= _ROWS_CUT_INLINE_MAX:
+                    return cut(updates, part)
+                return await self.ctx.clock.run_blocking(lambda: cut(updates, part))
 
         def failed(error: Exception) -> _Failed:
             if isinstance(error, PenstockError):
@@ -147,7 +154,8 @@ class FetchTask(Actor[_Message]):
     def _failed(self, job: _Job, error: PenstockError) -> None:
         if _worth_retrying(error) and job.attempt < self._settings.fetch_attempts_max:
             self._retrying += 1
-            self.ctx.after(self._backoff_ms(job.attempt), _Job(job.fetch, job.attempt + 1))
+            again = _Job(job.fetch, job.attempt + 1, job.traceparent)
+            self.ctx.after(self._backoff_ms(job.attempt), again)
             return
         self._finish(job)
         self._consumer.reply(

@@ -49,6 +49,9 @@ from actors.protocol.internal import (
     StartListen,
 )
 from actors.settings import Settings
+from actors.spans import span_below
+from actors.telemetry import LISTEN
+from actors.tracing.trail import Trail
 
 if TYPE_CHECKING:
     from actors.persist import Batch, Part, PersistClient, Reader
@@ -99,7 +102,10 @@ class ListenTask(Actor[_Message]):
         source_index: int,
         consumer: Address[Any],
         settings: Settings,
+        trail: Trail | None = None,
     ) -> None:
+        """`trail`: where to look for the traces that led to what is described."""
+        self._trail = trail
         self._persist = persist
         self._shard = source.shard
         self._dataflow = dataflow
@@ -210,17 +216,27 @@ class ListenTask(Actor[_Message]):
         parts = tuple(self._describe(item, index) for index in range(len(item.parts)))
         self._unanswered += 1
         self._credit -= item.bytes
-        self._consumer.reply(
-            Described(
-                dataflow=self._dataflow,
-                incarnation=self._incarnation,
-                source=self._index,
-                parts=parts,
-                lower=item.lower,
-                upper=item.upper,
-                snapshot=item.snapshot,
-            )
+        described = Described(
+            dataflow=self._dataflow,
+            incarnation=self._incarnation,
+            source=self._index,
+            parts=parts,
+            lower=item.lower,
+            upper=item.upper,
+            snapshot=item.snapshot,
         )
+        traces = self._traces(item)
+        with span_below(traces[0] if traces else None, LISTEN, links=traces[1:]) as opened:
+            if opened is not None:
+                rows = sum(part.rows for part in item.parts)
+                opened.describe(self._shard, self._dataflow, item.lower, item.upper, rows)
+            self._consumer.reply(described)
+
+    def _traces(self, item: _Item) -> tuple[str, ...]:
+        """Those that led to what is described; a snapshot is no change."""
+        if self._trail is None or item.snapshot or not item.parts:
+            return ()
+        return self._trail.between(self._shard, item.lower, item.upper)
 
     def _describe(self, item: _Item, index: int) -> DescribedPart:
         part: Part = item.parts[index]

@@ -127,6 +127,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_round_wait_ms_max: int = 100
     """A prepared step waits so long for a core; then its job goes out beside the others."""
 
+    # being watched
+    otlp: str = ""
+    """Base URL of a receiver of traces (Jaeger: port 4318); empty: OpenTelemetry's environment
+    variables say whether and where."""
+    trace_file: str = ""
+    """Traces are appended to this file too; `penstock trace` draws them."""
+    metrics_listen: str = ""
+    """host:port of the page with measures, as Prometheus reads it; empty: none."""
+
     # stopping
     shutdown_deadline_ms: int = 15_000
 

@@ -1,59 +1,163 @@
-"""Trace context for messages, and every span name, in one place.
+"""The trace context of messages, and the one table of spans, their attributes and measures.
 
-An envelope carries a W3C ``traceparent`` (or None) and nothing more: a span is opened only when
-the trace is sampled, so an unsampled message pays one context-variable read.
+Names, kinds and attributes go by OpenTelemetry's conventions for messaging: a span's name is
+``{operation} {destination}``, and what identifies a message (an object, an interval of times, a
+nonce) is an attribute. Spans are opened by `actors.spans`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from opentelemetry import trace
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+import msgspec
+from opentelemetry.trace import SpanKind
 
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""The context of the message being handled: envelopes made meanwhile inherit it."""
+"""The sampled context of the message being handled: envelopes made meanwhile inherit it."""
 
-SPAN_STEP: Final = "dataflow.step"
-SPAN_COMMIT: Final = "dataflow.commit"
-SPAN_SPARK_JOB: Final = "spark.job"
-SPAN_APPEND: Final = "persist.append"
-SPAN_PEEK: Final = "peek"
-SPAN_WRITE: Final = "write"
+UNSAMPLED: Final = "00-00000000000000000000000000000001-0000000000000001-00"
+"""On a wire: somebody before has decided that this request is not traced."""
 
-_tracer = trace.get_tracer("penstock")
+SYSTEM: Final = "penstock"
+
+# -- the table: attributes -------------------------------------------------------------------------
+
+NONCE: Final = "penstock.nonce"
+"""Of the connection to the cluster that a command came on."""
+WORKER: Final = "penstock.worker"
+DATAFLOW: Final = "penstock.dataflow"
+SHARD: Final = "penstock.shard"
+LO: Final = "penstock.lo"
+HI: Final = "penstock.hi"
+"""An interval of times: lo <= time < hi."""
+OBJECT: Final = "penstock.object"
+REQUEST: Final = "penstock.request"
+SESSION: Final = "penstock.session"
+TIME: Final = "penstock.time"
+NUMBER: Final = "penstock.step"
+INCARNATION: Final = "penstock.incarnation"
+JOB: Final = "penstock.job"
+ROWS: Final = "penstock.rows"
+ROWS_IN: Final = "penstock.rows_in"
+ROWS_OUT: Final = "penstock.rows_out"
+BYTES: Final = "penstock.bytes"
+PREPARED: Final = "penstock.prepared"
+SPARK_MS: Final = "penstock.spark_ms"
+TASKS: Final = "spark.tasks"
+STAGE: Final = "spark.stage"
+STAGES: Final = "spark.stages"
+READ_BYTES: Final = "spark.input_bytes"
+READ_ROWS: Final = "spark.input_rows"
+SHUFFLE_BYTES: Final = "spark.shuffle_write_bytes"
+RUN_MS: Final = "spark.executor_run_ms"
+CANCELED: Final = "penstock.canceled"
+BATCH: Final = "messaging.batch.message_count"
+MESSAGE_BYTES: Final = "messaging.message.body.size"
+
+# -- the table: spans ------------------------------------------------------------------------------
 
 
-def _parse(traceparent: str) -> SpanContext | None:
-    parts = traceparent.split("-")
-    if len(parts) != 4 or len(parts[1]) != 32 or len(parts[2]) != 16:
-        return None
-    try:
-        return SpanContext(
-            int(parts[1], 16), int(parts[2], 16), True, TraceFlags(int(parts[3], 16))
-        )
-    except ValueError:
-        return None
+class Hop(msgspec.Struct, frozen=True):
+    """One kind of span. `attributes` name the values that `span` is given, in their order."""
+
+    operation: str
+    destination: str
+    kind: SpanKind
+    attributes: tuple[str, ...] = ()
+    type: str = ""
+    """By the messaging conventions: ``send``, ``receive`` or ``process``; empty: no message."""
+    apart: bool = False
+    """It may begin after what led to it has ended; all others lie within their parents."""
+
+    @property
+    def name(self) -> str:
+        """Of the span."""
+        return f"{self.operation} {self.destination}"
 
 
-def traceparent_of(context: SpanContext) -> str:
-    """The W3C text of a span context."""
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+_CLIENT, _SERVER, _INTERNAL = SpanKind.CLIENT, SpanKind.SERVER, SpanKind.INTERNAL
+_PRODUCER, _CONSUMER = SpanKind.PRODUCER, SpanKind.CONSUMER
 
+CLIENT_REQUEST: Final = Hop("send", "request", _CLIENT, (REQUEST, OBJECT), "send")
+"""The client, from sending a request until it is answered."""
+SESSION_REQUEST: Final = Hop("process", "request", _SERVER, (REQUEST, OBJECT, SESSION), "process")
+"""The session, from reading a request until its answer is on its way."""
+GROUP_COMMIT: Final = Hop("commit", "group", _CONSUMER, (BATCH,), "process")
+"""The table writer: one group of writes, made durable at one time. Links to all its writes."""
+APPEND: Final = Hop("append", "shard", _PRODUCER, (SHARD, LO, HI, ROWS, BYTES), "send")
+"""The compare-and-append; `SHARD` names all, with commas between."""
+LISTEN: Final = Hop("receive", "shard", _CONSUMER, (SHARD, DATAFLOW, LO, HI, ROWS), "receive", True)
+"""The listen task describes what was appended. Links to the other appends it describes."""
+FETCH: Final = Hop("fetch", "part", _CLIENT, (SHARD, DATAFLOW, LO, HI, ROWS, BYTES), "", True)
+STEP: Final = Hop(
+    "process",
+    "step",
+    _CONSUMER,
+    (DATAFLOW, OBJECT, NUMBER, INCARNATION, LO, HI, ROWS_IN),
+    "process",
+    True,
+)
+"""A step, from its cut until its delta is installed. Links to all changes that it serves."""
+SPARK_JOB: Final = Hop("run", "job", _CLIENT, (JOB, DATAFLOW), "send")
+"""The service's side of a job, its wait for a place included."""
+ENGINE_JOB: Final = Hop("process", "job", _SERVER, (JOB,), "process")
+"""The engine's own process: a worker thread has the job."""
+ENGINE_STAGE: Final = Hop("run", "stage", _INTERNAL, (STAGE,))
+"""A stage of Spark's, by Spark's own clock."""
+STEP_COMMIT: Final = Hop("commit", "step", _INTERNAL, (SHARD, LO, HI, ROWS))
+CONNECTION_COMMAND: Final = Hop(
+    "process", "command", _SERVER, (NONCE, REQUEST, OBJECT), "process", True
+)
+"""The cluster's connection splits a command over the workers."""
+ADAPTER_COMMAND: Final = Hop("forward", "command", _CONSUMER, (NONCE, WORKER), "process", True)
+WORKER_PEEK: Final = Hop(
+    "process", "peek", _CONSUMER, (NONCE, WORKER, OBJECT, TIME), "process", True
+)
+"""A worker reads its partition, or one of them a shard."""
+WORKER_EMIT: Final = Hop(
+    "emit", "changes", _PRODUCER, (NONCE, WORKER, DATAFLOW, LO, HI), "send", True
+)
+"""Worker 0 has a batch for a subscriber."""
+ADAPTER_RESPONSE: Final = Hop("forward", "response", _CONSUMER, (NONCE, WORKER), "process", True)
+SESSION_CHANGES: Final = Hop(
+    "send", "changes", _PRODUCER, (SESSION, REQUEST, LO, HI, MESSAGE_BYTES), "send", True
+)
+CLIENT_CHANGES: Final = Hop(
+    "receive", "changes", _CONSUMER, (REQUEST, LO, HI, MESSAGE_BYTES), "receive", True
+)
+"""The subscriber has a batch."""
 
-@contextmanager
-def span(name: str, **attributes: str | int | float | bool) -> Iterator[None]:
-    """A span below the current message's context; messages sent inside become its children."""
-    parent_text = TRACEPARENT.get()
-    parent = _parse(parent_text) if parent_text else None
-    context = trace.set_span_in_context(NonRecordingSpan(parent)) if parent else None
-    with _tracer.start_as_current_span(name, context=context, attributes=attributes) as current:
-        made = current.get_span_context()
-        token = TRACEPARENT.set(traceparent_of(made) if made.is_valid else parent_text)
-        try:
-            yield
-        finally:
-            TRACEPARENT.reset(token)
+HOPS: Final[dict[str, Hop]] = {
+    hop.name: hop
+    for hop in (
+        CLIENT_REQUEST,
+        SESSION_REQUEST,
+        GROUP_COMMIT,
+        APPEND,
+        LISTEN,
+        FETCH,
+        STEP,
+        SPARK_JOB,
+        ENGINE_JOB,
+        ENGINE_STAGE,
+        STEP_COMMIT,
+        CONNECTION_COMMAND,
+        ADAPTER_COMMAND,
+        WORKER_PEEK,
+        WORKER_EMIT,
+        ADAPTER_RESPONSE,
+        SESSION_CHANGES,
+        CLIENT_CHANGES,
+    )
+}
+"""By name."""
+
+# -- the table: measures ---------------------------------------------------------------------------
+
+STEPS: Final = "penstock.steps"
+STEP_ROWS_IN: Final = "penstock.step.rows_in"
+STEP_ROWS_OUT: Final = "penstock.step.rows_out"
+STEP_SECONDS: Final = "penstock.step.duration"
+APPEND_SECONDS: Final = "penstock.append.duration"
+LAG_MS: Final = "penstock.object.lag"

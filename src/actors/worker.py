@@ -27,7 +27,7 @@ then stops its tasks and removes its partition, and only then reports the end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
@@ -66,7 +66,14 @@ from actors.compute.tasks import Tasks
 from actors.errors import Broken, Closed, PenstockError
 from actors.kernel import Actor, Address, Effect, Reply
 from actors.persist import PersistClient
-from actors.protocol.compute import IndexExport, ShardTarget, Tagged, TaggedResponse
+from actors.protocol.compute import (
+    IndexExport,
+    Peek,
+    PeekRows,
+    ShardTarget,
+    Tagged,
+    TaggedResponse,
+)
 from actors.protocol.internal import (
     DataflowProgress,
     DataflowStatus,
@@ -78,6 +85,8 @@ from actors.protocol.internal import (
     StartSources,
 )
 from actors.settings import Settings
+from actors.spans import span_below
+from actors.telemetry import BYTES, WORKER_EMIT, WORKER_PEEK
 
 log = logging.getLogger("penstock.worker")
 
@@ -279,7 +288,9 @@ class Worker(Actor[WorkerMessage]):
         if isinstance(target, ShardTarget):
             source, reader = target.source, f"peek-{self._index}-{ticket}-{peek.uuid}"
             self._reads[ticket] = self.ctx.effect(
-                lambda: shard_rows(self._persist, clock, source, peek, bytes_max, reader),
+                lambda: self._traced(
+                    peek, lambda: shard_rows(self._persist, clock, source, peek, bytes_max, reader)
+                ),
                 done=lambda rows: Read(e.PeekDone(ticket, rows)),
                 failed=failed,
             )
@@ -288,13 +299,35 @@ class Worker(Actor[WorkerMessage]):
         arrangement = index.arrangement if index is not None else None
         assert arrangement is not None, "a sealed index has an arrangement"
         self._reads[ticket] = self.ctx.effect(
-            lambda: clock.run_blocking(lambda: index_rows(arrangement, peek, bytes_max)),
+            lambda: self._traced(
+                peek, lambda: clock.run_blocking(lambda: index_rows(arrangement, peek, bytes_max))
+            ),
             done=lambda rows: Read(e.PeekDone(ticket, rows)),
             # Closed: a snapshot took the arrangement's place; the peek waits for it.
             failed=lambda error: (
                 Read(e.PeekDone(ticket, None)) if isinstance(error, Closed) else failed(error)
             ),
         )
+
+    async def _traced(self, peek: Peek, read: Callable[[], Awaitable[PeekRows]]) -> PeekRows:
+        with span_below(peek.traceparent, WORKER_PEEK) as opened:
+            if opened is None:
+                return await read()
+            opened.describe(self._state.nonce or "", self._index, peek.target.id, peek.time)
+            rows = await read()
+            opened.note(BYTES, len(rows.arrow))
+            return rows
+
+    def _signed(self, emit: Emit) -> Emit:
+        """A batch with the context of its way through here."""
+        batch = emit.batch
+        with span_below(batch.traceparent, WORKER_EMIT) as opened:
+            if opened is None:
+                return emit
+            nonce = self._state.nonce or ""
+            opened.describe(nonce, self._index, emit.dataflow, batch.lower, batch.upper)
+            batch = msgspec.structs.replace(batch, traceparent=opened.traceparent)
+            return msgspec.structs.replace(emit, batch=batch)
 
     # -- what dataflows say ------------------------------------------------------------------------
 
@@ -317,7 +350,7 @@ class Worker(Actor[WorkerMessage]):
             case DataflowStatus() if self._index == 0:
                 await self._feed(e.StatusSeen(number, message))
             case Emit() if self._index == 0:
-                await self._feed(e.Emitting(number, message))
+                await self._feed(e.Emitting(number, self._signed(message)))
             case StartSources():
                 self._tasks.start(live, message, signed.dataflow)
             case Install() if live.index is not None:

@@ -58,7 +58,7 @@ def cast_of(
             description, workers, executor, persist, settings, scratch, arrangements=arrangements
         ),
         listen=lambda source, dataflow, incarnation, number, consumer: ListenTask(
-            persist, source, dataflow, incarnation, number, consumer, settings
+            persist, source, dataflow, incarnation, number, consumer, settings, persist.trail
         ),
         fetch=lambda schema, dataflow, incarnation, number, consumer: FetchTask(
             persist, schema, dataflow, incarnation, number, consumer, settings

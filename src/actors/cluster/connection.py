@@ -29,8 +29,10 @@ from actors.cluster.rules import CommandRules
 from actors.errors import Broken, Closed, Displaced, PenstockError, RemoteProtocolError, to_wire
 from actors.kernel import STOP, Actor, Address, Reply
 from actors.progress import Nonce
-from actors.protocol.compute import Command, CreateInstance, Hello, Response, Status
+from actors.protocol.compute import Command, CreateInstance, Hello, Peek, Response, Status
 from actors.settings import Settings
+from actors.spans import accept, span_below
+from actors.telemetry import CONNECTION_COMMAND
 
 log = logging.getLogger("penstock.cluster")
 
@@ -118,8 +120,14 @@ class Connection(Actor[ConnectionMessage]):
         except PenstockError as error:
             self._end(error)
             return
-        for part, split in self._parts.split(command):
-            await _send(self._adapters[part], FromClient(self._hello.nonce, split))
+        nonce = self._hello.nonce
+        parent = accept(command.traceparent) if isinstance(command, Peek) else None
+        with span_below(parent, CONNECTION_COMMAND) as opened:
+            if opened is not None and isinstance(command, Peek):
+                opened.describe(nonce, command.uuid, command.target.id)
+                command = msgspec.structs.replace(command, traceparent=opened.traceparent)
+            for part, split in self._parts.split(command):
+                await _send(self._adapters[part], FromClient(nonce, split))
 
     async def _response(self, message: FromWorker) -> None:
         if message.nonce != self._hello.nonce:

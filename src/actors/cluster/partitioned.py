@@ -79,6 +79,8 @@ class _Subscribe:
         self.stash: list[tuple[Frontier, bytes]] = []
         """(upper, Arrow): updates below that upper."""
         self.muted = False
+        self.traceparent: str | None = None
+        """Of updates that have not left yet."""
 
     def absorb(self, part: int, batch: SubscribeBatch) -> SubscribeBatch | None:
         if self.uppers[part] is None:
@@ -93,6 +95,7 @@ class _Subscribe:
             return SubscribeBatch(lower, max(batch.upper, lower + 1), None, batch.error)
         if batch.arrow is not None:
             self.stash.append((batch.upper, batch.arrow))
+            self.traceparent = self.traceparent or batch.traceparent
         return self._emit()
 
     def _emit(self) -> SubscribeBatch | None:
@@ -105,7 +108,11 @@ class _Subscribe:
         if meet <= lower:
             return None
         self.emitted = meet
-        return SubscribeBatch(lower, meet, self._take(meet))
+        arrow = self._take(meet)
+        if arrow is None:
+            return SubscribeBatch(lower, meet)
+        traceparent, self.traceparent = self.traceparent, None
+        return SubscribeBatch(lower, meet, arrow, None, traceparent)
 
     def _take(self, meet: Frontier) -> bytes | None:
         """Updates below the meet; the rest stays."""

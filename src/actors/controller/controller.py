@@ -40,7 +40,7 @@ from actors.controller.messages import (
 from actors.controller.reads import DeadlinePassed, Reads, SinceRead
 from actors.controller.replica import Connect, ReplicaTask
 from actors.controller.statements import StatementDone, Statements
-from actors.controller.status import StatusRead, live_text, read_sinces, report
+from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
 from actors.controller.subscribes import Held, Subscribes
 from actors.controller.tables import TableWriter
 from actors.errors import Busy, InvalidUsage, PenstockError, UnknownObject, WouldBlock
@@ -59,8 +59,10 @@ from actors.protocol.api import (
     ListActors,
     Read,
     Request,
+    SetTracing,
     Status,
     Subscribe,
+    TracingReport,
     Unsubscribe,
     WaitFor,
     Write,
@@ -81,6 +83,9 @@ from actors.protocol.compute import (
 )
 from actors.protocol.compute import Status as DataflowStatus
 from actors.settings import Settings
+from actors.spans import measure, measuring
+from actors.telemetry import LAG_MS, TRACEPARENT
+from actors.tracing.setup import running
 from actors.views.explain import explain
 
 log = logging.getLogger("penstock.controller")
@@ -266,8 +271,22 @@ class Controller(Actor[ControllerMessage]):
             case ListActors(number):
                 found = tuple(self.ctx.actors())
                 session.reply(ActorReport(number, self.ctx.monotonic_ms(), found))
+            case SetTracing(number, ratio):
+                session.reply(self._set_tracing(number, ratio))
             case CreateTable() | CreateView() | CreateIndex() | Drop():
                 self._statements.submit(session, request)
+
+    def _set_tracing(self, number: int, ratio: float | None) -> TracingReport:
+        tracing = running()
+        if ratio is not None:
+            if tracing is None:
+                raise InvalidUsage(
+                    "this service has no exporter of traces: start it with --otlp URL or "
+                    "--trace-file FILE"
+                )
+            tracing.ratio = ratio
+            log.info("of new traces a share of %g is sampled from now on", ratio)
+        return TracingReport(number, tracing is not None, 0.0 if tracing is None else tracing.ratio)
 
     def _write(self, session: Address[Any], request: Write) -> None:
         changes = tuple(
@@ -276,7 +295,9 @@ class Controller(Actor[ControllerMessage]):
         )
         assert self._desk.writer is not None
         try:
-            self._desk.writer.send_nowait(Enqueue(session, request.request, PlannedWrite(changes)))
+            planned, trace = PlannedWrite(changes), TRACEPARENT.get()
+            enqueue = Enqueue(session, request.request, planned, traceparent=trace)
+            self._desk.writer.send_nowait(enqueue)
         except WouldBlock:
             raise Busy("too many writes wait already: try again later") from None
 
@@ -319,6 +340,9 @@ class Controller(Actor[ControllerMessage]):
     def _move_holds(self) -> None:
         """Moves all holds that lag, in one batch; a failure leaves them for the next round."""
         self.ctx.after(self._settings.hold_downgrade_ms, _HoldsDue())
+        if measuring():
+            for entry in self._desk.catalog.objects:
+                measure(LAG_MS, lag_ms(self._desk, entry), entry.name)
         self._statements.drop_zombie_holds()
         if self._holds_moving:
             return

@@ -51,6 +51,7 @@ class Enqueue(msgspec.Struct, frozen=True):
     request: int
     write: PlannedWrite
     at: Time | None = None
+    traceparent: str | None = None
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ from actors.protocol.compute import (
     PeekRows,
     ShardTarget,
 )
+from actors.telemetry import TRACEPARENT
 
 
 class SinceRead(msgspec.Struct, frozen=True):
@@ -69,6 +70,7 @@ class _Pending(msgspec.Struct):
     ready: bool = False
     """Checks are done; it waits for its time to be sealed."""
     uuid: str | None = None
+    traceparent: str | None = None
 
 
 class Reads:
@@ -136,7 +138,9 @@ class Reads:
         self._numbers += 1
         number = self._numbers
         timer = desk.ctx.after(wait_ms, DeadlinePassed(number))
-        self._pending[number] = _Pending(session, request, entry, time, read, wait_ms, timer)
+        self._pending[number] = _Pending(
+            session, request, entry, time, read, wait_ms, timer, traceparent=TRACEPARENT.get()
+        )
         self._by_request[session.path, request] = number
         return number
 
@@ -182,6 +186,7 @@ class Reads:
                 time=pending.time,
                 key_columns=pending.key_columns,
                 keys=pending.keys,
+                traceparent=pending.traceparent,
             )
         )
 

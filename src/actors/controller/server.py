@@ -39,12 +39,18 @@ from actors.protocol.api import (
     Changes,
     Contents,
     Failed,
+    Read,
     Request,
+    Subscribe,
     Unsubscribe,
     Welcome,
     Welcomed,
+    Write,
+    objects_of,
 )
 from actors.settings import Settings
+from actors.spans import Opened, begin_request, carrying, span_below
+from actors.telemetry import SESSION_CHANGES, SESSION_REQUEST
 
 log = logging.getLogger("penstock.sessions")
 
@@ -110,6 +116,8 @@ class Session(Actor[_SessionMessage]):
         self._settings = settings
         self._welcomed = False
         self._open: set[int] = set()
+        self._spans: dict[int, Opened] = {}
+        """Of open requests that are traced."""
         self._out: deque[ToClient] = deque()
         self._out_bytes = 0
         self._writing = False
@@ -121,6 +129,8 @@ class Session(Actor[_SessionMessage]):
         self._read()
 
     async def on_stop(self) -> None:
+        for number in list(self._spans):
+            self._end_span(number, "the connection ended first")
         await self._connection.aclose()
 
     async def receive(self, message: _SessionMessage) -> None:
@@ -188,10 +198,32 @@ class Session(Actor[_SessionMessage]):
             self._push(Failed(number, *to_wire(busy)))
             return
         self._open.add(number)
+        opened = self._begin_span(message)
         try:
-            await self._controller.send(Submit(self.ctx.self, message))
+            with carrying(None if opened is None else opened.traceparent):
+                await self._controller.send(Submit(self.ctx.self, message))
         except (Closed, Broken) as error:
             self._answer(Failed(number, *to_wire(error)))
+
+    def _begin_span(self, request: Request) -> Opened | None:
+        if not isinstance(request, Write | Read | Subscribe):
+            return None
+        traceparent = request.traceparent
+        opened = begin_request(SESSION_REQUEST, traceparent=traceparent)
+        if opened is not None:
+            opened.describe(request.request, objects_of(request), self.ctx.path)
+            if isinstance(request, Subscribe):
+                opened.end()  # it is taken on; what it brings belongs to the changes' traces
+            else:
+                self._spans[request.request] = opened
+        return opened
+
+    def _end_span(self, number: int, error: str = "") -> None:
+        opened = self._spans.pop(number, None)
+        if opened is not None:
+            if error:
+                opened.fail(error)
+            opened.end()
 
     def _welcome(self, message: Welcome) -> None:
         if self._welcomed:
@@ -206,9 +238,23 @@ class Session(Actor[_SessionMessage]):
     # -- writing -------------------------------------------------------------------------------
 
     def _answer(self, answer: Answer) -> None:
-        if not isinstance(answer, Changes):
+        if isinstance(answer, Changes):
+            answer = self._signed(answer)
+        else:
             self._open.discard(answer.request)
+            if self._spans:
+                told = f"{answer.code}: {answer.text}" if isinstance(answer, Failed) else ""
+                self._end_span(answer.request, told)
         self._push(answer)
+
+    def _signed(self, changes: Changes) -> Changes:
+        """Changes with the context of their way through here."""
+        with span_below(changes.traceparent, SESSION_CHANGES) as opened:
+            if opened is None:
+                return changes
+            lower, upper, size = changes.lower, changes.upper, _size(changes)
+            opened.describe(self.ctx.path, changes.request, lower, upper, size)
+            return msgspec.structs.replace(changes, traceparent=opened.traceparent)
 
     def _push(self, message: ToClient) -> None:
         self._out.append(message)

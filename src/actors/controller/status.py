@@ -51,11 +51,16 @@ def report(desk: Desk, read: StatusRead) -> StatusReport | Failed:
     return StatusReport(read.request, desk.oracle_now(), frontiers.tables_upper, objects)
 
 
+def lag_ms(desk: Desk, entry: CatalogObject) -> int:
+    """How far an object is behind the tables."""
+    upper = desk.frontiers.upper(entry)
+    return 0 if is_empty(upper) else max(0, desk.frontiers.tables_upper - max(upper, entry.as_of))
+
+
 def _status(desk: Desk, entry: CatalogObject, sinces: dict[ObjectId, Time]) -> ObjectStatus:
     frontiers = desk.frontiers
     upper = frontiers.upper(entry)
     status = frontiers.status(entry.id)
-    lag = 0 if is_empty(upper) else max(0, frontiers.tables_upper - max(upper, entry.as_of))
     shown = ObjectStatus(
         name=entry.name,
         kind=entry.kind,
@@ -63,7 +68,7 @@ def _status(desk: Desk, entry: CatalogObject, sinces: dict[ObjectId, Time]) -> O
         if entry.kind == INDEX
         else sinces.get(entry.id, desk.retain.since(entry.shard or "")),
         upper=upper,
-        lag_ms=lag,
+        lag_ms=lag_ms(desk, entry),
         mode="" if entry.plan is None else entry.plan.mode,
         schema=entry.schema,
         sql=entry.sql,

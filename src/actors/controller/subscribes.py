@@ -49,6 +49,7 @@ from actors.protocol.compute import (
     SubscribeExport,
     SubscribeResponse,
 )
+from actors.spans import accept
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -214,7 +215,9 @@ class Subscribes:
             if pc.any(pc.less(rows[TIME], made.delivered)).as_py():
                 rows = between(rows, made.delivered, EMPTY)
                 arrow = to_ipc(rows) if rows.num_rows else None
-        made.session.reply(Changes(made.request, made.delivered, batch.upper, arrow))
+        traceparent = None if arrow is None else accept(batch.traceparent)
+        changes = Changes(made.request, made.delivered, batch.upper, arrow, traceparent)
+        made.session.reply(changes)
         made.in_flight += 0 if arrow is None else len(arrow)
         made.delivered = batch.upper
         if is_empty(batch.upper):

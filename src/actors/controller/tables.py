@@ -31,6 +31,8 @@ from actors.kernel import Actor, Address, Effect
 from actors.persist import PersistClient
 from actors.protocol.api import Failed, Written
 from actors.settings import Settings
+from actors.spans import span_below
+from actors.telemetry import GROUP_COMMIT, TIME
 
 log = logging.getLogger("penstock.controller")
 
@@ -126,8 +128,18 @@ class TableWriter(Actor[_Message]):
             return
         group, at = self._take_group()
         writes = [m.write if isinstance(m, Enqueue) else PlannedWrite(()) for m in group]
+        traces = [m.traceparent for m in group if isinstance(m, Enqueue) and m.traceparent]
+
+        async def commit() -> CommitOutcome:
+            first = traces[0] if traces else None
+            with span_below(first, GROUP_COMMIT, len(group), links=traces[1:]) as opened:
+                outcome = await self._commit.commit(writes, at)
+                if opened is not None:
+                    opened.note(TIME, outcome.time)
+                return outcome
+
         self.ctx.effect(
-            lambda: self._commit.commit(writes, at),
+            commit,
             done=lambda outcome: _Committed(group, outcome),
             failed=lambda error: _Failed(group, _named(error)),
         )

@@ -17,7 +17,8 @@ from actors.errors import StorageError
 from actors.persist import Append, Cas, Part, PersistClient, UpperMismatch
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import DataflowDescription, ViewExport
-from actors.telemetry import SPAN_COMMIT, span
+from actors.spans import span
+from actors.telemetry import STEP_COMMIT
 
 
 class ErrorChange(msgspec.Struct, frozen=True):
@@ -40,8 +41,7 @@ async def commit(
 
     False when the upper was not `lo`: nothing was appended. Raises `StorageError`.
     """
-    lo, hi = interval
-    with span(SPAN_COMMIT, lo=lo, hi=hi, rows=output.num_rows):
+    with span(STEP_COMMIT, export.shard, *interval, output.num_rows):
         parts: list[Sequence[Part]] = []
         for shard, delta in zip(shards_of(export), (output, *hidden), strict=True):
             parts.append(await persist.write_parts(shard, delta) if delta.num_rows else ())

@@ -7,6 +7,8 @@ import msgspec
 from actors.dataflow.view import Outcome
 from actors.progress import ObjectId
 from actors.protocol.internal import DataflowStatus
+from actors.spans import measure
+from actors.telemetry import STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS, STEPS
 
 
 class Measures(msgspec.Struct):
@@ -30,6 +32,13 @@ class Measures(msgspec.Struct):
         self.rows_read = outcome.rows_read
         self.recomputed = outcome.recomputed
         self.rejected = outcome.rejected
+
+    def tell(self, dataflow: ObjectId) -> None:
+        """Gives the measures of a step that was made to whoever measures."""
+        measure(STEPS, 1, dataflow)
+        measure(STEP_ROWS_IN, self.rows_in, dataflow)
+        measure(STEP_ROWS_OUT, self.rows_out, dataflow)
+        measure(STEP_SECONDS, self.step_ms / 1000, dataflow)
 
     def status(self, dataflow: ObjectId, state: str, text: str) -> DataflowStatus:
         """The dataflow's word about itself."""

@@ -24,6 +24,7 @@ from actors.dataflow.hydrate import Resumed
 from actors.dataflow.machine import Machine
 from actors.dataflow.passthrough import Passed, PassThrough
 from actors.dataflow.tasks import Tasks
+from actors.dataflow.traces import StepTraces
 from actors.dataflow.view import Outcome, View
 from actors.errors import (
     Broken,
@@ -66,6 +67,7 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 from actors.settings import Settings
+from actors.spans import carrying
 
 T = TypeVar("T")
 
@@ -129,6 +131,7 @@ class Dataflow(Actor[_Message]):
         self._restoring: m.Restore | None = None
         self._awaiting: set[int] = set()
         self._measures = Measures()
+        self._traces = StepTraces(persist, description)
         self._warming: Effect | None = None
         self._merging = False
         self._moving_holds = False
@@ -161,6 +164,7 @@ class Dataflow(Actor[_Message]):
 
     async def on_stop(self) -> None:
         """The engine forgets the plan; arrangements go. (Jobs were cancelled with their stage.)"""
+        self._traces.end()
         if self._engine is not None:
             self._engine.forget()
         if self._view is not None:
@@ -178,6 +182,7 @@ class Dataflow(Actor[_Message]):
             await self._receive(message)
         except BaseException:
             # Nobody stops an actor that crashed: its places in arrangements would stay taken.
+            self._traces.end()
             if self._view is not None:
                 self._view.abandon()
             raise
@@ -186,7 +191,11 @@ class Dataflow(Actor[_Message]):
         match message:
             case StageDone(event=event, result=result):
                 await self._stage_done(event, result)
-            case Described() | Fetched() | FetchFailed() | ListenFailed() | m.RetryDue():
+            case Described():
+                self._traces.described(message)
+                with carrying(None):
+                    await self._feed(message)
+            case Fetched() | FetchFailed() | ListenFailed() | m.RetryDue():
                 await self._feed(message)
             case SourceStarted():
                 await self._source_started(message)
@@ -233,12 +242,14 @@ class Dataflow(Actor[_Message]):
             case m.Restored(incarnation=incarnation) if incarnation == self._machine.incarnation:
                 self._warm(incarnation)
             case m.Installed():
+                self._traces.installed(self._machine.step, self._measures)
                 self._merge()
             case m.Computed(number=number) if number == self._machine.number:
                 self._outcome = result
             case m.Committed(number=number) if number == self._machine.number:
                 started = self._measures.started_ms
                 self._measures.step_ms = self.ctx.monotonic_ms() - started
+                self._measures.tell(self._description.id)
         await self._feed(event)
 
     async def _source_started(self, message: SourceStarted) -> None:
@@ -255,6 +266,7 @@ class Dataflow(Actor[_Message]):
         if worker in self._awaiting:
             self._awaiting.discard(worker)
             if not self._awaiting:
+                self._traces.installed(step, self._measures)
                 await self._feed(m.Installed(step.number))
 
     # -- effects -----------------------------------------------------------------------------------
@@ -314,7 +326,7 @@ class Dataflow(Actor[_Message]):
             too_large = isinstance(error, EngineLost)
             return StageDone(m.Failed(incarnation, number, text, restart, too_large))
 
-        self._stage = self.ctx.effect(run, done=done, failed=failed)
+        self._stage = self.ctx.effect(self._traces.inside(run), done=done, failed=failed)
 
     def _restore(self, effect: m.Restore) -> None:
         incarnation, lo = effect.incarnation, effect.lo
@@ -369,6 +381,7 @@ class Dataflow(Actor[_Message]):
         self._emit(SubscribeBatch(lo, upper, None, (type(error).__name__, str(error))))
 
     def _compute(self, step: Step) -> None:
+        self._traces.begin(step)
         self._outcome = None
         rows_in = sum(table.num_rows for tables in step.deltas for table in tables)
         self._measures = Measures(self.ctx.monotonic_ms(), rows_in)
@@ -424,11 +437,13 @@ class Dataflow(Actor[_Message]):
             self._emit(outcome.batch)
             return outcome.batch.error is not None
         self._awaiting = set(range(len(self._workers)))
-        for worker, install in zip(self._workers, outcome.installs, strict=True):
-            worker.reply(install)
+        with carrying(self._traces.here):
+            for worker, install in zip(self._workers, outcome.installs, strict=True):
+                worker.reply(install)
         return False
 
     def _cancel_work(self) -> None:
+        self._traces.end()
         for work in (self._stage, self._warming):
             if work is not None:
                 work.cancel()
@@ -444,14 +459,16 @@ class Dataflow(Actor[_Message]):
 
     async def _ask(self, source: int, piece: Piece) -> None:
         try:
-            await self._tasks.ask(source, piece)
+            with carrying(self._traces.of(source, piece)):
+                await self._tasks.ask(source, piece)
         except (Closed, Broken) as error:
             name, incarnation = self._description.id, self._machine.incarnation
             lost = FetchFailed(name, incarnation, source, piece.time, piece.part.key, error)
             self.ctx.self.reply(lost)
 
     def _emit(self, batch: SubscribeBatch) -> None:
-        emit = Emit(self._description.id, self._machine.incarnation, batch)
+        signed = self._traces.sign(batch)
+        emit = Emit(self._description.id, self._machine.incarnation, signed)
         self._workers[0].reply(emit)
 
     def _report(self, effect: m.Report) -> None:

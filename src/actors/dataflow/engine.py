@@ -47,6 +47,8 @@ from actors.plan.schema import Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import ObjectId
 from actors.settings import Settings
+from actors.spans import Opened, adopt, span
+from actors.telemetry import BYTES, PREPARED, ROWS, SPARK_JOB, SPARK_MS
 
 T = TypeVar("T")
 
@@ -161,10 +163,15 @@ class Engine:
 
     async def run(self, job: StepJob | Difference) -> Made:
         """Runs a job. Raises `DefiniteError`, `EngineLost` and whatever else it failed with."""
-        known = self._announced is None
-        answer = await (self._ask(job) if known else self._ask_beside(job))
-        if not isinstance(answer, RowsDone):
-            raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
+        with span(SPARK_JOB, job.job_id, self.dataflow) as opened:
+            if opened is not None:
+                job = msgspec.structs.replace(job, traceparent=opened.traceparent)
+            known = self._announced is None
+            answer = await (self._ask(job) if known else self._ask_beside(job))
+            if not isinstance(answer, RowsDone):
+                raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
+            if opened is not None:
+                _take_over(opened, answer)
         inline, path = answer.arrow, answer.arrow_file
         if answer.files is not None:
             return Made(pa.table({}), answer.spark_ms, files=answer.files)
@@ -193,6 +200,22 @@ class Engine:
             job = Forget(f"{self.dataflow}/forget", self.dataflow)
             with suppress(WouldBlock, Closed, Broken):
                 self._executor.send_nowait(Run(job, Reply[Answer]()))
+
+
+def _take_over(opened: Opened, answer: RowsDone) -> None:
+    """Notes what the job made, and exports what the engine's process tells of it."""
+    opened.note(ROWS, answer.rows)
+    opened.note(SPARK_MS, answer.spark_ms)
+    opened.note(PREPARED, answer.prepared)
+    if answer.arrow is not None:
+        opened.note(BYTES, len(answer.arrow))
+    if answer.trace is None:
+        return
+    made: list[str | None] = []
+    for each in answer.trace.spans:
+        above = opened.traceparent if each.parent < 0 else made[each.parent]
+        interval = (each.start_ns, each.end_ns)
+        made.append(adopt(each.name, interval, each.attributes, answer.trace.pid, above))
 
 
 def _write_file(path: Path, updates: pa.Table) -> None:

@@ -39,7 +39,6 @@ from actors.plan.jobs import Rows
 from actors.plan.updates import concat
 from actors.progress import Frontier, Time
 from actors.protocol.compute import DataflowDescription, ViewExport
-from actors.telemetry import SPAN_STEP, span
 
 COLD_STEPS: Final = 5
 """Steps that build their plans are not measured, unless all of them do."""
@@ -130,10 +129,6 @@ class View:
 
     async def compute(self, step: Step) -> Outcome:
         """The step's deltas. Raises `DefiniteError` and whatever stores and engine raise."""
-        with span(SPAN_STEP, dataflow=self._description.id, lo=step.lo, hi=step.hi):
-            return await self._compute(step)
-
-    async def _compute(self, step: Step) -> Outcome:
         time = step.times[-1]
         held = errors_after(self._source_errors, step, time)
         if held:

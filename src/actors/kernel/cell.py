@@ -194,6 +194,7 @@ class Cell(Generic[M]):
         failed: Callable[[Exception], M | None] | None,
     ) -> None:
         HANDLING.set(None)
+        TRACEPARENT.set(None)  # most effects outlive their cause; others name theirs
         try:
             with scope:
                 try:

@@ -8,7 +8,6 @@ upper. Who waits for an upper is woken by the change itself: within a process no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -47,7 +46,9 @@ from actors.persist.waiting import Waiters
 from actors.plan.schema import Schema
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.settings import Settings
-from actors.telemetry import SPAN_APPEND, TRACEPARENT, span
+from actors.spans import Opened, measure, span
+from actors.telemetry import APPEND, APPEND_SECONDS
+from actors.tracing.trail import Trail
 
 
 class PersistClient:
@@ -71,6 +72,8 @@ class PersistClient:
         self._clock = clock
         self._exclusive = exclusive
         self._directory = directory
+        self.trail = Trail()
+        """Which traces led to which appends."""
         self._waiters = Waiters()
         self._closed = False
         self._calls = count(1)
@@ -320,8 +323,10 @@ class PersistClient:
         def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
             return append_all(documents, appends, tables_upper, writer, call)
 
-        traced = (TRACEPARENT.get() or "").endswith("01")
-        with span(SPAN_APPEND, shards=len(appends)) if traced else nullcontext():
+        started = self._clock.monotonic_ms()
+        with span(APPEND) as opened:
+            if opened is not None:
+                self._trace(opened, appends)
             try:
                 outcome = await self._machine.change(
                     shards, change, tables=tables_upper is not None, extra=extra
@@ -336,9 +341,27 @@ class PersistClient:
                 if not isinstance(error, StorageError) or not error.determinate:
                     self._parts.settle(parts, named=False)
                 raise
+            if opened is not None and not isinstance(outcome, Appended):
+                opened.fail(f"the upper of {outcome.shard} was {outcome.current}")
+                for append in appends:
+                    self.trail.forget(append.shard, append.upper, opened.traceparent)
         if isinstance(outcome, Appended):
             self._parts.settle(parts, named=True)
+        measure(APPEND_SECONDS, (self._clock.monotonic_ms() - started) / 1000)
         return outcome
+
+    def _trace(self, opened: Opened, appends: Sequence[Append]) -> None:
+        parts = [part for append in appends for part in append.parts]
+        opened.describe(
+            ",".join(append.shard for append in appends),
+            min((append.lower for append in appends), default=0),
+            max((append.upper for append in appends), default=0),
+            sum(part.rows for part in parts),
+            sum(part.bytes for part in parts),
+        )
+        for append in appends:
+            if append.parts:
+                self.trail.note(append.shard, append.upper, opened.traceparent)
 
     # -- holds ------------------------------------------------------------------------------------
 

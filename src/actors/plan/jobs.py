@@ -37,6 +37,25 @@ class Rows(msgspec.Struct, frozen=True):
     advance_to: int | None = None
 
 
+class JobSpan(msgspec.Struct, frozen=True):
+    """What the engine's process tells of a traced job: `name` is of the table in
+    `actors.telemetry`, times are of the wall clock, in ns."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, str | int | float | bool] = {}
+    parent: int = -1
+    """Index of its parent among those it came with; -1: the span of the service's side."""
+
+
+class JobTrace(msgspec.Struct, frozen=True):
+    """The spans of a job in the engine's process number `pid`, parents first."""
+
+    pid: int
+    spans: tuple[JobSpan, ...]
+
+
 class Analyze(msgspec.Struct, frozen=True, tag=True):
     """Asks Spark for the schema of each text over the given (empty) tables."""
 
@@ -76,6 +95,8 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     """All changes are at one time, ``hi - 1`` (a view computed from scratch)."""
     into_files: bool = False
     """A large answer is wanted as files; only with `at_once`."""
+    traceparent: str | None = None
+    """Context of the sampled trace that wants it; it is answered with a `JobTrace`."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True):
@@ -112,6 +133,8 @@ class Difference(msgspec.Struct, frozen=True, tag=True):
     time: int
     old: Rows | None = None
     conf: tuple[tuple[str, str], ...] = ()
+    traceparent: str | None = None
+    """As a `Step`'s."""
 
 
 class Query(msgspec.Struct, frozen=True, tag=True):
@@ -179,6 +202,8 @@ class RowsDone(msgspec.Struct, frozen=True, tag=True):
     prepared: bool = False
     """Whether a step's plan was there already and was only executed again."""
     files: tuple[FileDone, ...] | None = None
+    trace: JobTrace | None = None
+    """Of a job with a `traceparent`."""
 
     def paths(self) -> tuple[str, ...]:
         """All files, to be removed with the answer."""

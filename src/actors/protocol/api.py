@@ -87,6 +87,8 @@ class Write(msgspec.Struct, frozen=True, tag=True):
 
     request: int
     changes: tuple[TableChange, ...]
+    traceparent: str | None = None
+    """W3C trace context of the request; one that is not sampled: it is not to be traced."""
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
@@ -99,6 +101,8 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     """Arrow IPC stream of the key values looked for (one row or more)."""
     key_columns: tuple[str, ...] = ()
     deadline_ms: int | None = None
+    traceparent: str | None = None
+    """W3C trace context of the request; one that is not sampled: it is not to be traced."""
 
 
 class Subscribe(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +113,8 @@ class Subscribe(msgspec.Struct, frozen=True, tag=True):
     name: str
     from_: Frontier | None = None
     as_of: Time | None = None
+    traceparent: str | None = None
+    """W3C trace context of the request; one that is not sampled: it is not to be traced."""
 
 
 class Unsubscribe(msgspec.Struct, frozen=True, tag=True):
@@ -146,6 +152,13 @@ class ListActors(msgspec.Struct, frozen=True, tag=True):
     request: int
 
 
+class SetTracing(msgspec.Struct, frozen=True, tag=True):
+    """Sets the share of new traces that are sampled, from 0 to 1; None: only asks for it."""
+
+    request: int
+    ratio: float | None = None
+
+
 Request: TypeAlias = (
     CreateTable
     | CreateView
@@ -159,6 +172,7 @@ Request: TypeAlias = (
     | Status
     | Explain
     | ListActors
+    | SetTracing
 )
 
 
@@ -192,6 +206,8 @@ class Changes(msgspec.Struct, frozen=True, tag=True):
     lower: Frontier
     upper: Frontier
     arrow: bytes | None = None
+    traceparent: str | None = None
+    """Sampled W3C trace context of a change among them."""
 
 
 class ObjectStatus(msgspec.Struct, frozen=True):
@@ -239,6 +255,14 @@ class ActorReport(msgspec.Struct, frozen=True, tag=True):
     actors: tuple[ActorStatistics, ...]
 
 
+class TracingReport(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `SetTracing`. Without an exporter (`exporting` False) nothing is traced."""
+
+    request: int
+    exporting: bool
+    ratio: float
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The request failed; `code` is an error class of `actors.errors`."""
 
@@ -248,4 +272,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     determinate: bool = True
 
 
-Answer: TypeAlias = Done | Written | Contents | Changes | StatusReport | ActorReport | Failed
+Answer: TypeAlias = (
+    Done | Written | Contents | Changes | StatusReport | ActorReport | TracingReport | Failed
+)
+
+
+def objects_of(request: Write | Read | Subscribe) -> str:
+    """The names of the objects that a request is about, for people."""
+    if isinstance(request, Write):
+        return ",".join(change.table for change in request.changes)
+    return request.name

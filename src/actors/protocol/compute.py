@@ -128,6 +128,8 @@ class Peek(msgspec.Struct, frozen=True, tag=True):
     time: Time
     key_columns: tuple[str, ...] = ()
     keys: bytes | None = None
+    traceparent: str | None = None
+    """Sampled W3C trace context of who wants it."""
 
 
 class CancelPeek(msgspec.Struct, frozen=True, tag=True):
@@ -198,6 +200,8 @@ class SubscribeBatch(msgspec.Struct, frozen=True, tag=True):
     upper: Frontier
     arrow: bytes | None = None
     error: tuple[str, str] | None = None
+    traceparent: str | None = None
+    """Sampled W3C trace context of a change among them."""
 
 
 class SubscribeDropped(msgspec.Struct, frozen=True, tag=True):

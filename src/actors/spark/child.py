@@ -23,6 +23,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -48,6 +49,7 @@ from actors.spark.remote_address import is_remote, without_secrets
 from actors.spark.session import open_session, spark_conf
 from actors.spark.start import ChildMessage, Start
 from actors.spark.steps import Slot
+from actors.spark.traces import is_traced, traced
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0
@@ -197,8 +199,12 @@ class Child:
 
     def _answer(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         """The job's answer; none, but the end of this process, when Spark ended under it."""
+        job, started = ticket.job, time.time_ns()
         try:
-            return self._engine.run(slot, ticket, pool)
+            answer = self._engine.run(slot, ticket, pool)
+            if is_traced(job):
+                answer = traced(self._engine, ticket.group, (started, time.time_ns()), answer)
+            return answer
         except SparkGone as error:
             if self._engine.lost():
                 leave(EXIT_SPARK_GONE, f"Spark is gone: {error}", self._engine)

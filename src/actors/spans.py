@@ -1,0 +1,354 @@
+"""Opening spans, and carrying their contexts from message to message.
+
+Theory of operation. `TRACEPARENT` holds the W3C context of the message being handled, or None.
+A mailbox puts it into the envelopes of messages sent meanwhile, so inside a process a context
+travels by itself; on a wire it is a field of the message (`accept` lets it in). `span` opens a
+span below it, and what is sent inside the span becomes its child. An effect starts without a
+context, because most of them outlive their cause (a read loop, a timer): one that goes on with
+a message's work is given its parent by name (`span_below`).
+
+Rules
+- Only a sampled context travels: an unsampled message goes bare, and `span` on its way is one
+  look at a context variable. Where no exporter was started (`actors.tracing`) nothing is opened
+  and nothing is let in: such a process takes no part, and passes nothing on.
+- The decision is taken once, where a trace begins (`root`): in the client, else in the session.
+  A client that decided against says so (`UNSAMPLED`), and nobody decides again.
+- A span serves one parent; others that it serves are links, `LINKS_MAX` at most.
+
+What it does not do: it exports nothing, samples nothing and imports no SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import Token
+from types import TracebackType
+from typing import Final, Protocol, TypeAlias
+
+from opentelemetry import trace
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+)
+
+from actors.telemetry import CANCELED, HOPS, SYSTEM, TRACEPARENT, UNSAMPLED, Hop
+
+Value: TypeAlias = str | int | float | bool
+
+LINKS_MAX: Final = 32
+
+
+class Instruments(Protocol):
+    """Where measures go (`actors.tracing.metrics`)."""
+
+    def measure(self, name: str, value: float, key: str, /) -> None:
+        """Adds, records or sets, as is the measure's kind; `key`: the dataflow or object."""
+        ...
+
+
+# -- what was started ------------------------------------------------------------------------------
+
+
+class Exporting(Protocol):
+    """What `actors.tracing.setup` puts in place."""
+
+    tracer: Tracer
+
+    @property
+    def begins(self) -> bool:
+        """Whether a trace may begin here: False when all would be sampled out."""
+        ...
+
+    def engine(self, pid: int, /) -> Tracer:
+        """For spans of an engine's process."""
+        ...
+
+
+_exporting: Exporting | None = None
+_instruments: Instruments | None = None
+
+
+def export_by(exporting: Exporting | None) -> None:
+    """Starts (None: ends) the tracing of this process."""
+    global _exporting
+    _exporting = exporting
+
+
+def measure_by(instruments: Instruments | None) -> None:
+    """Starts (None: ends) the measuring of this process."""
+    global _instruments
+    _instruments = instruments
+
+
+def exporting() -> Exporting | None:
+    """What was started."""
+    return _exporting
+
+
+def measure(name: str, value: float, key: str = "") -> None:
+    """Gives a value to the instrument of that name, if somebody measures."""
+    if _instruments is not None:
+        _instruments.measure(name, value, key)
+
+
+def measuring() -> bool:
+    """Whether `measure` does anything."""
+    return _instruments is not None
+
+
+# -- contexts --------------------------------------------------------------------------------------
+
+_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+def _parse(traceparent: str) -> SpanContext | None:
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None:
+        return None
+    numbers = [int(part, 16) for part in found.groups()]
+    context = SpanContext(numbers[0], numbers[1], True, TraceFlags(numbers[2]))
+    return context if context.is_valid else None
+
+
+def traceparent_of(context: SpanContext) -> str:
+    """The W3C text of a span context."""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def accept(traceparent: str | None) -> str | None:
+    """A context that came over a wire, if it is well-formed and sampled and this process traces."""
+    if traceparent is None or _exporting is None:
+        return None
+    context = _parse(traceparent)
+    return traceparent if context is not None and context.trace_flags.sampled else None
+
+
+def ids(traceparent: str) -> tuple[str, str]:
+    """(trace id, span id) as hexadecimal."""
+    return traceparent[3:35], traceparent[36:52]
+
+
+# -- spans -----------------------------------------------------------------------------------------
+
+
+class Opened:
+    """An open span of a sampled trace. End it once; it is exported when it ends."""
+
+    __slots__ = ("_ended", "_hop", "_span", "traceparent")
+
+    def __init__(self, hop: Hop, span: Span) -> None:
+        self._hop = hop
+        self._span = span
+        self._ended = False
+        self.traceparent = traceparent_of(span.get_span_context())
+        """Its context, for what it sends."""
+
+    def describe(self, *values: Value) -> None:
+        """All attributes of its hop, where they are worth something only to a span that records."""
+        self._span.set_attributes(dict(zip(self._hop.attributes, values, strict=True)))
+
+    def note(self, name: str, value: Value) -> None:
+        """One more attribute, by a name of the table."""
+        self._span.set_attribute(name, value)
+
+    def fail(self, text: str) -> None:
+        """It failed, and why."""
+        self._span.set_status(Status(StatusCode.ERROR, text))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It is over. A cancel is noted and is no failure. Twice is harmless."""
+        if self._ended:
+            return
+        self._ended = True
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.note(CANCELED, True)
+        elif error is not None:
+            self.fail(f"{type(error).__name__}: {error}")
+        self._span.end()
+
+
+Spanning: TypeAlias = AbstractContextManager[Opened | None]
+
+
+class _Spanning:
+    """Opens a span around a block; the block gets None when its trace is sampled out."""
+
+    __slots__ = ("_hop", "_links", "_opened", "_parent", "_token", "_values")
+
+    def __init__(
+        self, hop: Hop, values: Sequence[Value], parent: str | None, links: Iterable[str]
+    ) -> None:
+        self._hop = hop
+        self._values = values
+        self._parent = parent
+        self._links = links
+        self._opened: Opened | None = None
+        self._token: Token[str | None] | None = None
+
+    def __enter__(self) -> Opened | None:
+        self._opened = opened = _open(self._hop, self._values, self._parent, self._links)
+        if opened is not None:
+            self._token = TRACEPARENT.set(opened.traceparent)
+        return opened
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._opened is not None and self._token is not None:
+            TRACEPARENT.reset(self._token)
+            self._opened.end(error)
+
+
+class _Carrying:
+    """Makes a context that of a block."""
+
+    __slots__ = ("_token", "_traceparent")
+
+    def __init__(self, traceparent: str | None) -> None:
+        self._traceparent = traceparent
+
+    def __enter__(self) -> None:
+        self._token = TRACEPARENT.set(self._traceparent)
+
+    def __exit__(self, *_: object) -> None:
+        TRACEPARENT.reset(self._token)
+
+
+_NOTHING: Final[nullcontext[None]] = nullcontext()
+
+
+def span(hop: Hop, *values: Value, links: Iterable[str] = ()) -> Spanning:
+    """A span below the context at hand; nothing where there is none."""
+    parent = TRACEPARENT.get()
+    if parent is None or _exporting is None:
+        return _NOTHING
+    return _Spanning(hop, values, parent, links)
+
+
+def span_below(parent: str | None, hop: Hop, *values: Value, links: Iterable[str] = ()) -> Spanning:
+    """A span below a context that was kept. None: what is sent in the block goes bare."""
+    if parent is None or _exporting is None:
+        return _NOTHING if TRACEPARENT.get() is None else _Carrying(None)
+    return _Spanning(hop, values, parent, links)
+
+
+def root(hop: Hop, *values: Value) -> Spanning:
+    """Where a trace may begin: the sampler decides. Below the context at hand if there is one, or
+    else below the program's own span."""
+    if _exporting is None or not _exporting.begins:
+        return _NOTHING
+    return _Spanning(hop, values, TRACEPARENT.get(), ())
+
+
+def begin(hop: Hop, *values: Value, parent: str | None, links: Iterable[str] = ()) -> Opened | None:
+    """As `span_below`, for a span that one block cannot hold: whoever has it ends it."""
+    return None if parent is None or _exporting is None else _open(hop, values, parent, links)
+
+
+def begin_request(hop: Hop, *values: Value, traceparent: str | None) -> Opened | None:
+    """A request has come in: below what it brings, or as a root when it brings nothing."""
+    if _exporting is None:
+        return None
+    if traceparent is None:
+        return _open(hop, values, None, ()) if _exporting.begins else None
+    return begin(hop, *values, parent=accept(traceparent))
+
+
+def carrying(traceparent: str | None) -> AbstractContextManager[None]:
+    """What is sent in the block belongs to this context (None: to none)."""
+    if traceparent is None and TRACEPARENT.get() is None:
+        return _NOTHING
+    return _Carrying(traceparent)
+
+
+def outgoing(opened: Opened | None) -> str | None:
+    """What a request brings to the service: its context, or that it was decided against."""
+    if opened is not None:
+        return opened.traceparent
+    return None if _exporting is None else UNSAMPLED
+
+
+def _open(
+    hop: Hop, values: Sequence[Value], parent: str | None, links: Iterable[str]
+) -> Opened | None:
+    assert _exporting is not None, "callers look first"
+    context = None
+    if parent is not None:
+        found = _parse(parent)
+        if found is None:
+            return None
+        context = trace.set_span_in_context(NonRecordingSpan(found))
+    made = _exporting.tracer.start_span(
+        hop.name,
+        context=context,
+        kind=hop.kind,
+        attributes=attributes_of(hop, values),
+        links=_links(links, parent),
+        record_exception=False,
+    )
+    return Opened(hop, made) if made.is_recording() else None
+
+
+def attributes_of(hop: Hop, values: Sequence[Value]) -> dict[str, Value]:
+    """A hop's attributes: the conventions' and its own, unless `describe` is to give these."""
+    own = dict(zip(hop.attributes, values, strict=True)) if values else {}
+    return {**own, **_conventions(hop)}
+
+
+def _conventions(hop: Hop) -> dict[str, Value]:
+    if not hop.type:
+        return {}
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": hop.operation,
+        "messaging.operation.type": hop.type,
+        "messaging.destination.name": hop.destination,
+    }
+
+
+def _links(traceparents: Iterable[str], parent: str | None) -> list[Link]:
+    """Each once, the parent not at all, so many as are allowed."""
+    wanted = [each for each in dict.fromkeys(traceparents) if each != parent]
+    contexts = [_parse(each) for each in wanted[:LINKS_MAX]]
+    return [Link(context) for context in contexts if context is not None]
+
+
+# -- spans of another process ----------------------------------------------------------------------
+
+
+def adopt(
+    name: str,
+    interval_ns: tuple[int, int],
+    attributes: Mapping[str, Value],
+    pid: int,
+    parent: str | None,
+) -> str | None:
+    """Exports a span that the engine's process number `pid` has handed over; its context.
+
+    Times are of the wall clock. Raises `KeyError` when the table has no such name.
+    """
+    context = None if parent is None else _parse(parent)
+    if _exporting is None or context is None:
+        return None
+    hop = HOPS[name]
+    made = _exporting.engine(pid).start_span(
+        hop.name,
+        context=trace.set_span_in_context(NonRecordingSpan(context)),
+        kind=hop.kind,
+        attributes={**attributes, **_conventions(hop)},
+        start_time=interval_ns[0],
+    )
+    made.end(interval_ns[1])
+    return traceparent_of(made.get_span_context())

@@ -1,0 +1,112 @@
+"""What the engine's process tells of a traced job: its own span, and one a stage of Spark's.
+
+The spans travel with the job's answer and are exported by the service, as spans of this process:
+so none is lost that has an answer, none is left without its parent when this process dies, and
+nothing is imported here that would export. A job that fails is told of by the service alone.
+
+Stages are Spark's own account of the job group, asked for when the job is over. A step that ran
+in a round with others (`actors.spark.rounds`) has none of its own; a server behind Spark Connect
+is not asked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from actors.plan.jobs import Answer, Difference, Job, JobSpan, JobTrace, RowsDone, Step
+from actors.spark.jobs import Engine
+from actors.spark.remote_address import is_remote
+from actors.telemetry import (
+    BYTES,
+    ENGINE_JOB,
+    ENGINE_STAGE,
+    JOB,
+    PREPARED,
+    READ_BYTES,
+    READ_ROWS,
+    ROWS,
+    RUN_MS,
+    SHUFFLE_BYTES,
+    SPARK_MS,
+    STAGE,
+    STAGES,
+    TASKS,
+)
+
+STAGES_MAX: Final = 64
+EVENTS_MS_MAX: Final = 1_000
+"""Spark's account is behind by what waits to be entered into it: for so long at most."""
+
+
+def is_traced(job: Job) -> bool:
+    """Whether a job's answer is to tell of it."""
+    return isinstance(job, Step | Difference) and job.traceparent is not None
+
+
+def traced(engine: Engine, group: str, interval_ns: tuple[int, int], answer: Answer) -> Answer:
+    """The answer with its trace. `group` names the job's Spark jobs."""
+    if not isinstance(answer, RowsDone):
+        return answer
+    start, end = interval_ns
+    try:
+        stages = [] if is_remote(engine.settings.spark_master) else _stages(engine, group)
+    except Exception as error:  # noqa: BLE001 - an account that is missing fails no job
+        print(f"{answer.job_id}: no stages are told: {error}"[:300], file=sys.stderr, flush=True)
+        stages = []
+    whole = JobSpan(
+        ENGINE_JOB.name,
+        start,
+        end,
+        {
+            JOB: answer.job_id,
+            ROWS: answer.rows,
+            BYTES: len(answer.arrow or b""),
+            SPARK_MS: answer.spark_ms,
+            PREPARED: answer.prepared,
+            STAGES: len(stages),
+        },
+    )
+    inner = [_stage_span(found, start, end) for found in stages[:STAGES_MAX]]
+    spans = (whole, *(span for span in inner if span is not None))
+    return msgspec.structs.replace(answer, trace=JobTrace(os.getpid(), spans))
+
+
+def _stages(engine: Engine, group: str) -> list[Any]:
+    """Spark's account of each stage of the group, in order."""
+    context: Any = engine.session.sparkContext
+    scala = context._jsc.sc()
+    scala.listenerBus().waitUntilEmpty(EVENTS_MS_MAX)
+    tracker = context.statusTracker()
+    numbers: set[int] = set()
+    for job in tracker.getJobIdsForGroup(group):
+        found = tracker.getJobInfo(job)
+        numbers |= set(() if found is None else found.stageIds)
+    store = scala.statusStore()
+    return [store.lastStageAttempt(number) for number in sorted(numbers)]
+
+
+def _stage_span(stage: Any, start: int, end: int) -> JobSpan | None:
+    """A stage that has run, within its job: Spark's clock shows whole milliseconds."""
+    submitted, completed = stage.submissionTime(), stage.completionTime()
+    if submitted.isEmpty() or completed.isEmpty():
+        return None  # skipped: what it would make was there
+    first = min(max(start, submitted.get().getTime() * 1_000_000), end)
+    last = max(first, min(end, completed.get().getTime() * 1_000_000))
+    return JobSpan(
+        ENGINE_STAGE.name,
+        first,
+        last,
+        {
+            STAGE: f"{stage.stageId()} {stage.name()}"[:120],
+            TASKS: stage.numTasks(),
+            READ_BYTES: stage.inputBytes(),
+            READ_ROWS: stage.inputRecords(),
+            SHUFFLE_BYTES: stage.shuffleWriteBytes(),
+            RUN_MS: stage.executorRunTime(),
+        },
+        parent=0,
+    )

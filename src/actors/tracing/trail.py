@@ -1,0 +1,50 @@
+"""Which traces led to which appends: how a context gets across a durable shard.
+
+A part holds rows and nothing of a trace, and whoever listens to a shard reads parts. So the
+process that appends notes (shard, upper) → context here, and who listens in the same process
+looks it up by the interval that it was told of. Bounded: the last `NOTES_MAX` of a shard, and of
+the last `SHARDS_MAX` shards. Only sampled appends are noted.
+
+What it does not cover: a listener in another process, and one that comes to the append after a
+restart or later than the bounds allow. Its step then begins no trace and belongs to none.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Final
+
+from actors.progress import Frontier, ShardId, Time
+from actors.spans import LINKS_MAX
+
+NOTES_MAX: Final = 2 * LINKS_MAX
+SHARDS_MAX: Final = 1024
+
+
+class Trail:
+    """The last sampled appends of each shard."""
+
+    def __init__(self) -> None:
+        self._by_shard: OrderedDict[ShardId, deque[tuple[Frontier, str]]] = OrderedDict()
+
+    def note(self, shard: ShardId, upper: Frontier, traceparent: str) -> None:
+        """An append up to `upper` is about to be made. Noted first, so that nobody who hears of
+        it comes too early; `forget` it when it fails."""
+        notes = self._by_shard.setdefault(shard, deque(maxlen=NOTES_MAX))
+        notes.append((upper, traceparent))
+        self._by_shard.move_to_end(shard)
+        while len(self._by_shard) > SHARDS_MAX:
+            self._by_shard.popitem(last=False)
+
+    def forget(self, shard: ShardId, upper: Frontier, traceparent: str) -> None:
+        """It was not made."""
+        notes = self._by_shard.get(shard)
+        if notes is not None and (upper, traceparent) in notes:
+            notes.remove((upper, traceparent))
+
+    def between(self, shard: ShardId, lower: Time, upper: Frontier) -> tuple[str, ...]:
+        """Contexts of appends whose upper lies in ``lower < upper' <= upper``, oldest first."""
+        if not self._by_shard:
+            return ()
+        notes = self._by_shard.get(shard, ())
+        return tuple(context for noted, context in notes if lower < noted <= upper)
