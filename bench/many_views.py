@@ -96,7 +96,8 @@ class Source:
 
 async def many(report: Report, client: Client, source: Source) -> None:
     """All views at once, then one of them alone."""
-    warm, counted = (5, 10) if report.quick else (100, 50)
+    # The JVM compiles the code of twenty views for some hundred steps.
+    warm, counted = (5, 10) if report.quick else (300, 50)
     texts = views()
     for name, text in texts.items():
         await client.create_view(name, text)

@@ -35,7 +35,7 @@ from actors.spark.difference import run_difference, run_query
 from actors.spark.failures import SparkGone, failed
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
-from actors.spark.session import ThreadSessions, on_loopback
+from actors.spark.session import ThreadSessions, name_call_site, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.spark.steps import Slot, rehearse, run_step
 
@@ -154,6 +154,7 @@ class Engine:
         context.setJobGroup(ticket.group, type(ticket.job).__name__, interruptOnCancel=True)
         if slot.pool != pool:  # a property of this thread, here and in the JVM
             context.setLocalProperty("spark.scheduler.pool", pool)
+            name_call_site(context)
             slot.pool = pool
         return dispatch(slot, ticket)
 

@@ -40,6 +40,7 @@ from pyspark.util import _load_from_socket
 
 from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge
+from actors.spark.session import name_call_site
 
 POOL: Final = "rounds"
 _MARKER: Final = b"\0penstock:"
@@ -252,6 +253,7 @@ class _Lane:
             if name.startswith("spark."):
                 context.setLocalProperty(name, value)
         context.setLocalProperty("spark.scheduler.pool", POOL)
+        name_call_site(context)
 
     def _job(self, members: Sequence[_Member], group: str) -> list[list[bytes]]:
         """One job over all members: the Arrow messages of each."""

@@ -30,6 +30,8 @@ from actors.spark.failures import is_gone
 from actors.spark.start import CHILD_FOLDER
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+CALL_SITE: Final = ("callSite.short", "callSite.long")
+"""Spark's local properties for it (`org.apache.spark.util.CallSite`)."""
 _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 SESSIONS_PER_THREAD_MAX: Final = 8
 LOCAL_RELATION_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -124,6 +126,12 @@ def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
     )
     conf[JAVA_OPTIONS] = f"{options} {user.pop(JAVA_OPTIONS, '')}".strip()
     return conf | user
+
+
+def name_call_site(context: Any) -> None:
+    """Who makes RDDs in this thread: Spark would search the stack for it, for each of them."""
+    for name in CALL_SITE:
+        context.setLocalProperty(name, "penstock")
 
 
 def on_loopback(master: str) -> bool:

@@ -89,7 +89,9 @@ async def _main(command: Command, settings: Settings) -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         async with System(seed=command.seed) as system:
             with _shown() as show:
-                chosen = for_plans_run_once(settings, command.seed) if command.fuzz else settings
+                chosen = for_short_lives(settings)
+                if command.fuzz:
+                    chosen = for_plans_run_once(chosen, command.seed)
                 place = place_on_spark(system, chosen, Path(folder))
                 options = Options(command.splits, command.seed)
                 try:
@@ -110,17 +112,27 @@ async def _main(command: Command, settings: Settings) -> int:
     return 0 if report.ok else 1
 
 
+def for_short_lives(settings: Settings) -> Settings:
+    """Settings for an engine that meets more plans than steps of each.
+
+    The JVM's second compiler costs more than it gains before a campaign is over. Without it the
+    JVM keeps too little room for the first one's code.
+    """
+    conf = {
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+    }
+    return msgspec.structs.replace(settings, spark_conf=conf | settings.spark_conf)
+
+
 def for_plans_run_once(settings: Settings, seed: int) -> Settings:
     """Settings for plans that run once or twice.
 
     Compiling each costs Spark more than running it, and so does preparing its steps for more, or
-    planning what makes rows twice: one seed of `PREPARED_EVERY` does these all the same. The JVM's
-    second compiler costs more than it gains before a campaign is over.
+    planning what makes rows twice: one seed of `PREPARED_EVERY` does these all the same.
     """
     conf = {
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
     }
     given = settings.spark_conf
     once = {"prepared_slot_bytes_max": 1, "engine_plan_nodes_max": 60}

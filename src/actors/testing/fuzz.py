@@ -264,6 +264,8 @@ class _Writer:
 
     def _on(self, left: Sequence[Col], right: Sequence[Col]) -> str:
         pick = self._pick
+        if pick.random() < 0.04:  # by no pair of columns
+            return self._test(pick.choice((left, right, [*left, *right])), 1)
         pairs = self._pairs(left, right)
         plain = [(a, b) for a, b in pairs if a.name[0] in "kgx" and b.name[0] in "kgx"]
         if plain and pick.random() < 0.85:
@@ -306,11 +308,14 @@ class _Writer:
         table = pick.choice(self.tables)
         inner = [Col(f"{alias}.{column.name}", column.type) for column in table.columns]
         pairs = self._pairs(columns, inner)
+        negated = pick.choice(("", "", "not "))
+        if pick.random() < 0.12:  # of whatever there is
+            where = f" where {self._test(inner, 1)}" if pick.random() < 0.7 else ""
+            return f"{negated}exists (select 1 from {table.name} {alias}{where})"
         if not pairs:
             return ""
         a, b = pick.choice(pairs)
         extra = f" and {self._test(inner, 1)}" if pick.random() < 0.4 else ""
-        negated = pick.choice(("", "", "not "))
         if pick.random() < 0.55:
             if pick.random() < 0.2:
                 other = pick.choice(pairs)
@@ -318,6 +323,8 @@ class _Writer:
             inner_text = f"{table.name} {alias} where {a.ref} = {b.ref}{extra}"
             return f"{negated}exists (select 1 from {inner_text})"
         where = f" where {self._test(inner, 1)}" if extra else ""
+        if pick.random() < 0.2:
+            where += f" group by {b.ref} having {self._having(inner)}"
         return f"{a.ref} {negated}in (select {b.ref} from {table.name} {alias}{where})"
 
     def _where(self, columns: Sequence[Col]) -> str:

@@ -271,18 +271,22 @@ class _Term:
         return " AND ".join(f"({text(tree)})" for tree in ready) or None
 
     def _ask(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
-        """Seeks the state of `leaf` that the rows joined so far can match."""
+        """Seeks the state of `leaf` that the rows joined so far can match.
+
+        By a key of which there is one row, if there is one; else by the start's, the most columns.
+        """
         target = self._join.inputs[leaf]
         best: tuple[int, Ids, Origins, bool] | None = None
+        best_rank: tuple[bool, bool, int] | None = None
         for known in self._joined:
             key, columns, nulls = self._join.between(known, leaf)
-            if not key or (best is not None and len(key) <= len(best[1])):
+            one = any(unique <= frozenset(key) for unique in target.unique_ids())
+            rank = (one, known == self._start, len(key))
+            if not key or (best_rank is not None and rank <= best_rank):
                 continue
             origins = self._origins(known, columns, of_delta=of_delta)
             if origins is not None:
-                best = (known, key, origins, nulls)
-                if known == self._start:
-                    break
+                best, best_rank = (known, key, origins, nulls), rank
         if best is None:
             return target.seek((), (), frozenset(), nulls=False)
         known, key, origins, nulls = best
