@@ -48,7 +48,10 @@ def test_without_a_loop():
 
 def run(folder: Path, *options: str) -> str:
     (folder / "conftest.py").write_text('pytest_plugins = ["actors.testing.fixtures"]\n')
-    (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\nfilterwarnings = error\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nasyncio_mode = auto\nfilterwarnings = error\n"
+        "asyncio_default_fixture_loop_scope = function\n"
+    )
     (folder / "test_stranger.py").write_text(TESTS)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *options],
