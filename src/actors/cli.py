@@ -73,12 +73,18 @@ class OneLine(logging.Formatter):
         return " | ".join(line for line in super().format(record).splitlines() if line.strip())
 
 
-def set_up_logging(level: str) -> None:
-    """Everything of `level` and above to stderr. Raises `BadSettings` for an unknown level."""
+def set_up_logging(level: str, *, traced: bool = False) -> None:
+    """Everything of `level` and above to stderr; `traced`: by structlog, with the ids of traces
+    (which takes a while to import). Raises `BadSettings` for an unknown level."""
     if level.lower() not in LEVELS:
         raise BadSettings(f"log level {level!r}: must be one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine())
+    if traced:
+        from actors.tracing.logs import formatter
+
+        handler.setFormatter(formatter())
+    else:
+        handler.setFormatter(OneLine())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -149,7 +155,7 @@ def serve(
     The first line printed is the address; then `ready`, once clients are served. A restart on
     the same state directory goes on where the last one stopped.
     """
-    set_up_logging(log_level)
+    set_up_logging(log_level, traced=True)
     flags = parse_settings(settings or []) | {
         "state_dir": state_dir,
         "listen": listen,

@@ -205,7 +205,7 @@ class Engine:
 def _take_over(opened: Opened, answer: RowsDone) -> None:
     """Notes what the job made, and exports what the engine's process tells of it."""
     opened.note(ROWS, answer.rows)
-    opened.note(SPARK_MS, answer.spark_ms)
+    opened.note(SPARK_MS, round(answer.spark_ms, 3))
     opened.note(PREPARED, answer.prepared)
     if answer.arrow is not None:
         opened.note(BYTES, len(answer.arrow))

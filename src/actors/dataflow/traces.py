@@ -116,7 +116,7 @@ class StepTraces:
             return
         if self._opened is not None:
             self._opened.note(ROWS_OUT, measures.rows_out)
-            self._opened.note(SPARK_MS, measures.spark_ms)
+            self._opened.note(SPARK_MS, round(measures.spark_ms, 3))
             self._opened.note(PREPARED, measures.prepared)
         self.end()
         left = [note for note in self._notes if note[2] > step.hi]

@@ -65,7 +65,7 @@ def traced(engine: Engine, group: str, interval_ns: tuple[int, int], answer: Ans
             JOB: answer.job_id,
             ROWS: answer.rows,
             BYTES: len(answer.arrow or b""),
-            SPARK_MS: answer.spark_ms,
+            SPARK_MS: round(answer.spark_ms, 3),
             PREPARED: answer.prepared,
             STAGES: len(stages),
         },
@@ -89,6 +89,12 @@ def _stages(engine: Engine, group: str) -> list[Any]:
     return [store.lastStageAttempt(number) for number in sorted(numbers)]
 
 
+def _place(name: str) -> str:
+    """A stage's name: what was called, and in which file, without the folders above it."""
+    called, _, where = name.partition(" at ")
+    return f"{called} at {where.rpartition('/')[2]}"[:120] if where else name[:120]
+
+
 def _stage_span(stage: Any, start: int, end: int) -> JobSpan | None:
     """A stage that has run, within its job: Spark's clock shows whole milliseconds."""
     submitted, completed = stage.submissionTime(), stage.completionTime()
@@ -101,7 +107,7 @@ def _stage_span(stage: Any, start: int, end: int) -> JobSpan | None:
         first,
         last,
         {
-            STAGE: f"{stage.stageId()} {stage.name()}"[:120],
+            STAGE: f"{stage.stageId()} {_place(stage.name())}",
             TASKS: stage.numTasks(),
             READ_BYTES: stage.inputBytes(),
             READ_ROWS: stage.inputRecords(),

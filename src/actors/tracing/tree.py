@@ -177,7 +177,7 @@ def _draw_node(
     head = f"{indent}{'└─ ' if last else '├─ '}{span.name}"
     timing = f"+{_ms(span.start_ns - start)} {_ms(span.end_ns - span.start_ns)}"
     kind = KINDS[span.kind] if span.kind < len(KINDS) else ""
-    words = [f"{head:<44} {timing:>22}  {span.process} {kind}".rstrip()]
+    words = [f"{head:<60} {timing:>22}  {span.process} {kind}".rstrip()]
     if node.orphan:
         words.append("(its parent was not recorded)")
     if span.error is not None:
