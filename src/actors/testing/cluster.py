@@ -48,7 +48,7 @@ from actors.testing.simulation.checkers import (
     ViewsChecker,
     WritesChecker,
 )
-from actors.testing.simulation.crash import LIFE, CrashableLoop
+from actors.testing.simulation.crash import LIFE, CrashableLoop, Livelock
 from actors.testing.simulation.engine import FaultyExecutor
 from actors.testing.simulation.faults import Injector, Trace
 from actors.testing.simulation.history import History, Violation
@@ -157,14 +157,18 @@ class _Service(Service):
         return DelayedAddress(adapter, self._world.injector)
 
 
-class _ObservedLink:
-    """A client's end, watched."""
+class ObservedLink:
+    """A client's end, watched. It is its own dialler, as `Client.in_process` wants one."""
 
     def __init__(self, end: End, world: World) -> None:
         self._end = end
         self.checker = ExchangeChecker(world.history, world.reads)
         self._sent = world.guarded(self.checker.sent)
         self._received = world.guarded(self.checker.received)
+
+    async def connect_in_process(self) -> ObservedLink:
+        """Itself."""
+        return self
 
     async def send(self, message: Any) -> None:
         """Sends."""
@@ -301,15 +305,11 @@ class World:
         """Set while the service is down."""
         return self._ended
 
-    def dial(self) -> _ObservedLink:
+    def dial(self) -> ObservedLink:
         """A client's connection. Raises `Broken` while the service is down."""
         if self._service is None:
             raise Broken("the service is down")
-        return _ObservedLink(self._service.listener.dial(), self)
-
-    async def connect_in_process(self) -> _ObservedLink:
-        """As `Client.in_process` wants it."""
-        return self.dial()
+        return ObservedLink(self._service.listener.dial(), self)
 
     # -- looking in ----------------------------------------------------------------------------
 
@@ -339,20 +339,33 @@ def _forgotten(task: asyncio.Task[Any]) -> None:
 
 def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
     """Runs a schedule. Never raises for what the service does wrong: see `Report.violation`."""
+    # Young garbage is all that a run makes: it is collected once, when the run is over.
+    collects = gc.isenabled()
+    gc.disable()
+    quiet = logging.getLogger("penstock")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL + 1)
+    try:
+        return _simulate(schedule, keep_trace)
+    finally:
+        quiet.setLevel(level)
+        gc.collect(0)
+        if collects:
+            gc.enable()
+
+
+def _simulate(schedule: Schedule, keep_trace: bool) -> Report:
     from actors.testing.simulation.run import drive
 
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     directory = Path(tempfile.mkdtemp(prefix="penstock-sim-", dir=base))
     loop = CrashableLoop(f"order {schedule.seed}")
-    quiet = logging.getLogger("penstock")
-    level = quiet.level
-    quiet.setLevel(logging.CRITICAL)
     asyncio.set_event_loop(loop)
     try:
-        world = loop.run_until_complete(_made(schedule, directory, keep_trace))
+        world = World(schedule, directory, keep_trace)
         try:
             loop.run_until_complete(drive(world))
-        except Deadlock as error:
+        except (Deadlock, Livelock) as error:
             world.violation = world.violation or Violation(f"liveness: {error}")
         faults = Counter(fault.kind for fault in world.injector.struck)
         return Report(
@@ -368,10 +381,4 @@ def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
         with contextlib.suppress(Exception):
             loop.close()
         asyncio.set_event_loop(None)
-        quiet.setLevel(level)
         shutil.rmtree(directory, ignore_errors=True)
-        gc.collect(0)
-
-
-async def _made(schedule: Schedule, directory: Path, keep_trace: bool) -> World:
-    return World(schedule, directory, keep_trace)

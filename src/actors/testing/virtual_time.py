@@ -40,8 +40,10 @@ class _Selector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """What is ready (the loop's own wake-ups only); else time passes."""
+        if timeout == 0:
+            return []  # there is enough to do: nobody needs to be asked
         ready = super().select(0)
-        if not ready and timeout != 0:
+        if not ready:
             due = self._due()
             if due == math.inf:
                 raise Deadlock("every task waits and no timer is set")

@@ -163,9 +163,7 @@ class ReadsChecker:
             found[row[:-1]] += row[-1]
         wanted = contents(read.name, self._history.tables_at(answer.as_of))
         if found != wanted:
-            raise Violation(
-                f"reads: {read.name} at {answer.as_of}: {_difference(found, wanted)}"
-            )
+            raise Violation(f"reads: {read.name} at {answer.as_of}: {_difference(found, wanted)}")
 
 
 class SubscribeChecker:

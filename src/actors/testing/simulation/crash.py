@@ -14,12 +14,20 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
-from typing import Any
+from typing import Any, Final
 
 from actors.testing.virtual_time import VirtualTimeLoop
 
 LIFE: ContextVar[int] = ContextVar("life", default=0)
 """Which life of the process runs; 0 beside it."""
+
+
+TURNS_MAX: Final = 60_000
+"""Of the loop, in one run; the longest need a tenth of it."""
+
+
+class Livelock(Exception):
+    """The run goes on for ever."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -35,6 +43,7 @@ class CrashableLoop(VirtualTimeLoop):
     def __init__(self, seed: int | str | None = None) -> None:
         super().__init__(seed)
         self._serial = 0
+        self.turns = 0
         self._dead: set[int] = set()
         self._tasks: dict[int, tuple[_Task, Context]] = {}
         self.set_task_factory(self._make)
@@ -48,7 +57,7 @@ class CrashableLoop(VirtualTimeLoop):
         self._serial += 1
         serial = _Task.serial = self._serial  # the constructor hashes it already
         context = copy_context() if context is None else context
-        task = _Task(coro, loop=loop, context=context)  # type: ignore[arg-type]
+        task = _Task(coro, loop=loop, context=context)
         task.serial = serial
         self._tasks[serial] = (task, context)
         task.add_done_callback(self._done)
@@ -73,6 +82,9 @@ class CrashableLoop(VirtualTimeLoop):
                 handle.cancel()
 
     def _run_once(self) -> None:
+        self.turns += 1
+        if self.turns > TURNS_MAX:
+            raise Livelock(f"no end in {TURNS_MAX} turns of the loop, at {self.time():.1f} s")
         if self._dead:
             self._drop()
         super()._run_once()

@@ -138,6 +138,8 @@ class History:
 
     def _decode(self, state: ShardState, part: Part) -> list[Update]:
         data = part.inline if part.inline is not None else self._disk.blobs.peek(part.key)
+        if data is None:
+            raise Violation(f"durability: shard {state.id} names {part.key}, which is not durable")
         table: pa.Table = decode(part, data, state.schema)
         if ERROR in table.column_names:
             raise Violation(f"errors: shard {state.id} holds an error update, and no row is bad")

@@ -21,6 +21,8 @@ from actors.testing.simulation.faults import DISCONNECT, Injector
 
 MESSAGES_MAX: Final = 64
 """On their way in one direction; more wait at the sender."""
+ROUNDING_S: Final = 1e-6
+"""What is due this soon is due: the loop's clock is no finer."""
 
 
 class _Direction:
@@ -96,7 +98,7 @@ class End:
         while True:
             if self._into.queue:
                 wait_s = self._into.queue[0][0] - loop.time()
-                if wait_s <= 0:
+                if wait_s <= ROUNDING_S:
                     self._into.changed.set()  # there is room for who waits to send
                     return self._into.queue.popleft()[1]
                 with suppress(TimeoutError):

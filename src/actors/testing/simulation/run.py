@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from actors.client import Client, TableWrite
 from actors.errors import (
@@ -29,14 +29,14 @@ from actors.errors import (
     StorageError,
     UnknownObject,
 )
-from actors.testing.cluster import World
+from actors.testing.cluster import ObservedLink, World
 from actors.testing.simulation.checkers import WriteRecord
 from actors.testing.simulation.history import Violation
 from actors.testing.simulation.queries import Row
 from actors.testing.simulation.rest import check_rest
 from actors.testing.simulation.schedule import OPERATOR, TABLES, VIEWS, Operation
 
-OPERATION_S: Final = 120.0
+OPERATION_S: Final = 60.0
 """Virtual time within which an operation ends, well or not."""
 CALM_S: Final = 60.0
 """Virtual time within which everything comes to rest once faults have stopped."""
@@ -96,7 +96,10 @@ class Worker:
         self.shared = shared
         self.world = shared.world
         self.number = number
+        self.idle = False
+        """All it asked for was answered."""
         self.client: Client | None = None
+        self.link: ObservedLink | None = None
         self.mine: dict[str, list[Row]] = {table: [] for table in TABLES}
         """Rows that are surely there, and that no one else touches."""
 
@@ -104,8 +107,9 @@ class Worker:
         """The connection, made anew where it was lost."""
         while self.client is None:
             try:
-                client = await Client.in_process(self.world, settings=self.world.settings)
-                self.client = client
+                link = self.world.dial()
+                self.client = await Client.in_process(link, settings=self.world.settings)
+                self.link = link
             except PenstockError:
                 await asyncio.sleep(0.02)
         return self.client
@@ -115,11 +119,17 @@ class Worker:
         for operation in operations:
             await asyncio.sleep(operation.pause_ms / 1000)
             try:
+                self.idle = False
                 async with asyncio.timeout(OPERATION_S):
                     await self.do(operation)
+                    self.idle = self.client is not None
             except TimeoutError:
                 what = f"{operation.kind} {operation.name}"
-                self.world.fail(Violation(f"liveness: {what} took more than {OPERATION_S} s"))
+                self.world.fail(
+                    Violation(
+                        f"liveness: {what} took more than {OPERATION_S} s; {doing(self.world)}"
+                    )
+                )
 
     async def do(self, operation: Operation) -> None:
         """One; an excused failure is the end of it."""
@@ -142,9 +152,13 @@ class Worker:
     async def leave(self) -> None:
         """Closes the connection; the next operation makes another."""
         client, self.client = self.client, None
-        if client is not None:
-            with suppress(PenstockError):
-                await client.aclose()
+        if client is None:
+            return
+        with suppress(PenstockError):
+            await client.aclose()
+        open_ = self.link.checker.unanswered if self.link is not None else []
+        if self.idle and open_:
+            self.world.fail(Violation(f"exchange: never answered: {open_}"))
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -189,8 +203,6 @@ class Worker:
         except PenstockError as error:
             if error.determinate:
                 record.refused = f"{type(error).__name__}: {error}"
-                for table, rows in deletes.items():
-                    self.mine[table] += rows
             raise
         record.time = time
         self.shared.times.append(time)
@@ -280,13 +292,18 @@ def _dicts(rows: list[Row] | None) -> list[dict[str, int]] | None:
     return [dict(zip(("id", "k", "v"), row, strict=True)) for row in rows] if rows else None
 
 
+def doing(world: World) -> str:
+    """What every actor says it does, for people."""
+    return "; ".join(f"{actor.path}: {actor.doing}" for actor in world.actors())
+
+
 async def drive(world: World) -> None:
     """A whole run; ends early at the first violation."""
     body = asyncio.get_running_loop().create_task(_course(world))
     failed = asyncio.get_running_loop().create_task(world.failed.wait())
     await asyncio.wait((body, failed), return_when=asyncio.FIRST_COMPLETED)
-    if body.done():
-        body.result()
+    if body.done() and (error := body.exception()) is not None:
+        world.fail(Violation(f"errors: {type(error).__name__}: {error}"))
 
 
 async def _course(world: World) -> None:
@@ -313,8 +330,7 @@ async def _course(world: World) -> None:
                 await worker.leave()
             await _nothing_left(world, first)
     except TimeoutError:
-        waiting = "; ".join(f"{a.path}: {a.doing}" for a in world.actors())
-        world.fail(Violation(f"liveness: no rest within {CALM_S} s: {waiting}"))
+        world.fail(Violation(f"liveness: no rest within {CALM_S} s: {doing(world)}"))
         return
     world.stop(for_good=True)
     await supervisor
@@ -333,6 +349,10 @@ async def _operate(world: World, operations: list[Operation]) -> None:
 async def _calm(world: World, shared: Workers, worker: Worker) -> None:
     """Everything can be written and read, and is right."""
     await worker.leave()
+    # First without a write: nothing that comes later may be needed to make this readable.
+    for entry in world.history.catalog.objects:
+        if entry.kind != "index" and not await _readable(world, worker, entry.name):
+            return
     # What was under way when the faults stopped may fail by them, but only once.
     time = 0
     for attempt in range(20):
@@ -352,10 +372,10 @@ async def _calm(world: World, shared: Workers, worker: Worker) -> None:
         for name in names:
             await client.wait_for(name, time, deadline_ms=int(CALM_S * 1000))
             await client.peek(name)
-            await client.peek(name, as_of=time)
     except PenstockError as error:
-        doing = "; ".join(f"{a.path}: {a.doing}" for a in world.actors())
-        world.fail(Violation(f"liveness: in the calm: {type(error).__name__}: {error}; {doing}"))
+        world.fail(
+            Violation(f"liveness: in the calm: {type(error).__name__}: {error}; {doing(world)}")
+        )
         return
     for made in shared.subscriptions:
         assert made.task is not None
@@ -365,6 +385,24 @@ async def _calm(world: World, shared: Workers, worker: Worker) -> None:
         world.writes.check()
     except Violation as violation:
         world.fail(violation)
+
+
+async def _readable(world: World, worker: Worker, name: str) -> bool:
+    """Whether it can be read; what was under way when the faults stopped may break once more."""
+    failed: PenstockError | None = None
+    for _ in range(20):
+        client = await worker.connected()
+        try:
+            await client.peek(name, deadline_ms=20_000)
+            return True
+        except EXCUSED as error:
+            failed = error
+            if isinstance(error, DeadlineExceeded):
+                break
+            await worker.leave()
+            await asyncio.sleep(0.5)
+    world.fail(Violation(f"liveness: no read of {name} in the calm: {failed!r}; {doing(world)}"))
+    return False
 
 
 async def _nothing_left(world: World, worker: Worker) -> None:

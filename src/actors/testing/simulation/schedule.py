@@ -85,8 +85,8 @@ def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     work = random.Random(f"workload {seed}")
     setting = Setting(
-        workers=work.choice((1, 1, 2, 2, 3)),
-        inline=work.random() < 0.6,
+        workers=work.choice((1, 1, 1, 2, 2, 3)),
+        inline=work.random() < 0.7,
         decoded=work.random() < 0.6,
         retain_history_ms=work.choice((50, 400, 60_000)),
         batches_max=work.choice((2, 3, 6)),
@@ -105,21 +105,21 @@ _WORK: Final = (
     ("wait", 1),
     ("subscribe", 3),
     ("reconnect", 2),
-    ("create view", 2),
+    ("create view", 1),
     ("drop view", 1),
     ("index", 1),
 )
 
 
 def _operations(work: random.Random) -> list[Operation]:
-    chosen = [view for view in VIEWS if work.random() < 0.4]
+    chosen = [view for view in VIEWS if work.random() < 0.25]
     if work.random() < 0.9 and not chosen:
         chosen = [work.choice(VIEWS[:4])]
     first = [view.name for view in VIEWS if _wanted(view.name, chosen)]
     found = [Operation(0, 0, "create view", name) for name in first]
     clients = work.choice((1, 2, 3))
     kinds, weights = zip(*_WORK, strict=True)
-    for _ in range(work.randrange(6, 22)):
+    for _ in range(work.randrange(4, 15)):
         client = work.randrange(clients)
         kind = work.choices(kinds, weights)[0]
         name = work.choice((*TABLES, "a", *first)) if kind in _READS else work.choice(TABLES)
@@ -179,7 +179,10 @@ def _faults(seed: int) -> list[Fault]:
         delay = dice.choice(_DELAYS_MS)
         if kind == HANG:
             delay = dice.choice((2_000, 8_000))
+        # The first operations are those of a start; everything else stands on them.
         at = 1 + min(dice.randrange(length), dice.randrange(2 * length))
+        if dice.random() < 0.2:
+            at = dice.randrange(1, 13)
         if kind in (CRASH, CRASH_AFTER):
             crashes += 1
             if crashes > 2:
