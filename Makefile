@@ -38,7 +38,7 @@ lint: setup $(VENV)/.dev
 bench: setup $(VENV)/.bench pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
-proof: setup $(VENV)/.dev ## the long campaigns: view scripts, a fuzzer, kill -9, no client, a soak (hours)
+proof: setup $(VENV)/.dev ## the long campaigns: view scripts, a fuzzer, simulations, kill -9, no client, a soak (hours)
 	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5
 	@$(BIN)/penstock check-views tests/scripts
 	@$(BIN)/penstock check-views --scaling tests/scripts
@@ -48,6 +48,8 @@ proof: setup $(VENV)/.dev ## the long campaigns: view scripts, a fuzzer, kill -9
 	@$(BIN)/python tests/proof/crash_campaign.py --victim engine
 	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
 	@$(BIN)/python tests/proof/absent_client.py
+	@$(BIN)/penstock simulate --runs 20000
+	@$(BIN)/python tests/proof/planted_bugs.py
 	@$(BIN)/python tests/proof/soak.py
 
 lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml

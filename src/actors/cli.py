@@ -434,6 +434,29 @@ async def _explain(view: str, address: str) -> str:
 
 
 @app.command()
+def simulate(
+    runs: Annotated[int | None, typer.Option("--runs", min=1, help="How many seeds.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="The first seed; alone: replays that run, twice.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Shows every step of a replay.")] = False,
+) -> None:
+    """Simulates the whole service under faults drawn from seeds; exit status 1 on a failure.
+
+    A failure is shown with its seed and a shrunk schedule.
+    """
+    from actors.testing import simulate as simulation
+
+    if runs is None and seed is not None:
+        wrong = simulation.replayed(seed, as_json=as_json, trace=trace)
+    else:
+        wrong = simulation.campaigned(runs or 100, seed or 0, as_json=as_json)
+    if wrong:
+        raise typer.Exit(STATUS_WRONG)
+
+
+@app.command()
 def java() -> None:
     """Shows the Java that Spark would run on; exit status 2 when there is none.
 

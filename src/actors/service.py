@@ -86,7 +86,7 @@ class Service:
     async def _start(self, stack: AsyncExitStack) -> None:
         settings, clock = self.settings, self._clock
         directory = Path(settings.state_dir)
-        persist = await PersistClient.open(directory, settings, clock)
+        persist = await self._open(directory)
         stack.push_async_callback(persist.close)
         found = await boot.load(persist)
         self._listener = listener = await self._bind(settings.listen)
@@ -98,14 +98,16 @@ class Service:
         self._system = system
         stack.push_async_callback(self._stop_actors)
         executor = self._engine(system, settings, scratch / "engine")
-        cluster = await Cluster.start(system, settings, persist, executor, scratch / "cluster")
+        cluster = await Cluster.start(
+            system, settings, persist, executor, scratch / "cluster", reach=self._reach
+        )
         if settings.cluster_listen:
             host, port = _host_port("cluster_listen", settings.cluster_listen)
             replica_listener = await cluster.listen(host, port)
             stack.push_async_callback(replica_listener.aclose)
 
         async def connect() -> ClusterClient:
-            return await cluster.connect()
+            return await self._connect(cluster)
 
         maintenance = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")
         controller = system.spawn(
@@ -122,6 +124,18 @@ class Service:
         )
         self._server = system.spawn(lambda: ApiServer(listener, controller, settings), "sessions")
         log.info("listening on %s, state in %s", self.address, directory)
+
+    # Where the service touches the world: a simulation puts its own in their place.
+
+    async def _open(self, directory: Path) -> PersistClient:
+        return await PersistClient.open(directory, self.settings, self._clock)
+
+    async def _connect(self, cluster: Cluster) -> ClusterClient:
+        return await cluster.connect()
+
+    def _reach(self, adapter: Address[Any]) -> Address[Any]:
+        """The way from the cluster's connections to an adapter."""
+        return adapter
 
     async def _bind(self, address: str) -> Listener:
         host, port = _host_port("listen", address)

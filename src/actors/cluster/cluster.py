@@ -8,6 +8,7 @@ is removed at the start.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,10 @@ class Cluster:
         state_dir: Path,
         *,
         cast: Cast | None = None,
+        reach: Callable[[Address[Any]], Address[Any]] = lambda adapter: adapter,
     ) -> Cluster:
-        """Spawns all on an entered system. `cast` replaces the actors below the workers."""
+        """Spawns all on an entered system. `cast` replaces the actors below the workers, `reach`
+        the way from connections to an adapter."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
@@ -115,7 +118,8 @@ class Cluster:
         adapters.extend(
             system.spawn(partial(adapter, index), f"adapter-{index}") for index in range(count)
         )
-        acceptor = system.spawn(lambda: Acceptor(adapters, settings), "acceptor")
+        reached = [reach(each) for each in adapters]
+        acceptor = system.spawn(lambda: Acceptor(reached, settings), "acceptor")
         return cls(settings, acceptor, tuple(workers), tuple(adapters))
 
     async def connect(self) -> LocalClient:

@@ -106,7 +106,7 @@ class Address(Generic[M]):
         except TimeoutError:
             raise DeadlineExceeded(f"{self.path} did not answer in {deadline_ms} ms") from None
         finally:
-            mailbox.asks.discard(reply)
+            mailbox.asks.pop(reply, None)
             if asker is not None:
                 asker.asking = tuple(each for each in asker.asking if each is not waits)
 

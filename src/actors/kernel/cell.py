@@ -123,7 +123,7 @@ class Cell(Generic[M]):
         self._stopping = False
         self._crash: Exception | None = None
         """Of an effect."""
-        self._effects: set[anyio.CancelScope] | None = None
+        self._effects: dict[anyio.CancelScope, None] | None = None
         self._idle: Flag | None = None
         """Up when the last effect has ended."""
         self._crashes: tuple[float, ...] = ()
@@ -181,8 +181,8 @@ class Cell(Generic[M]):
         scope = anyio.CancelScope()
         if self._serving and not self._stopping:
             if self._effects is None:
-                self._effects = set()
-            self._effects.add(scope)
+                self._effects = {}
+            self._effects[scope] = None
             self.system.start_soon(lambda: self._effect(scope, run, done, failed))
         return scope
 
@@ -212,7 +212,7 @@ class Cell(Generic[M]):
                 self.task.cancel()
         finally:
             assert self._effects is not None, "it was started"
-            self._effects.discard(scope)
+            self._effects.pop(scope, None)
             if self._idle is not None and not self._effects:
                 self._idle.set()
 

@@ -60,11 +60,11 @@ class Reply(Generic[R]):
 
     __slots__ = ("_future", "_owner")
 
-    def __init__(self, owner: set[Reply[Any]] | None = None) -> None:
+    def __init__(self, owner: dict[Reply[Any], None] | None = None) -> None:
         self._future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._owner = owner
         if owner is not None:
-            owner.add(self)
+            owner[self] = None
 
     @property
     def answered(self) -> bool:
@@ -93,7 +93,7 @@ class Reply(Generic[R]):
 
     def _forget(self) -> None:
         if self._owner is not None:
-            self._owner.discard(self)
+            self._owner.pop(self, None)
 
 
 class Mailbox(Generic[M]):
@@ -131,7 +131,7 @@ class Mailbox(Generic[M]):
         """What was received with it."""
         self.urgent: list[Any] | None = None
         """The control lane."""
-        self._asks: set[Reply[Any]] | None = None
+        self._asks: dict[Reply[Any], None] | None = None
         self._queue: list[M | Traced[M]] = []
         self._senders: deque[asyncio.Future[None]] | None = None
         self._wake: asyncio.Future[None] | None = None
@@ -146,10 +146,10 @@ class Mailbox(Generic[M]):
         self._broken: str | None = None
 
     @property
-    def asks(self) -> set[Reply[Any]]:
+    def asks(self) -> dict[Reply[Any], None]:
         """Replies that the receiver owes."""
         if self._asks is None:
-            self._asks = set()
+            self._asks = {}
         return self._asks
 
     def _check_open(self) -> None:

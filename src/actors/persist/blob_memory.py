@@ -21,6 +21,15 @@ class MemoryBlob:
         found = self._objects.get(_checked(key))
         return None if found is None else found[0]
 
+    def peek(self, key: str) -> bytes | None:
+        """The object, or None, without waiting: for who looks on."""
+        found = self._objects.get(key)
+        return None if found is None else found[0]
+
+    def keys(self) -> list[str]:
+        """Every key, in order."""
+        return sorted(self._objects)
+
     async def set(self, key: str, data: bytes) -> None:
         """Keeps a new object."""
         self._objects[_checked(key)] = (bytes(data), self._clock.now_ms())

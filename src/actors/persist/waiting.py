@@ -12,7 +12,8 @@ class Waiters:
     documents, so that no change falls in between."""
 
     def __init__(self) -> None:
-        self._events: dict[str, set[anyio.Event]] = {}
+        # Dicts, not sets: they wake in the order in which they came, in every process.
+        self._events: dict[str, dict[anyio.Event, None]] = {}
 
     def wake(self, key: str) -> None:
         """The document changed."""
@@ -28,12 +29,12 @@ class Waiters:
         """Until one of the documents changes."""
         event = anyio.Event()
         for key in keys:
-            self._events.setdefault(key, set()).add(event)
+            self._events.setdefault(key, {})[event] = None
         try:
             await event.wait()
         finally:
             for key in keys:
                 waiting = self._events[key]
-                waiting.discard(event)
+                waiting.pop(event, None)
                 if not waiting:
                     del self._events[key]

@@ -64,12 +64,14 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """What is ready (the loop's own wake-ups only); else who waits for that is woken, else
         time passes."""
-        ready = super().select(0)
         self._turns += 1
         if self._turns > TURNS_MAX:
             self._turns = 0
             raise Livelock(f"{TURNS_MAX} turns of the loop at one moment. {self._told()}")
-        if ready or timeout == 0:
+        if timeout == 0:
+            return []  # there is enough to do: nobody needs to be asked
+        ready = super().select(0)
+        if ready:
             return ready
         due = self._due()
         if due > self.now + _RESOLUTION and _woken(self.idle):

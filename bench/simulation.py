@@ -1,0 +1,43 @@
+"""Whole-service runs of the simulator on one core, against the time that twenty a second leave.
+
+A run is a schedule of the simulator's own: the service, clients, faults, checkers, from the start
+to nothing left. Process time: what else the machine does is not the simulator's.
+
+    python bench/simulation.py [--json FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+from time import process_time
+
+from actors.testing.cluster import simulate
+from actors.testing.simulation.schedule import draw
+from measure import Measure, Report, median
+
+TURNS = 5
+RUNS = 100
+WANTED_MS = 1000 / 20
+
+
+def run_ms(first: int, count: int) -> float:
+    """Of one run, on average over these seeds. Raises `SystemExit` when one fails."""
+    began = process_time()
+    for seed in range(first, first + count):
+        report = simulate(draw(seed))
+        if report.violation:
+            raise SystemExit(f"seed {seed} fails: {report.violation}")
+    return (process_time() - began) * 1000 / count
+
+
+def run(report: Report) -> None:
+    """Each turn other seeds, after a few that warm up."""
+    count = 10 if report.quick else RUNS
+    run_ms(0, 5)
+    found = median([run_ms(turn * count, count) for turn in range(TURNS)])
+    report.add(Measure("simulated_run", found, WANTED_MS, target=1.0))
+
+
+if __name__ == "__main__":
+    made = Report("Simulated whole-service runs.")
+    run(made)
+    made.close()

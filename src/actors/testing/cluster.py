@@ -1,0 +1,384 @@
+"""A whole service, its clients and their network, simulated in one loop from one seed.
+
+Theory of operation. `simulate` runs one `Schedule`: the real service (`actors.service`, every
+actor of it) on an in-memory engine, over stores and links in memory, in a loop of virtual time.
+Three streams of randomness come from the seed: the order in which what is ready runs, the
+workload, the faults. The process may be killed at any operation on a store; then nothing of it
+runs any more, and what the `Disk` holds is all that its successor finds.
+
+A run has two parts. First the clients work while faults strike; any request may fail then, none
+may be answered wrongly. Then faults stop: everything must come to rest, be readable, and be gone
+when it is dropped. The checkers say what was wrong; the first `Violation` ends the run.
+
+What it does not do: real sockets, threads, files of parts, Spark; two services on one store; a
+store that loses or changes what it acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import logging
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from actors.cluster.cluster import Cluster, ClusterStatistics
+from actors.cluster.transport import Listener
+from actors.controller.replica import ClusterClient
+from actors.errors import Broken, PenstockError
+from actors.kernel import ActorCrashed, ActorStatistics, Address, System
+from actors.persist import PersistClient
+from actors.persist.location import Cas
+from actors.plan.jobs import ExecutorMessage
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.simulation.checkers import (
+    ExchangeChecker,
+    ReadsChecker,
+    ReplicaChecker,
+    ViewsChecker,
+    WritesChecker,
+)
+from actors.testing.simulation.crash import LIFE, CrashableLoop, Livelock
+from actors.testing.simulation.engine import FaultyExecutor
+from actors.testing.simulation.faults import Injector, Trace
+from actors.testing.simulation.history import History, Violation
+from actors.testing.simulation.links import (
+    DelayedAddress,
+    End,
+    FaultyClusterClient,
+    MemoryListener,
+)
+from actors.testing.simulation.schedule import Schedule, Setting
+from actors.testing.simulation.stores import Disk, FaultyBlob, FaultyConsensus
+from actors.testing.virtual_time import Deadlock, VirtualClock
+
+DOWN_S: Final = 0.02
+"""How long a dead service stays down."""
+
+log = logging.getLogger("penstock.simulation")
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one run came to."""
+
+    seed: int
+    hash: str
+    steps: int
+    faults: dict[str, int]
+    """Struck, by kind."""
+    violation: str = ""
+    """Empty: nothing was wrong."""
+    trace: tuple[str, ...] = ()
+
+
+def settings_of(setting: Setting, directory: Path) -> Settings:
+    """Small limits, so that a short run meets them."""
+    return Settings(
+        state_dir=str(directory),
+        listen="memory:0",
+        workers=setting.workers,
+        retain_history_ms=setting.retain_history_ms,
+        index_history_ms=200,
+        group_commit_ms=1,
+        hold_downgrade_ms=150,
+        maintenance_ms=100,
+        oracle_reserve_ms=50,
+        peek_deadline_ms=20_000,
+        inline_part_bytes_max=16 * 1024 if setting.inline else 1,
+        decoded_parts_bytes_max=32 * 1024 * 1024 if setting.decoded else 1,
+        batches_per_shard_max=setting.batches_max,
+        blob_orphan_grace_ms=500,
+        retry_delay_ms_min=5,
+        retry_delay_ms_max=500,
+        fetch_attempts_max=3,
+        stash_responses_max=32,
+        arrangement_slack_ms=50,
+    )
+
+
+class _Service(Service):
+    """The service with its edges in the simulation."""
+
+    def __init__(self, world: World, life: int) -> None:
+        super().__init__(
+            world.settings,
+            engine=self._start_engine,
+            clock=world.clock,
+            seed=world.dice.getrandbits(64),
+        )
+        self._world = world
+        self._life = life
+        self.listener = MemoryListener(world.injector)
+        self.cluster: Cluster | None = None
+        self.persist: PersistClient | None = None
+
+    def _start_engine(
+        self, system: System, settings: Settings, scratch: Path
+    ) -> Address[ExecutorMessage]:
+        address: Address[Any] = system.spawn(lambda: FaultyExecutor(self._world.injector), "engine")
+        return address
+
+    async def _open(self, directory: Path) -> PersistClient:
+        world = self._world
+
+        def crash() -> None:
+            world.kill(self._life)
+
+        self.persist = PersistClient(
+            FaultyBlob(world.disk, world.injector, crash, world),
+            FaultyConsensus(world.disk, world.injector, crash, world),
+            world.settings,
+            world.clock,
+            random=random.Random(world.dice.getrandbits(64)),
+        )
+        return self.persist
+
+    async def _bind(self, address: str) -> Listener:
+        return cast(Listener, self.listener)
+
+    async def _connect(self, cluster: Cluster) -> ClusterClient:
+        self.cluster = cluster
+        checker = ReplicaChecker()
+        inner = await cluster.connect()
+        world = self._world
+        return FaultyClusterClient(inner, world.injector, world.guarded(checker.heard))
+
+    def _reach(self, adapter: Address[Any]) -> Address[Any]:
+        return DelayedAddress(adapter, self._world.injector)
+
+
+class ObservedLink:
+    """A client's end, watched. It is its own dialler, as `Client.in_process` wants one."""
+
+    def __init__(self, end: End, world: World) -> None:
+        self._end = end
+        self.checker = ExchangeChecker(world.history, world.reads)
+        self._sent = world.guarded(self.checker.sent)
+        self._received = world.guarded(self.checker.received)
+
+    async def connect_in_process(self) -> ObservedLink:
+        """Itself."""
+        return self
+
+    async def send(self, message: Any) -> None:
+        """Sends."""
+        self._sent(message)
+        await self._end.send(message)
+
+    async def receive(self) -> Any:
+        """The next message."""
+        message = await self._end.receive()
+        self._received(message)
+        return message
+
+    async def aclose(self) -> None:
+        """Ends the connection."""
+        await self._end.aclose()
+
+
+class World:
+    """One run: the disk, the service's lives, and who watches."""
+
+    def __init__(self, schedule: Schedule, directory: Path, keep_trace: bool) -> None:
+        self.schedule = schedule
+        self.directory = directory
+        self.clock = VirtualClock()
+        self.trace = Trace(keep_trace)
+        self.injector = Injector(schedule.faults, self.trace)
+        self.dice = random.Random(f"system {schedule.seed}")
+        self.settings = settings_of(schedule.setting, directory)
+        self.disk = Disk(self.clock)
+        self.history = History(self.disk)
+        self.views = ViewsChecker(self.history)
+        self.reads = ReadsChecker(self.history)
+        self.writes = WritesChecker(self.history)
+        self.violation: Violation | None = None
+        self.failed = asyncio.Event()
+        self._lives = 0
+        self._life = 0
+        self._service: _Service | None = None
+        self._ended = asyncio.Event()
+        self._closing = False
+        self._down = 0.0
+
+    # -- watching ------------------------------------------------------------------------------
+
+    def fail(self, violation: Violation) -> None:
+        """The first one counts."""
+        if self.violation is None:
+            self.violation = violation
+            self.trace.note("violation", violation)
+        self.failed.set()
+
+    def guarded(self, check: Callable[..., None]) -> Callable[..., None]:
+        """A check whose violation ends the run, wherever it is called."""
+
+        def run(*args: Any) -> None:
+            try:
+                check(*args)
+            except Violation as violation:
+                self.fail(violation)
+
+        return run
+
+    def committed(self, ops: Sequence[Cas]) -> None:
+        """Documents became durable."""
+        try:
+            self.history.committed(ops)
+            self.views.check()
+        except Violation as violation:
+            self.fail(violation)
+
+    def missing(self, key: str) -> None:
+        """Somebody wanted a blob that was deleted."""
+        self.fail(Violation(f"leases: {key} was deleted and then read"))
+
+    # -- lives of the service ------------------------------------------------------------------
+
+    async def supervise(self) -> None:
+        """Starts the service, and again whenever it has ended."""
+        while not self._closing:
+            self._lives += 1
+            life = self._life = self._lives
+            self._ended.clear()
+            context = contextvars.copy_context()
+            context.run(LIFE.set, life)
+            self.trace.note("life", life)
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(self._live(life), context=context)
+            task.add_done_callback(_forgotten)
+            await self._ended.wait()
+            self._service = None
+            await asyncio.sleep(DOWN_S)
+
+    async def _live(self, life: int) -> None:
+        service = _Service(self, life)
+        try:
+            async with service:
+                self._service = service
+                await service.wait_stopped()
+        except ActorCrashed as error:
+            self.fail(Violation(f"crash: {error}: {error.__cause__!r}"))
+        except PenstockError as error:
+            self.trace.note("no start", type(error).__name__, error)
+        except Exception as error:
+            log.exception("the service failed")
+            self.fail(Violation(f"crash: {type(error).__name__}: {error}"))
+        if life == self._life:
+            service.listener.lost()
+            self._ended.set()
+
+    def kill(self, life: int | None = None) -> None:
+        """The process dies here and now."""
+        life = self._life if life is None else life
+        if life != self._life or self._ended.is_set():
+            return
+        self.trace.note("kill", life)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, CrashableLoop)
+        loop.kill(life)
+        if self._service is not None:
+            self._service.listener.lost()
+        self._service = None
+        self._life = 0
+        # Set from a context that lives: the supervisor's wake-up is its own.
+        self._ended.set()
+
+    def stop(self, *, for_good: bool = False) -> None:
+        """Asks the service to stop in order."""
+        self._closing = self._closing or for_good
+        if self._service is not None:
+            self._service.stop()
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set while the service is down."""
+        return self._ended
+
+    def dial(self) -> ObservedLink:
+        """A client's connection. Raises `Broken` while the service is down."""
+        if self._service is None:
+            raise Broken("the service is down")
+        return ObservedLink(self._service.listener.dial(), self)
+
+    # -- looking in ----------------------------------------------------------------------------
+
+    def actors(self) -> list[ActorStatistics]:
+        """Every live actor."""
+        return [] if self._service is None else self._service.actors()
+
+    async def statistics(self) -> ClusterStatistics | None:
+        """Of the cluster, when it runs."""
+        service = self._service
+        if service is None or service.cluster is None:
+            return None
+        return await service.cluster.statistics()
+
+    def readers(self) -> list[str]:
+        """Shards that somebody still reads."""
+        service = self._service
+        if service is None or service.persist is None:
+            return []
+        return list(service.persist._book.shards())
+
+
+def _forgotten(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
+    """Runs a schedule. Never raises for what the service does wrong: see `Report.violation`."""
+    # Young garbage is all that a run makes: it is collected once, when the run is over.
+    collects = gc.isenabled()
+    gc.disable()
+    quiet = logging.getLogger("penstock")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL + 1)
+    try:
+        return _simulate(schedule, keep_trace)
+    finally:
+        quiet.setLevel(level)
+        gc.collect(0)
+        if collects:
+            gc.enable()
+
+
+def _simulate(schedule: Schedule, keep_trace: bool) -> Report:
+    from actors.testing.simulation.run import drive
+
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    directory = Path(tempfile.mkdtemp(prefix="penstock-sim-", dir=base))
+    loop = CrashableLoop(f"order {schedule.seed}")
+    asyncio.set_event_loop(loop)
+    try:
+        world = World(schedule, directory, keep_trace)
+        try:
+            loop.run_until_complete(drive(world))
+        except (Deadlock, Livelock) as error:
+            world.violation = world.violation or Violation(f"liveness: {error}")
+        faults = Counter(fault.kind for fault in world.injector.struck)
+        return Report(
+            schedule.seed,
+            world.trace.hash,
+            world.trace.steps,
+            dict(sorted(faults.items())),
+            "" if world.violation is None else str(world.violation),
+            tuple(world.trace.lines),
+        )
+    finally:
+        loop.bury()
+        with contextlib.suppress(Exception):
+            loop.close()
+        asyncio.set_event_loop(None)
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,195 @@
+"""Campaigns of simulated runs: many seeds, and for a failure its seed and a shrunk schedule.
+
+A failure is shrunk by leaving out operations and faults, halves first, then one by one, as long
+as the run still fails by the same checker; the effort is bounded (`SHRINK_RUNS_MAX`).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from actors.testing.cluster import Report, simulate
+from actors.testing.simulation.faults import Fault
+from actors.testing.simulation.schedule import Operation, Schedule, describe, draw
+
+T = TypeVar("T")
+
+SHRINK_RUNS_MAX: Final = 250
+FAILURES_MAX: Final = 10
+"""A campaign that has found so many stops."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A seed that fails."""
+
+    seed: int
+    violation: str
+    operations: tuple[str, ...]
+    faults: tuple[str, ...]
+    """What is left of its schedule."""
+    shrunk_violation: str
+    runs: int
+    """That shrinking took."""
+
+
+class Campaign(msgspec.Struct, frozen=True):
+    """What a campaign came to."""
+
+    first: int
+    runs: int
+    seconds: float
+    steps: int
+    faults: dict[str, int]
+    failures: tuple[Failure, ...]
+
+    @property
+    def runs_per_second(self) -> float:
+        """Of one core, shrinking left out."""
+        return self.runs / self.seconds if self.seconds else 0.0
+
+
+def campaign(seeds: Iterable[int], told: Callable[[Failure], None] | None = None) -> Campaign:
+    """Runs every seed; stops after `FAILURES_MAX` failures."""
+    gc.collect()
+    gc.freeze()
+    runs = steps = 0
+    seconds = 0.0
+    first = None
+    faults: Counter[str] = Counter()
+    failures: list[Failure] = []
+    for seed in seeds:
+        first = seed if first is None else first
+        began = perf_counter()
+        report = simulate(draw(seed))
+        seconds += perf_counter() - began
+        runs += 1
+        steps += report.steps
+        faults.update(report.faults)
+        if report.violation:
+            failure = shrunk(report)
+            failures.append(failure)
+            if told is not None:
+                told(failure)
+            if len(failures) >= FAILURES_MAX:
+                break
+    gc.unfreeze()
+    return Campaign(first or 0, runs, seconds, steps, dict(sorted(faults.items())), tuple(failures))
+
+
+def shrunk(report: Report) -> Failure:
+    """The failure with as little of its schedule as still fails by the same checker."""
+    checker = report.violation.partition(":")[0]
+    best, last, runs = draw(report.seed), report, 0
+
+    def fails(schedule: Schedule) -> bool:
+        nonlocal best, last, runs
+        if runs >= SHRINK_RUNS_MAX:
+            return False
+        runs += 1
+        again = simulate(schedule)
+        if again.violation.partition(":")[0] != checker:
+            return False
+        best, last = schedule, again
+        return True
+
+    def with_operations(kept: Sequence[Operation]) -> bool:
+        return fails(msgspec.structs.replace(best, operations=tuple(kept)))
+
+    def with_faults(kept: Sequence[Fault]) -> bool:
+        return fails(msgspec.structs.replace(best, faults=tuple(kept)))
+
+    for _ in range(2):
+        _reduce(best.faults, with_faults)
+        _reduce(best.operations, with_operations)
+    return Failure(
+        report.seed,
+        report.violation,
+        tuple(map(describe, best.operations)),
+        tuple(map(describe, best.faults)),
+        last.violation,
+        runs,
+    )
+
+
+def _reduce(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
+    """Leaves out ever smaller pieces; `fails` remembers what it was given and still failed."""
+    kept = list(items)
+    size = max(1, len(kept))
+    while kept:
+        at = 0
+        while at < len(kept):
+            less = kept[:at] + kept[at + size :]
+            if fails(less):
+                kept = less
+            else:
+                at += size
+        if size == 1:
+            return
+        size //= 2
+
+
+def replayed(seed: int, *, as_json: bool = False, trace: bool = False) -> bool:
+    """Prints one run, made twice; True when it failed or the two differ (then the simulation
+    itself is at fault)."""
+    first = simulate(draw(seed), keep_trace=trace)
+    second = simulate(draw(seed))
+    same = first.hash == second.hash
+    if as_json:
+        shown = msgspec.to_builtins(first) | {"second_hash": second.hash}
+        print(json.dumps(shown))
+        return bool(first.violation) or not same
+    print("\n".join(first.trace), end="\n" if trace else "")
+    struck = ", ".join(f"{kind} {count}" for kind, count in first.faults.items()) or "none"
+    print(f"seed {seed}: {first.steps} steps; faults: {struck}")
+    print(f"trace hash {first.hash}, again {second.hash}{'' if same else ': NOT THE SAME'}")
+    if first.violation:
+        print(failure_as_text(shrunk(first)))
+    else:
+        print("nothing was wrong")
+    return bool(first.violation) or not same
+
+
+def campaigned(runs: int, seed: int, *, as_json: bool = False) -> bool:
+    """Prints a campaign of `runs` seeds from `seed` on; True when one failed."""
+
+    def tell(failure: Failure) -> None:
+        if not as_json:
+            print(failure_as_text(failure), flush=True)
+
+    found = campaign(range(seed, seed + runs), tell)
+    print(_as_json(found) if as_json else as_text(found))
+    return bool(found.failures)
+
+
+def _as_json(found: Campaign) -> str:
+    """For machines."""
+    shown: dict[str, Any] = msgspec.to_builtins(found)
+    return json.dumps(shown | {"runs_per_second": round(found.runs_per_second, 2)})
+
+
+def as_text(found: Campaign) -> str:
+    """For people."""
+    faults = ", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"
+    last = found.first + found.runs - 1
+    return (
+        f"{found.runs} runs (seeds {found.first} to {last}), "
+        f"{found.runs_per_second:.1f} runs/s, {found.steps} steps\n"
+        f"faults: {faults}\n"
+        f"failures: {len(found.failures)}"
+    )
+
+
+def failure_as_text(failure: Failure) -> str:
+    """The seed, what was wrong, and what is left of the schedule."""
+    lines = [f"seed {failure.seed} fails: {failure.violation}"]
+    lines.append(f"shrunk in {failure.runs} runs to: {failure.shrunk_violation}")
+    lines += [f"  {line}" for line in (*failure.operations, *failure.faults)]
+    lines.append(f"replay it: penstock simulate --seed {failure.seed}")
+    return "\n".join(lines)

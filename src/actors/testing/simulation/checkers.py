@@ -1,0 +1,344 @@
+"""The checkers: one for each promise of the design that the service can break so far.
+
+Each is told what it watches and raises `Violation`, whose text begins with the checker's name.
+The truth they hold answers to is `History`. Frontiers of shards, durability of named parts and
+compaction are checked there, at the instant of each durable change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from actors.plan.schema import DIFF, TIME
+from actors.plan.updates import from_ipc
+from actors.progress import EMPTY
+from actors.protocol.api import (
+    Changes,
+    Contents,
+    Failed,
+    Read,
+    Subscribe,
+    Unsubscribe,
+    WaitFor,
+    Welcome,
+    Welcomed,
+    Written,
+)
+from actors.protocol.compute import (
+    CreateDataflow,
+    Frontiers,
+    Hello,
+    Peek,
+    PeekResponse,
+    SubscribeBatch,
+    SubscribeResponse,
+)
+from actors.testing.simulation.history import History, Violation
+from actors.testing.simulation.queries import Bag, Row, contents
+
+
+class WriteRecord(msgspec.Struct):
+    """A write that a client asked for: what it should change, and what became of it."""
+
+    changes: dict[str, list[tuple[Row, int]]]
+    """Table → (row, diff). Rows are never written twice."""
+    time: int | None = None
+    """Of the acknowledgement."""
+    refused: str = ""
+    """Why it surely did not happen."""
+
+
+class WritesChecker:
+    """An acknowledged write is there at its time, once and whole; a refused one is not; one of
+    unknown outcome is there whole or not at all; nothing else is.
+
+    Does not cover: whether a refusal was right, and the order of writes within a group, which
+    share a time.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.records: list[WriteRecord] = []
+
+    def check(self) -> None:
+        """When nothing is under way."""
+        found: dict[tuple[str, Row, int], list[int]] = {}
+        for shard, name in self._history.names.items():
+            held = self._history.shards.get(shard)
+            if held is not None and held.state.tables:
+                for row, time, diff in held.updates:
+                    found.setdefault((name, row, diff), []).append(time)
+        for record in self.records:
+            times = [
+                found.pop((table, row, diff), [])
+                for table, changes in record.changes.items()
+                for row, diff in changes
+            ]
+            self._check_one(record, times)
+        if found:
+            raise Violation(f"writes: nobody wrote {dict(list(found.items())[:3])}")
+
+    def _check_one(self, record: WriteRecord, times: list[list[int]]) -> None:
+        if any(len(each) > 1 for each in times):
+            raise Violation(f"writes: {record.changes} is there more than once: {times}")
+        if not times:
+            return
+        flat = {each[0] if each else None for each in times}
+        if record.time is not None and flat != {record.time}:
+            raise Violation(
+                f"writes: {record.changes} was acknowledged at {record.time}, and is there at "
+                f"{sorted(flat, key=str)}"
+            )
+        if record.refused and flat != {None}:
+            raise Violation(f"writes: refused by {record.refused}, and is there: {record.changes}")
+        if len(flat) > 1:
+            raise Violation(f"writes: only a part of {record.changes} is there: {times}")
+
+
+class ViewsChecker:
+    """Every view equals its query over the tables at every time, from where it begins on; it is
+    checked at the instant at which its output becomes durable.
+
+    Does not cover: hidden states of groupings (they show when a later output is wrong), and
+    error updates (no row of a workload is bad; one that appears is a violation).
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def check(self) -> None:
+        """After each durable change."""
+        history = self._history
+        grown, history.grown = history.grown, []
+        for shard, lower, upper in grown:
+            held = history.shards.get(shard)
+            name = history.names.get(shard)
+            if held is None or held.state.tables or name is None or "-hidden" in shard:
+                continue
+            entry = next((e for e in history.catalog.objects if e.shard == shard), None)
+            if entry is None:
+                continue
+            first = max(lower, entry.as_of)
+            for time in history.times(first, upper) if first < upper else ():
+                tables = history.tables_at(time)
+                wanted, found = contents(name, tables), held.at(time)
+                if wanted != found:
+                    raise Violation(
+                        f"views: {name} ({shard}) at {time}, appended [{lower}, {upper}): "
+                        f"{_difference(found, wanted)}"
+                    )
+
+
+class ReadsChecker:
+    """A read's answer is the object's contents at the answer's time; that is the time asked for,
+    or, asked for now, not before any write acknowledged to anybody before the read was sent, nor
+    before any answer given to anybody before.
+
+    Does not cover: reads by key, and whether an error was right (see `ExchangeChecker` and the
+    calm end of a run, where no error is).
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.acknowledged = 0
+        """The latest time that any client knows of."""
+
+    def answered(self, read: Read, least: int, answer: Contents) -> None:
+        """`least`: what was acknowledged when the read was sent."""
+        if read.as_of is not None and answer.as_of != read.as_of:
+            raise Violation(f"reads: {read.name} asked at {read.as_of}, answered {answer.as_of}")
+        if read.as_of is None and answer.as_of < least:
+            raise Violation(
+                f"reads: {read.name} answered at {answer.as_of}, when {least} was acknowledged"
+            )
+        if read.as_of is None:
+            self.acknowledged = max(self.acknowledged, answer.as_of)
+        table = from_ipc(answer.arrow)
+        found: Bag = Counter()
+        for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            found[row[:-1]] += row[-1]
+        wanted = contents(read.name, self._history.tables_at(answer.as_of))
+        if found != wanted:
+            raise Violation(f"reads: {read.name} at {answer.as_of}: {_difference(found, wanted)}")
+
+
+class SubscribeChecker:
+    """What a subscription was sent is the object's contents at its start, then every change:
+    intervals without gap or repeat, each update in its interval, sums equal to the contents at
+    each upper.
+
+    Does not cover: when it is told; a resumption after a lost connection is a subscription anew.
+    """
+
+    def __init__(self, history: History, request: Subscribe) -> None:
+        self._history = history
+        self._name = request.name
+        self._upper: int | None = None
+        self._bag: Bag = Counter()
+
+    def told(self, changes: Changes) -> None:
+        """The next answer."""
+        name = self._name
+        if changes.upper < changes.lower or (
+            self._upper is not None and changes.lower != self._upper
+        ):
+            raise Violation(
+                f"subscribe: {name} was told up to {self._upper}, then [{changes.lower}, "
+                f"{changes.upper})"
+            )
+        if changes.arrow is not None:
+            table = from_ipc(changes.arrow)
+            times, diffs = table[TIME].to_pylist(), table[DIFF].to_pylist()
+            rows = table.drop_columns([TIME, DIFF])
+            values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+            for row, time, diff in zip(values, times, diffs, strict=True):
+                if not changes.lower <= time < changes.upper:
+                    raise Violation(
+                        f"subscribe: {name}: an update at {time} in [{changes.lower}, "
+                        f"{changes.upper})"
+                    )
+                self._bag[row] += diff
+        first, self._upper = self._upper is None, changes.upper
+        if changes.upper >= EMPTY or (first and changes.upper == changes.lower):
+            return
+        found: Bag = Counter({row: n for row, n in self._bag.items() if n})
+        wanted = contents(name, self._history.tables_at(changes.upper - 1))
+        if found != wanted:
+            raise Violation(
+                f"subscribe: {name} below {changes.upper}: {_difference(found, wanted)}"
+            )
+
+
+class ExchangeChecker:
+    """On one client connection every answer is of an open request, of its kind, and a request
+    gets at most one; a subscription's changes come before its end. Feeds the checkers of reads
+    and subscriptions. `unanswered` tells what is still open.
+
+    Does not cover: order between answers of different requests, which is free.
+    """
+
+    def __init__(self, history: History, reads: ReadsChecker) -> None:
+        self._history = history
+        self._reads = reads
+        self._open: dict[int, tuple[Any, int]] = {}
+        self._subscribes: dict[int, SubscribeChecker] = {}
+        self._welcomed = False
+
+    def sent(self, message: Any) -> None:
+        """The client sends."""
+        if isinstance(message, Welcome):
+            return
+        self._open[message.request] = (message, self._reads.acknowledged)
+        if isinstance(message, Subscribe) and message.from_ is None:
+            self._subscribes[message.request] = SubscribeChecker(self._history, message)
+
+    def received(self, message: Any) -> None:
+        """The client receives."""
+        if isinstance(message, Welcomed) and not self._welcomed:
+            self._welcomed = True
+            return
+        if isinstance(message, Failed) and message.request == 0:
+            raise Violation(f"exchange: the service closed the connection: {message.text}")
+        if isinstance(message, Failed) and message.text.startswith("internal fault"):
+            raise Violation(f"exchange: {message.text}")
+        request, least = self._open.get(message.request, (None, 0))
+        if request is None:
+            raise Violation(f"exchange: {message!r} answers no open request")
+        if isinstance(message, Changes):
+            if not isinstance(request, Subscribe):
+                raise Violation(f"exchange: {request!r} was answered with changes")
+            if message.request in self._subscribes:
+                self._subscribes[message.request].told(message)
+            return
+        del self._open[message.request]
+        self._subscribes.pop(message.request, None)
+        match request, message:
+            case Read(), Contents():
+                self._reads.answered(request, least, message)
+            case _, Written():
+                self._reads.acknowledged = max(self._reads.acknowledged, message.time)
+            case Read(), Failed():
+                pass
+            case Read(), _:
+                raise Violation(f"exchange: {request!r} was answered with {message!r}")
+            case _:
+                pass
+
+    @property
+    def unanswered(self) -> list[Any]:
+        """Requests that were not answered."""
+        return [
+            request
+            for request, _ in self._open.values()
+            if not isinstance(request, Unsubscribe | Subscribe | WaitFor)
+        ]
+
+
+class ReplicaChecker:
+    """On one connection to the cluster: responses only of what this connection asked for; a
+    peek is answered once; frontiers of an object never go back; batches of a subscribe follow
+    one another without gap or repeat.
+
+    Does not cover: contents (the checkers of reads and subscriptions see them at the client),
+    and responses that nobody reads any more.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._peeks: set[str] = set()
+        self._frontiers: dict[tuple[str, str], int] = {}
+        self._batches: dict[str, int] = {}
+        self._hello = False
+
+    def heard(self, message: Any) -> None:
+        """A command sent, or a response received."""
+        match message:
+            case Hello():
+                self._hello = True
+            case CreateDataflow(description):
+                self._known.add(description.id)
+            case Peek(uuid=uuid):
+                self._peeks.add(uuid)
+            case PeekResponse(uuid=uuid):
+                if uuid not in self._peeks:
+                    raise Violation(f"replica: peek {uuid} was answered twice, or never asked")
+                self._peeks.discard(uuid)
+            case Frontiers(id=id_):
+                self._frontier(id_, message)
+            case SubscribeResponse(id=id_, batch=SubscribeBatch() as batch):
+                last = self._batches.get(id_)
+                if last is not None and batch.lower != last:
+                    raise Violation(
+                        f"replica: subscribe {id_} was at {last}, then came [{batch.lower}, "
+                        f"{batch.upper})"
+                    )
+                self._batches[id_] = batch.upper
+            case _:
+                pass
+
+    def _frontier(self, id_: str, message: Frontiers) -> None:
+        if id_ not in self._known:
+            raise Violation(f"replica: frontiers of {id_}, which this connection does not know")
+        for name in ("write", "input", "output"):
+            new = getattr(message, name)
+            if new is None:
+                continue
+            old = self._frontiers.get((id_, name), 0)
+            if new < old:
+                raise Violation(f"replica: {name} of {id_} went back from {old} to {new}")
+            self._frontiers[id_, name] = new
+
+
+def _difference(found: Bag, wanted: Bag) -> str:
+    more = {row: n - wanted[row] for row, n in found.items() if n != wanted[row]}
+    less = {row: n - found[row] for row, n in wanted.items() if n > found[row]}
+    return f"too much {_few(more.items())}, missing {_few(less.items())}"
+
+
+def _few(items: Iterable[Any]) -> str:
+    listed = list(items)
+    return f"{listed[:4]}{' …' if len(listed) > 4 else ''}"

@@ -1,0 +1,100 @@
+"""A loop in which a process can die: what ran for it never runs again, and cleans nothing up.
+
+Everything that one life of the simulated process starts runs in contexts that carry the life's
+number. `kill` takes the number: from then on no callback of such a context runs, no timer of it
+fires. That is what ``kill -9`` does, and cancelling tasks is not: they would run their ``finally``.
+
+Tasks hash by their serial number, so that sets of tasks are iterated in the same order in every
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Final
+
+from actors.testing.virtual_time import VirtualTimeLoop
+
+LIFE: ContextVar[int] = ContextVar("life", default=0)
+"""Which life of the process runs; 0 beside it."""
+
+
+TURNS_MAX: Final = 60_000
+"""Of the loop, in one run; the longest need a tenth of it."""
+
+
+class Livelock(Exception):
+    """The run goes on for ever."""
+
+
+class _Task(asyncio.Task[Any]):
+    serial = 0
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class CrashableLoop(VirtualTimeLoop):
+    """See the module's text."""
+
+    def __init__(self, seed: int | str | None = None) -> None:
+        super().__init__(seed)
+        self._serial = 0
+        self.turns = 0
+        self._dead: set[int] = set()
+        self._tasks: dict[int, tuple[_Task, Context]] = {}
+        self.set_task_factory(self._make)
+
+    def _make(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        context: Context | None = None,
+    ) -> asyncio.Task[Any]:
+        self._serial += 1
+        serial = _Task.serial = self._serial  # the constructor hashes it already
+        context = copy_context() if context is None else context
+        task = _Task(coro, loop=loop, context=context)
+        task.serial = serial
+        self._tasks[serial] = (task, context)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(hash(task), None)
+
+    def kill(self, life: int) -> None:
+        """Nothing of that life runs from now on."""
+        self._dead.add(life)
+        self._drop()
+        timers: Any = self._scheduled  # type: ignore[attr-defined] # asyncio's own heap
+        for handle in list(timers):
+            if handle._context.get(LIFE, 0) in self._dead:
+                handle.cancel()
+
+    def _drop(self) -> None:
+        ready: Any = self._ready  # type: ignore[attr-defined] # asyncio's own queue
+        for handle in ready:
+            if handle._context.get(LIFE, 0) in self._dead:
+                handle.cancel()
+
+    def _run_once(self) -> None:
+        self.turns += 1
+        if self.turns > TURNS_MAX:
+            raise Livelock(f"no end in {TURNS_MAX} turns of the loop, at {self.time():.1f} s")
+        if self._dead:
+            self._drop()
+        super()._run_once()
+
+    def bury(self) -> None:
+        """Frees what the dead have left; to be called when nothing runs any more."""
+        for _, (task, context) in sorted(self._tasks.items(), reverse=True):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coro = task.get_coro()
+            with contextlib.suppress(BaseException):
+                if coro is not None:
+                    context.run(coro.close)
+        self._tasks.clear()

@@ -1,0 +1,64 @@
+"""The in-memory engine, slow or killed at will, and quick: what is pure is computed once.
+
+Analyses and checks of plans depend on the job alone; a campaign asks for the same few thousands
+of times, so their answers are kept for the whole process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from actors.errors import EngineLost
+from actors.plan.jobs import Analyze, Analyzed, Answer, Job, Prepare, Prepared
+from actors.testing.engine import Controls, InMemoryExecutor
+from actors.testing.simulation.faults import KILL, Injector
+
+_analyses: dict[bytes, Analyzed] = {}
+_checked: set[bytes] = set()
+
+
+class _FaultyControls(Controls):
+    def __init__(self, injector: Injector) -> None:
+        super().__init__()
+        self._injector = injector
+
+    async def held(self, job: Job) -> None:
+        self.jobs.clear()
+        fault = self._injector.draw("engine")
+        self._injector.trace.note("engine", type(job).__name__)
+        if fault is None:
+            return
+        await asyncio.sleep(fault.delay_ms / 1000)
+        if fault.kind == KILL:
+            raise EngineLost("the engine was killed on purpose")
+
+
+class FaultyExecutor(InMemoryExecutor):
+    """See the module's text."""
+
+    def __init__(self, injector: Injector) -> None:
+        super().__init__(_FaultyControls(injector))
+
+    def answer(self, job: Job) -> Answer:
+        """The job's answer. Raises what a job may fail with."""
+        if isinstance(job, Analyze):
+            key = _key(msgspec.structs.replace(job, job_id=""))
+            if key not in _analyses:
+                found = super().answer(job)
+                assert isinstance(found, Analyzed), found
+                _analyses[key] = found
+            return msgspec.structs.replace(_analyses[key], job_id=job.job_id)
+        if isinstance(job, Prepare):
+            key = _key(job.plan)
+            if key not in _checked:
+                super().answer(job)
+                _checked.add(key)
+            return Prepared(job.job_id)
+        return super().answer(job)
+
+
+def _key(value: Any) -> bytes:
+    return msgspec.msgpack.encode(value)

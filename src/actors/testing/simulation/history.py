@@ -1,0 +1,191 @@
+"""The history of every shard, read from what became durable: the truth that answers are held to.
+
+Theory of operation. `History` is told of each durable change of documents, at its instant. From
+the shards' documents and their parts it keeps every update ever appended, with its time, so that
+contents can be told at any time, also after compaction has forgotten it. It shares the formats
+of documents and parts with the service, and none of its reading paths.
+
+Rules that are checked here, as nobody else sees every state (`Violation`):
+
+- since and upper of a shard, and the tables' upper, never go back (`frontiers`);
+- every part that a durable state names is durable (`durability`);
+- what compaction writes holds, at every time from the since on, what there was (`compaction`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from actors.controller.catalog import CATALOG_KEY, INDEX, Catalog
+from actors.persist.documents import decode_shard, decode_tables
+from actors.persist.location import Cas
+from actors.persist.parts import decode
+from actors.persist.shard import TABLES_UPPER, Batch, Part, ShardState
+from actors.plan.schema import DIFF, ERROR, TIME
+from actors.progress import EMPTY
+from actors.testing.simulation.queries import Bag, Row
+from actors.testing.simulation.stores import Disk
+
+Update = tuple[Row, int, int]
+
+
+class Violation(Exception):
+    """Something that must hold does not; begins with the name of the checker."""
+
+
+class Shard:
+    """One shard's history."""
+
+    def __init__(self, state: ShardState) -> None:
+        self.state = state
+        self.updates: list[Update] = []
+        """As they were appended; never compacted."""
+        self.errors = False
+        self.first = state.since
+        """The earliest since: contents below it were never told."""
+
+    def at(self, time: int) -> Bag:
+        """Contents at a time."""
+        found: Bag = Counter()
+        for row, when, diff in self.updates:
+            if when <= time:
+                found[row] += diff
+        return Counter({row: n for row, n in found.items() if n})
+
+
+class History:
+    """All shards."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.shards: dict[str, Shard] = {}
+        self.tables_upper = 0
+        self.catalog = Catalog()
+        self.names: dict[str, str] = {}
+        """Shard → the name of the object whose contents it holds, dropped ones included."""
+        self._read: dict[tuple[str, int, int], list[Update]] = {}
+        self.grown: list[tuple[str, int, int]] = []
+        """(shard, lower, upper) of the appends since these were last taken."""
+
+    def committed(self, ops: Sequence[Cas]) -> None:
+        """Documents changed. Raises `Violation`."""
+        for op in ops:
+            if op.key == CATALOG_KEY and op.data is not None:
+                self.catalog = Catalog.decode(op.data)
+                for entry in self.catalog.objects:
+                    if entry.shard is not None and entry.kind != INDEX:
+                        self.names[entry.shard] = entry.name
+            elif op.key == TABLES_UPPER and op.data is not None:
+                upper = decode_tables(op.data).upper
+                if upper < self.tables_upper:
+                    raise Violation(f"frontiers: tables' upper {self.tables_upper} → {upper}")
+                self.tables_upper = upper
+        for op in ops:
+            if op.key.startswith("shard/"):
+                self._changed(op)
+
+    def _changed(self, op: Cas) -> None:
+        id_ = op.key.removeprefix("shard/")
+        if op.data is None:
+            self.shards.pop(id_, None)
+            return
+        state = decode_shard(op.key, op.data)
+        held = self.shards.get(id_)
+        if held is None:
+            held = self.shards[id_] = Shard(state)
+            old = None
+        else:
+            old = held.state
+            if state.since < old.since or state.upper < old.upper:
+                raise Violation(
+                    f"frontiers: shard {id_} went from since {old.since} upper {old.upper} "
+                    f"to since {state.since} upper {state.upper}"
+                )
+        held.state = state
+        known = set() if old is None else {part for batch in old.batches for part in batch.parts}
+        fresh = [p for batch in state.batches for p in batch.parts if p not in known]
+        for part in fresh:
+            self._check_durable(id_, part)
+        lower = 0 if old is None else old.upper
+        if state.upper > lower:
+            self._appended(held, lower)
+        if old is not None and (fresh and state.upper == lower):
+            self._check_compaction(held)
+
+    def _check_durable(self, id_: str, part: Part) -> None:
+        if part.inline is None and self._disk.blobs.peek(part.key) is None:
+            raise Violation(f"durability: shard {id_} names {part.key}, which is not durable")
+
+    def _appended(self, held: Shard, lower: int) -> None:
+        state = held.state
+        for batch in state.batches:
+            if batch.lower >= lower:
+                held.updates += self._updates(state, batch)
+                held.errors = held.errors or any(part.has_errors for part in batch.parts)
+        self.grown.append((state.id, lower, state.upper))
+
+    def _updates(self, state: ShardState, batch: Batch) -> list[Update]:
+        found: list[Update] = []
+        for part in batch.parts:
+            key = (part.key, part.checksum, part.rows)
+            if key not in self._read:
+                self._read[key] = self._decode(state, part)
+            found += self._read[key]
+        return found
+
+    def _decode(self, state: ShardState, part: Part) -> list[Update]:
+        data = part.inline if part.inline is not None else self._disk.blobs.peek(part.key)
+        if data is None:
+            raise Violation(f"durability: shard {state.id} names {part.key}, which is not durable")
+        table: pa.Table = decode(part, data, state.schema)
+        if ERROR in table.column_names:
+            raise Violation(f"errors: shard {state.id} holds an error update, and no row is bad")
+        columns = [table[name].to_pylist() for name in (*state.schema.names, TIME, DIFF)]
+        return [(row[:-2], row[-2], row[-1]) for row in zip(*columns, strict=True)]
+
+    def _check_compaction(self, held: Shard) -> None:
+        state = held.state
+        now: Counter[tuple[Row, int]] = Counter()
+        for batch in state.batches:
+            for row, time, diff in self._updates(state, batch):
+                now[row, max(time, state.since)] += diff
+        for row, time, diff in held.updates:
+            now[row, max(time, state.since)] -= diff
+        wrong = {at: n for at, n in now.items() if n}
+        if wrong:
+            raise Violation(
+                f"compaction: shard {state.id} ({self.names.get(state.id)}) at since "
+                f"{state.since} differs by {dict(list(wrong.items())[:4])}"
+            )
+
+    def shard_of(self, name: str) -> Shard | None:
+        """The shard of a live object."""
+        for entry in self.catalog.objects:
+            if entry.name == name and entry.shard is not None:
+                return self.shards.get(entry.shard)
+        return None
+
+    def sealed(self, held: Shard) -> int:
+        """Its upper, the tables' one included."""
+        return max(held.state.upper, self.tables_upper) if held.state.tables else held.state.upper
+
+    def tables_at(self, time: int) -> dict[str, Bag]:
+        """Contents of every table at a time; empty where there is none of that name yet."""
+        found: dict[str, Bag] = {}
+        for entry in self.catalog.objects:
+            if entry.kind == "table" and entry.shard in self.shards:
+                found[entry.name] = self.shards[entry.shard].at(time)
+        return found
+
+    def times(self, lower: int, upper: int) -> list[int]:
+        """Times at which anything changed, ``lower <= time < upper``, and both ends."""
+        inside = {
+            time
+            for shard in self.shards.values()
+            for _, time, _ in shard.updates
+            if lower <= time < upper
+        }
+        return sorted(inside | {lower} | ({upper - 1} if lower < upper < EMPTY else set()))

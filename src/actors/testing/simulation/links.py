@@ -1,0 +1,272 @@
+"""The network in memory: connections of clients, of the controller, and ways to the adapters.
+
+Within a connection messages keep their order; each connection is delayed by itself, so that what
+was sent on one may overtake what was sent earlier on another. A connection that breaks loses
+what is on its way, in both directions; one that is closed delivers it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from actors.cluster.client import ClusterClient
+from actors.errors import Broken, Closed
+from actors.kernel import Address
+from actors.protocol.compute import Command, Response
+from actors.testing.simulation.faults import DISCONNECT, Injector
+
+MESSAGES_MAX: Final = 64
+"""On their way in one direction; more wait at the sender."""
+ROUNDING_S: Final = 1e-6
+"""What is due this soon is due: the loop's clock is no finer."""
+
+
+class _Direction:
+    """One direction of a connection."""
+
+    def __init__(self, site: str, injector: Injector) -> None:
+        self.site = site
+        self._injector = injector
+        self.queue: deque[tuple[float, Any]] = deque()
+        self.changed = asyncio.Event()
+        self._last = 0.0
+
+    def put(self, message: Any) -> bool:
+        """Sends on its way; False when the connection breaks at this message."""
+        fault = self._injector.draw(self.site)
+        self._injector.trace.note(self.site, type(message).__name__)
+        now = asyncio.get_running_loop().time()
+        if fault is not None and fault.kind == DISCONNECT:
+            return False
+        delay_s = 0.0 if fault is None else fault.delay_ms / 1000
+        self._last = max(self._last, now + delay_s)
+        self.queue.append((self._last, message))
+        self.changed.set()
+        return True
+
+
+class Wire:
+    """A connection between a client and the service."""
+
+    def __init__(self, injector: Injector) -> None:
+        self.up = _Direction("link.up", injector)
+        self.down = _Direction("link.down", injector)
+        self.broken = False
+        self.ended = False
+
+    def sever(self) -> None:
+        """Breaks it."""
+        self.broken = self.ended = True
+        for way in (self.up, self.down):
+            way.queue.clear()
+            way.changed.set()
+
+    def close(self) -> None:
+        """Closes it: what is on its way still arrives."""
+        self.ended = True
+        for way in (self.up, self.down):
+            way.changed.set()
+
+
+class End:
+    """One end of a wire: what a `Client` or a session needs of a connection."""
+
+    def __init__(self, wire: Wire, peer: str, out: _Direction, into: _Direction) -> None:
+        self.peer = peer
+        self._wire = wire
+        self._out = out
+        self._into = into
+        self._closed = False
+
+    async def send(self, message: Any) -> None:
+        """Sends, waiting while too much is on its way. Raises `Closed` or `Broken`."""
+        while len(self._out.queue) >= MESSAGES_MAX and not self._wire.ended:
+            self._out.changed.clear()
+            await self._out.changed.wait()
+        self._check()
+        if self._wire.ended or not self._out.put(message):
+            self._wire.sever()
+            raise Broken(f"{self.peer} is gone")
+
+    async def receive(self) -> Any:
+        """The next message. Raises `Closed` or `Broken`. Cancelling it loses nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._into.queue:
+                wait_s = self._into.queue[0][0] - loop.time()
+                if wait_s <= ROUNDING_S:
+                    self._into.changed.set()  # there is room for who waits to send
+                    return self._into.queue.popleft()[1]
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._ended()
+                continue
+            self._check()
+            if self._wire.ended:
+                raise Broken(f"{self.peer} is gone")
+            self._into.changed.clear()
+            await self._into.changed.wait()
+
+    async def _ended(self) -> None:
+        """Waits for the wire to break while a message is on its way."""
+        while self._into.queue:
+            self._into.changed.clear()
+            await self._into.changed.wait()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"the connection to {self.peer} was closed by this side")
+
+    async def aclose(self) -> None:
+        """Closes both directions. Twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._wire.close()
+
+    def abort(self) -> None:
+        """Breaks the connection."""
+        self._wire.sever()
+
+
+class MemoryListener:
+    """The service's listener: hands each new connection to a session."""
+
+    host = "memory"
+    port = 0
+
+    def __init__(self, injector: Injector) -> None:
+        self._injector = injector
+        self._arrivals: deque[tuple[Wire, End]] = deque()
+        self._changed = asyncio.Event()
+        self.wires: list[Wire] = []
+        self._closed = False
+
+    def dial(self) -> End:
+        """A client's end of a new connection. Raises `Broken` when nobody listens."""
+        if self._closed:
+            raise Broken("nobody listens")
+        wire = Wire(self._injector)
+        self.wires = [old for old in self.wires if not old.ended]
+        self.wires.append(wire)
+        self._arrivals.append((wire, End(wire, "a client", wire.down, wire.up)))
+        self._changed.set()
+        return End(wire, "the service", wire.up, wire.down)
+
+    async def serve(self, converse: Callable[[Any], Awaitable[None]]) -> None:
+        """Runs `converse` for every connection, until `aclose`."""
+        async with asyncio.TaskGroup() as group:
+            while not self._closed:
+                while self._arrivals:
+                    _, end = self._arrivals.popleft()
+                    group.create_task(_conversation(converse, end))
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def aclose(self) -> None:
+        """Nobody is taken in any more."""
+        self._closed = True
+        self._changed.set()
+        while self._arrivals:
+            self._arrivals.popleft()[0].sever()
+
+    def lost(self) -> None:
+        """The process died: every connection breaks."""
+        self._closed = True
+        for wire in self.wires:
+            wire.sever()
+
+
+async def _conversation(converse: Callable[[Any], Awaitable[None]], end: End) -> None:
+    with suppress(Closed, Broken):
+        await converse(end)
+
+
+class FaultyClusterClient:
+    """The controller's connection to its cluster, delayed and broken at will.
+
+    A connection that broke is not noticed by the cluster before `close` gets through, which may
+    take a while: its successor then displaces it.
+    """
+
+    def __init__(
+        self, inner: ClusterClient, injector: Injector, heard: Callable[[object], None]
+    ) -> None:
+        self._inner = inner
+        self._injector = injector
+        self._heard = heard
+        self._taken: Response | None = None
+        self._broken = asyncio.Event()
+
+    async def _delay(self, site: str, what: object) -> None:
+        if self._broken.is_set():
+            raise Broken("the connection to the cluster is gone")
+        fault = self._injector.draw(site)
+        self._injector.trace.note(site, type(what).__name__)
+        if fault is None:
+            return
+        if fault.kind == DISCONNECT:
+            self._broken.set()
+            raise Broken("the connection to the cluster is gone")
+        await asyncio.sleep(fault.delay_ms / 1000)
+
+    async def send(self, command: Command) -> None:
+        """Sends a command."""
+        await self._delay("replica.up", command)
+        self._heard(command)
+        await self._inner.send(command)
+
+    async def receive(self) -> Response:
+        """The next response."""
+        if self._taken is None:
+            self._taken = await self._inner.receive()
+            await self._delay("replica.down", self._taken)
+        if self._broken.is_set():
+            raise Broken("the connection to the cluster is gone")
+        response, self._taken = self._taken, None
+        self._heard(response)
+        return response
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        fault = self._injector.draw("replica.close")
+        if fault is not None:
+            await asyncio.sleep(fault.delay_ms / 1000)
+        await self._inner.close()
+
+
+class DelayedAddress(Address[Any]):
+    """The way from the cluster's connections to one adapter, as if that were elsewhere."""
+
+    __slots__ = ("_injector", "_pump", "_waiting")
+
+    def __init__(self, inner: Address[Any], injector: Injector) -> None:
+        super().__init__(inner._mailbox)
+        self._injector = injector
+        self._waiting: deque[tuple[float, Any]] = deque()
+        self._pump: asyncio.Task[None] | None = None
+
+    async def send(self, message: Any) -> None:
+        """Sends, perhaps later; in order."""
+        fault = self._injector.draw("adapter")
+        if fault is None and not self._waiting:
+            await super().send(message)
+            return
+        now = asyncio.get_running_loop().time()
+        delay_s = 0.0 if fault is None else fault.delay_ms / 1000
+        self._waiting.append((now + delay_s, message))
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.get_running_loop().create_task(self._deliver())
+
+    async def _deliver(self) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(Closed, Broken):
+            while self._waiting:
+                due, message = self._waiting[0]
+                if due > loop.time():
+                    await asyncio.sleep(due - loop.time())
+                await super().send(message)
+                self._waiting.popleft()

@@ -1,0 +1,136 @@
+"""Bugs to plant: each is one rule of the service left out, by patching, for as long as it lasts.
+
+They prove the simulation: each must be found in few seeds. `FOUND` names a seed that finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest import mock
+
+from actors.channel_adapter import ChannelAdapter, Passed, StashRules, Verdict
+from actors.errors import PenstockError
+from actors.fetch_task import FetchTask
+from actors.kernel import Address
+from actors.listen_task import ListenTask
+from actors.persist.location import Cas, Consensus
+from actors.persist.machine import Machine
+from actors.plan.updates import empty_updates
+from actors.protocol.compute import TaggedResponse
+from actors.protocol.internal import Fetched
+
+
+@contextmanager
+def no_nonce_check() -> Iterator[None]:
+    """The adapter forwards whatever comes to whoever is connected."""
+
+    async def from_worker(self: ChannelAdapter, tagged: TaggedResponse) -> None:
+        current = self._rules.current
+        if current is not None and self._rules.connected:
+            self._forward(TaggedResponse(current, tagged.response))
+        else:
+            await self._down(Passed(tagged.nonce, 1))
+
+    with mock.patch.object(ChannelAdapter, "_from_worker", from_worker):
+        yield
+
+
+@contextmanager
+def past_a_failed_fetch() -> Iterator[None]:
+    """A fetch that failed for good counts as one that found nothing."""
+
+    def failed(self: FetchTask, job: Any, error: PenstockError) -> None:
+        self._finish(job)
+        consumer: Address[Any] = self._consumer
+        consumer.reply(
+            Fetched(
+                dataflow=self._dataflow,
+                incarnation=self._incarnation,
+                source=self._index,
+                time=job.fetch.time,
+                key=job.fetch.part.key,
+                updates=empty_updates(self._schema),
+            )
+        )
+
+    with mock.patch.object(FetchTask, "_failed", failed):
+        yield
+
+
+class _Hasty:
+    """A consensus that says done before it is."""
+
+    def __init__(self, inner: Consensus, lock: asyncio.Lock) -> None:
+        self._inner = inner
+        self._lock = lock
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        async def later() -> None:
+            async with self._lock:
+                await self._inner.compare_and_set(ops)
+
+        task = asyncio.get_running_loop().create_task(later())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@contextmanager
+def acknowledged_before_durable() -> Iterator[None]:
+    """A change of documents is shown and acknowledged while it is still being written."""
+    right = Machine._set
+
+    async def set_(self: Machine, *args: Any) -> bool:
+        real, lock = self._consensus, self.__dict__.setdefault("planted", asyncio.Lock())
+        self._consensus = _Hasty(real, lock)
+        try:
+            return await right(self, *args)
+        finally:
+            self._consensus = real
+
+    with mock.patch.object(Machine, "_set", set_):
+        yield
+
+
+@contextmanager
+def lease_released_early() -> Iterator[None]:
+    """The listen task lets go of a part as soon as it has described it."""
+    right = ListenTask._describe
+
+    def describe(self: ListenTask, item: Any, index: int) -> Any:
+        described = right(self, item, index)
+        self._release([self._leases.pop(described.key)])
+        return described
+
+    with mock.patch.object(ListenTask, "_describe", describe):
+        yield
+
+
+@contextmanager
+def stash_forgotten() -> Iterator[None]:
+    """The adapter drops what belongs to a connection that it does not serve yet."""
+    right = StashRules.judge
+
+    def judge(self: StashRules, tagged: TaggedResponse) -> Verdict:
+        verdict = right(self, tagged)
+        if verdict is Verdict.STASH:
+            self._clear()
+            return Verdict.DROP
+        return verdict
+
+    with mock.patch.object(StashRules, "judge", judge):
+        yield
+
+
+PLANTED: Final[dict[str, Callable[[], Any]]] = {
+    "no_nonce_check": no_nonce_check,
+    "past_a_failed_fetch": past_a_failed_fetch,
+    "acknowledged_before_durable": acknowledged_before_durable,
+    "lease_released_early": lease_released_early,
+    "stash_forgotten": stash_forgotten,
+}

@@ -1,0 +1,63 @@
+"""What each view of `schedule.VIEWS` should hold, in plain Python: shares no code with the engine.
+
+Rows are tuples; contents are counters of rows. Tables are ``(id, k, v)`` both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+Row: TypeAlias = tuple[int, ...]
+Bag: TypeAlias = Counter[Row]
+Tables: TypeAlias = Mapping[str, Bag]
+
+
+def _big(tables: Tables) -> Bag:
+    return Counter({row: n for row, n in tables["a"].items() if row[2] % 3 > 0})
+
+
+def _by_k(tables: Tables) -> Bag:
+    counts: Counter[int] = Counter()
+    sums: Counter[int] = Counter()
+    for (_, k, v), n in tables["a"].items():
+        counts[k] += n
+        sums[k] += n * v
+    return Counter([(k, n, sums[k]) for k, n in counts.items() if n])
+
+
+def _joined(tables: Tables) -> Bag:
+    found: Bag = Counter()
+    for (id_, k, v), n in tables["a"].items():
+        for (_, other, w), m in tables["b"].items():
+            if k == other:
+                found[(id_, v, w)] += n * m
+    return found
+
+
+def _by_w(tables: Tables) -> Bag:
+    counts: Counter[int] = Counter()
+    for (_, _, w), n in _joined(tables).items():
+        counts[w] += n
+    return Counter([(w, n) for w, n in counts.items() if n])
+
+
+def _busy(tables: Tables) -> Bag:
+    return Counter([(k, n) for k, n, _ in _by_k(tables) if n > 1])
+
+
+_VIEWS: Final[dict[str, Callable[[Tables], Bag]]] = {
+    "big": _big,
+    "by_k": _by_k,
+    "joined": _joined,
+    "by_w": _by_w,
+    "busy": _busy,
+}
+
+
+def contents(name: str, tables: Tables) -> Bag:
+    """What an object holds when the tables hold this."""
+    if name in tables:
+        return Counter({row: n for row, n in tables[name].items() if n})
+    return _VIEWS[name](tables)

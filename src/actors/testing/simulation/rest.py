@@ -1,0 +1,61 @@
+"""Nothing leaks: what is left when everything was dropped and every client has gone.
+
+Does not cover: memory that no statistic shows, and files in scratch folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Final
+
+from actors.testing.cluster import World
+from actors.testing.simulation.history import Violation
+
+WAIT_S: Final = 10.0
+"""Virtual time for what goes by and by (blobs wait for the grace of orphans)."""
+ROUND_S: Final = 0.25
+
+
+async def check_rest(world: World) -> None:
+    """Waits until nothing is left; what still is after `WAIT_S` has leaked."""
+    left: list[str] = []
+    for _ in range(int(WAIT_S / ROUND_S)):
+        left = await left_behind(world)
+        if not left:
+            return
+        await asyncio.sleep(ROUND_S)
+    world.fail(Violation(f"leaks: {'; '.join(left)}"))
+
+
+_CONTROLLER: Final = re.compile(r"0 objects, 0 sessions, 0 reads and waits, 0 subscribes")
+
+
+async def left_behind(world: World) -> list[str]:
+    """What is still somewhere, for people."""
+    left = []
+    if world.history.shards:
+        left.append(f"shards {sorted(world.history.shards)}")
+    blobs = world.disk.blobs.keys()
+    if blobs:
+        left.append(f"blobs {blobs[:4]}")
+    if world.readers():
+        left.append(f"readers of {world.readers()}")
+    for actor in world.actors():
+        path = actor.path
+        if path == "/controller" and not _CONTROLLER.match(actor.doing):
+            left.append(f"controller: {actor.doing}")
+        elif path.startswith("/sessions/"):
+            left.append(f"session {path}: {actor.doing}")
+        elif path == "/engine" and actor.doing != "0 jobs, 0 plans":
+            left.append(f"engine: {actor.doing}")
+        elif path.startswith("/worker-") and path.count("/") > 1:
+            left.append(f"{path}: {actor.doing}")
+    found = await world.statistics()
+    for index, worker in enumerate(found.workers if found else ()):
+        if worker.rendered or worker.dropping or worker.peeks or worker.responses_waiting:
+            left.append(f"worker {index}: {worker}")
+    for index, adapter in enumerate(found.adapters if found else ()):
+        if adapter.stashed or adapter.holding:
+            left.append(f"adapter {index}: {adapter}")
+    return left

@@ -1,0 +1,422 @@
+"""The course of one run: clients at work while faults strike, then calm, then nothing left.
+
+Clients do their operations one after another; subscriptions go on beside them. While faults
+strike, a request may fail by any of the errors of `EXCUSED`. When all operations are done the
+faults stop, and from then on nothing may fail: every object is written to, read and compared,
+every subscription catches up, and after everything was dropped nothing may be left anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from actors.client import Client, TableWrite
+from actors.errors import (
+    Broken,
+    Busy,
+    Canceled,
+    Closed,
+    DeadlineExceeded,
+    EngineError,
+    InvalidUsage,
+    ObjectExists,
+    ObjectInUse,
+    PenstockError,
+    ReadBelowSince,
+    StorageError,
+    UnknownObject,
+)
+from actors.testing.cluster import ObservedLink, World
+from actors.testing.simulation.checkers import WriteRecord
+from actors.testing.simulation.history import Violation
+from actors.testing.simulation.queries import Row
+from actors.testing.simulation.rest import check_rest
+from actors.testing.simulation.schedule import OPERATOR, TABLES, VIEWS, Operation
+
+OPERATION_S: Final = 60.0
+"""Virtual time within which an operation ends, well or not."""
+CALM_S: Final = 60.0
+"""Virtual time within which everything comes to rest once faults have stopped."""
+KEYS: Final = 3
+
+EXCUSED: Final = (
+    Broken,
+    Busy,
+    Canceled,
+    Closed,
+    DeadlineExceeded,
+    EngineError,
+    ObjectExists,
+    ObjectInUse,
+    ReadBelowSince,
+    StorageError,
+    UnknownObject,
+)
+"""While faults strike; `InvalidUsage` of other kinds never is."""
+
+
+class Workers:
+    """The clients of one run, and what they know together."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.next_id = 0
+        self.times: list[int] = []
+        self.subscriptions: list[Subscription] = []
+        self.calm = False
+
+    def fresh_row(self, number: int) -> Row:
+        """A row that was never written before."""
+        self.next_id += 1
+        return (self.next_id, (self.next_id * 7 + number) % KEYS, self.next_id)
+
+
+class Subscription:
+    """A subscription that a client follows until it ends."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.upper = 0
+        self.task: asyncio.Task[None] | None = None
+
+    async def follow(self, client: Client) -> None:
+        """Takes changes; an end of any kind is the end. Their contents are checked at the link."""
+        with suppress(*EXCUSED):
+            async for change in client.subscribe(self.name):
+                self.upper = change.upper
+
+
+class Worker:
+    """One client."""
+
+    def __init__(self, shared: Workers, number: int) -> None:
+        self.shared = shared
+        self.world = shared.world
+        self.number = number
+        self.idle = False
+        """All it asked for was answered."""
+        self.client: Client | None = None
+        self.link: ObservedLink | None = None
+        self.mine: dict[str, list[Row]] = {table: [] for table in TABLES}
+        """Rows that are surely there, and that no one else touches."""
+
+    async def connected(self) -> Client:
+        """The connection, made anew where it was lost."""
+        while self.client is None:
+            try:
+                link = self.world.dial()
+                self.client = await Client.in_process(link, settings=self.world.settings)
+                self.link = link
+            except PenstockError:
+                await asyncio.sleep(0.02)
+        return self.client
+
+    async def work(self, operations: list[Operation]) -> None:
+        """All of them, in order."""
+        for operation in operations:
+            await asyncio.sleep(operation.pause_ms / 1000)
+            try:
+                self.idle = False
+                async with asyncio.timeout(OPERATION_S):
+                    await self.do(operation)
+                    self.idle = self.client is not None
+            except TimeoutError:
+                what = f"{operation.kind} {operation.name}"
+                self.world.fail(
+                    Violation(
+                        f"liveness: {what} took more than {OPERATION_S} s; {doing(self.world)}"
+                    )
+                )
+
+    async def do(self, operation: Operation) -> None:
+        """One; an excused failure is the end of it."""
+        self.world.trace.note("client", self.number, operation.kind, operation.name)
+        try:
+            await _KINDS[operation.kind](self, operation)
+        except PenstockError as error:
+            self.world.trace.note("client", self.number, type(error).__name__)
+            if self.shared.calm or not isinstance(error, EXCUSED):
+                self.world.fail(
+                    Violation(
+                        f"errors: {operation.kind} {operation.name}"
+                        f"{' in the calm' if self.shared.calm else ''}: "
+                        f"{type(error).__name__}: {error}"
+                    )
+                )
+            if isinstance(error, Broken | Closed):
+                await self.leave()
+
+    async def leave(self) -> None:
+        """Closes the connection; the next operation makes another."""
+        client, self.client = self.client, None
+        if client is None:
+            return
+        with suppress(PenstockError):
+            await client.aclose()
+        open_ = self.link.checker.unanswered if self.link is not None else []
+        if self.idle and open_:
+            self.world.fail(Violation(f"exchange: never answered: {open_}"))
+
+    # -- operations ----------------------------------------------------------------------------
+
+    async def create_tables(self) -> None:
+        """Both tables; again until it is sure that they are there."""
+        key = ["id"] if self.world.schedule.setting.keyed else []
+        columns = {"id": "bigint not null", "k": "bigint not null", "v": "bigint not null"}
+        for table in TABLES:
+            while True:
+                client = await self.connected()
+                try:
+                    await client.create_table(table, columns, key)
+                except ObjectExists:
+                    break
+                except EXCUSED as error:
+                    if isinstance(error, Broken | Closed):
+                        await self.leave()
+                    await asyncio.sleep(0.01)
+                    continue
+                break
+
+    async def write(self, inserts: dict[str, list[Row]], deletes: dict[str, list[Row]]) -> int:
+        """Raises what the client does; the write is on record in any case."""
+        record = WriteRecord(
+            {
+                table: [(row, 1) for row in inserts.get(table, ())]
+                + [(row, -1) for row in deletes.get(table, ())]
+                for table in {**inserts, **deletes}
+            }
+        )
+        client = await self.connected()
+        self.world.writes.records.append(record)
+        try:
+            time = await client.write(
+                {
+                    table: TableWrite(
+                        insert=_dicts(inserts.get(table)), delete=_dicts(deletes.get(table))
+                    )
+                    for table in record.changes
+                }
+            )
+        except PenstockError as error:
+            if error.determinate:
+                record.refused = f"{type(error).__name__}: {error}"
+            raise
+        record.time = time
+        self.shared.times.append(time)
+        for table, rows in inserts.items():
+            self.mine[table] += rows
+        return time
+
+    def take(self, table: str, count: int) -> list[Row]:
+        """Rows to be deleted."""
+        taken, self.mine[table] = self.mine[table][:count], self.mine[table][count:]
+        return taken
+
+    async def _insert(self, operation: Operation) -> None:
+        rows = [self.shared.fresh_row(i) for i in range(operation.number)]
+        await self.write({operation.name: rows}, {})
+
+    async def _delete(self, operation: Operation) -> None:
+        rows = self.take(operation.name, operation.number)
+        if rows:
+            await self.write({}, {operation.name: rows})
+
+    async def _update(self, operation: Operation) -> None:
+        rows = self.take(operation.name, 1)
+        new = [self.shared.fresh_row(operation.number) for _ in rows]
+        await self.write({operation.name: new}, {operation.name: rows} if rows else {})
+
+    async def _both(self, operation: Operation) -> None:
+        await self.write({table: [self.shared.fresh_row(1)] for table in TABLES}, {})
+
+    async def _peek(self, operation: Operation) -> None:
+        client = await self.connected()
+        await client.peek(operation.name, deadline_ms=15_000)
+
+    async def _peek_at(self, operation: Operation) -> None:
+        if not self.shared.times:
+            return
+        time = self.shared.times[-min(operation.number, len(self.shared.times))]
+        client = await self.connected()
+        await client.peek(operation.name, as_of=time, deadline_ms=15_000)
+
+    async def _wait(self, operation: Operation) -> None:
+        if self.shared.times:
+            client = await self.connected()
+            await client.wait_for(operation.name, self.shared.times[-1], deadline_ms=15_000)
+
+    async def _subscribe(self, operation: Operation) -> None:
+        client = await self.connected()
+        made = Subscription(operation.name)
+        made.task = asyncio.get_running_loop().create_task(made.follow(client))
+        self.shared.subscriptions.append(made)
+
+    async def _reconnect(self, operation: Operation) -> None:
+        await self.leave()
+
+    async def _create_view(self, operation: Operation) -> None:
+        view = next(view for view in VIEWS if view.name == operation.name)
+        client = await self.connected()
+        await client.create_view(view.name, view.sql)
+
+    async def _index(self, operation: Operation) -> None:
+        key = {"by_k": "k", "by_w": "w", "busy": "k"}.get(operation.name, "id")
+        client = await self.connected()
+        await client.create_index(f"{operation.name}_index", operation.name, [key])
+
+    async def _drop(self, operation: Operation) -> None:
+        client = await self.connected()
+        await client.drop(operation.name)
+
+
+_KINDS: Final[dict[str, Callable[[Worker, Operation], Awaitable[None]]]] = {
+    "insert": Worker._insert,
+    "delete": Worker._delete,
+    "update": Worker._update,
+    "both": Worker._both,
+    "peek": Worker._peek,
+    "peek at": Worker._peek_at,
+    "wait": Worker._wait,
+    "subscribe": Worker._subscribe,
+    "reconnect": Worker._reconnect,
+    "create view": Worker._create_view,
+    "drop view": Worker._drop,
+    "index": Worker._index,
+}
+
+
+def _dicts(rows: list[Row] | None) -> list[dict[str, int]] | None:
+    return [dict(zip(("id", "k", "v"), row, strict=True)) for row in rows] if rows else None
+
+
+def doing(world: World) -> str:
+    """What every actor says it does, for people."""
+    return "; ".join(f"{actor.path}: {actor.doing}" for actor in world.actors())
+
+
+async def drive(world: World) -> None:
+    """A whole run; ends early at the first violation."""
+    body = asyncio.get_running_loop().create_task(_course(world))
+    failed = asyncio.get_running_loop().create_task(world.failed.wait())
+    await asyncio.wait((body, failed), return_when=asyncio.FIRST_COMPLETED)
+    if body.done() and (error := body.exception()) is not None:
+        world.fail(Violation(f"errors: {type(error).__name__}: {error}"))
+
+
+async def _course(world: World) -> None:
+    loop = asyncio.get_running_loop()
+    supervisor = loop.create_task(world.supervise())
+    shared = Workers(world)
+    by_client: dict[int, list[Operation]] = {}
+    for operation in world.schedule.operations:
+        by_client.setdefault(operation.client, []).append(operation)
+    operator = loop.create_task(_operate(world, by_client.pop(OPERATOR, [])))
+    workers = {number: Worker(shared, number) for number in by_client}
+    first = Worker(shared, 99)
+    await first.create_tables()
+    tasks = [loop.create_task(workers[n].work(todo)) for n, todo in by_client.items()]
+    for task in (*tasks, operator):
+        await task
+    world.injector.active = False
+    world.trace.note("calm")
+    shared.calm = True
+    try:
+        async with asyncio.timeout(OPERATION_S + CALM_S):
+            await _calm(world, shared, first)
+            for worker in workers.values():
+                await worker.leave()
+            await _nothing_left(world, first)
+    except TimeoutError:
+        world.fail(Violation(f"liveness: no rest within {CALM_S} s: {doing(world)}"))
+        return
+    world.stop(for_good=True)
+    await supervisor
+
+
+async def _operate(world: World, operations: list[Operation]) -> None:
+    for operation in operations:
+        await asyncio.sleep(operation.pause_ms / 1000)
+        world.trace.note("operator", operation.kind)
+        if operation.kind == "kill":
+            world.kill()
+        else:
+            world.stop()
+
+
+async def _calm(world: World, shared: Workers, worker: Worker) -> None:
+    """Everything can be written and read, and is right."""
+    await worker.leave()
+    # First without a write: nothing that comes later may be needed to make this readable.
+    for entry in world.history.catalog.objects:
+        if entry.kind != "index" and not await _readable(world, worker, entry.name):
+            return
+    # What was under way when the faults stopped may fail by them, but only once.
+    time = 0
+    for attempt in range(20):
+        client = await worker.connected()
+        try:
+            time = await worker.write({table: [shared.fresh_row(1)] for table in TABLES}, {})
+            break
+        except EXCUSED as error:
+            if attempt == 19:
+                world.fail(Violation(f"liveness: no write in the calm: {error!r}"))
+                return
+            await worker.leave()
+            await asyncio.sleep(0.5)
+    try:
+        client = await worker.connected()
+        names = [entry.name for entry in world.history.catalog.objects if entry.kind != "index"]
+        for name in names:
+            await client.wait_for(name, time, deadline_ms=int(CALM_S * 1000))
+            await client.peek(name)
+    except PenstockError as error:
+        world.fail(
+            Violation(f"liveness: in the calm: {type(error).__name__}: {error}; {doing(world)}")
+        )
+        return
+    for made in shared.subscriptions:
+        assert made.task is not None
+        while not made.task.done() and made.upper <= time:
+            await asyncio.sleep(0.05)
+    try:
+        world.writes.check()
+    except Violation as violation:
+        world.fail(violation)
+
+
+async def _readable(world: World, worker: Worker, name: str) -> bool:
+    """Whether it can be read; what was under way when the faults stopped may break once more."""
+    failed: PenstockError | None = None
+    for _ in range(20):
+        client = await worker.connected()
+        try:
+            await client.peek(name, deadline_ms=20_000)
+            return True
+        except EXCUSED as error:
+            failed = error
+            if isinstance(error, DeadlineExceeded):
+                break
+            await worker.leave()
+            await asyncio.sleep(0.5)
+    world.fail(Violation(f"liveness: no read of {name} in the calm: {failed!r}; {doing(world)}"))
+    return False
+
+
+async def _nothing_left(world: World, worker: Worker) -> None:
+    """Drops everything, last made first, and waits until nothing of it is anywhere."""
+    shared = worker.shared
+    for made in shared.subscriptions:
+        if made.task is not None:
+            made.task.cancel()
+            await asyncio.wait([made.task])
+    for entry in reversed(world.history.catalog.objects):
+        try:
+            await (await worker.connected()).drop(entry.name)
+        except (PenstockError, InvalidUsage) as error:
+            world.fail(Violation(f"liveness: drop {entry.name} in the calm: {error!r}"))
+            return
+    await worker.leave()
+    await check_rest(world)

@@ -1,0 +1,203 @@
+"""What a run does: operations of clients and of the operator, and faults, all from one seed.
+
+A seed has three streams of randomness of its own: the order of the loop, the workload, the
+faults. A `Schedule` holds what the last two drew, as plain lists: what is left out of them leaves
+the rest as it was, and the order's stream goes on by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+import msgspec
+
+from actors.testing.simulation.faults import (
+    CRASH,
+    CRASH_AFTER,
+    DELAY,
+    DISCONNECT,
+    FAIL,
+    HANG,
+    KILL,
+    LOST,
+    LOST_ANSWER,
+    Fault,
+)
+
+OPERATOR: Final = -1
+"""The client number of whoever restarts the service."""
+
+TABLES: Final = ("a", "b")
+
+
+class ViewKind(msgspec.Struct, frozen=True):
+    """A view that a run may make; what it should hold is computed by `queries`."""
+
+    name: str
+    sql: str
+    reads: tuple[str, ...]
+
+
+VIEWS: Final = (
+    ViewKind("big", "SELECT id, k, v FROM a WHERE v % 3 > 0", ("a",)),
+    ViewKind("by_k", "SELECT k, count(*) AS n, sum(v) AS s FROM a GROUP BY k", ("a",)),
+    ViewKind("joined", "SELECT a.id, a.v, b.v AS w FROM a JOIN b ON a.k = b.k", ("a", "b")),
+    ViewKind(
+        "by_w", "SELECT b.v AS w, count(*) AS n FROM a JOIN b ON a.k = b.k GROUP BY b.v", ("a", "b")
+    ),
+    ViewKind("busy", "SELECT k, n FROM by_k WHERE n > 1", ("by_k",)),
+)
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """Client `client` waits `pause_ms` and does `kind` to `name`."""
+
+    client: int
+    pause_ms: int
+    kind: str
+    name: str = ""
+    number: int = 0
+    """How many rows, which earlier time, how long: whatever the kind wants."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What of the settings a seed draws."""
+
+    workers: int = 1
+    inline: bool = True
+    decoded: bool = True
+    retain_history_ms: int = 60_000
+    batches_max: int = 4
+    keyed: bool = False
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A whole run."""
+
+    seed: int
+    setting: Setting
+    operations: tuple[Operation, ...]
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    work = random.Random(f"workload {seed}")
+    setting = Setting(
+        workers=work.choice((1, 1, 1, 2, 2, 3)),
+        inline=work.random() < 0.7,
+        decoded=work.random() < 0.6,
+        retain_history_ms=work.choice((50, 400, 60_000)),
+        batches_max=work.choice((2, 3, 6)),
+        keyed=work.random() < 0.3,
+    )
+    return Schedule(seed, setting, tuple(_operations(work)), tuple(_faults(seed)))
+
+
+_WORK: Final = (
+    ("insert", 10),
+    ("delete", 5),
+    ("update", 2),
+    ("both", 2),
+    ("peek", 6),
+    ("peek at", 4),
+    ("wait", 1),
+    ("subscribe", 3),
+    ("reconnect", 2),
+    ("create view", 1),
+    ("drop view", 1),
+    ("index", 1),
+)
+
+
+def _operations(work: random.Random) -> list[Operation]:
+    chosen = [view for view in VIEWS if work.random() < 0.25]
+    if work.random() < 0.9 and not chosen:
+        chosen = [work.choice(VIEWS[:4])]
+    first = [view.name for view in VIEWS if _wanted(view.name, chosen)]
+    found = [Operation(0, 0, "create view", name) for name in first]
+    clients = work.choice((1, 2, 3))
+    kinds, weights = zip(*_WORK, strict=True)
+    for _ in range(work.randrange(4, 15)):
+        client = work.randrange(clients)
+        kind = work.choices(kinds, weights)[0]
+        name = work.choice((*TABLES, "a", *first)) if kind in _READS else work.choice(TABLES)
+        if kind in ("create view", "drop view"):
+            name = work.choice(VIEWS).name
+        elif kind == "index":
+            name = work.choice(first or ["a"])
+        pause = work.choice((0, 0, 1, 5, 20, 60, 300))
+        found.append(Operation(client, pause, kind, name, work.randrange(1, 6)))
+    for _ in range(work.choice((0, 0, 0, 1, 1, 2))):
+        kind = work.choice(("restart", "kill", "kill"))
+        found.append(Operation(OPERATOR, work.choice((5, 30, 100, 400)), kind, "", 20))
+    return found
+
+
+_READS: Final = ("peek", "peek at", "wait", "subscribe")
+
+
+def _wanted(name: str, chosen: list[ViewKind]) -> bool:
+    return any(view.name == name or name in view.reads for view in chosen)
+
+
+_SITES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
+    "consensus.set": (80, (FAIL, LOST, LOST_ANSWER, HANG, CRASH, CRASH_AFTER, DELAY, DELAY)),
+    "consensus.head": (40, (FAIL, HANG, DELAY)),
+    "blob.set": (40, (FAIL, LOST, LOST_ANSWER, HANG, CRASH, CRASH_AFTER, DELAY)),
+    "blob.get": (30, (FAIL, LOST, HANG, CRASH, DELAY, DELAY)),
+    "blob.delete": (20, (FAIL, LOST, LOST_ANSWER, DELAY, CRASH, CRASH_AFTER)),
+    "blob.list": (6, (FAIL, DELAY)),
+    "link.up": (40, (DISCONNECT, DELAY, DELAY)),
+    "link.down": (60, (DISCONNECT, DELAY, DELAY)),
+    "replica.up": (60, (DISCONNECT, DELAY, DELAY)),
+    "replica.down": (100, (DISCONNECT, DISCONNECT, DELAY, DELAY)),
+    "replica.close": (3, (DELAY,)),
+    "adapter": (150, (DELAY,)),
+    "engine": (30, (DELAY, DELAY, KILL)),
+}
+"""About how many operations a run has at a site, and what may happen to one."""
+
+_DELAYS_MS: Final = (1, 2, 5, 10, 30, 100, 400)
+
+
+def _faults(seed: int) -> list[Fault]:
+    """Of some sites only, so that each kind of fault is also seen alone."""
+    dice = random.Random(f"faults {seed}")
+    if dice.random() < 0.1:
+        return []
+    sites = [site for site in _SITES if dice.random() < 0.4]
+    found: dict[tuple[str, int], Fault] = {}
+    crashes = 0
+    for _ in range(dice.choice((1, 3, 6, 12, 24))):
+        if not sites:
+            break
+        site = dice.choice(sites)
+        length, kinds = _SITES[site]
+        kind = dice.choice(kinds)
+        delay = dice.choice(_DELAYS_MS)
+        if kind == HANG:
+            delay = dice.choice((2_000, 8_000))
+        # The first operations are those of a start; everything else stands on them.
+        at = 1 + min(dice.randrange(length), dice.randrange(2 * length))
+        if dice.random() < 0.2:
+            at = dice.randrange(1, 13)
+        if kind in (CRASH, CRASH_AFTER):
+            crashes += 1
+            if crashes > 2:
+                continue
+        found[site, at] = Fault(site, at, kind, delay)
+        if dice.random() < 0.2 and kind not in (CRASH, CRASH_AFTER):
+            for more in range(1, dice.randrange(2, 8)):  # it does not go wrong only once
+                found[site, at + more] = Fault(site, at + more, kind, delay)
+    return sorted(found.values(), key=lambda fault: (fault.site, fault.at))
+
+
+def describe(item: Any) -> str:
+    """An operation or a fault, for people."""
+    if isinstance(item, Fault):
+        delay = f" {item.delay_ms} ms" if item.delay_ms else ""
+        return f"fault: {item.site} no. {item.at}: {item.kind}{delay}"
+    who = "operator" if item.client == OPERATOR else f"client {item.client}"
+    return f"{who}: after {item.pause_ms} ms: {item.kind} {item.name} {item.number or ''}".rstrip()

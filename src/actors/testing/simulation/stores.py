@@ -1,0 +1,180 @@
+"""Stores that outlive the process, and the faulty way to them.
+
+A `Disk` holds what is durable: it is all that a crash leaves. `FaultyBlob` and
+`FaultyConsensus` are one process's way to it. An operation takes a little time, takes effect at
+one instant in between, and answers later: so a crash may fall on either side of the instant, and
+a fault may take the answer away. `Disk.committed` is told of every change of documents at its
+instant, before anybody can act on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NoReturn, Protocol
+
+from actors.errors import StorageError
+from actors.kernel import Clock
+from actors.persist.blob_memory import MemoryBlob
+from actors.persist.consensus_memory import MemoryConsensus
+from actors.persist.location import BlobInfo, Cas, VersionedData
+from actors.testing.simulation.faults import (
+    CRASH,
+    CRASH_AFTER,
+    DELAY,
+    FAIL,
+    HANG,
+    LOST,
+    LOST_ANSWER,
+    Fault,
+    Injector,
+)
+
+READ_S: Final = 0.0002
+WRITE_S: Final = 0.001
+
+
+class Observer(Protocol):
+    """Who watches what becomes durable."""
+
+    def committed(self, ops: Sequence[Cas], /) -> None:
+        """These documents changed, all at once."""
+        ...
+
+    def missing(self, key: str, /) -> None:
+        """A blob was asked for that is not there."""
+        ...
+
+
+class Disk:
+    """What survives a crash."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.blobs = MemoryBlob(clock)
+        self.documents = MemoryConsensus()
+
+
+class _Way:
+    """What both stores share: one process's operations and their faults."""
+
+    def __init__(self, injector: Injector, crash: Callable[[], None]) -> None:
+        self._injector = injector
+        self._crash = crash
+
+    async def _begin(self, site: str, key: str, latency_s: float) -> Fault | None:
+        """Up to the instant at which the operation takes effect."""
+        fault = self._injector.draw(site)
+        self._injector.trace.note(site, key)
+        await asyncio.sleep(latency_s)
+        if fault is None:
+            return None
+        if fault.kind in (HANG, DELAY):
+            await asyncio.sleep(fault.delay_ms / 1000)
+        elif fault.kind == FAIL:
+            raise StorageError(f"{site} {key}: failed on purpose", determinate=True)
+        elif fault.kind == LOST:
+            await asyncio.sleep(fault.delay_ms / 1000)
+            self._timeout(site, key)
+        elif fault.kind == CRASH:
+            await self._die()
+        return fault
+
+    async def _end(self, fault: Fault | None, site: str, key: str) -> None:
+        """After that instant."""
+        if fault is not None and fault.kind == CRASH_AFTER:
+            await self._die()
+        if fault is not None and fault.kind == LOST_ANSWER:
+            await asyncio.sleep(fault.delay_ms / 1000)
+            self._timeout(site, key)
+        await asyncio.sleep(0)
+
+    async def _die(self) -> None:
+        self._crash()
+        await asyncio.Event().wait()
+
+    def _timeout(self, site: str, key: str) -> NoReturn:
+        raise StorageError(f"{site} {key}: timed out on purpose", determinate=False)
+
+
+class FaultyBlob(_Way):
+    """A `Blob` over a disk."""
+
+    def __init__(
+        self, disk: Disk, injector: Injector, crash: Callable[[], None], observer: Observer
+    ) -> None:
+        super().__init__(injector, crash)
+        self._blobs = disk.blobs
+        self._observer = observer
+
+    async def get(self, key: str) -> bytes | None:
+        """The object, or None."""
+        await self._begin("blob.get", key, READ_S)
+        found = await self._blobs.get(key)
+        if found is None:
+            self._observer.missing(key)
+        return found
+
+    async def set(self, key: str, data: bytes) -> None:
+        """Keeps a new object."""
+        fault = await self._begin("blob.set", key, WRITE_S)
+        await self._blobs.set(key, data)
+        await self._end(fault, "blob.set", key)
+
+    async def adopt(self, key: str, path: Path) -> tuple[int, int]:
+        """Takes a file over."""
+        fault = await self._begin("blob.set", key, WRITE_S)
+        found = await self._blobs.adopt(key, path)
+        await self._end(fault, "blob.set", key)
+        return found
+
+    async def delete(self, key: str) -> bool:
+        """Removes an object."""
+        fault = await self._begin("blob.delete", key, WRITE_S)
+        found = await self._blobs.delete(key)
+        await self._end(fault, "blob.delete", key)
+        return found
+
+    async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
+        """Objects whose key starts with `prefix`."""
+        await self._begin("blob.list", prefix, READ_S)
+        return await self._blobs.list_keys(prefix)
+
+    def path(self, key: str) -> None:
+        """Memory has no paths."""
+        return
+
+
+class FaultyConsensus(_Way):
+    """A `Consensus` over a disk."""
+
+    def __init__(
+        self, disk: Disk, injector: Injector, crash: Callable[[], None], observer: Observer
+    ) -> None:
+        super().__init__(injector, crash)
+        self._documents = disk.documents
+        self._observer = observer
+
+    async def head(self, key: str) -> VersionedData | None:
+        """The document, or None."""
+        await self._begin("consensus.head", key, READ_S)
+        return await self._documents.head(key)
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        """All or none."""
+        keys = ",".join(op.key for op in ops)
+        fault = await self._begin("consensus.set", keys, WRITE_S)
+        done = await self._documents.compare_and_set(ops)
+        self._injector.trace.note("set", keys, done)
+        if done:
+            self._observer.committed(ops)
+        await self._end(fault, "consensus.set", keys)
+        return done
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        """Keys that start with `prefix`."""
+        await self._begin("consensus.list", prefix, READ_S)
+        return await self._documents.list_keys(prefix)
+
+    async def close(self) -> None:
+        """The disk stays."""

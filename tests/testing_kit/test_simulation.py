@@ -1,0 +1,245 @@
+"""The simulation: many seeds find nothing, planted bugs are found, and a seed is one run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from actors.cli import app
+from actors.errors import Broken, StorageError
+from actors.persist.location import Cas
+from actors.testing import simulate as simulation
+from actors.testing.cluster import Report, simulate
+from actors.testing.simulation.crash import LIFE, CrashableLoop
+from actors.testing.simulation.faults import (
+    CRASH,
+    CRASH_AFTER,
+    FAIL,
+    LOST,
+    LOST_ANSWER,
+    Fault,
+    Injector,
+    Trace,
+)
+from actors.testing.simulation.links import MemoryListener
+from actors.testing.simulation.planted import PLANTED
+from actors.testing.simulation.schedule import Schedule, draw
+from actors.testing.simulation.stores import Disk, FaultyConsensus
+from actors.testing.virtual_time import VirtualClock
+
+SEEDS = 300
+BATCHES = 6
+
+FOUND: dict[str, int] = {}
+"""A seed that finds each planted bug."""
+
+REGRESSIONS: tuple[int, ...] = ()
+"""Seeds that have found bugs of the service, which were mended."""
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_seeds_find_nothing(batch: int) -> None:
+    seeds = range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)
+    wrong = [report for seed in seeds if (report := simulate(draw(seed))).violation]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_what_was_found_stays_mended(seed: int) -> None:
+    assert simulate(draw(seed)).violation == ""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    schedule = draw(FOUND[name])
+    with PLANTED[name]():
+        assert simulate(schedule).violation != ""
+    assert simulate(schedule).violation == ""
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    code = (
+        "from actors.testing.cluster import simulate\n"
+        "from actors.testing.simulation.schedule import draw\n"
+        "print([simulate(draw(seed)).hash for seed in range(12)])\n"
+    )
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(hashes) == 1
+    assert len(set(json.loads(hashes.pop().replace("'", '"')))) == 12
+
+
+def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real thing is slow; what shrinks is the same."""
+    seed = next(seed for seed in range(100) if len(draw(seed).faults) > 8)
+    needed = (draw(seed).faults[3], draw(seed).operations[-2])
+
+    def fake(schedule: Schedule, **_: Any) -> Report:
+        wrong = needed[0] in schedule.faults and needed[1] in schedule.operations
+        return Report(schedule.seed, "", 1, {}, "views: wrong" if wrong else "")
+
+    monkeypatch.setattr(simulation, "simulate", fake)
+    failure = simulation.shrunk(Report(seed, "", 1, {}, "views: wrong"))
+    assert len(failure.faults) == len(failure.operations) == 1
+    assert failure.runs <= simulation.SHRINK_RUNS_MAX
+
+
+def test_the_command_line_replays_and_counts() -> None:
+    again = CliRunner().invoke(app, ["simulate", "--seed", "3", "--json"])
+    assert again.exit_code == 0
+    shown = json.loads(again.stdout)
+    assert shown["hash"] == shown["second_hash"] == simulate(draw(3)).hash
+    many = CliRunner().invoke(app, ["simulate", "--seed", "3", "--runs", "2"])
+    assert many.exit_code == 0
+    assert "2 runs (seeds 3 to 4)" in many.stdout
+    assert "failures: 0" in many.stdout
+
+
+def test_a_failure_ends_with_status_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "simulate", lambda s, **_: Report(s.seed, "h", 1, {}, "x: y"))
+    found = CliRunner().invoke(app, ["simulate", "--seed", "5", "--runs", "1"])
+    assert found.exit_code == 1
+    assert "seed 5 fails: x: y" in found.stdout
+    assert "replay it: penstock simulate --seed 5" in found.stdout
+
+
+def test_schedules_draw_every_kind_of_fault_and_operation() -> None:
+    drawn = [draw(seed) for seed in range(200)]
+    kinds = {fault.kind for schedule in drawn for fault in schedule.faults}
+    assert kinds == {
+        "fail", "lost", "lost answer", "hang", "delay", "disconnect", "crash", "crash after", "kill"
+    }  # fmt: skip
+    done = {operation.kind for schedule in drawn for operation in schedule.operations}
+    assert {"restart", "kill", "subscribe", "peek at", "drop view", "reconnect"} <= done
+    assert draw(7) == draw(7) != draw(8)
+    assert msgspec.json.decode(msgspec.json.encode(draw(7)), type=Schedule) == draw(7)
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def test_the_dead_never_run_again() -> None:
+    loop = CrashableLoop(1)
+    told: list[str] = []
+
+    async def victim() -> None:
+        try:
+            told.append("begun")
+            await asyncio.create_task(asyncio.sleep(5))
+            told.append("went on")
+        finally:
+            told.append("cleaned up")
+
+    context = contextvars.copy_context()
+    context.run(LIFE.set, 1)
+
+    async def whole() -> None:
+        task = loop.create_task(victim(), context=context)
+        await asyncio.sleep(1)
+        loop.kill(1)
+        await asyncio.sleep(60)
+        assert not task.done()
+
+    loop.run_until_complete(whole())
+    assert told == ["begun"]
+    loop.bury()
+    loop.close()
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def committed(self, ops: Any) -> None:
+        self.seen += [op.key for op in ops]
+
+    def missing(self, key: str) -> None:
+        self.seen.append(f"missing {key}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "happens", "determinate"),
+    [(FAIL, False, True), (LOST, False, False), (LOST_ANSWER, True, False)],
+)
+def test_a_store_fails_in_every_way(kind: str, happens: bool, determinate: bool) -> None:
+    async def body() -> None:
+        watch = _Watch()
+        disk = Disk(VirtualClock())
+        injector = Injector([Fault("consensus.set", 2, kind)], Trace())
+        store = FaultyConsensus(disk, injector, lambda: None, watch)
+        assert await store.compare_and_set([Cas("a", None, b"1")])
+        with pytest.raises(StorageError) as error:
+            await store.compare_and_set([Cas("b", None, b"1")])
+        assert error.value.determinate is determinate
+        assert (await store.head("b") is not None) is happens
+        assert watch.seen == ["a", "b"] if happens else ["a"]
+
+    _run(body())
+
+
+@pytest.mark.parametrize(("kind", "happens"), [(CRASH, False), (CRASH_AFTER, True)])
+def test_a_crash_falls_on_either_side_of_the_instant(kind: str, happens: bool) -> None:
+    async def body() -> None:
+        disk = Disk(VirtualClock())
+        injector = Injector([Fault("consensus.set", 1, kind)], Trace())
+        crashed = asyncio.Event()
+        store = FaultyConsensus(disk, injector, crashed.set, _Watch())
+        task = asyncio.create_task(store.compare_and_set([Cas("a", None, b"1")]))
+        await crashed.wait()
+        assert not task.done()
+        assert (await disk.documents.head("a") is not None) is happens
+        task.cancel()
+
+    _run(body())
+
+
+def test_a_connection_keeps_its_order_and_another_overtakes() -> None:
+    async def body() -> None:
+        injector = Injector([Fault("link.up", 2, "delay", 50)], Trace())
+        listener = MemoryListener(injector)
+        heard: list[str] = []
+
+        async def converse(end: Any) -> None:
+            while True:
+                heard.append(await end.receive())
+
+        serving = asyncio.create_task(listener.serve(converse))
+        slow, quick = listener.dial(), listener.dial()
+        for message in ("a1", "a2", "a3"):
+            await slow.send(message)
+        await asyncio.sleep(0.01)
+        await quick.send("b1")
+        await asyncio.sleep(1)
+        assert heard == ["a1", "b1", "a2", "a3"]
+        quick.abort()
+        with pytest.raises(Broken):
+            await quick.receive()
+        serving.cancel()
+
+    _run(body())
+
+
+def _run(body: Any) -> None:
+    loop = CrashableLoop(3)
+    try:
+        loop.run_until_complete(body)
+    finally:
+        loop.bury()
+        loop.close()
