@@ -203,7 +203,7 @@ class Peer:
 
 async def run(report: Report) -> None:
     """Both sides in turns, then all measures."""
-    size = Size(10, 10, 1) if report.quick else Size(150, 50, 2)
+    size = Size(10, 10, 1) if report.quick else Size(300, 50, 2)
     peers = [
         ("stateless", "defaults", "foreach"),
         ("stateless", "best", "foreach"),
