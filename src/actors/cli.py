@@ -191,11 +191,11 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
         group.start_soon(_stop_on_signal, group.cancel_scope)
         async with AsyncExitStack() as stack:
             service = await stack.enter_async_context(Service(settings))
+            print(f"listening on {service.address}", flush=True)
             if metrics is not None:
                 metrics.watch(service.actors)
                 page = await stack.enter_async_context(metrics.serve(settings.metrics_listen))
                 print(f"measures on {page}", flush=True)
-            print(f"listening on {service.address}", flush=True)
             print("ready", flush=True)
             await service.wait_stopped()
         group.cancel_scope.cancel()

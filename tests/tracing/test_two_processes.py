@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 CLIENT, SERVICE, ENGINE = "demo-client", "penstock", "penstock-engine"
 SECONDS = 100
 
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:
@@ -108,7 +110,6 @@ def below(child: Received, parent: Received) -> None:
     )
 
 
-@pytest.mark.spark
 def test_nothing_is_refused_and_no_parent_is_missing(
     spans: list[Received], receiver: Receiver
 ) -> None:
@@ -134,7 +135,6 @@ def test_nothing_is_refused_and_no_parent_is_missing(
     ]
 
 
-@pytest.mark.spark
 def test_kinds_and_attributes_are_those_of_the_table(spans: list[Received]) -> None:
     for span in spans:
         hop = HOPS[span.name]
@@ -150,7 +150,6 @@ def test_kinds_and_attributes_are_those_of_the_table(spans: list[Received]) -> N
             )
 
 
-@pytest.mark.spark
 def test_times_are_nested(spans: list[Received]) -> None:
     by_id = {(span.trace_id, span.span_id): span for span in spans}
     for span in spans:
@@ -162,7 +161,6 @@ def test_times_are_nested(spans: list[Received]) -> None:
             assert span.end_ns <= parent.end_ns, f"{span.name} ended after {parent.name}"
 
 
-@pytest.mark.spark
 def test_an_insert_is_one_tree_down_to_spark_and_the_subscriber(spans: list[Received]) -> None:
     root = roots(spans)[0]
     mine = tree_of(spans, root)
@@ -215,7 +213,6 @@ def test_an_insert_is_one_tree_down_to_spark_and_the_subscriber(spans: list[Rece
     assert taken.service == CLIENT
 
 
-@pytest.mark.spark
 def test_a_read_is_one_tree_down_to_every_worker(spans: list[Received]) -> None:
     _, by_index, by_shard = roots(spans)
     for root, workers in ((by_index, [0, 1]), (by_shard, None)):
@@ -235,7 +232,6 @@ def test_a_read_is_one_tree_down_to_every_worker(spans: list[Received]) -> None:
         assert len(mine) == 4 + len(reads)
 
 
-@pytest.mark.spark
 def test_the_file_of_the_service_is_drawn_as_trees(spans: list[Received], recorded: Path) -> None:
     drawn = subprocess.run(
         [sys.executable, "-m", "actors.cli", "trace", str(recorded)],

@@ -8,6 +8,7 @@ own thread: nothing is looked at while it changes.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Protocol
@@ -28,6 +29,7 @@ from actors.telemetry import (
     STEP_ROWS_OUT,
     STEP_SECONDS,
     STEPS,
+    SYSTEM,
 )
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -76,8 +78,9 @@ class Metrics:
             View(instrument_name=name, aggregation=buckets)
             for name in (STEP_SECONDS, APPEND_SECONDS)
         ]
+        named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or SYSTEM}
         self._provider = MeterProvider(
-            [reader], resource=Resource.create(), views=views, shutdown_on_exit=False
+            [reader], resource=Resource.create(named), views=views, shutdown_on_exit=False
         )
         meter = self._provider.get_meter("penstock")
         self._look: Callable[[], Sequence[Seen]] = list
