@@ -32,7 +32,7 @@ from actors.testing.simulation.faults import (
 )
 from actors.testing.simulation.links import MemoryListener
 from actors.testing.simulation.planted import PLANTED
-from actors.testing.simulation.schedule import Schedule, draw
+from actors.testing.simulation.schedule import Operation, Schedule, Setting, draw
 from actors.testing.simulation.stores import Disk, FaultyConsensus
 from actors.testing.virtual_time import VirtualClock
 
@@ -42,8 +42,11 @@ BATCHES = 6
 FOUND: dict[str, int] = {}
 """A seed that finds each planted bug."""
 
-REGRESSIONS: tuple[int, ...] = ()
-"""Seeds that have found bugs of the service, which were mended."""
+STATEMENTS = (
+    Operation(0, 0, "create view", "big"),
+    Operation(0, 0, "insert", "a", 2),
+    Operation(0, 50, "drop view", "big"),
+)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -53,9 +56,17 @@ def test_seeds_find_nothing(batch: int) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("seed", REGRESSIONS)
-def test_what_was_found_stays_mended(seed: int) -> None:
-    assert simulate(draw(seed)).violation == ""
+@pytest.mark.parametrize(
+    ("site", "kind", "first"),
+    [("consensus.head", FAIL, 3), ("consensus.set", LOST_ANSWER, 1), ("consensus.set", LOST, 1)],
+)
+def test_a_statement_survives_a_failure_at_any_operation(site: str, kind: str, first: int) -> None:
+    """Once a failed look at a catalog just written was told as a statement that had surely not
+    happened, and every later one was refused (found by seed 5004). The first reads of a start
+    are left out: a start that fails is made again."""
+    for at in range(first, first + 14):
+        schedule = Schedule(1, Setting(), STATEMENTS, (Fault(site, at, kind, 10),))
+        assert simulate(schedule).violation == "", at
 
 
 @pytest.mark.parametrize("name", PLANTED)
