@@ -20,7 +20,7 @@ from actors.errors import Broken, StorageError
 from actors.persist.location import Cas
 from actors.testing import simulate as simulation
 from actors.testing.cluster import Report, simulate
-from actors.testing.simulation.crash import LIFE, CrashableLoop
+from actors.testing.simulation.crash import LIFE, CrashableLoop, undisturbed
 from actors.testing.simulation.faults import (
     CRASH,
     CRASH_AFTER,
@@ -171,7 +171,8 @@ def test_the_dead_never_run_again() -> None:
 
     loop.run_until_complete(whole())
     assert told == ["begun"]
-    loop.bury()
+    with undisturbed():
+        loop.bury()
     loop.close()
 
 
@@ -253,5 +254,6 @@ def _run(body: Any) -> None:
     try:
         loop.run_until_complete(body)
     finally:
-        loop.bury()
+        with undisturbed():
+            loop.bury()
         loop.close()
