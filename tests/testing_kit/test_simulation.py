@@ -40,7 +40,7 @@ from actors.testing.virtual_time import VirtualClock
 SEEDS = 300
 BATCHES = 6
 
-FOUND = {"acknowledged_before_durable": 6000}
+FOUND = {"acknowledged_before_durable": 6000, "past_a_failed_fetch": 7017}
 """A seed that finds each planted bug."""
 
 STATEMENTS = (
