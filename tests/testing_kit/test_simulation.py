@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ from actors.errors import Broken, StorageError
 from actors.persist.location import Cas
 from actors.testing import simulate as simulation
 from actors.testing.cluster import Report, simulate
-from actors.testing.simulation.crash import LIFE, CrashableLoop
+from actors.testing.simulation.crash import LIFE, CrashableLoop, undisturbed
 from actors.testing.simulation.faults import (
     CRASH,
     CRASH_AFTER,
@@ -32,18 +33,21 @@ from actors.testing.simulation.faults import (
 )
 from actors.testing.simulation.links import MemoryListener
 from actors.testing.simulation.planted import PLANTED
-from actors.testing.simulation.schedule import Schedule, draw
+from actors.testing.simulation.schedule import Operation, Schedule, Setting, draw
 from actors.testing.simulation.stores import Disk, FaultyConsensus
 from actors.testing.virtual_time import VirtualClock
 
 SEEDS = 300
 BATCHES = 6
 
-FOUND: dict[str, int] = {}
+FOUND = {"acknowledged_before_durable": 6000, "past_a_failed_fetch": 7017}
 """A seed that finds each planted bug."""
 
-REGRESSIONS: tuple[int, ...] = ()
-"""Seeds that have found bugs of the service, which were mended."""
+STATEMENTS = (
+    Operation(0, 0, "create view", "big"),
+    Operation(0, 0, "insert", "a", 2),
+    Operation(0, 50, "drop view", "big"),
+)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -53,12 +57,20 @@ def test_seeds_find_nothing(batch: int) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("seed", REGRESSIONS)
-def test_what_was_found_stays_mended(seed: int) -> None:
-    assert simulate(draw(seed)).violation == ""
+@pytest.mark.parametrize(
+    ("site", "kind", "first"),
+    [("consensus.head", FAIL, 3), ("consensus.set", LOST_ANSWER, 1), ("consensus.set", LOST, 1)],
+)
+def test_a_statement_survives_a_failure_at_any_operation(site: str, kind: str, first: int) -> None:
+    """Once a failed look at a catalog just written was told as a statement that had surely not
+    happened, and every later one was refused (found by seed 5004). The first reads of a start
+    are left out: a start that fails is made again."""
+    for at in range(first, first + 14):
+        schedule = Schedule(1, Setting(), STATEMENTS, (Fault(site, at, kind, 10),))
+        assert simulate(schedule).violation == "", at
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", FOUND)
 def test_a_planted_bug_is_found(name: str) -> None:
     schedule = draw(FOUND[name])
     with PLANTED[name]():
@@ -142,7 +154,7 @@ def test_the_dead_never_run_again() -> None:
     async def victim() -> None:
         try:
             told.append("begun")
-            await asyncio.create_task(asyncio.sleep(5))
+            await asyncio.create_task(anyio.sleep(5))
             told.append("went on")
         finally:
             told.append("cleaned up")
@@ -152,14 +164,15 @@ def test_the_dead_never_run_again() -> None:
 
     async def whole() -> None:
         task = loop.create_task(victim(), context=context)
-        await asyncio.sleep(1)
+        await anyio.sleep(1)
         loop.kill(1)
-        await asyncio.sleep(60)
+        await anyio.sleep(60)
         assert not task.done()
 
     loop.run_until_complete(whole())
     assert told == ["begun"]
-    loop.bury()
+    with undisturbed():
+        loop.bury()
     loop.close()
 
 
@@ -224,9 +237,9 @@ def test_a_connection_keeps_its_order_and_another_overtakes() -> None:
         slow, quick = listener.dial(), listener.dial()
         for message in ("a1", "a2", "a3"):
             await slow.send(message)
-        await asyncio.sleep(0.01)
+        await anyio.sleep(0.01)
         await quick.send("b1")
-        await asyncio.sleep(1)
+        await anyio.sleep(1)
         assert heard == ["a1", "b1", "a2", "a3"]
         quick.abort()
         with pytest.raises(Broken):
@@ -241,5 +254,6 @@ def _run(body: Any) -> None:
     try:
         loop.run_until_complete(body)
     finally:
-        loop.bury()
+        with undisturbed():
+            loop.bury()
         loop.close()

@@ -222,7 +222,7 @@ class CatalogStore:
         if not done:
             raise _fenced(seqno)
         await self._forget_hydrations(entry.shards)
-        return Changed(smaller, await self._seqno(), dropped=entry)
+        return Changed(smaller, _after(seqno), dropped=entry)
 
     async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:
         """A view dropped while it was hydrated leaves a note; what fails leaves it for good."""
@@ -263,17 +263,18 @@ class CatalogStore:
             done = await self._persist.compare_and_set([cas])
         if not done:
             raise _fenced(seqno)
-        return Changed(catalog, await self._seqno(), created=created)
-
-    async def _seqno(self) -> int:
-        head = await self._persist.head(CATALOG_KEY)
-        assert head is not None, "the catalog was just written"
-        return head.seqno
+        return Changed(catalog, _after(seqno), created=created)
 
     async def read_back(self) -> tuple[Catalog, int | None]:
         """The durable catalog, after a change whose outcome is open."""
         head = await self._persist.head(CATALOG_KEY)
         return (Catalog(), None) if head is None else (Catalog.decode(head.data), head.seqno)
+
+
+def _after(seqno: int | None) -> int:
+    """The catalog's seqno once it was set. It is known: asking the store for it could fail, and
+    a change that is durable must not be told as one that is not."""
+    return 0 if seqno is None else seqno + 1
 
 
 def columns_named(entry: CatalogObject, names: Sequence[str]) -> tuple[str, ...]:

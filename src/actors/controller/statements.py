@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final
 
+import anyio
 import msgspec
 
 from actors.controller.boot import describe_dataflow
@@ -20,7 +21,7 @@ from actors.controller.ddl import Changed
 from actors.controller.desk import Desk, fault, refuse
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import CloseTable, Gone, Tick
-from actors.errors import PenstockError, UnknownObject
+from actors.errors import PenstockError, StorageError, UnknownObject
 from actors.kernel import Address
 from actors.progress import EMPTY, ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView, Done, Drop
@@ -84,10 +85,20 @@ class Statements:
             named = fault(error)
             if named.determinate:
                 return StatementDone(named)
+            return StatementDone(named, await self._read_back())
+
+    async def _read_back(self) -> tuple[Catalog, int | None]:
+        """The durable catalog, however long the store takes: what goes by another one than is
+        there would be refused for ever."""
+        settings = self._desk.settings
+        delay_ms = settings.retry_delay_ms_min
+        while True:
             try:
-                return StatementDone(named, await self._desk.store.read_back())
-            except PenstockError:
-                return StatementDone(named)
+                return await self._desk.store.read_back()
+            except StorageError as error:
+                log.warning("the catalog cannot be read back, trying again: %s", error)
+            await anyio.sleep(delay_ms / 1000)
+            delay_ms = min(settings.retry_delay_ms_max, 2 * delay_ms)
 
     def _change(self, statement: Statement) -> Coroutine[Any, Any, Changed]:
         desk = self._desk

@@ -226,7 +226,11 @@ class PersistClient:
 
     async def _applied(self, extra: Sequence[Cas]) -> bool:
         for op in extra:
-            head = await self.consensus.head(op.key)
+            try:
+                head = await self.consensus.head(op.key)
+            except StorageError as error:
+                # The read did not happen; the drop that it is to tell of may have.
+                raise StorageError(str(error), determinate=False) from error
             if (None if head is None else head.data) != op.data:
                 return False
         return True

@@ -48,7 +48,7 @@ from actors.testing.simulation.checkers import (
     ViewsChecker,
     WritesChecker,
 )
-from actors.testing.simulation.crash import LIFE, CrashableLoop, Livelock
+from actors.testing.simulation.crash import LIFE, CrashableLoop, Livelock, undisturbed
 from actors.testing.simulation.engine import FaultyExecutor
 from actors.testing.simulation.faults import Injector, Trace
 from actors.testing.simulation.history import History, Violation
@@ -349,7 +349,8 @@ def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
         return _simulate(schedule, keep_trace)
     finally:
         quiet.setLevel(level)
-        gc.collect(0)
+        with undisturbed():
+            gc.collect(0)
         if collects:
             gc.enable()
 
@@ -377,7 +378,8 @@ def _simulate(schedule: Schedule, keep_trace: bool) -> Report:
             tuple(world.trace.lines),
         )
     finally:
-        loop.bury()
+        with undisturbed():
+            loop.bury()
         with contextlib.suppress(Exception):
             loop.close()
         asyncio.set_event_loop(None)

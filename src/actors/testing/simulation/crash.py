@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Generator
+import sys
+import warnings
+from collections.abc import Coroutine, Generator, Iterator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final
 
@@ -24,6 +26,9 @@ LIFE: ContextVar[int] = ContextVar("life", default=0)
 
 TURNS_MAX: Final = 60_000
 """Of the loop, in one run; the longest need a tenth of it."""
+
+CLOSES_MAX: Final = 20
+"""Awaits in a ``finally`` of one coroutine that is buried."""
 
 
 class Livelock(Exception):
@@ -94,7 +99,24 @@ class CrashableLoop(VirtualTimeLoop):
         for _, (task, context) in sorted(self._tasks.items(), reverse=True):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coro = task.get_coro()
-            with contextlib.suppress(BaseException):
-                if coro is not None:
-                    context.run(coro.close)
+            for _ in range(CLOSES_MAX):
+                try:
+                    if coro is not None:
+                        context.run(coro.close)
+                except BaseException:  # noqa: BLE001 (it awaits while it ends: once more)
+                    continue
+                break
         self._tasks.clear()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Burying is not quiet: what the dead left half done complains when it goes."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook

@@ -178,7 +178,7 @@ def _faults(seed: int) -> list[Fault]:
         kind = dice.choice(kinds)
         delay = dice.choice(_DELAYS_MS)
         if kind == HANG:
-            delay = dice.choice((2_000, 8_000))
+            delay = dice.choice((1_000, 4_000))
         # The first operations are those of a start; everything else stands on them.
         at = 1 + min(dice.randrange(length), dice.randrange(2 * length))
         if dice.random() < 0.2:
@@ -188,7 +188,7 @@ def _faults(seed: int) -> list[Fault]:
             if crashes > 2:
                 continue
         found[site, at] = Fault(site, at, kind, delay)
-        if dice.random() < 0.2 and kind not in (CRASH, CRASH_AFTER):
+        if dice.random() < 0.2 and kind not in (CRASH, CRASH_AFTER, HANG):
             for more in range(1, dice.randrange(2, 8)):  # it does not go wrong only once
                 found[site, at + more] = Fault(site, at + more, kind, delay)
     return sorted(found.values(), key=lambda fault: (fault.site, fault.at))
