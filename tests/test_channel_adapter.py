@@ -58,15 +58,18 @@ def test_without_a_client_the_current_nonce_is_dropped() -> None:
     assert rules.judge(response("future")) is Verdict.STASH
 
 
-def test_the_stash_is_delivered_first_and_drops_the_others() -> None:
+def test_the_stash_is_delivered_first_and_drops_what_is_older() -> None:
     rules = StashRules(10)
+    rules.judge(response("a"))
     for number in range(3):
         rules.judge(response("b", number))
-    rules.judge(response("c"))
-    assert rules.stashed == 4
+    rules.judge(response("c", 9))
+    assert rules.stashed == 5
     assert rules.connect("b") == [response("b", number).response for number in range(3)]
-    assert rules.stashed == 0
     rules.validate()
+    assert rules.stashed == 1
+    assert rules.connect("c") == [response("c", 9).response]
+    assert rules.stashed == 0
 
 
 def test_the_first_match_drops_the_whole_stash() -> None:

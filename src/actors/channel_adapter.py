@@ -152,10 +152,11 @@ class StashRules:
         self._served.move_to_end(nonce)
         while len(self._served) > SERVED_MAX:
             self._served.popitem(last=False)
-        kept = self._stash.pop(nonce, [])
-        self._size -= len(kept)
-        if kept:
-            self._clear()
+        kept: list[Response] = []
+        while nonce in self._stash:  # what came before is older; what came after is not
+            oldest = next(iter(self._stash))
+            kept = self._stash.pop(oldest)
+            self._size -= len(kept)
         return kept
 
     def disconnect(self, nonce: Nonce) -> bool:

@@ -70,6 +70,12 @@ def test_a_statement_survives_a_failure_at_any_operation(site: str, kind: str, f
         assert simulate(schedule).violation == "", at
 
 
+def test_a_late_connection_leaves_the_stash_of_the_next_one() -> None:
+    """An adapter that heard late of two connections gave the first its stash and dropped what
+    the second was to get: a view's frontier never came (seed 7135)."""
+    assert simulate(draw(7135)).violation == ""
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_a_planted_bug_is_found(name: str) -> None:
     schedule = draw(FOUND[name])
