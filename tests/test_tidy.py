@@ -41,6 +41,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("controller",),
     ("client",),
     ("service",),
+    ("terminal",),
+    ("inspection",),
     ("demo", "cli"),
 )
 """Lowest first. A room imports only what stands lower, or itself. `testing` may import all."""

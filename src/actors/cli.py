@@ -1,40 +1,36 @@
 """The command ``penstock``.
 
-Here the event loop is chosen (uvloop), logging is set up, and errors become one line and an exit
-status: 0 done, 1 what was checked is wrong, 2 it could not be done, 130 interrupted.
+Here errors become one line and an exit status: 0 done, 1 what was checked is wrong, 2 it could
+not be done, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
 import typer
 
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
-from actors.progress import format_frontier
+from actors.inspection import actors, explain, status, trace, tracing
 from actors.settings import Settings, load
+from actors.terminal import LogLevel, run_loop, set_up_logging
 
 if TYPE_CHECKING:
-    from actors.protocol.api import TracingReport
     from actors.tracing.metrics import Metrics
-
-R = TypeVar("R")
 
 STATUS_WRONG: Final = 1
 STATUS_FAILED: Final = 2
 STATUS_INTERRUPTED: Final = 130
-LEVELS: Final = ("debug", "info", "warning", "error")
 
 log = logging.getLogger("penstock.cli")
 
@@ -46,53 +42,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-LogLevel = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
-Connect = Annotated[
-    str,
-    typer.Option(
-        "--connect", envvar="PENSTOCK_LISTEN", help="host:port of a running service's listener."
-    ),
-]
-DEFAULT_ADDRESS: Final = Settings().listen
-
-
-class OneLine(logging.Formatter):
-    """One line a record: time (UTC), level, logger, text; a traceback's lines joined by ``|``."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        """The record's time as ISO 8601, in UTC, with milliseconds."""
-        when = datetime.fromtimestamp(record.created, UTC)
-        return f"{when:%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The record, without line ends."""
-        return " | ".join(line for line in super().format(record).splitlines() if line.strip())
-
-
-def set_up_logging(level: str, *, traced: bool = False) -> None:
-    """Everything of `level` and above to stderr; `traced`: by structlog, with the ids of traces
-    (which takes a while to import). Raises `BadSettings` for an unknown level."""
-    if level.lower() not in LEVELS:
-        raise BadSettings(f"log level {level!r}: must be one of {', '.join(LEVELS)}")
-    handler = logging.StreamHandler(sys.stderr)
-    if traced:
-        from actors.tracing.logs import formatter
-
-        handler.setFormatter(formatter())
-    else:
-        handler.setFormatter(OneLine())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-
-
-def run_loop(body: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """Runs `body` on uvloop."""
-    return anyio.run(body, backend="asyncio", backend_options={"use_uvloop": True})
 
 
 def parse_settings(given: list[str]) -> dict[str, Any]:
@@ -299,141 +248,6 @@ def check_views(
 
 
 @app.command()
-def status(
-    connect: Connect = DEFAULT_ADDRESS,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-) -> None:
-    """Shows every table, view and index of a running service, with frontiers and lag."""
-    set_up_logging("warning")
-    report = run_loop(lambda: _status(connect))
-    if as_json:
-        print(json.dumps(report, indent=2))
-        return
-    print(f"{'name':<24} {'kind':<7} {'state':<12} {'since':>15} {'upper':>15} {'lag':>9} steps")
-    for found in report["objects"]:
-        print(
-            f"{found['name']:<24} {found['kind']:<7} {found['state'] or found['mode']:<12} "
-            f"{found['since']:>15} {format_frontier(found['upper']):>15} "
-            f"{found['lag_ms']:>6} ms {found['steps']:>5}  {found['text']}".rstrip()
-        )
-
-
-async def _status(address: str) -> dict[str, Any]:
-    import msgspec
-
-    from actors.client import Client
-
-    async with await Client.connect(address) as client:
-        report: dict[str, Any] = msgspec.to_builtins(await client.status())
-        return report
-
-
-@app.command()
-def actors(
-    connect: Connect = DEFAULT_ADDRESS,
-    interval: Annotated[
-        float, typer.Option(min=0.01, help="Seconds between the two looks that rates come from.")
-    ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-) -> None:
-    """Shows every live actor of a running service: what it does, what waits, how busy it is."""
-    set_up_logging("warning")
-    rows = run_loop(lambda: _actors(connect, interval))
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    print(f"{'path':<44} {'depth':>5} {'max':>5} {'msg/s':>8} {'busy':>6} {'effects':>7}  state")
-    for row in rows:
-        words = f"{row['state']}{': ' * bool(row['doing'])}{row['doing']}"
-        print(
-            f"{row['path']:<44} {row['depth']:>5} {row['depth_max']:>5} "
-            f"{row['messages_per_second']:>8.1f} {row['busy_share']:>6.1%} {row['effects']:>7}  "
-            f"{words}"
-        )
-
-
-async def _actors(address: str, interval: float) -> list[dict[str, Any]]:
-    """Two looks; an actor born between them is measured since its birth."""
-    import anyio
-    import msgspec
-
-    from actors.client import Client
-
-    async with await Client.connect(address) as client:
-        first = await client.actors()
-        await anyio.sleep(interval)
-        second = await client.actors()
-    before = {found.path: found for found in first.actors}
-    ms = max(1e-3, second.monotonic_ms - first.monotonic_ms)
-    rows = []
-    for found in second.actors:
-        old = before.get(found.path)
-        messages = found.received - (old.received if old else 0)
-        busy = found.busy_ms - (old.busy_ms if old else 0.0)
-        rates = {"messages_per_second": messages * 1000 / ms, "busy_share": busy / ms}
-        rows.append(msgspec.to_builtins(found) | rates)
-    return rows
-
-
-@app.command()
-def tracing(
-    connect: Connect = DEFAULT_ADDRESS,
-    ratio: Annotated[
-        float | None, typer.Option(help="Share of new traces to be sampled, from 0 to 1.")
-    ] = None,
-) -> None:
-    """Shows, or sets, which share of new traces a running service samples."""
-    set_up_logging("warning")
-    report = run_loop(lambda: _tracing(connect, ratio))
-    if report.exporting:
-        print(f"of new traces a share of {report.ratio:g} is sampled")
-    else:
-        print("the service has no exporter of traces")
-
-
-async def _tracing(address: str, ratio: float | None) -> TracingReport:
-    from actors.client import Client
-
-    async with await Client.connect(address) as client:
-        return await client.tracing(ratio)
-
-
-@app.command()
-def trace(
-    file: Annotated[Path, typer.Argument(help="OTLP JSON lines, as --trace-file writes them.")],
-    trace_id: Annotated[str, typer.Option("--id", help="Only the trace whose id begins so.")] = "",
-    search: Annotated[
-        str,
-        typer.Option("--search", help="Only traces with NAME=VALUE, e.g. penstock.dataflow=u3."),
-    ] = "",
-    last: Annotated[int, typer.Option(help="So many traces, the newest.", min=1)] = 5,
-) -> None:
-    """Draws recorded traces as trees: who did what, when, for how long, and for which others."""
-    set_up_logging("warning")
-    from actors.tracing.tree import draw, load_traces
-
-    for line in draw(load_traces(file), trace_id=trace_id, search=search, last=last):
-        print(line)
-
-
-@app.command()
-def explain(
-    view: Annotated[str, typer.Argument(help="Name of a view.")],
-    connect: Connect = DEFAULT_ADDRESS,
-) -> None:
-    """Shows how a view is maintained: its plan and, where it is recomputed, why."""
-    set_up_logging("warning")
-    print(run_loop(lambda: _explain(view, connect)))
-
-
-async def _explain(view: str, address: str) -> str:
-    from actors.client import Client
-
-    async with await Client.connect(address) as client:
-        return await client.explain(view)
-
-
-@app.command()
 def simulate(
     runs: Annotated[int | None, typer.Option("--runs", min=1, help="How many seeds.")] = None,
     seed: Annotated[
@@ -454,6 +268,10 @@ def simulate(
         wrong = simulation.campaigned(runs or 100, seed or 0, as_json=as_json)
     if wrong:
         raise typer.Exit(STATUS_WRONG)
+
+
+for _command in (status, actors, tracing, trace, explain):
+    app.command()(_command)
 
 
 @app.command()

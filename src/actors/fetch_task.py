@@ -170,9 +170,7 @@ class FetchTask(Actor[_Message]):
         )
 
     def _backoff_ms(self, attempt: int) -> float:
-        limits = self._settings
-        whole = min(limits.retry_delay_ms_max, limits.retry_delay_ms_min << (attempt - 1))
-        return whole * (0.5 + self.ctx.random.random() / 2)
+        return self._settings.retry_delay_ms(attempt) * (0.5 + self.ctx.random.random() / 2)
 
     def describe(self) -> str:
         """What it is doing or waiting for."""

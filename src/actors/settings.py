@@ -139,6 +139,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # stopping
     shutdown_deadline_ms: int = 15_000
 
+    def retry_delay_ms(self, failures: int) -> int:
+        """How long to wait after so many failures in a row (from 1): doubled by each."""
+        doubled = self.retry_delay_ms_min << min(failures - 1, 30)
+        return min(self.retry_delay_ms_max, doubled)
+
     def check(self) -> None:
         """Raises `BadSettings` when a limit is out of range or two contradict each other."""
         for name in self.__struct_fields__:

@@ -344,8 +344,7 @@ class SparkExecutor(Actor[_Message]):
             for entry in self._waiting:
                 entry.run.reply.fail(EngineUnavailable(str(self._unavailable)))
             self._waiting.clear()
-        delay = self._settings.retry_delay_ms_min * 2 ** min(self._failures - 1, 30)
-        self.ctx.after(min(delay, self._settings.retry_delay_ms_max), _StartAgain())
+        self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
 
     def _take_back(self, why: str) -> None:
         """Puts what was in flight in front of what waits, in the order in which it came."""

@@ -121,8 +121,7 @@ def test_idle_is_when_nothing_is_ready_however_long_the_chain(seed: int | None) 
             group.start_soon(chain)
             await loop().idle()
             assert loop().time() == 0
-            found = left
-        return found
+        return left
 
     assert run(body, seed) == 0
 

@@ -84,14 +84,12 @@ class Children:
         """After a crash: removes what the actor left, waits, and starts it afresh."""
         site, serial = self._site, live.dataflow_serial
         directory = site.scratch / f"d{live.number}" / str(serial)
-        delay = site.settings.retry_delay_ms_min << min(serial, 16)
         site.ctx.effect(
             lambda: site.ctx.clock.run_blocking(lambda: shutil.rmtree(directory, True)),
             done=lambda _: None,
         )
-        site.ctx.after(
-            min(delay, site.settings.retry_delay_ms_max), SpawnAgain(live.number, serial)
-        )
+        delay = site.settings.retry_delay_ms(serial + 1)
+        site.ctx.after(delay, SpawnAgain(live.number, serial))
 
     async def turn(self, message: ChildrenTurn) -> None:
         """A dataflow has stopped, or is to start again."""

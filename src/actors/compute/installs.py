@@ -82,10 +82,8 @@ class Installs:
         log.warning("%s: cannot install: %s", site.ctx.path, error, exc_info=error)
         text = f"worker {site.index} cannot install: {type(error).__name__}: {error}"
         await site.feed(StatusSeen(live.number, DataflowStatus(live.id, "stalled", text)))
-        delay = site.settings.retry_delay_ms_min << min(retry.attempt, 16)
-        site.ctx.after(
-            min(delay, site.settings.retry_delay_ms_max), InsertAgain(live.number, retry)
-        )
+        delay = site.settings.retry_delay_ms(retry.attempt + 1)
+        site.ctx.after(delay, InsertAgain(live.number, retry))
 
     def maintain(self) -> None:
         """Merges what was inserted since the last turn, off the loop."""

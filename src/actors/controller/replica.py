@@ -199,9 +199,8 @@ class ReplicaTask(Actor[_Message]):
             self.ctx.effect(client.close, done=lambda _: None, failed=lambda _: None)
         await self._tell(ReplicaLost(self.incarnation, named))
         self.incarnation += 1
-        settings = self._settings
-        delay = min(settings.retry_delay_ms_max, settings.retry_delay_ms_min << self._attempts)
-        self._attempts = min(self._attempts + 1, 16)
+        self._attempts += 1
+        delay = self._settings.retry_delay_ms(self._attempts)
         log.info("the replica is gone (%s); connecting again in %d ms", self._why, delay)
         self.ctx.after(delay, _Retry())
 

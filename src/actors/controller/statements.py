@@ -91,14 +91,14 @@ class Statements:
         """The durable catalog, however long the store takes: what goes by another one than is
         there would be refused for ever."""
         settings = self._desk.settings
-        delay_ms = settings.retry_delay_ms_min
+        failures = 0
         while True:
             try:
                 return await self._desk.store.read_back()
             except StorageError as error:
                 log.warning("the catalog cannot be read back, trying again: %s", error)
-            await anyio.sleep(delay_ms / 1000)
-            delay_ms = min(settings.retry_delay_ms_max, 2 * delay_ms)
+            failures += 1
+            await anyio.sleep(settings.retry_delay_ms(failures) / 1000)
 
     def _change(self, statement: Statement) -> Coroutine[Any, Any, Changed]:
         desk = self._desk

@@ -498,7 +498,5 @@ class Dataflow(Actor[_Message]):
         self.ctx.effect(lambda: view.move_holds(lo), done=moved, failed=moved)
 
     def _delay_ms(self, attempt: int) -> float:
-        """Doubling with every attempt, with jitter so that many do not come back at once."""
-        least, most = self._settings.retry_delay_ms_min, self._settings.retry_delay_ms_max
-        delay = min(most, least * 2 ** min(attempt - 1, 30))
-        return float(delay * (0.5 + self.ctx.random.random() / 2))
+        """With jitter, so that many do not come back at once."""
+        return self._settings.retry_delay_ms(attempt) * (0.5 + self.ctx.random.random() / 2)

@@ -302,9 +302,7 @@ class Machine:
             self._changed(shard_key(shard))
 
     async def _pause(self, attempt: int) -> None:
-        limits = self._settings
-        delay_ms = min(limits.retry_delay_ms_max, limits.retry_delay_ms_min * 2**attempt)
-        await anyio.sleep(delay_ms / 1000)
+        await anyio.sleep(self._settings.retry_delay_ms(attempt + 1) / 1000)
 
     def _locked(self, keys: Sequence[str]) -> _Locks:
         return _Locks(self._locks, keys)
