@@ -15,7 +15,7 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 from typer.testing import CliRunner
 
-from actors import Client, cli
+from actors import Client, cli, terminal
 from actors.errors import AddressInUse, BadSettings, UnknownObject
 
 runner = CliRunner()
@@ -98,7 +98,7 @@ def test_a_record_is_one_line() -> None:
             "penstock.x", logging.ERROR, "", 0, "it %s", ("failed",), sys.exc_info()
         )
     record.created, record.msecs = 0.25, 250.0
-    text = cli.OneLine().format(record)
+    text = terminal.OneLine().format(record)
     assert "\n" not in text
     assert text.startswith("1970-01-01T00:00:00.250Z ERROR penstock.x it failed | Traceback")
     assert text.endswith("ValueError: first | second")

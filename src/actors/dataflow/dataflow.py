@@ -468,8 +468,7 @@ class Dataflow(Actor[_Message]):
 
     def _emit(self, batch: SubscribeBatch) -> None:
         signed = self._traces.sign(batch)
-        emit = Emit(self._description.id, self._machine.incarnation, signed)
-        self._workers[0].reply(emit)
+        self._workers[0].reply(Emit(self._description.id, self._machine.incarnation, signed))
 
     def _report(self, effect: m.Report) -> None:
         frontier = effect.frontier
@@ -489,8 +488,7 @@ class Dataflow(Actor[_Message]):
         due = now - self._holds_moved_ms >= self._settings.hold_downgrade_ms
         if view is None or self._moving_holds or not due or not self._writable:
             return
-        self._moving_holds = True
-        self._holds_moved_ms = now
+        self._moving_holds, self._holds_moved_ms = True, now
 
         def moved(_: Any) -> None:
             self._moving_holds = False
