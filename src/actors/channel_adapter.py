@@ -47,34 +47,34 @@ SERVED_MAX: Final = 1024
 """Past nonces remembered. A worker's responses arrive in order, so only the last few matter."""
 
 
-class Connect(msgspec.Struct, frozen=True):
+class Connect(msgspec.Struct, frozen=True, gc=False):
     """A client takes over: its `Hello` is the next command. `client` gets `FromWorker`."""
 
     nonce: Nonce
     client: Address[Any]
 
 
-class Disconnect(msgspec.Struct, frozen=True):
+class Disconnect(msgspec.Struct, frozen=True, gc=False):
     """The client of that nonce is gone."""
 
     nonce: Nonce
 
 
-class FromClient(msgspec.Struct, frozen=True):
+class FromClient(msgspec.Struct, frozen=True, gc=False):
     """A command of a connection, to be tagged."""
 
     nonce: Nonce
     command: Command
 
 
-class Took(msgspec.Struct, frozen=True):
+class Took(msgspec.Struct, frozen=True, gc=False):
     """The client has passed on this many responses; there is room for as many."""
 
     nonce: Nonce
     count: int
 
 
-class FromWorker(msgspec.Struct, frozen=True):
+class FromWorker(msgspec.Struct, frozen=True, gc=False):
     """Adapter → client: a response of worker number `worker`."""
 
     worker: int
@@ -82,20 +82,20 @@ class FromWorker(msgspec.Struct, frozen=True):
     response: Response
 
 
-class Passed(msgspec.Struct, frozen=True):
+class Passed(msgspec.Struct, frozen=True, gc=False):
     """Adapter → worker: this many responses of that nonce are off its hands."""
 
     nonce: Nonce
     count: int
 
 
-class ClientGone(msgspec.Struct, frozen=True):
+class ClientGone(msgspec.Struct, frozen=True, gc=False):
     """Adapter → worker: nobody will read responses of this nonce."""
 
     nonce: Nonce
 
 
-class AdapterStatistics(msgspec.Struct, frozen=True):
+class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
     """Counts since the start, and the stash at this moment."""
 
     forwarded: int
@@ -104,7 +104,7 @@ class AdapterStatistics(msgspec.Struct, frozen=True):
     holding: int
 
 
-class InspectAdapter(msgspec.Struct, frozen=True):
+class InspectAdapter(msgspec.Struct, frozen=True, gc=False):
     """Asks for `AdapterStatistics`."""
 
     reply: Reply[AdapterStatistics]

@@ -43,7 +43,7 @@ _ROWS_CUT_INLINE_MAX: Final = 20_000
 """Cutting this many rows to their interval takes less than a hop to a thread and back."""
 
 
-class _Job(msgspec.Struct, frozen=True):
+class _Job(msgspec.Struct, frozen=True, gc=False):
     """A request on its way; `attempt` counts from 1."""
 
     fetch: Fetch
@@ -51,12 +51,12 @@ class _Job(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
 
-class _Done(msgspec.Struct, frozen=True):
+class _Done(msgspec.Struct, frozen=True, gc=False):
     job: _Job
     updates: pa.Table
 
 
-class _Failed(msgspec.Struct, frozen=True):
+class _Failed(msgspec.Struct, frozen=True, gc=False):
     job: _Job
     error: PenstockError
 

@@ -62,19 +62,19 @@ _JOINED_SHARE: Final = 16
 """Batches that wait are described together up to this part of the whole credit."""
 
 
-class _Opened(msgspec.Struct, frozen=True):
+class _Opened(msgspec.Struct, frozen=True, gc=False):
     reader: Any
 
 
-class _Listed(msgspec.Struct, frozen=True):
+class _Listed(msgspec.Struct, frozen=True, gc=False):
     items: tuple[_Item, ...]
 
 
-class _Failed(msgspec.Struct, frozen=True):
+class _Failed(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError
 
 
-class _Item(msgspec.Struct, frozen=True):
+class _Item(msgspec.Struct, frozen=True, gc=False):
     """One description to be: parts (leased) and the interval that is meant of them."""
 
     parts: tuple[Any, ...]

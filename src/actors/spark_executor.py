@@ -66,18 +66,18 @@ Launch: TypeAlias = Callable[[Settings, Path, Clock], Awaitable[EngineProcess]]
 """Starts a child (another one in tests)."""
 
 
-class _Started(msgspec.Struct, frozen=True):
+class _Started(msgspec.Struct, frozen=True, gc=False):
     number: int
     process: EngineProcess
     ready: EngineReady
 
 
-class _Answered(msgspec.Struct, frozen=True):
+class _Answered(msgspec.Struct, frozen=True, gc=False):
     number: int
     answer: Answer
 
 
-class _Ended(msgspec.Struct, frozen=True):
+class _Ended(msgspec.Struct, frozen=True, gc=False):
     """A child is gone (`why`), or could not be started (`error`)."""
 
     number: int
@@ -85,11 +85,11 @@ class _Ended(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class _StartAgain(msgspec.Struct, frozen=True):
+class _StartAgain(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
-class _CancelOverdue(msgspec.Struct, frozen=True):
+class _CancelOverdue(msgspec.Struct, frozen=True, gc=False):
     number: int
     job_id: str
 

@@ -91,7 +91,7 @@ from actors.telemetry import BYTES, WORKER_EMIT, WORKER_PEEK
 log = logging.getLogger("penstock.worker")
 
 
-class WorkerStatistics(msgspec.Struct, frozen=True):
+class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     """A worker at one moment."""
 
     rendered: int
@@ -102,7 +102,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True):
     commands_applied: int
 
 
-class InspectWorker(msgspec.Struct, frozen=True):
+class InspectWorker(msgspec.Struct, frozen=True, gc=False):
     """Asks for `WorkerStatistics`."""
 
     reply: Reply[WorkerStatistics]

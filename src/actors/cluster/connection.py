@@ -57,17 +57,17 @@ class Outlet(Protocol):
         ...
 
 
-class ClientCommand(msgspec.Struct, frozen=True):
+class ClientCommand(msgspec.Struct, frozen=True, gc=False):
     """A command of the client."""
 
     command: Command
 
 
-class _Sent(msgspec.Struct, frozen=True):
+class _Sent(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-class _OutletFailed(msgspec.Struct, frozen=True):
+class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
     error: Exception
 
 
@@ -183,7 +183,7 @@ async def _send(address: Address[Any], message: Any) -> None:
 # -- the acceptor ----------------------------------------------------------------------------------
 
 
-class Accept(msgspec.Struct, frozen=True):
+class Accept(msgspec.Struct, frozen=True, gc=False):
     """A client has proved itself: make it the one that is served. Answered with its address."""
 
     hello: Hello
@@ -191,18 +191,18 @@ class Accept(msgspec.Struct, frozen=True):
     reply: Reply[Address[ConnectionMessage]]
 
 
-class Leave(msgspec.Struct, frozen=True):
+class Leave(msgspec.Struct, frozen=True, gc=False):
     """The client of that nonce went away. Answered when nothing of it runs any more."""
 
     nonce: Nonce
     reply: Reply[None] | None = None
 
 
-class _Ended(msgspec.Struct, frozen=True):
+class _Ended(msgspec.Struct, frozen=True, gc=False):
     nonce: Nonce
 
 
-class Serve(msgspec.Struct, frozen=True):
+class Serve(msgspec.Struct, frozen=True, gc=False):
     """Runs a coroutine beside the acceptor for as long as it lives (a listener)."""
 
     run: Any

@@ -35,27 +35,27 @@ PeekResult: TypeAlias = PeekRows | PeekError
 # -- events ----------------------------------------------------------------------------------------
 
 
-class ClientLost(msgspec.Struct, frozen=True):
+class ClientLost(msgspec.Struct, frozen=True, gc=False):
     """The client of that nonce is gone."""
 
     nonce: Nonce
 
 
-class Progressed(msgspec.Struct, frozen=True):
+class Progressed(msgspec.Struct, frozen=True, gc=False):
     """A dataflow's frontiers moved."""
 
     number: int
     progress: DataflowProgress
 
 
-class StatusSeen(msgspec.Struct, frozen=True):
+class StatusSeen(msgspec.Struct, frozen=True, gc=False):
     """A dataflow says what it does."""
 
     number: int
     status: DataflowStatus
 
 
-class Sealed(msgspec.Struct, frozen=True):
+class Sealed(msgspec.Struct, frozen=True, gc=False):
     """This worker's partition of an index is complete below `upper` and readable from `since`.
 
     A fresh incarnation installs a snapshot: `upper` 0 while it does, then `since` is its as_of.
@@ -66,28 +66,28 @@ class Sealed(msgspec.Struct, frozen=True):
     since: Time = 0
 
 
-class Emitting(msgspec.Struct, frozen=True):
+class Emitting(msgspec.Struct, frozen=True, gc=False):
     """A dataflow has a batch of a subscribe."""
 
     number: int
     emit: Emit
 
 
-class PeekDone(msgspec.Struct, frozen=True):
+class PeekDone(msgspec.Struct, frozen=True, gc=False):
     """A started peek has its answer; None: its arrangement was replaced meanwhile."""
 
     ticket: int
     result: PeekResult | None
 
 
-class Crashed(msgspec.Struct, frozen=True):
+class Crashed(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: a dataflow's actor failed by its own fault."""
 
     number: int
     text: str
 
 
-class Stopped(msgspec.Struct, frozen=True):
+class Stopped(msgspec.Struct, frozen=True, gc=False):
     """A dropped dataflow and all its tasks have stopped."""
 
     number: int
@@ -109,19 +109,19 @@ Event: TypeAlias = (
 # -- effects ---------------------------------------------------------------------------------------
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Offer(msgspec.Struct, frozen=True, gc=False):
     """Offer a command to the sequencer."""
 
     propose: Propose
 
 
-class SwitchClient(msgspec.Struct, frozen=True):
+class SwitchClient(msgspec.Struct, frozen=True, gc=False):
     """Responses now go to this nonce (None: nowhere); forget those that still wait."""
 
     nonce: Nonce | None
 
 
-class Respond(msgspec.Struct, frozen=True):
+class Respond(msgspec.Struct, frozen=True, gc=False):
     """Answer the client; `receipt` is due to dataflow `number` when the client took it."""
 
     response: Response
@@ -129,47 +129,47 @@ class Respond(msgspec.Struct, frozen=True):
     receipt: Emitted | None = None
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """Tell the dataflow at once that its batch is off its hands."""
 
     number: int
     emitted: Emitted
 
 
-class Render(msgspec.Struct, frozen=True):
+class Render(msgspec.Struct, frozen=True, gc=False):
     """Make a dataflow run, suspended."""
 
     number: int
     description: DataflowDescription
 
 
-class Respawn(msgspec.Struct, frozen=True):
+class Respawn(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: start the crashed actor of a dataflow afresh, after a delay."""
 
     number: int
 
 
-class Tell(msgspec.Struct, frozen=True):
+class Tell(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: a command for the dataflow actor."""
 
     number: int
     message: Scheduled | CompactionAllowed | WritesAllowed
 
 
-class Compact(msgspec.Struct, frozen=True):
+class Compact(msgspec.Struct, frozen=True, gc=False):
     """The index's partition needs nothing below `since`."""
 
     number: int
     since: Time
 
 
-class DropDataflow(msgspec.Struct, frozen=True):
+class DropDataflow(msgspec.Struct, frozen=True, gc=False):
     """Stop a dataflow and its tasks, remove its state; answer `Stopped`."""
 
     number: int
 
 
-class StartPeek(msgspec.Struct, frozen=True):
+class StartPeek(msgspec.Struct, frozen=True, gc=False):
     """Read; answer `PeekDone`. `number`: the index's; 0 for a shard."""
 
     ticket: int
@@ -178,7 +178,7 @@ class StartPeek(msgspec.Struct, frozen=True):
     bytes_max: int
 
 
-class StopPeek(msgspec.Struct, frozen=True):
+class StopPeek(msgspec.Struct, frozen=True, gc=False):
     """The answer of that peek is not wanted any more."""
 
     ticket: int

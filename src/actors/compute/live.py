@@ -24,7 +24,7 @@ from actors.protocol.internal import DataflowReport, StartSources
 from actors.settings import Settings
 
 
-class Cast(msgspec.Struct, frozen=True):
+class Cast(msgspec.Struct, frozen=True, gc=False):
     """How to make the actors that a worker starts (tests put others in their place)."""
 
     dataflow: Callable[[DataflowDescription, tuple[Address[Any], ...], Path], Actor[Any]]
@@ -35,7 +35,7 @@ class Cast(msgspec.Struct, frozen=True):
     """(schema, dataflow, incarnation, source number, consumer)."""
 
 
-class FromDataflow(msgspec.Struct, frozen=True):
+class FromDataflow(msgspec.Struct, frozen=True, gc=False):
     """A dataflow's message, with its render number and whom to answer."""
 
     number: int
@@ -43,7 +43,7 @@ class FromDataflow(msgspec.Struct, frozen=True):
     message: DataflowReport
 
 
-class DataflowStopped(msgspec.Struct, frozen=True):
+class DataflowStopped(msgspec.Struct, frozen=True, gc=False):
     """Worker 0 → the others: the dropped dataflow's actor has stopped."""
 
     number: int
@@ -52,17 +52,17 @@ class DataflowStopped(msgspec.Struct, frozen=True):
 # -- results of a worker's own effects -------------------------------------------------------------
 
 
-class Tick(msgspec.Struct, frozen=True):
+class Tick(msgspec.Struct, frozen=True, gc=False):
     """Maintenance is due."""
 
 
-class Read(msgspec.Struct, frozen=True):
+class Read(msgspec.Struct, frozen=True, gc=False):
     """A peek has its answer."""
 
     done: PeekDone
 
 
-class Inserted(msgspec.Struct, frozen=True):
+class Inserted(msgspec.Struct, frozen=True, gc=False):
     """An install is in, or failed."""
 
     number: int
@@ -70,21 +70,21 @@ class Inserted(msgspec.Struct, frozen=True):
     result: Arrangement | Exception
 
 
-class InsertAgain(msgspec.Struct, frozen=True):
+class InsertAgain(msgspec.Struct, frozen=True, gc=False):
     """The delay after a failed install is over."""
 
     number: int
     insertion: Insertion
 
 
-class Maintained(msgspec.Struct, frozen=True):
+class Maintained(msgspec.Struct, frozen=True, gc=False):
     """A partition's maintenance is done, or failed."""
 
     number: int
     error: Exception | None = None
 
 
-class TasksStopped(msgspec.Struct, frozen=True):
+class TasksStopped(msgspec.Struct, frozen=True, gc=False):
     """The tasks of earlier incarnations have stopped."""
 
     number: int
@@ -93,7 +93,7 @@ class TasksStopped(msgspec.Struct, frozen=True):
     dataflow: Address[Any]
 
 
-class TaskEnded(msgspec.Struct, frozen=True):
+class TaskEnded(msgspec.Struct, frozen=True, gc=False):
     """A listen or fetch task has stopped."""
 
     number: int
@@ -103,21 +103,21 @@ class TaskEnded(msgspec.Struct, frozen=True):
     path: str
 
 
-class DataflowEnded(msgspec.Struct, frozen=True):
+class DataflowEnded(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: a dataflow's actor has stopped."""
 
     number: int
     serial: int
 
 
-class SpawnAgain(msgspec.Struct, frozen=True):
+class SpawnAgain(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: the delay after a dataflow's crash is over."""
 
     number: int
     serial: int
 
 
-class Gone(msgspec.Struct, frozen=True):
+class Gone(msgspec.Struct, frozen=True, gc=False):
     """Nothing of a dropped dataflow is left."""
 
     number: int
@@ -191,7 +191,7 @@ class Live:
         return self.description.id
 
 
-class Site(msgspec.Struct, frozen=True):
+class Site(msgspec.Struct, frozen=True, gc=False):
     """Where the parts of one worker work: shared by them, made by the worker."""
 
     ctx: Context[Any]

@@ -91,11 +91,11 @@ from actors.views.explain import explain
 log = logging.getLogger("penstock.controller")
 
 
-class _HoldsDue(msgspec.Struct, frozen=True):
+class _HoldsDue(msgspec.Struct, frozen=True, gc=False):
     """Time to move holds."""
 
 
-class _HoldsMoved(msgspec.Struct, frozen=True):
+class _HoldsMoved(msgspec.Struct, frozen=True, gc=False):
     moves: tuple[tuple[ShardId, str, Time], ...]
     error: PenstockError | None = None
 

@@ -21,20 +21,20 @@ from actors.settings import Settings
 log = logging.getLogger("penstock.maintenance")
 
 
-class _Due(msgspec.Struct, frozen=True):
+class _Due(msgspec.Struct, frozen=True, gc=False):
     """Time for a round."""
 
 
-class _OrphansDue(msgspec.Struct, frozen=True):
+class _OrphansDue(msgspec.Struct, frozen=True, gc=False):
     """Time to look for blobs that nothing names."""
 
 
-class _Maintained(msgspec.Struct, frozen=True):
+class _Maintained(msgspec.Struct, frozen=True, gc=False):
     shard: ShardId
     error: Exception | None = None
 
 
-class _Collected(msgspec.Struct, frozen=True):
+class _Collected(msgspec.Struct, frozen=True, gc=False):
     count: int
     error: Exception | None = None
 

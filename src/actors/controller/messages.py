@@ -20,14 +20,14 @@ from actors.protocol.compute import Command, Response
 # -- sessions → controller -------------------------------------------------------------------------
 
 
-class Submit(msgspec.Struct, frozen=True):
+class Submit(msgspec.Struct, frozen=True, gc=False):
     """A request; its answers (`api.Answer`) are delivered to `session`."""
 
     session: Address[Any]
     request: api.Request
 
 
-class Delivered(msgspec.Struct, frozen=True):
+class Delivered(msgspec.Struct, frozen=True, gc=False):
     """The session has passed on so many bytes of a subscribe's changes."""
 
     session: str
@@ -35,7 +35,7 @@ class Delivered(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class SessionClosed(msgspec.Struct, frozen=True):
+class SessionClosed(msgspec.Struct, frozen=True, gc=False):
     """The session has stopped: what it asked for is void."""
 
     session: str
@@ -44,7 +44,7 @@ class SessionClosed(msgspec.Struct, frozen=True):
 # -- table writer ----------------------------------------------------------------------------------
 
 
-class Enqueue(msgspec.Struct, frozen=True):
+class Enqueue(msgspec.Struct, frozen=True, gc=False):
     """A write for the next group; `at` drives the oracle by hand (tests)."""
 
     session: Address[Any]
@@ -54,13 +54,13 @@ class Enqueue(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
 
-class Tick(msgspec.Struct, frozen=True):
+class Tick(msgspec.Struct, frozen=True, gc=False):
     """Moves the tables' upper past a fresh time, with no rows; answered with the time."""
 
     reply: Reply[Time]
 
 
-class CloseTable(msgspec.Struct, frozen=True):
+class CloseTable(msgspec.Struct, frozen=True, gc=False):
     """A table is to be dropped: answered when no earlier write to it is under way."""
 
     id: ObjectId
@@ -70,7 +70,7 @@ class CloseTable(msgspec.Struct, frozen=True):
 TableWriterMessage: TypeAlias = Enqueue | Tick | CloseTable
 
 
-class TablesAdvanced(msgspec.Struct, frozen=True):
+class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
     """Table writer → controller: every table is sealed below `upper`."""
 
     upper: Frontier
@@ -79,26 +79,26 @@ class TablesAdvanced(msgspec.Struct, frozen=True):
 # -- replica ---------------------------------------------------------------------------------------
 
 
-class Push(msgspec.Struct, frozen=True):
+class Push(msgspec.Struct, frozen=True, gc=False):
     """Controller → replica task: one more command."""
 
     command: Command
 
 
-class ReplicaConnected(msgspec.Struct, frozen=True):
+class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
     """Replica task → controller: connection number `incarnation` serves from now on."""
 
     incarnation: int
 
 
-class ReplicaResponse(msgspec.Struct, frozen=True):
+class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
     """Replica task → controller: a response on that connection."""
 
     incarnation: int
     response: Response
 
 
-class ReplicaLost(msgspec.Struct, frozen=True):
+class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
     """Replica task → controller: the connection is gone; it is being made again."""
 
     incarnation: int
@@ -108,13 +108,13 @@ class ReplicaLost(msgspec.Struct, frozen=True):
 # -- maintenance -----------------------------------------------------------------------------------
 
 
-class Grew(msgspec.Struct, frozen=True):
+class Grew(msgspec.Struct, frozen=True, gc=False):
     """Shards that were appended to."""
 
     shards: tuple[ShardId, ...]
 
 
-class Gone(msgspec.Struct, frozen=True):
+class Gone(msgspec.Struct, frozen=True, gc=False):
     """Shards that were dropped."""
 
     shards: tuple[ShardId, ...]

@@ -42,7 +42,7 @@ from actors.protocol.compute import (
 from actors.telemetry import TRACEPARENT
 
 
-class SinceRead(msgspec.Struct, frozen=True):
+class SinceRead(msgspec.Struct, frozen=True, gc=False):
     """The since of a pending read's shard."""
 
     number: int
@@ -50,7 +50,7 @@ class SinceRead(msgspec.Struct, frozen=True):
     error: PenstockError | None = None
 
 
-class DeadlinePassed(msgspec.Struct, frozen=True):
+class DeadlinePassed(msgspec.Struct, frozen=True, gc=False):
     """A pending read or wait is late."""
 
     number: int

@@ -47,27 +47,27 @@ class ClusterClient(Protocol):
 Connect: TypeAlias = Callable[[], Awaitable[ClusterClient]]
 
 
-class _Connected(msgspec.Struct, frozen=True):
+class _Connected(msgspec.Struct, frozen=True, gc=False):
     client: ClusterClient
 
 
-class _Sent(msgspec.Struct, frozen=True):
+class _Sent(msgspec.Struct, frozen=True, gc=False):
     incarnation: int
 
 
-class _Received(msgspec.Struct, frozen=True):
+class _Received(msgspec.Struct, frozen=True, gc=False):
     incarnation: int
     response: Response
 
 
-class Lost(msgspec.Struct, frozen=True):
+class Lost(msgspec.Struct, frozen=True, gc=False):
     """Connection number `incarnation` failed."""
 
     incarnation: int
     error: Exception
 
 
-class _Retry(msgspec.Struct, frozen=True):
+class _Retry(msgspec.Struct, frozen=True, gc=False):
     """The backoff is over."""
 
 

@@ -81,24 +81,24 @@ class Connection(Protocol):
         ...
 
 
-class _Got(msgspec.Struct, frozen=True):
+class _Got(msgspec.Struct, frozen=True, gc=False):
     message: FromClient
 
 
-class _ReadFailed(msgspec.Struct, frozen=True):
+class _ReadFailed(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError
 
 
-class _Wrote(msgspec.Struct, frozen=True):
+class _Wrote(msgspec.Struct, frozen=True, gc=False):
     answer: ToClient
 
 
-class _WriteFailed(msgspec.Struct, frozen=True):
+class _WriteFailed(msgspec.Struct, frozen=True, gc=False):
     answer: ToClient
     error: PenstockError
 
 
-class _TooLate(msgspec.Struct, frozen=True):
+class _TooLate(msgspec.Struct, frozen=True, gc=False):
     """The client has not introduced itself in time."""
 
 
@@ -314,24 +314,24 @@ def _peer_error(error: Exception) -> PenstockError:
     return Broken(f"{type(error).__name__}: {error}")
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class Accepted(msgspec.Struct, frozen=True, gc=False):
     """A connection was made; `ended` is set when its session has stopped."""
 
     connection: Connection
     ended: Callable[[], Any]
 
 
-class ConnectInProcess(msgspec.Struct, frozen=True):
+class ConnectInProcess(msgspec.Struct, frozen=True, gc=False):
     """A client in this process wants a connection; answered with its end."""
 
     reply: Reply[MemoryConnection[Any, Any]]
 
 
-class _SessionEnded(msgspec.Struct, frozen=True):
+class _SessionEnded(msgspec.Struct, frozen=True, gc=False):
     ended: Callable[[], Any]
 
 
-class _ListenerEnded(msgspec.Struct, frozen=True):
+class _ListenerEnded(msgspec.Struct, frozen=True, gc=False):
     """The listener was closed."""
 
 

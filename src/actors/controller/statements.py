@@ -35,7 +35,7 @@ DROP_HOLD_ROUNDS: Final = 5
 """A dropped dataflow may still be moving its holds: they are dropped again for so many rounds."""
 
 
-class StatementDone(msgspec.Struct, frozen=True):
+class StatementDone(msgspec.Struct, frozen=True, gc=False):
     """The statement under way ended; `result` is the change or the error."""
 
     result: Changed | PenstockError

@@ -15,7 +15,7 @@ from actors.protocol.api import Failed, ObjectStatus, StatusReport
 from actors.protocol.compute import Status
 
 
-class StatusRead(msgspec.Struct, frozen=True):
+class StatusRead(msgspec.Struct, frozen=True, gc=False):
     """The sinces that a `Status` asked for."""
 
     session: Address[Any]

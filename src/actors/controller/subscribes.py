@@ -52,7 +52,7 @@ from actors.protocol.compute import (
 from actors.spans import accept
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """The subscribe's durable hold stands, with the shard's since; or it failed."""
 
     holder: str

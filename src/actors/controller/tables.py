@@ -39,21 +39,21 @@ log = logging.getLogger("penstock.controller")
 GROUP_WRITES_MAX: Final = 256
 
 
-class _Due(msgspec.Struct, frozen=True):
+class _Due(msgspec.Struct, frozen=True, gc=False):
     """The group has waited long enough."""
 
 
-class _Committed(msgspec.Struct, frozen=True):
+class _Committed(msgspec.Struct, frozen=True, gc=False):
     group: tuple[Enqueue | Tick, ...]
     outcome: CommitOutcome
 
 
-class _Failed(msgspec.Struct, frozen=True):
+class _Failed(msgspec.Struct, frozen=True, gc=False):
     group: tuple[Enqueue | Tick, ...]
     error: PenstockError
 
 
-class _Closed(msgspec.Struct, frozen=True):
+class _Closed(msgspec.Struct, frozen=True, gc=False):
     request: CloseTable
 
 

@@ -74,7 +74,7 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.dataflow")
 
 
-class StageDone(msgspec.Struct, frozen=True):
+class StageDone(msgspec.Struct, frozen=True, gc=False):
     """To itself: a stage ended with this event, and this result."""
 
     event: m.Event

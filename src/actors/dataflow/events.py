@@ -16,7 +16,7 @@ from actors.progress import Frontier, Time
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """One step, named by (dataflow, incarnation, number)."""
 
     incarnation: int
@@ -38,11 +38,11 @@ class Step(msgspec.Struct, frozen=True):
 # -- events ----------------------------------------------------------------------------------------
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class Schedule(msgspec.Struct, frozen=True, gc=False):
     """The suspension ends."""
 
 
-class Restored(msgspec.Struct, frozen=True):
+class Restored(msgspec.Struct, frozen=True, gc=False):
     """What was durable has been read: go on from `lo`; sources read from `as_of`.
 
     Snapshots (of the sources so marked in `snapshots`) are the rows of the first step.
@@ -55,44 +55,44 @@ class Restored(msgspec.Struct, frozen=True):
     in_error: bool = False
 
 
-class SourcesReady(msgspec.Struct, frozen=True):
+class SourcesReady(msgspec.Struct, frozen=True, gc=False):
     """Listen and fetch tasks of this incarnation run."""
 
     incarnation: int
 
 
-class Computed(msgspec.Struct, frozen=True):
+class Computed(msgspec.Struct, frozen=True, gc=False):
     """The step's result is there."""
 
     number: int
 
 
-class FailedDefinitely(msgspec.Struct, frozen=True):
+class FailedDefinitely(msgspec.Struct, frozen=True, gc=False):
     """The data make the step fail."""
 
     number: int
     text: str
 
 
-class Committed(msgspec.Struct, frozen=True):
+class Committed(msgspec.Struct, frozen=True, gc=False):
     """The step is durable."""
 
     number: int
 
 
-class Mismatched(msgspec.Struct, frozen=True):
+class Mismatched(msgspec.Struct, frozen=True, gc=False):
     """Another replica moved the output's upper first."""
 
     number: int
 
 
-class Installed(msgspec.Struct, frozen=True):
+class Installed(msgspec.Struct, frozen=True, gc=False):
     """Arrangements and readers have the step's delta."""
 
     number: int
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True, gc=False):
     """A stage failed indefinitely: a store or the engine; `number` 0: while hydrating.
 
     `restart`: repeating the stage cannot help, only a new incarnation can. `too_large`: the step
@@ -106,13 +106,13 @@ class Failed(msgspec.Struct, frozen=True):
     too_large: bool = False
 
 
-class RetryDue(msgspec.Struct, frozen=True):
+class RetryDue(msgspec.Struct, frozen=True, gc=False):
     """The delay of retry number `attempt` is over."""
 
     attempt: int
 
 
-class Drop(msgspec.Struct, frozen=True):
+class Drop(msgspec.Struct, frozen=True, gc=False):
     """Nobody needs the dataflow any more."""
 
 
@@ -137,20 +137,20 @@ Event: TypeAlias = (
 # -- effects ---------------------------------------------------------------------------------------
 
 
-class Restore(msgspec.Struct, frozen=True):
+class Restore(msgspec.Struct, frozen=True, gc=False):
     """Read (or first make) the durable state; answer `Restored`."""
 
     incarnation: int
     lo: Time
 
 
-class StartTasks(msgspec.Struct, frozen=True):
+class StartTasks(msgspec.Struct, frozen=True, gc=False):
     """Start this incarnation's listen and fetch tasks; answer `SourcesReady`."""
 
     incarnation: int
 
 
-class Listen(msgspec.Struct, frozen=True):
+class Listen(msgspec.Struct, frozen=True, gc=False):
     """The start signal of a source."""
 
     source: int
@@ -158,70 +158,70 @@ class Listen(msgspec.Struct, frozen=True):
     snapshot: bool
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """Fetch a part."""
 
     source: int
     piece: Piece
 
 
-class Return(msgspec.Struct, frozen=True):
+class Return(msgspec.Struct, frozen=True, gc=False):
     """The parts are done with: their leases return."""
 
     source: int
     keys: tuple[str, ...]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """All parts of one description are done with: as many bytes may be described again."""
 
     source: int
     bytes: int
 
 
-class Compute(msgspec.Struct, frozen=True):
+class Compute(msgspec.Struct, frozen=True, gc=False):
     """Compute the step; answer `Computed` or `FailedDefinitely`."""
 
     step: Step
 
 
-class Commit(msgspec.Struct, frozen=True):
+class Commit(msgspec.Struct, frozen=True, gc=False):
     """Make the step durable; answer `Committed` or `Mismatched`."""
 
     step: Step
 
 
-class Install(msgspec.Struct, frozen=True):
+class Install(msgspec.Struct, frozen=True, gc=False):
     """Give the delta to arrangements and readers; answer `Installed`."""
 
     step: Step
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, gc=False):
     """The frontier moved; `step`: by this step (None: restored)."""
 
     frontier: Frontier
     step: Step | None
 
 
-class Show(msgspec.Struct, frozen=True):
+class Show(msgspec.Struct, frozen=True, gc=False):
     """State for people."""
 
     state: str
     text: str
 
 
-class RetryLater(msgspec.Struct, frozen=True):
+class RetryLater(msgspec.Struct, frozen=True, gc=False):
     """Wait (longer with every attempt), then `RetryDue`."""
 
     attempt: int
 
 
-class CancelWork(msgspec.Struct, frozen=True):
+class CancelWork(msgspec.Struct, frozen=True, gc=False):
     """Whatever runs for this dataflow is of no use any more."""
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(msgspec.Struct, frozen=True, gc=False):
     """Nothing more will come: `lo` reached `until` or the empty frontier."""
 
     lo: Frontier

@@ -33,7 +33,7 @@ from actors.progress import EMPTY, Frontier, Time, format_frontier
 from actors.protocol.internal import Described, DescribedPart, Fetched
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """A described part, and the times ``lower <= time < upper`` that are meant of it."""
 
     part: DescribedPart
@@ -46,7 +46,7 @@ class Piece(msgspec.Struct, frozen=True):
     """The description that it came with: answered once all of its pieces are done with."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """Rows that wait for their step, and their first and last time."""
 
     rows: pa.Table

@@ -18,7 +18,7 @@ NO_UPPER: Final = 1 << 62
 """Beyond every time."""
 
 
-class Rows(msgspec.Struct, frozen=True):
+class Rows(msgspec.Struct, frozen=True, gc=False):
     """Updates handed to the engine: inline Arrow, files, or both (their union).
 
     Parquet `files` hold parts (columns, ``__time``, ``__diff``, no errors); of these only rows with
@@ -37,7 +37,7 @@ class Rows(msgspec.Struct, frozen=True):
     advance_to: int | None = None
 
 
-class JobSpan(msgspec.Struct, frozen=True):
+class JobSpan(msgspec.Struct, frozen=True, gc=False):
     """What the engine's process tells of a traced job: `name` is of the table in
     `actors.telemetry`, times are of the wall clock, in ns."""
 
@@ -49,14 +49,14 @@ class JobSpan(msgspec.Struct, frozen=True):
     """Index of its parent among those it came with; -1: the span of the service's side."""
 
 
-class JobTrace(msgspec.Struct, frozen=True):
+class JobTrace(msgspec.Struct, frozen=True, gc=False):
     """The spans of a job in the engine's process number `pid`, parents first."""
 
     pid: int
     spans: tuple[JobSpan, ...]
 
 
-class Analyze(msgspec.Struct, frozen=True, tag=True):
+class Analyze(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Asks Spark for the schema of each text over the given (empty) tables."""
 
     job_id: str
@@ -65,7 +65,7 @@ class Analyze(msgspec.Struct, frozen=True, tag=True):
     conf: tuple[tuple[str, str], ...] = ()
 
 
-class Prepare(msgspec.Struct, frozen=True, tag=True):
+class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Makes a dataflow's plan known to the engine; later jobs name it by `dataflow`.
 
     The engine builds the plan once on empty inputs and checks the output's schema. Sent again
@@ -77,7 +77,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     plan: DeltaPlan
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class Step(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Runs strata `first` to `last` (inclusive) of a prepared plan in one Spark job.
 
     `inputs` gives every input that these strata read and do not make themselves; an input left
@@ -99,7 +99,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     """Context of the sampled trace that wants it; it is answered with a `JobTrace`."""
 
 
-class LikelyRun(msgspec.Struct, frozen=True):
+class LikelyRun(msgspec.Struct, frozen=True, gc=False):
     """A run of strata `first` to `last` with rows in `changed` (deltas and outputs of earlier
     strata), at one time or at several."""
 
@@ -109,7 +109,7 @@ class LikelyRun(msgspec.Struct, frozen=True):
     one_time: bool
 
 
-class Rehearse(msgspec.Struct, frozen=True, tag=True):
+class Rehearse(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Makes ready for such runs of steps to come, the likeliest first. Answered with `Prepared`,
     also when nothing can be made ready."""
 
@@ -118,7 +118,7 @@ class Rehearse(msgspec.Struct, frozen=True, tag=True):
     runs: tuple[LikelyRun, ...]
 
 
-class Difference(msgspec.Struct, frozen=True, tag=True):
+class Difference(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Plain Spark: the query over whole contents, minus old contents.
 
     `tables` are the contents of each source up to a time (weights summed, rows repeated by
@@ -137,7 +137,7 @@ class Difference(msgspec.Struct, frozen=True, tag=True):
     """As a `Step`'s."""
 
 
-class Query(msgspec.Struct, frozen=True, tag=True):
+class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Plain Spark over Parquet files as they are: a query's text and nothing of ours around it.
 
     `tables` are (name, path). The answer's rows have the query's own columns, without time or
@@ -150,14 +150,14 @@ class Query(msgspec.Struct, frozen=True, tag=True):
     conf: tuple[tuple[str, str], ...] = ()
 
 
-class Forget(msgspec.Struct, frozen=True, tag=True):
+class Forget(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Drops a prepared plan. No answer."""
 
     job_id: str
     dataflow: str
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True):
+class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Cancels a job wherever it is: waiting, planning or running."""
 
     job_id: str
@@ -166,7 +166,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 Job: TypeAlias = Analyze | Prepare | Step | Rehearse | Difference | Query | Forget | Cancel
 
 
-class Analyzed(msgspec.Struct, frozen=True, tag=True):
+class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Spark's schemas, one for each text; `deterministic` of each (as far as Spark tells)."""
 
     job_id: str
@@ -174,20 +174,20 @@ class Analyzed(msgspec.Struct, frozen=True, tag=True):
     deterministic: tuple[bool, ...] = ()
 
 
-class Prepared(msgspec.Struct, frozen=True, tag=True):
+class Prepared(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The plan is known."""
 
     job_id: str
 
 
-class FileDone(msgspec.Struct, frozen=True):
+class FileDone(msgspec.Struct, frozen=True, gc=False):
     """A Parquet file of an answer."""
 
     path: str
     rows: int
 
 
-class RowsDone(msgspec.Struct, frozen=True, tag=True):
+class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The updates that a Step or Difference made: Arrow IPC stream inline, an IPC file, or (when
     they were asked for) Parquet `files`, whose rows are not consolidated.
 
@@ -211,7 +211,7 @@ class RowsDone(msgspec.Struct, frozen=True, tag=True):
         return (*found, *(file.path for file in self.files or ()))
 
 
-class JobFailed(msgspec.Struct, frozen=True, tag=True):
+class JobFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The job failed. `code` is an error class of `actors.errors`.
 
     ``DefiniteError``: the data make an expression fail; ``QueryRejected``: analysis refused the
@@ -223,7 +223,7 @@ class JobFailed(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class EngineReady(msgspec.Struct, frozen=True, tag=True):
+class EngineReady(msgspec.Struct, frozen=True, gc=False, tag=True):
     """First message of a child: the engine is up."""
 
     job_id: str
@@ -233,7 +233,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     jvm_pid: int
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class Progress(msgspec.Struct, frozen=True, gc=False, tag=True):
     """How far a job is that takes long: Spark's tasks, of the stages known so far. It is not the
     job's answer."""
 
@@ -245,7 +245,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 Answer: TypeAlias = Analyzed | Prepared | RowsDone | JobFailed | EngineReady | Progress
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
+class Run(msgspec.Struct, frozen=True, gc=False, tag=True):
     """To the executor actor: run this job and answer `reply` (a `kernel.Reply[Answer]`), and
     while it runs tell its `Progress` to `watcher` (a `kernel.Address`), if there is one.
 
@@ -258,7 +258,7 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     watcher: Any = None
 
 
-class CancelJob(msgspec.Struct, frozen=True, tag=True):
+class CancelJob(msgspec.Struct, frozen=True, gc=False, tag=True):
     """To the executor actor: the job's caller gets `Canceled` at once."""
 
     job_id: str

@@ -18,21 +18,21 @@ from actors.progress import Frontier, Time
 PROTOCOL_VERSION = 1
 
 
-class Welcome(msgspec.Struct, frozen=True, tag=True):
+class Welcome(msgspec.Struct, frozen=True, gc=False, tag=True):
     """First frame of the client: its protocol version and name."""
 
     version: int
     client: str = ""
 
 
-class Welcomed(msgspec.Struct, frozen=True, tag=True):
+class Welcomed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """First frame of the service."""
 
     version: int
     service: str
 
 
-class CreateTable(msgspec.Struct, frozen=True, tag=True):
+class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Makes a table; `retain_history_ms` None: the service's default."""
 
     request: int
@@ -41,7 +41,7 @@ class CreateTable(msgspec.Struct, frozen=True, tag=True):
     retain_history_ms: int | None = None
 
 
-class CreateView(msgspec.Struct, frozen=True, tag=True):
+class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Makes a maintained view of a Spark SQL query. Answered when it is in the catalog."""
 
     request: int
@@ -53,7 +53,7 @@ class CreateView(msgspec.Struct, frozen=True, tag=True):
     """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
 
 
-class CreateIndex(msgspec.Struct, frozen=True, tag=True):
+class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keeps an object ready by `key` for peeks."""
 
     request: int
@@ -62,14 +62,14 @@ class CreateIndex(msgspec.Struct, frozen=True, tag=True):
     key: tuple[str, ...]
 
 
-class Drop(msgspec.Struct, frozen=True, tag=True):
+class Drop(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Drops an object by name; refused with `ObjectInUse` while others stand on it."""
 
     request: int
     name: str
 
 
-class TableChange(msgspec.Struct, frozen=True):
+class TableChange(msgspec.Struct, frozen=True, gc=False):
     """Changes to one table, all at one time.
 
     `insert`: whole rows. `delete`: whole rows, or for a keyed table rows of its key columns.
@@ -82,7 +82,7 @@ class TableChange(msgspec.Struct, frozen=True):
     update: bytes | None = None
 
 
-class Write(msgspec.Struct, frozen=True, tag=True):
+class Write(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Changes tables atomically, at one time. Answered by `Written` when durable."""
 
     request: int
@@ -91,7 +91,7 @@ class Write(msgspec.Struct, frozen=True, tag=True):
     """W3C trace context of the request; one that is not sampled: it is not to be traced."""
 
 
-class Read(msgspec.Struct, frozen=True, tag=True):
+class Read(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Contents of an object at `as_of` (None: the latest written time), by `key` or whole."""
 
     request: int
@@ -105,7 +105,7 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     """W3C trace context of the request; one that is not sampled: it is not to be traced."""
 
 
-class Subscribe(msgspec.Struct, frozen=True, tag=True):
+class Subscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Changes of an object. `from_` None: contents now, then changes; a frontier F: the changes
     with ``time >= F`` only, as a resuming subscriber wants them."""
 
@@ -117,14 +117,14 @@ class Subscribe(msgspec.Struct, frozen=True, tag=True):
     """W3C trace context of the request; one that is not sampled: it is not to be traced."""
 
 
-class Unsubscribe(msgspec.Struct, frozen=True, tag=True):
+class Unsubscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Ends the subscribe (or cancels the read or wait) of that request number."""
 
     request: int
     target: int
 
 
-class WaitFor(msgspec.Struct, frozen=True, tag=True):
+class WaitFor(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Answered when every time up to and including `time` is sealed in the object."""
 
     request: int
@@ -133,26 +133,26 @@ class WaitFor(msgspec.Struct, frozen=True, tag=True):
     deadline_ms: int | None = None
 
 
-class Status(msgspec.Struct, frozen=True, tag=True):
+class Status(msgspec.Struct, frozen=True, gc=False, tag=True):
     """All objects with their frontiers, and the oracle's time."""
 
     request: int
 
 
-class Explain(msgspec.Struct, frozen=True, tag=True):
+class Explain(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A view's plan as text."""
 
     request: int
     name: str
 
 
-class ListActors(msgspec.Struct, frozen=True, tag=True):
+class ListActors(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Every live actor of the service."""
 
     request: int
 
 
-class SetTracing(msgspec.Struct, frozen=True, tag=True):
+class SetTracing(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Sets the share of new traces that are sampled, from 0 to 1; None: only asks for it."""
 
     request: int
@@ -176,14 +176,14 @@ Request: TypeAlias = (
 )
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Done(msgspec.Struct, frozen=True, gc=False, tag=True):
     """It is done; `text` where there is something to say (Explain)."""
 
     request: int
     text: str = ""
 
 
-class Written(msgspec.Struct, frozen=True, tag=True):
+class Written(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The write is durable, at `time`."""
 
     request: int
@@ -191,7 +191,7 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     rows: int
 
 
-class Contents(msgspec.Struct, frozen=True, tag=True):
+class Contents(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Rows of a read: columns and ``__diff``, Arrow IPC stream; read at `as_of`."""
 
     request: int
@@ -199,7 +199,7 @@ class Contents(msgspec.Struct, frozen=True, tag=True):
     arrow: bytes
 
 
-class Changes(msgspec.Struct, frozen=True, tag=True):
+class Changes(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Updates with ``lower <= time < upper`` of a subscribe; `arrow` None: progress only."""
 
     request: int
@@ -210,7 +210,7 @@ class Changes(msgspec.Struct, frozen=True, tag=True):
     """Sampled W3C trace context of a change among them."""
 
 
-class ObjectStatus(msgspec.Struct, frozen=True):
+class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     """One object as `Status` shows it."""
 
     name: str
@@ -238,7 +238,7 @@ class ObjectStatus(msgspec.Struct, frozen=True):
     """The other way of doing the last step, and what it would have taken."""
 
 
-class StatusReport(msgspec.Struct, frozen=True, tag=True):
+class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The answer to `Status`."""
 
     request: int
@@ -247,7 +247,7 @@ class StatusReport(msgspec.Struct, frozen=True, tag=True):
     objects: tuple[ObjectStatus, ...]
 
 
-class ActorReport(msgspec.Struct, frozen=True, tag=True):
+class ActorReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The answer to `ListActors`. `monotonic_ms` is the service's, for rates between two."""
 
     request: int
@@ -255,7 +255,7 @@ class ActorReport(msgspec.Struct, frozen=True, tag=True):
     actors: tuple[ActorStatistics, ...]
 
 
-class TracingReport(msgspec.Struct, frozen=True, tag=True):
+class TracingReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The answer to `SetTracing`. Without an exporter (`exporting` False) nothing is traced."""
 
     request: int
@@ -263,7 +263,7 @@ class TracingReport(msgspec.Struct, frozen=True, tag=True):
     ratio: float
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Failed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The request failed; `code` is an error class of `actors.errors`."""
 
     request: int

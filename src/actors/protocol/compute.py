@@ -17,26 +17,26 @@ from actors.plan.schema import Schema
 from actors.progress import Frontier, Nonce, ObjectId, ShardId, Time
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class Hello(msgspec.Struct, frozen=True, gc=False, tag=True):
     """First message of every connection."""
 
     nonce: Nonce
 
 
-class CreateInstance(msgspec.Struct, frozen=True, tag=True):
+class CreateInstance(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Second message: the instance's configuration; must equal the running one's."""
 
     workers: int
     version: int = 1
 
 
-class UpdateConfiguration(msgspec.Struct, frozen=True, tag=True):
+class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Changes settings at once and globally; unset means unchanged."""
 
     result_bytes_max: int | None = None
 
 
-class SourceImport(msgspec.Struct, frozen=True):
+class SourceImport(msgspec.Struct, frozen=True, gc=False):
     """A shard that a dataflow reads; `tables_upper`: its upper is the tables' shared one."""
 
     shard: ShardId
@@ -44,7 +44,7 @@ class SourceImport(msgspec.Struct, frozen=True):
     tables_upper: bool = False
 
 
-class ViewExport(msgspec.Struct, frozen=True, tag=True):
+class ViewExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A maintained view: its delta plan, output shard, and the shards of its hidden states."""
 
     plan: DeltaPlan
@@ -52,14 +52,14 @@ class ViewExport(msgspec.Struct, frozen=True, tag=True):
     hidden_shards: tuple[ShardId, ...] = ()
 
 
-class IndexExport(msgspec.Struct, frozen=True, tag=True):
+class IndexExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """An arrangement of the one import by `key`, spread over the workers by key hash."""
 
     key: tuple[str, ...]
     schema: Schema
 
 
-class SubscribeExport(msgspec.Struct, frozen=True, tag=True):
+class SubscribeExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A stream of the one import's changes; `snapshot`: contents at `as_of` come first."""
 
     schema: Schema
@@ -69,7 +69,7 @@ class SubscribeExport(msgspec.Struct, frozen=True, tag=True):
 Export: TypeAlias = ViewExport | IndexExport | SubscribeExport
 
 
-class DataflowDescription(msgspec.Struct, frozen=True):
+class DataflowDescription(msgspec.Struct, frozen=True, gc=False):
     """Imports → export. `imports` are in the order of the plan's sources."""
 
     id: ObjectId
@@ -80,43 +80,43 @@ class DataflowDescription(msgspec.Struct, frozen=True):
     until: Frontier | None = None
 
 
-class CreateDataflow(msgspec.Struct, frozen=True, tag=True):
+class CreateDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Renders a dataflow, suspended until it is scheduled."""
 
     dataflow: DataflowDescription
 
 
-class Schedule(msgspec.Struct, frozen=True, tag=True):
+class Schedule(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Lets a dataflow run."""
 
     id: ObjectId
 
 
-class AllowWrites(msgspec.Struct, frozen=True, tag=True):
+class AllowWrites(msgspec.Struct, frozen=True, gc=False, tag=True):
     """One-way exit from read-only."""
 
 
-class AllowCompaction(msgspec.Struct, frozen=True, tag=True):
+class AllowCompaction(msgspec.Struct, frozen=True, gc=False, tag=True):
     """External readers need nothing below `frontier`; the empty frontier drops the object."""
 
     id: ObjectId
     frontier: Frontier
 
 
-class IndexTarget(msgspec.Struct, frozen=True, tag=True):
+class IndexTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Peek an index."""
 
     id: ObjectId
 
 
-class ShardTarget(msgspec.Struct, frozen=True, tag=True):
+class ShardTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Peek a shard; one worker reads it, the others answer empty."""
 
     id: ObjectId
     source: SourceImport
 
 
-class Peek(msgspec.Struct, frozen=True, tag=True):
+class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Reads `target` at `time`; answered exactly once.
 
     `keys`: only rows whose `key_columns` equal one of these tuples, as an Arrow IPC stream
@@ -132,13 +132,13 @@ class Peek(msgspec.Struct, frozen=True, tag=True):
     """Sampled W3C trace context of who wants it."""
 
 
-class CancelPeek(msgspec.Struct, frozen=True, tag=True):
+class CancelPeek(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Cancels a peek; racy by nature."""
 
     uuid: str
 
 
-class InitializationComplete(msgspec.Struct, frozen=True, tag=True):
+class InitializationComplete(msgspec.Struct, frozen=True, gc=False, tag=True):
     """End of the replayed state: triggers reconciliation."""
 
 
@@ -156,7 +156,7 @@ Command: TypeAlias = (
 )
 
 
-class Frontiers(msgspec.Struct, frozen=True, tag=True):
+class Frontiers(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Progress of an object; None means unchanged. Never goes back; nothing after empty."""
 
     id: ObjectId
@@ -165,31 +165,31 @@ class Frontiers(msgspec.Struct, frozen=True, tag=True):
     output: Frontier | None = None
 
 
-class PeekRows(msgspec.Struct, frozen=True, tag=True):
+class PeekRows(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Rows as an Arrow IPC stream: user columns and ``__diff`` (positive), consolidated."""
 
     arrow: bytes
 
 
-class PeekError(msgspec.Struct, frozen=True, tag=True):
+class PeekError(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The peek failed; `code` is an error class."""
 
     code: str
     text: str
 
 
-class PeekCanceled(msgspec.Struct, frozen=True, tag=True):
+class PeekCanceled(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The peek was canceled."""
 
 
-class PeekResponse(msgspec.Struct, frozen=True, tag=True):
+class PeekResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The answer to one peek."""
 
     uuid: str
     result: PeekRows | PeekError | PeekCanceled
 
 
-class SubscribeBatch(msgspec.Struct, frozen=True, tag=True):
+class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
     """All updates with ``lower <= time < upper``: contiguous, consolidated.
 
     `arrow` is an IPC stream (columns, ``__time``, ``__diff``), None when there are none.
@@ -204,20 +204,20 @@ class SubscribeBatch(msgspec.Struct, frozen=True, tag=True):
     """Sampled W3C trace context of a change among them."""
 
 
-class SubscribeDropped(msgspec.Struct, frozen=True, tag=True):
+class SubscribeDropped(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The subscribe was dropped at the upper of its last batch."""
 
     frontier: Frontier
 
 
-class SubscribeResponse(msgspec.Struct, frozen=True, tag=True):
+class SubscribeResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Progress of one subscribe."""
 
     id: ObjectId
     batch: SubscribeBatch | SubscribeDropped
 
 
-class Status(msgspec.Struct, frozen=True, tag=True):
+class Status(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Informational: what a dataflow is doing, its last step, or why it stalls."""
 
     id: ObjectId
@@ -242,14 +242,14 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 Response: TypeAlias = Frontiers | PeekResponse | SubscribeResponse | Status
 
 
-class Tagged(msgspec.Struct, frozen=True):
+class Tagged(msgspec.Struct, frozen=True, gc=False):
     """A command with the nonce of its connection."""
 
     nonce: Nonce
     command: Command
 
 
-class TaggedResponse(msgspec.Struct, frozen=True):
+class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
     """A response with the nonce of the connection it is meant for."""
 
     nonce: Nonce

@@ -19,7 +19,7 @@ from actors.protocol.compute import Command, SubscribeBatch
 # -- the sequencer: one order of all that renders ----------------------------------------------
 
 
-class Propose(msgspec.Struct, frozen=True, tag=True):
+class Propose(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Worker 0 (or a storage half) asks for a command to be ordered; `generation` is the count
     of connections so far: commands of a displaced connection are dropped, never applied late."""
 
@@ -27,7 +27,7 @@ class Propose(msgspec.Struct, frozen=True, tag=True):
     command: Command
 
 
-class Sequenced(msgspec.Struct, frozen=True, tag=True):
+class Sequenced(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Command number `index` of the one order; every worker receives every index, in order."""
 
     index: int
@@ -38,7 +38,7 @@ class Sequenced(msgspec.Struct, frozen=True, tag=True):
 # -- listen and fetch --------------------------------------------------------------------------
 
 
-class DescribedPart(msgspec.Struct, frozen=True):
+class DescribedPart(msgspec.Struct, frozen=True, gc=False):
     """A part of a batch, under a lease of the listen task that described it.
 
     `lower`/`upper` bound the batch's times; in a snapshot, `upper` is ``as_of + 1``.
@@ -58,27 +58,27 @@ class DescribedPart(msgspec.Struct, frozen=True):
     """Of a snapshot: times are to be raised to ``upper - 1``."""
 
 
-class StartListen(msgspec.Struct, frozen=True, tag=True):
+class StartListen(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The start signal: snapshot at `as_of` if wanted, then all later batches."""
 
     as_of: Time
     snapshot: bool
 
 
-class Grant(msgspec.Struct, frozen=True, tag=True):
+class Grant(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The consumer has taken what was described: describe up to this many more bytes (at least
     one batch). Exactly one Grant for each Described, empty progress included."""
 
     bytes: int
 
 
-class Release(msgspec.Struct, frozen=True, tag=True):
+class Release(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The consumer is done with these parts: their leases return."""
 
     keys: tuple[str, ...]
 
 
-class Described(msgspec.Struct, frozen=True, tag=True):
+class Described(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Listen task → dataflow: parts with times in [lower, upper), and progress to `upper`."""
 
     dataflow: ObjectId
@@ -90,7 +90,7 @@ class Described(msgspec.Struct, frozen=True, tag=True):
     snapshot: bool = False
 
 
-class ListenFailed(msgspec.Struct, frozen=True, tag=True):
+class ListenFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The listen task's last message: the source freezes."""
 
     dataflow: ObjectId
@@ -99,14 +99,14 @@ class ListenFailed(msgspec.Struct, frozen=True, tag=True):
     error: PenstockError
 
 
-class Fetch(msgspec.Struct, frozen=True, tag=True):
+class Fetch(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Dataflow → fetch task: get this part; `time` is returned with the result."""
 
     time: Frontier
     part: DescribedPart
 
 
-class Fetched(msgspec.Struct, frozen=True, tag=True):
+class Fetched(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Fetch task → dataflow: the part's updates, with the time that it was asked for."""
 
     dataflow: ObjectId
@@ -117,7 +117,7 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     updates: pa.Table
 
 
-class FetchFailed(msgspec.Struct, frozen=True, tag=True):
+class FetchFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A part could not be read: the time never completes, the source freezes."""
 
     dataflow: ObjectId
@@ -131,7 +131,7 @@ class FetchFailed(msgspec.Struct, frozen=True, tag=True):
 # -- workers and dataflows ---------------------------------------------------------------------
 
 
-class StartSources(msgspec.Struct, frozen=True, tag=True):
+class StartSources(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Dataflow → each worker: start the tasks of this incarnation; answered by one
     `SourceStarted` a source. The worker with ``hash(dataflow, source) % N`` starts the listen
     task, every worker a fetch task. Tasks of an earlier incarnation are stopped first."""
@@ -140,7 +140,7 @@ class StartSources(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
 
 
-class SourceStarted(msgspec.Struct, frozen=True, tag=True):
+class SourceStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Worker → dataflow. `fetch` is an Address; `listen` too, on one worker only."""
 
     dataflow: ObjectId
@@ -151,21 +151,21 @@ class SourceStarted(msgspec.Struct, frozen=True, tag=True):
     listen: Any = None
 
 
-class Scheduled(msgspec.Struct, frozen=True, tag=True):
+class Scheduled(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Worker 0 → dataflow: the suspension ends."""
 
 
-class CompactionAllowed(msgspec.Struct, frozen=True, tag=True):
+class CompactionAllowed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Worker 0 → dataflow: external readers need nothing below `frontier`."""
 
     frontier: Frontier
 
 
-class WritesAllowed(msgspec.Struct, frozen=True, tag=True):
+class WritesAllowed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Worker 0 → dataflow: read-only ended."""
 
 
-class Install(msgspec.Struct, frozen=True, tag=True):
+class Install(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Dataflow → each worker: its partition of an index's updates in [lower, upper); answered
     by `Installed`. `snapshot`: replaces everything (a fresh incarnation); times are already
     advanced to as_of."""
@@ -178,7 +178,7 @@ class Install(msgspec.Struct, frozen=True, tag=True):
     snapshot: bool = False
 
 
-class Installed(msgspec.Struct, frozen=True, tag=True):
+class Installed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Worker → dataflow."""
 
     dataflow: ObjectId
@@ -187,7 +187,7 @@ class Installed(msgspec.Struct, frozen=True, tag=True):
     upper: Frontier
 
 
-class DataflowProgress(msgspec.Struct, frozen=True, tag=True):
+class DataflowProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Dataflow → every worker: frontiers of the export; the worker reports them."""
 
     dataflow: ObjectId
@@ -196,7 +196,7 @@ class DataflowProgress(msgspec.Struct, frozen=True, tag=True):
     output: Frontier
 
 
-class DataflowStatus(msgspec.Struct, frozen=True, tag=True):
+class DataflowStatus(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Dataflow → worker 0: state for people, with the measures of the last step."""
 
     dataflow: ObjectId
@@ -218,7 +218,7 @@ class DataflowStatus(msgspec.Struct, frozen=True, tag=True):
     """The other way of doing the last step, and what it would have taken."""
 
 
-class Emit(msgspec.Struct, frozen=True, tag=True):
+class Emit(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Dataflow → worker 0: a batch of a subscribe; answered by `Emitted` when the client's
     queue has room again."""
 
@@ -227,7 +227,7 @@ class Emit(msgspec.Struct, frozen=True, tag=True):
     batch: SubscribeBatch
 
 
-class Emitted(msgspec.Struct, frozen=True, tag=True):
+class Emitted(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Worker 0 → dataflow: the batch was passed on; the next may come."""
 
     dataflow: ObjectId
