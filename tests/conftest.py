@@ -16,6 +16,7 @@ pytest_plugins = ["actors.testing.fixtures"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before what reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files stay whole when processes share the tests, and the Spark of one folder is one."""
     for item in items:
