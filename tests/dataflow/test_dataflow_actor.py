@@ -6,9 +6,12 @@ Its neighbours are probes: see dataflow_stage.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import anyio
 import msgspec
 import pyarrow as pa
+import pytest
 from dataflow_house import (  # type: ignore[import-not-found]
     JOINED,
     NUMBERS,
@@ -33,9 +36,12 @@ from actors.plan.jobs import (
 )
 from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import DIFF, ERROR, TIME
+from actors.protocol.compute import SubscribeExport
 from actors.protocol.internal import (
     DataflowStatus,
+    Emit,
     Scheduled,
+    StartSources,
     WritesAllowed,
 )
 from actors.testing.isolation import Isolation
@@ -86,6 +92,34 @@ async def test_it_waits_until_it_is_scheduled_and_writes_are_allowed(
         assert await persist.upper("out") == 0
         await house.subject.send(WritesAllowed())
         await house.reported(5)
+
+
+async def test_one_that_has_restored_starts_its_sources_once(
+    stage: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When `WritesAllowed` came between the end of a restoring and its result, it was restored
+    again, the sources were started twice, and the start signal went to a task that was being
+    stopped: a subscribe hung for ever (seed 7051)."""
+    async with surroundings(stage) as shards:
+        view = await numbers_flow(stage, shards, tmp_path)
+        await view.stop()
+        right, gate, looked = shards.persist.state, anyio.Event(), []
+
+        async def late(shard: str) -> Any:
+            found = await right(shard)
+            looked.append(shard)
+            await gate.wait()
+            return found
+
+        monkeypatch.setattr(shards.persist, "state", late)
+        read = msgspec.structs.replace(view.description, export=SubscribeExport(NUMBERS))
+        house = Flow(stage, shards, tmp_path, read, name="read")
+        await house.subject.send(Scheduled())
+        await house.until(lambda: bool(looked), "a look at the source")
+        gate.set()
+        house.subject.reply(WritesAllowed())
+        await house.until(lambda: bool(house.told(Emit)), "a batch")
+        assert len(looked) == len(house.told(StartSources)) == 1
 
 
 async def test_a_restart_goes_on_where_it_stopped(stage: Isolation, tmp_path: Path) -> None:

@@ -393,6 +393,17 @@ def test_a_failed_restore_is_tried_again() -> None:
     assert made.handle(m.RetryDue(1))[-1] == m.Restore(2, 0)
 
 
+def test_what_was_restored_counts_once_an_incarnation() -> None:
+    made = machine()
+    made.handle(m.Schedule())
+    restored = m.Restored(made.incarnation, 5, 4, (False,))
+    assert m.StartTasks(1) in made.handle(restored)
+    assert made.handle(restored) == []
+    assert made.ignored == 1
+    made.handle(m.SourcesReady(1))
+    assert made.state is State.GATHERING
+
+
 def test_until_ends_it() -> None:
     made = running(machine(until=7))
     *_, commit = made.handle(described(0, 5, 20))

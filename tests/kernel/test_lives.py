@@ -259,3 +259,27 @@ async def test_abort_ends_who_does_not_stop() -> None:
             await anyio.wait_all_tasks_blocked()
             system.abort()
     assert "cancelled" in log
+
+
+async def test_a_cancelled_effect_sends_nothing_though_its_wait_was_over() -> None:
+    """Cancelling reaches no task whose wait has just ended: it goes on once more."""
+    heard: list[str] = []
+
+    class Waiter(Actor[Do]):
+        async def on_start(self) -> None:
+            self.gate = anyio.Event()
+            self.waiting = self.ctx.effect(self.gate.wait, done=lambda _: Do("result"))
+
+        async def receive(self, message: Do) -> None:
+            heard.append(message.what)
+            if message.what == "cancel":
+                self.gate.set()
+                self.waiting.cancel()
+
+    with anyio.fail_after(5):
+        async with System() as system:
+            to = system.spawn(Waiter, "waiter")
+            await anyio.wait_all_tasks_blocked()
+            to.send_nowait(Do("cancel"))
+            await anyio.wait_all_tasks_blocked()
+    assert heard == ["cancel"]

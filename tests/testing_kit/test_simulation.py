@@ -76,6 +76,12 @@ def test_a_late_connection_leaves_the_stash_of_the_next_one() -> None:
     assert simulate(draw(7135)).violation == ""
 
 
+def test_a_restoring_that_has_ended_is_not_repeated() -> None:
+    """One was, its sources were started twice, and the start signal went to a task that was
+    being stopped: a subscribe hung for ever (seed 7051)."""
+    assert simulate(draw(7051)).violation == ""
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_a_planted_bug_is_found(name: str) -> None:
     schedule = draw(FOUND[name])

@@ -128,7 +128,7 @@ class Dataflow(Actor[_Message]):
         self._stage: Effect | None = None
         self._outcome: Outcome | Passed | None = None
         self._held_commit: m.Commit | None = None
-        self._restoring: m.Restore | None = None
+        self._restoring: m.Restore | None = None  # a view's, until it has ended
         self._awaiting: set[int] = set()
         self._measures = Measures()
         self._traces = StepTraces(persist, description)
@@ -236,8 +236,6 @@ class Dataflow(Actor[_Message]):
             await self._perform(effect)
 
     async def _stage_done(self, event: m.Event, result: Any) -> None:
-        if isinstance(event, m.Restored | m.Failed):
-            self._restoring = None
         match event:
             case m.Restored(incarnation=incarnation) if incarnation == self._machine.incarnation:
                 self._warm(incarnation)
@@ -317,6 +315,7 @@ class Dataflow(Actor[_Message]):
         incarnation = self._machine.incarnation
 
         def failed(error: Exception) -> StageDone:
+            self._restoring = None
             if isinstance(error, DefiniteError) and number:
                 return StageDone(m.FailedDefinitely(number, str(error)))
             if not isinstance(error, PenstockError):
@@ -330,12 +329,13 @@ class Dataflow(Actor[_Message]):
 
     def _restore(self, effect: m.Restore) -> None:
         incarnation, lo = effect.incarnation, effect.lo
-        self._restoring = effect
         view, passing = self._view, self._passing
         if view is not None:
+            self._restoring = effect
             writable = self._writable
 
             def resumed(found: Resumed) -> StageDone:
+                self._restoring = None
                 as_of = min(found.lo, EMPTY - 1) - 1
                 none = (False,) * len(self._description.imports)  # arrangements fill themselves
                 in_error = bool(found.output_errors)

@@ -196,6 +196,9 @@ class Machine:
         return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
 
     def _restored(self, event: Restored) -> list[Effect]:
+        if self._restored_from is not None:
+            self.ignored += 1  # tasks started twice would not be told apart
+            return []
         self._restored_from = event
         self.lo = event.lo
         self.in_error = event.in_error

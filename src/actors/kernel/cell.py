@@ -203,7 +203,8 @@ class Cell(Generic[M]):
                     if failed is None:
                         raise
                     message = failed(error)
-                if message is not None:
+                # What it waited for may have come just before it was cancelled.
+                if message is not None and not scope.cancel_called:
                     self.mailbox.deliver_own(message)
         except Exception as error:  # noqa: BLE001 (the actor crashes by it)
             if self._crash is None and self._serving:
