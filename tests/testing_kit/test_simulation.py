@@ -40,7 +40,13 @@ from actors.testing.virtual_time import VirtualClock
 SEEDS = 300
 BATCHES = 6
 
-FOUND = {"acknowledged_before_durable": 6000, "past_a_failed_fetch": 7017}
+FOUND = {
+    "acknowledged_before_durable": 6000,
+    "lease_released_early": 7366,
+    "no_nonce_check": 7074,
+    "past_a_failed_fetch": 7017,
+    "stash_forgotten": 7381,
+}
 """A seed that finds each planted bug."""
 
 STATEMENTS = (
@@ -85,6 +91,7 @@ def test_a_restoring_that_has_ended_is_not_repeated() -> None:
 @pytest.mark.parametrize("name", FOUND)
 def test_a_planted_bug_is_found(name: str) -> None:
     schedule = draw(FOUND[name])
+    assert PLANTED.keys() == FOUND.keys()
     with PLANTED[name]():
         assert simulate(schedule).violation != ""
     assert simulate(schedule).violation == ""
@@ -150,6 +157,7 @@ def test_schedules_draw_every_kind_of_fault_and_operation() -> None:
     assert kinds == {
         "fail", "lost", "lost answer", "hang", "delay", "disconnect", "crash", "crash after", "kill"
     }  # fmt: skip
+    assert {"connect", "worker.up"} <= {fault.site for each in drawn for fault in each.faults}
     done = {operation.kind for schedule in drawn for operation in schedule.operations}
     assert {"restart", "kill", "subscribe", "peek at", "drop view", "reconnect"} <= done
     assert draw(7) == draw(7) != draw(8)

@@ -115,12 +115,12 @@ class Cluster:
         workers.extend(
             system.spawn(partial(worker, index), f"worker-{index}") for index in range(count)
         )
-        adapters.extend(
+        near: list[Address[Any]] = [
             system.spawn(partial(adapter, index), f"adapter-{index}") for index in range(count)
-        )
-        reached = [reach(each) for each in adapters]
-        acceptor = system.spawn(lambda: Acceptor(reached, settings), "acceptor")
-        return cls(settings, acceptor, tuple(workers), tuple(adapters))
+        ]
+        adapters.extend(map(reach, near))
+        acceptor = system.spawn(lambda: Acceptor(adapters, settings), "acceptor")
+        return cls(settings, acceptor, tuple(workers), tuple(near))
 
     async def connect(self) -> LocalClient:
         """A client in this process; its Hello displaces whoever is connected."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from actors.channel_adapter import Connect
 from actors.cluster.client import ClusterClient
 from actors.errors import Broken, Closed
 from actors.kernel import Address
@@ -238,35 +239,65 @@ class FaultyClusterClient:
         await self._inner.close()
 
 
-class DelayedAddress(Address[Any]):
-    """The way from the cluster's connections to one adapter, as if that were elsewhere."""
+class _Way:
+    """Messages on their way to one mailbox, in order."""
 
-    __slots__ = ("_injector", "_pump", "_waiting")
-
-    def __init__(self, inner: Address[Any], injector: Injector) -> None:
-        super().__init__(inner._mailbox)
-        self._injector = injector
+    def __init__(self, deliver: Callable[[Any], Awaitable[None]]) -> None:
+        self._deliver = deliver
         self._waiting: deque[tuple[float, Any]] = deque()
         self._pump: asyncio.Task[None] | None = None
 
-    async def send(self, message: Any) -> None:
-        """Sends, perhaps later; in order."""
-        fault = self._injector.draw("adapter")
-        if fault is None and not self._waiting:
-            await super().send(message)
-            return
-        now = asyncio.get_running_loop().time()
-        delay_s = 0.0 if fault is None else fault.delay_ms / 1000
-        self._waiting.append((now + delay_s, message))
+    def take(self, message: Any, delay_s: float) -> bool:
+        """Takes a message that is to come later, or after one that is; False: it need not wait."""
+        if not delay_s and not self._waiting:
+            return False
+        loop = asyncio.get_running_loop()
+        self._waiting.append((loop.time() + delay_s, message))
         if self._pump is None or self._pump.done():
-            self._pump = asyncio.get_running_loop().create_task(self._deliver())
+            self._pump = loop.create_task(self._run())
+        return True
 
-    async def _deliver(self) -> None:
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         with suppress(Closed, Broken):
             while self._waiting:
                 due, message = self._waiting[0]
                 if due > loop.time():
                     await asyncio.sleep(due - loop.time())
-                await super().send(message)
+                await self._deliver(message)
                 self._waiting.popleft()
+
+
+class DelayedAddress(Address[Any]):
+    """The ways to one adapter, from the cluster's connections and from its worker, as if it were
+    elsewhere: each keeps its order, and one may overtake the other."""
+
+    __slots__ = ("_from_client", "_from_worker", "_injector")
+
+    def __init__(self, inner: Address[Any], injector: Injector) -> None:
+        super().__init__(inner._mailbox)
+        self._injector = injector
+
+        async def replied(message: Any) -> None:
+            inner.reply(message)
+
+        self._from_client = _Way(inner.send)
+        self._from_worker = _Way(replied)
+
+    def _delay_s(self, site: str) -> float:
+        fault = self._injector.draw(site)
+        return 0.0 if fault is None else fault.delay_ms / 1000
+
+    async def send(self, message: Any) -> None:
+        """Sends, perhaps later."""
+        delay_s = self._delay_s("adapter")
+        if isinstance(message, Connect):
+            delay_s += self._delay_s("connect")
+        if not self._from_client.take(message, delay_s):
+            await super().send(message)
+
+    def reply(self, message: Any) -> bool:
+        """Answers, perhaps later."""
+        if self._from_worker.take(message, self._delay_s("worker.up")):
+            return True
+        return super().reply(message)

@@ -92,7 +92,11 @@ def draw(seed: int) -> Schedule:
         batches_max=work.choice((2, 3, 6)),
         keyed=work.random() < 0.3,
     )
-    return Schedule(seed, setting, tuple(_operations(work)), tuple(_faults(seed)))
+    found = _faults(seed)
+    setting, aimed = _aimed(seed, setting)
+    found.update(aimed)
+    faults = sorted(found.values(), key=lambda fault: (fault.site, fault.at))
+    return Schedule(seed, setting, tuple(_operations(work)), tuple(faults))
 
 
 _WORK: Final = (
@@ -162,11 +166,11 @@ _SITES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
 _DELAYS_MS: Final = (1, 2, 5, 10, 30, 100, 400)
 
 
-def _faults(seed: int) -> list[Fault]:
+def _faults(seed: int) -> dict[tuple[str, int], Fault]:
     """Of some sites only, so that each kind of fault is also seen alone."""
     dice = random.Random(f"faults {seed}")
     if dice.random() < 0.1:
-        return []
+        return {}
     sites = [site for site in _SITES if dice.random() < 0.4]
     found: dict[tuple[str, int], Fault] = {}
     crashes = 0
@@ -191,7 +195,51 @@ def _faults(seed: int) -> list[Fault]:
         if dice.random() < 0.2 and kind not in (CRASH, CRASH_AFTER, HANG):
             for more in range(1, dice.randrange(2, 8)):  # it does not go wrong only once
                 found[site, at + more] = Fault(site, at + more, kind, delay)
-    return sorted(found.values(), key=lambda fault: (fault.site, fault.at))
+    return found
+
+
+def _aimed(seed: int, setting: Setting) -> tuple[Setting, dict[tuple[str, int], Fault]]:
+    """Some seeds are aimed at what chance alone seldom meets: faults that must come together."""
+    dice = random.Random(f"joint {seed}")
+    chance = dice.random()
+    faults: list[Fault] = []
+    if chance < 0.15:
+        setting = msgspec.structs.replace(setting, workers=dice.choice((2, 2, 3)))
+        faults = _connections(dice)
+    elif chance < 0.3:
+        setting = msgspec.structs.replace(setting, inline=False, decoded=False, batches_max=2)
+        faults = _slow_reads(dice)
+    return setting, {(fault.site, fault.at): fault for fault in faults}
+
+
+def _connections(dice: random.Random) -> list[Fault]:
+    """The cluster's connection breaks, its successor is heard of late by some adapters, and what
+    workers have sent to its predecessor comes later still."""
+    found = []
+    for _ in range(dice.randrange(1, 4)):
+        at = dice.randrange(5, 60)
+        found.append(Fault("replica.up", at, DISCONNECT))
+        if dice.random() < 0.6:  # the successor's history comes late
+            found.append(Fault("replica.up", at + dice.randrange(2, 6), DELAY, 30))
+    found += [
+        Fault("connect", at, DELAY, dice.choice((1, 5, 30, 100)))
+        for at in range(1, 13)
+        if dice.random() < 0.4
+    ]
+    for _ in range(dice.randrange(1, 4)):
+        at, delay = dice.randrange(1, 100), dice.choice((2, 10, 30))
+        length = dice.randrange(1, 40)
+        found += [Fault("worker.up", at + more, DELAY, delay) for more in range(length)]
+    return found
+
+
+def _slow_reads(dice: random.Random) -> list[Fault]:
+    """Parts are read so slowly that they are compacted, and deleted, meanwhile."""
+    at = dice.randrange(1, 30)
+    return [
+        Fault("blob.get", at + more, HANG, dice.choice((100, 300, 1_000)))
+        for more in range(dice.randrange(1, 12))
+    ]
 
 
 def describe(item: Any) -> str:
