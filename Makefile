@@ -26,7 +26,7 @@ demo: setup ## plays a month of real flights through three live views, then prov
 	@$(BIN)/penstock demo $(ARGS)
 
 test: setup $(VENV)/.dev ## all tests
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 3 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 3 --dist loadfile $(ARGS)
 
 check: lint test ## ruff, mypy --strict, and all tests
 

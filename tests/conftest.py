@@ -16,15 +16,6 @@ pytest_plugins = ["actors.testing.fixtures"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before what reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files stay whole when processes share the tests, and the Spark of one folder is one."""
-    for item in items:
-        spark = ROOT / "tests" / "spark"
-        group = "spark" if spark in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The project's folder."""
