@@ -20,9 +20,28 @@ from actors.channel_adapter import (
     Took,
     Verdict,
 )
-from actors.protocol.compute import AllowWrites, Frontiers, Hello, Tagged, TaggedResponse
+from actors.protocol.compute import AllowWrites, Frontiers, Hello, Response, Tagged, TaggedResponse
 from actors.testing.isolation import Isolation, Subject
 from actors.testing.neighbours import Neighbour
+
+
+class Checked(StashRules):
+    """Checks its invariants after every event."""
+
+    def connect(self, nonce: str) -> list[Response]:
+        kept = super().connect(nonce)
+        self.validate()
+        return kept
+
+    def disconnect(self, nonce: str) -> bool:
+        gone = super().disconnect(nonce)
+        self.validate()
+        return gone
+
+    def judge(self, tagged: TaggedResponse) -> Verdict:
+        verdict = super().judge(tagged)
+        self.validate()
+        return verdict
 
 
 def response(nonce: str, number: int = 0) -> TaggedResponse:
@@ -44,13 +63,12 @@ def served(rules: StashRules, *nonces: str) -> StashRules:
     ],
 )
 def test_past_current_and_future_nonces(nonce: str, verdict: Verdict) -> None:
-    rules = served(StashRules(10), "past", "current")
+    rules = served(Checked(10), "past", "current")
     assert rules.judge(response(nonce)) is verdict
-    rules.validate()
 
 
 def test_without_a_client_the_current_nonce_is_dropped() -> None:
-    rules = served(StashRules(10), "current")
+    rules = served(Checked(10), "current")
     assert not rules.disconnect("other")
     assert rules.disconnect("current")
     assert not rules.disconnect("current")
@@ -59,21 +77,20 @@ def test_without_a_client_the_current_nonce_is_dropped() -> None:
 
 
 def test_the_stash_is_delivered_first_and_drops_what_is_older() -> None:
-    rules = StashRules(10)
+    rules = Checked(10)
     rules.judge(response("a"))
     for number in range(3):
         rules.judge(response("b", number))
     rules.judge(response("c", 9))
     assert rules.stashed == 5
     assert rules.connect("b") == [response("b", number).response for number in range(3)]
-    rules.validate()
     assert rules.stashed == 1
     assert rules.connect("c") == [response("c", 9).response]
     assert rules.stashed == 0
 
 
 def test_the_first_match_drops_the_whole_stash() -> None:
-    rules = served(StashRules(10), "a")
+    rules = served(Checked(10), "a")
     rules.judge(response("x"))
     rules.judge(response("y"))
     assert rules.connect("b") == []
@@ -83,11 +100,10 @@ def test_the_first_match_drops_the_whole_stash() -> None:
 
 
 def test_the_stash_is_bounded_and_evicts_nothing() -> None:
-    rules = StashRules(2)
+    rules = Checked(2)
     verdicts = [rules.judge(response("x", number)) for number in range(3)]
     assert verdicts == [Verdict.STASH, Verdict.STASH, Verdict.HOLD]
     assert len(rules.connect("x")) == 2
-    rules.validate()
 
 
 def house(stage: Isolation, stash: int = 10) -> tuple[Subject[Any], Neighbour, Neighbour]:
