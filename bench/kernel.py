@@ -1,7 +1,8 @@
 """The actor kernel beside bare queues and other actor libraries, in one process and one loop.
 
 ``tell_*``: nanoseconds a message, one sender, from the send until a typed handler has seen the
-last. ``ask_*``: nanoseconds a round trip, one after the other. ``ring_*``: 1,000 actors in a
+last. ``ask_*``: nanoseconds a round trip, one after the other; that of bare futures between two
+tasks is what any actor pays. ``ring_*``: 1,000 actors in a
 ring pass 1,000 tokens on; ours: a hop, peer: a message between two of our own. Thespian runs in
 its simple system base (one process, no threads), the fastest that it has; xoscar's actors live
 in the caller's process. ``idle_actor``: traced memory of an actor that waits; its peer is the
@@ -140,6 +141,31 @@ async def ours_ask(count: int) -> float:
         for _ in range(count):
             await to.ask(make)
         return (perf_counter_ns() - started) / count
+
+
+async def bare_ask(count: int) -> float:
+    """Two tasks and two futures a round trip, and nothing else: what no actor can do without."""
+    loop = asyncio.get_running_loop()
+    asked: list[asyncio.Future[int]] = []
+    wake = loop.create_future()
+
+    async def answer() -> None:
+        nonlocal wake
+        while True:
+            await wake
+            wake = loop.create_future()
+            asked.pop().set_result(1)
+
+    answering = loop.create_task(answer())
+    started = perf_counter_ns()
+    for _ in range(count):
+        reply = loop.create_future()
+        asked.append(reply)
+        wake.set_result(None)
+        await reply
+    elapsed = (perf_counter_ns() - started) / count
+    answering.cancel()
+    return elapsed
 
 
 async def ours_ring(count: int) -> float:
@@ -300,7 +326,7 @@ def waiting(run: Callable[[int], float]) -> Callable[[int], Awaitable[float]]:
 async def run(report: Report) -> None:
     """Both sides in turns."""
     scale = 20 if report.quick else 1
-    pairs: list[tuple[str, Any, int, Any, int, float]] = [
+    pairs: list[tuple[str, Any, int, Any, int, float | None]] = [
         ("tell_queue", ours_tell, 200_000, queue_tell, 200_000, 1.0),
         ("tell_memory_stream", ours_tell, 200_000, stream_tell, 100_000, 1 / 5),
         ("tell_pykka", ours_tell, 200_000, waiting(pykka_tell), 50_000, 1 / 4),
@@ -308,6 +334,7 @@ async def run(report: Report) -> None:
         ("tell_xoscar", ours_tell, 200_000, xoscar_tell, 5_000, 1 / 10),
         ("ask_pykka", ours_ask, 50_000, waiting(pykka_ask), 5_000, 1 / 8),
         ("ask_xoscar", ours_ask, 50_000, xoscar_ask, 5_000, 1 / 5),
+        ("ask_bare_futures", ours_ask, 50_000, bare_ask, 50_000, None),
         ("ring_1000", ours_ring, 500_000, ours_tell, 200_000, 2.0),
     ]
     for name, ours, many, peer, few, target in pairs:

@@ -40,7 +40,16 @@ from opentelemetry.trace import (
     Tracer,
 )
 
-from actors.telemetry import CANCELED, HOPS, SYSTEM, TRACEPARENT, UNSAMPLED, Hop
+from actors.telemetry import (
+    CANCELED,
+    HOPS,
+    SYSTEM,
+    TRACEPARENT,
+    UNSAMPLED,
+    Hop,
+    hold,
+    release,
+)
 
 Value: TypeAlias = str | int | float | bool
 
@@ -197,7 +206,7 @@ class _Spanning:
     def __enter__(self) -> Opened | None:
         self._opened = opened = _open(self._hop, self._values, self._parent, self._links)
         if opened is not None:
-            self._token = TRACEPARENT.set(opened.traceparent)
+            self._token = hold(opened.traceparent)
         return opened
 
     def __exit__(
@@ -207,7 +216,7 @@ class _Spanning:
         trace: TracebackType | None,
     ) -> None:
         if self._opened is not None and self._token is not None:
-            TRACEPARENT.reset(self._token)
+            release(self._token)
             self._opened.end(error)
 
 
@@ -220,10 +229,10 @@ class _Carrying:
         self._traceparent = traceparent
 
     def __enter__(self) -> None:
-        self._token = TRACEPARENT.set(self._traceparent)
+        self._token = hold(self._traceparent)
 
     def __exit__(self, *_: object) -> None:
-        TRACEPARENT.reset(self._token)
+        release(self._token)
 
 
 _NOTHING: Final[nullcontext[None]] = nullcontext()

@@ -7,14 +7,41 @@ nonce) is an attribute. Spans are opened by `actors.spans`.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Final
 
 import msgspec
 from opentelemetry.trace import SpanKind
 
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""The sampled context of the message being handled: envelopes made meanwhile inherit it."""
+"""The sampled context of the message being handled: envelopes made meanwhile inherit it.
+Set by `hold` alone."""
+
+
+class Held(msgspec.Struct):
+    """How many blocks hold a context now. While none does, no message looks for one: that look
+    is a tenth of what a message costs."""
+
+    blocks: int = 0
+
+
+HELD: Final = Held()
+
+
+def hold(traceparent: str | None) -> Token[str | None]:
+    """Makes a context that of what is sent from here on, until `release`. In the loop's thread.
+
+    A task that was started in between and goes on afterwards has no context of its own.
+    """
+    HELD.blocks += 1
+    return TRACEPARENT.set(traceparent)
+
+
+def release(token: Token[str | None]) -> None:
+    """Ends what `hold` began."""
+    HELD.blocks -= 1
+    TRACEPARENT.reset(token)
+
 
 UNSAMPLED: Final = "00-00000000000000000000000000000001-0000000000000001-00"
 """On a wire: somebody before has decided that this request is not traced."""

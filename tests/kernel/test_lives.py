@@ -13,7 +13,7 @@ import pytest
 
 from actors.errors import AskCycle, Broken, DeadlineExceeded
 from actors.kernel import STOP, Actor, ActorCrashed, Address, Reply, System, restart
-from actors.telemetry import TRACEPARENT
+from actors.telemetry import TRACEPARENT, hold, release
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -221,10 +221,10 @@ class Plain(Actor[Do]):
 async def test_a_plain_method_handles_and_sees_the_trace_of_its_message_alone() -> None:
     plain = Plain()
     async with System() as system:
-        token = TRACEPARENT.set("00-a-b-01")
+        token = hold("00-a-b-01")
         to = system.spawn(lambda: plain, "plain")
         to.send_nowait(Do("traced"))
-        TRACEPARENT.reset(token)
+        release(token)
         to.send_nowait(Do("bare"))
         await anyio.wait_all_tasks_blocked()
     assert plain.seen == [("traced", "00-a-b-01"), ("bare", None)]

@@ -90,7 +90,11 @@ class Address(Generic[M]):
         """
         mailbox = self._mailbox
         asker = HANDLING.get()
-        if asker is not None and (cycle := _cycle(asker, mailbox)) is not None:
+        if (
+            asker is not None
+            and (mailbox.asking or mailbox is asker)
+            and (cycle := _cycle(asker, mailbox)) is not None
+        ):
             raise AskCycle(f"an ask that can never be answered: {cycle}")
         reply: Reply[R] = Reply(mailbox.asks)
         waits = (mailbox, reply)
@@ -99,14 +103,14 @@ class Address(Generic[M]):
         try:
             if deadline_ms is None:
                 await mailbox.send(make(reply))
-                return await reply.wait()
+                return await reply.future
             with anyio.fail_after(deadline_ms / 1000):
                 await mailbox.send(make(reply))
-                return await reply.wait()
+                return await reply.future
         except TimeoutError:
             raise DeadlineExceeded(f"{self.path} did not answer in {deadline_ms} ms") from None
         finally:
-            mailbox.asks.pop(reply, None)
+            reply.forget()
             if asker is not None:
                 asker.asking = tuple(each for each in asker.asking if each is not waits)
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -29,7 +30,7 @@ from actors.kernel.actor import HANDLING, Actor, Address, Context
 from actors.kernel.flag import Flag
 from actors.kernel.mailbox import Mailbox, Traced
 from actors.kernel.policy import ActorCrashed, Policy
-from actors.telemetry import TRACEPARENT
+from actors.telemetry import TRACEPARENT, hold, release
 
 if TYPE_CHECKING:
     from actors.kernel.supervisor import System
@@ -76,6 +77,7 @@ class Cell(Generic[M]):
         "_idle",
         "_serving",
         "_stopping",
+        "_story",
         "actor",
         "address",
         "busy_ms",
@@ -87,7 +89,6 @@ class Cell(Generic[M]):
         "path",
         "policy",
         "stopped",
-        "story",
         "system",
         "task",
         "watchers",
@@ -112,8 +113,6 @@ class Cell(Generic[M]):
         self.children: dict[str, Cell[Any]] = {}
         self.stopped = Flag()
         self.watchers: tuple[tuple[Address[Any], Any], ...] = ()
-        self.story: tuple[str, ...] = ()
-        """Types of the messages handled last, up to the batch at hand."""
         self.actor: Actor[M] | None = None
         self.task: asyncio.Task[None] | None = None
         self.busy_ms = 0.0
@@ -127,6 +126,8 @@ class Cell(Generic[M]):
         self._idle: Flag | None = None
         """Up when the last effect has ended."""
         self._crashes: tuple[float, ...] = ()
+        self._story: deque[type[Any]] | None = None
+        """Types of the messages handled last, up to the batch at hand."""
 
     def request_stop(self) -> None:
         """Stops after the current message."""
@@ -230,6 +231,7 @@ class Cell(Generic[M]):
     async def run(self) -> None:
         """The whole life, restarts included."""
         HANDLING.set(self.mailbox)
+        TRACEPARENT.set(None)  # that of whoever spawned it
         broken: str | None = None
         try:
             while True:
@@ -253,7 +255,6 @@ class Cell(Generic[M]):
         try:
             try:
                 await actor.on_start()
-                TRACEPARENT.set(None)  # that of whoever spawned it ends here
                 await self._serve(actor)
             except asyncio.CancelledError:
                 if self._crash is None:
@@ -274,7 +275,10 @@ class Cell(Generic[M]):
     async def _serve(self, actor: Actor[M]) -> None:
         mailbox, receive = self.mailbox, actor.receive
         while True:
-            batch = await mailbox.receive()
+            while not (batch := mailbox.take()) and mailbox.urgent is None:
+                await mailbox.arrival()
+            if self._story is None:
+                self._story = deque(maxlen=STORY_MESSAGES_MAX)
             if mailbox.urgent is not None:
                 mailbox.close(unhandled=len(batch))
                 return
@@ -286,7 +290,7 @@ class Cell(Generic[M]):
                     taken += 1
                     mailbox.current = message
                     if isinstance(message, Traced):
-                        await self._traced(actor, message)
+                        await self._traced(actor, batch, taken - 1)
                     elif (waits := receive(message)) is not None:
                         await waits
                     if self._crash is not None:
@@ -299,27 +303,26 @@ class Cell(Generic[M]):
                 raise
             finally:
                 self.busy_ms += (perf_counter() - began) * 1000
-                self._remember(batch[max(0, taken - STORY_MESSAGES_MAX) : taken])
+                self._story.extend(map(type, batch[max(0, taken - STORY_MESSAGES_MAX) : taken]))
                 mailbox.batch, mailbox.current = [], None
 
-    async def _traced(self, actor: Actor[M], message: Traced[M]) -> None:
-        self.mailbox.current = message.message
-        token = TRACEPARENT.set(message.traceparent)
+    async def _traced(self, actor: Actor[M], batch: list[M | Traced[M]], place: int) -> None:
+        traced = batch[place]
+        assert isinstance(traced, Traced), "the caller has looked"
+        self.mailbox.current = batch[place] = message = traced.message
+        token = hold(traced.traceparent)
         try:
-            if (waits := actor.receive(message.message)) is not None:
+            if (waits := actor.receive(message)) is not None:
                 await waits
         finally:
-            TRACEPARENT.reset(token)
-
-    def _remember(self, messages: Sequence[M | Traced[M]]) -> None:
-        bare = (m.message if isinstance(m, Traced) else m for m in messages)
-        self.story = (*self.story, *(type(m).__name__ for m in bare))[-STORY_MESSAGES_MAX:]
+            release(token)
 
     async def _survives(self, error: BaseException) -> bool:
         """Whether the actor is started afresh; escalates or stops it otherwise."""
         self.crashes += 1
         await self._stop_children()
-        story = f"{self.path} failed after {list(self.story)}: {type(error).__name__}: {error}"
+        told = [kind.__name__ for kind in self._story or ()]
+        story = f"{self.path} failed after {told}: {type(error).__name__}: {error}"
         log.error(story, exc_info=error)
         self.mailbox.fail_asks(f"{type(error).__name__}: {error}")
         if self.policy.kind == "restart":

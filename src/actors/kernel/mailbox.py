@@ -20,6 +20,7 @@ through this mailbox fails with `ActorDead`. What it does not do: it knows no ac
 from __future__ import annotations
 
 import asyncio
+from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -27,7 +28,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from actors.errors import ActorDead, Broken, Closed, PenstockError, WouldBlock
-from actors.telemetry import TRACEPARENT
+from actors.telemetry import HELD, TRACEPARENT
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -58,10 +59,10 @@ class Reply(Generic[R]):
     gone (a deadline, a cancel).
     """
 
-    __slots__ = ("_future", "_owner")
+    __slots__ = ("_owner", "future")
 
     def __init__(self, owner: dict[Reply[Any], None] | None = None) -> None:
-        self._future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[R] = get_running_loop().create_future()
         self._owner = owner
         if owner is not None:
             owner[self] = None
@@ -69,29 +70,30 @@ class Reply(Generic[R]):
     @property
     def answered(self) -> bool:
         """Whether an answer was given or the asker has gone."""
-        return self._future.done()
+        return self.future.done()
 
     def set(self, value: R) -> None:
         """Answers."""
-        if not self._future.done():
-            self._future.set_result(value)
-        self._forget()
+        if not self.future.done():
+            self.future.set_result(value)
+        self.forget()
 
     def fail(self, error: PenstockError) -> None:
         """Answers with an error."""
-        if not self._future.done():
-            self._future.set_exception(error)
-            self._future.exception()
-        self._forget()
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()
+        self.forget()
 
     async def wait(self) -> R:
         """The answer; raises the error it failed with."""
         try:
-            return await self._future
+            return await self.future
         finally:
-            self._forget()
+            self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Nobody waits any longer."""
         if self._owner is not None:
             self._owner.pop(self, None)
 
@@ -170,8 +172,10 @@ class Mailbox(Generic[M]):
         """Sends, waiting for room. Raises `Closed` or `Broken`."""
         if len(self._queue) >= self._bound:
             await self._room()
-        traceparent = TRACEPARENT.get()
-        self._queue.append(message if traceparent is None else Traced(message, traceparent))
+        if HELD.blocks and (traceparent := TRACEPARENT.get()) is not None:
+            self._queue.append(Traced(message, traceparent))
+        else:
+            self._queue.append(message)
         if self._wake is not None:
             self._notify()
 
@@ -180,15 +184,17 @@ class Mailbox(Generic[M]):
         if len(self._queue) >= self._bound:
             self._check_open()
             raise WouldBlock(f"{self.path} holds {len(self._queue)} messages (limit {self.limit})")
-        traceparent = TRACEPARENT.get()
-        self._queue.append(message if traceparent is None else Traced(message, traceparent))
+        if HELD.blocks and (traceparent := TRACEPARENT.get()) is not None:
+            self._queue.append(Traced(message, traceparent))
+        else:
+            self._queue.append(message)
         if self._wake is not None:
             self._notify()
 
     async def _room(self) -> None:
         """Waits for room, which is the caller's when it returns: nobody overtakes who waits."""
         self._check_open()
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = get_running_loop().create_future()
         if self._senders is None:
             self._senders = deque()
         self._senders.append(waiter)
@@ -218,8 +224,10 @@ class Mailbox(Generic[M]):
         if self._closed:
             self._unhandled += 1
             return False
-        traceparent = TRACEPARENT.get()
-        self._queue.append(message if traceparent is None else Traced(message, traceparent))
+        if HELD.blocks and (traceparent := TRACEPARENT.get()) is not None:
+            self._queue.append(Traced(message, traceparent))
+        else:
+            self._queue.append(message)
         self._reserved += 1
         self._bound += 1
         if self._wake is not None:
@@ -239,11 +247,16 @@ class Mailbox(Generic[M]):
     async def receive(self) -> list[M | Traced[M]]:
         """All that waits; waits itself while there is nothing and nothing is `urgent`."""
         while not self._queue and self.urgent is None:
-            self._wake = asyncio.get_running_loop().create_future()
-            try:
-                await self._wake
-            finally:
-                self._wake = None
+            await self.arrival()
+        return self.take()
+
+    def arrival(self) -> asyncio.Future[None]:
+        """To be awaited while there is nothing to `take`."""
+        self._wake = wake = get_running_loop().create_future()
+        return wake
+
+    def take(self) -> list[M | Traced[M]]:
+        """All that waits, which may be nothing."""
         batch, self._queue = self._queue, []
         if len(batch) > self._depth_max:
             self._depth_max = len(batch)
