@@ -19,7 +19,7 @@ from actors.kernel.clock import Clock
 from actors.kernel.mailbox import Mailbox, MailboxStatistics, Reply
 
 if TYPE_CHECKING:
-    from actors.kernel.cell import ActorStatistics, Cell
+    from actors.kernel.cell import ActorStatistics, Cell, Timer
     from actors.kernel.policy import Policy
 
 M = TypeVar("M")
@@ -122,14 +122,14 @@ class Address(Generic[M]):
 class Effect:
     """A running effect or timer; cancel it when its result no longer matters."""
 
-    __slots__ = ("_scope",)
+    __slots__ = ("_running",)
 
-    def __init__(self, scope: anyio.CancelScope) -> None:
-        self._scope = scope
+    def __init__(self, running: anyio.CancelScope | Timer[Any]) -> None:
+        self._running = running
 
     def cancel(self) -> None:
         """Stops it; its result message is not sent."""
-        self._scope.cancel()
+        self._running.cancel()
 
 
 class Context(Generic[M]):
@@ -197,11 +197,7 @@ class Context(Generic[M]):
 
     def after(self, delay_ms: float, message: M) -> Effect:
         """A timer: delivers `message` here after `delay_ms`."""
-
-        async def timer() -> None:
-            await anyio.sleep(delay_ms / 1000)
-
-        return self.effect(timer, done=lambda _: message)
+        return Effect(self._cell.after(delay_ms, message))
 
     def effect(
         self,

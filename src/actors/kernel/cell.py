@@ -17,6 +17,7 @@ traces need is made when there are any. The story of the last messages is writte
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -67,6 +68,30 @@ class _Stop:
     """The one control message."""
 
 
+class Timer(Generic[M]):
+    """A message that comes later. It has no task: a handle of the loop's is all."""
+
+    __slots__ = ("_cell", "_message", "handle")
+
+    def __init__(self, cell: Cell[M], message: M) -> None:
+        self._cell = cell
+        self._message = message
+        self.handle: asyncio.TimerHandle | None = None
+        """None when it is over, and in an actor that stops."""
+
+    def fire(self) -> None:
+        """Its time has come."""
+        self.handle = None
+        self._cell.fired(self, self._message)
+
+    def cancel(self) -> None:
+        """It will not fire; harmless when it has."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            handle.cancel()
+            self._cell.forget(self)
+
+
 class Cell(Generic[M]):
     """A running actor."""
 
@@ -82,6 +107,7 @@ class Cell(Generic[M]):
         "address",
         "busy_ms",
         "children",
+        "context",
         "crashes",
         "factory",
         "mailbox",
@@ -115,6 +141,8 @@ class Cell(Generic[M]):
         self.watchers: tuple[tuple[Address[Any], Any], ...] = ()
         self.actor: Actor[M] | None = None
         self.task: asyncio.Task[None] | None = None
+        self.context = contextvars.copy_context()
+        """That the task and its timers run in."""
         self.busy_ms = 0.0
         """In `receive`, what it waited for included."""
         self.crashes = 0
@@ -122,7 +150,7 @@ class Cell(Generic[M]):
         self._stopping = False
         self._crash: Exception | None = None
         """Of an effect."""
-        self._effects: dict[anyio.CancelScope, None] | None = None
+        self._effects: dict[anyio.CancelScope | Timer[M], asyncio.Task[None] | None] | None = None
         self._idle: Flag | None = None
         """Up when the last effect has ended."""
         self._crashes: tuple[float, ...] = ()
@@ -183,9 +211,35 @@ class Cell(Generic[M]):
         if self._serving and not self._stopping:
             if self._effects is None:
                 self._effects = {}
-            self._effects[scope] = None
-            self.system.start_soon(lambda: self._effect(scope, run, done, failed))
+            body = self._effect(scope, run, done, failed)
+            self._effects[scope] = asyncio.get_running_loop().create_task(body)
         return scope
+
+    def after(self, delay_ms: float, message: M) -> Timer[M]:
+        """Delivers `message` to the actor itself then, unless it is cancelled or has ended."""
+        timer = Timer(self, message)
+        if self._serving and not self._stopping:
+            if self._effects is None:
+                self._effects = {}
+            self._effects[timer] = None
+            timer.handle = asyncio.get_running_loop().call_later(
+                delay_ms / 1000, timer.fire, context=self.context
+            )
+        return timer
+
+    def fired(self, timer: Timer[M], message: M) -> None:
+        """A timer's time has come: what is being handled meanwhile is not its cause."""
+        self.forget(timer)
+        token = TRACEPARENT.set(None)
+        self.mailbox.deliver_own(message)
+        TRACEPARENT.reset(token)
+
+    def forget(self, effect: anyio.CancelScope | Timer[M]) -> None:
+        """It is over."""
+        assert self._effects is not None, "it was started"
+        self._effects.pop(effect, None)
+        if self._idle is not None and not self._effects:
+            self._idle.set()
 
     async def _effect(
         self,
@@ -213,16 +267,17 @@ class Cell(Generic[M]):
                 assert self.task is not None, "it serves"
                 self.task.cancel()
         finally:
-            assert self._effects is not None, "it was started"
-            self._effects.pop(scope, None)
-            if self._idle is not None and not self._effects:
-                self._idle.set()
+            self.forget(scope)
+
+    def cancel_effects(self) -> None:
+        """All of them."""
+        for effect in list(self._effects or ()):
+            effect.cancel()
 
     async def _end_effects(self) -> None:
+        self.cancel_effects()
         if self._effects:
             self._idle = Flag()
-            for scope in list(self._effects):
-                scope.cancel()
             await self._idle.wait()
             self._idle = None
 

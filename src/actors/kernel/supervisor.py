@@ -1,22 +1,21 @@
 """Supervision: every actor is a task of one system, and every crash has a named consequence.
 
-A `System` owns the actors' tasks, the group in which their effects run, the clock and the
-randomness. Stopping goes children first, in reverse order of their start; messages left over are
-counted. A crash does what the actor's `Policy` says: escalate (the system halts with
-`ActorCrashed`), stop (watchers are told), or restart with backoff and an intensity limit, beyond
-which it escalates. `actors.kernel.cell` is one actor's life.
+A `System` owns the actors' tasks, the clock and the randomness. Stopping goes children first, in
+reverse order of their start; messages left over are counted. A crash does what the actor's
+`Policy` says: escalate (the system halts with `ActorCrashed`), stop (watchers are told), or
+restart with backoff and an intensity limit, beyond which it escalates. `actors.kernel.cell` is
+one actor's life.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
-import anyio.abc
 
 from actors.kernel.actor import Actor, Address
 from actors.kernel.cell import ActorStatistics, Cell
@@ -45,14 +44,13 @@ class System:
         self._failure_cause: BaseException | None = None
         self.unhandled = 0
         """Messages that actors which have ended left behind."""
-        self._group: anyio.abc.TaskGroup | None = None
+        self._entered = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed = anyio.Event()
         self._roots: list[Cell[Any]] = []
 
     async def __aenter__(self) -> Self:
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
+        self._entered = True
         return self
 
     async def __aexit__(
@@ -60,21 +58,13 @@ class System:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> bool | None:
-        assert self._group is not None
+    ) -> None:
         with anyio.CancelScope(shield=True):
             await self.stop()
             if self._tasks:
                 await asyncio.wait(self._tasks)
-        self._group.cancel_scope.cancel()
-        if isinstance(error, Exception):
-            # All actors have stopped: the body's error leaves as it is, not inside a group.
-            await self._group.__aexit__(None, None, None)
-            return None
-        result = await self._group.__aexit__(kind, error, trace)
         if self.failure is not None and error is None:
             raise self.failure from self._failure_cause
-        return result
 
     def spawn(
         self,
@@ -96,7 +86,7 @@ class System:
         policy: Policy | None,
     ) -> Address[M]:
         """Starts an actor below `parent` (None: a root)."""
-        assert self._group is not None, "the system has not been entered"
+        assert self._entered, "the system has not been entered"
         path = f"{parent.path if parent else ''}/{name}"
         if path in self.cells:
             raise ValueError(f"an actor named {path} is alive")
@@ -107,15 +97,12 @@ class System:
             self._roots.append(cell)
         else:
             parent.children[path] = cell
-        cell.task = asyncio.get_running_loop().create_task(cell.run(), name=path)
+        cell.task = asyncio.get_running_loop().create_task(
+            cell.run(), name=path, context=cell.context
+        )
         self._tasks.add(cell.task)
         cell.task.add_done_callback(self._tasks.discard)
         return cell.address
-
-    def start_soon(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs an effect."""
-        assert self._group is not None, "the system has not been entered"
-        self._group.start_soon(body)
 
     def ended(self, cell: Cell[Any]) -> None:
         """An actor is gone."""
@@ -146,8 +133,8 @@ class System:
 
     def abort(self) -> None:
         """Cancels every actor where it stands: for a stop that would take too long."""
-        assert self._group is not None, "the system has not been entered"
-        self._group.cancel_scope.cancel()
+        for cell in self.cells.values():
+            cell.cancel_effects()
         for task in self._tasks:
             task.cancel()
 

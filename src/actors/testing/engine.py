@@ -292,7 +292,8 @@ def relation_of(rows: Rows) -> Relation:
 
 
 def _part(path: str) -> pa.Table:
-    return pq.ParquetFile(path).read()
+    with pq.ParquetFile(path) as file:
+        return file.read(use_threads=False)
 
 
 def table_of(relation: Relation) -> pa.Table:

@@ -19,6 +19,8 @@ wakes who waits in `idle`. A task that never waits keeps a loop from ever being 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import heapq
 import math
 import random
 import selectors
@@ -159,14 +161,47 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         timers: Any = self._scheduled  # type: ignore[attr-defined] # asyncio's own heap
         return timers[0].when() if timers else math.inf
 
+    def call_soon(  # type: ignore[override] # of any callback: asyncio's is generic
+        self,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """As asyncio's, without its checks."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
     def _run_once(self) -> None:
-        ready: Any = self._ready  # type: ignore[attr-defined] # asyncio's own queue
+        """One turn: as asyncio's, which asks the selector each time and has its checks."""
+        loop: Any = self
+        ready, timers = loop._ready, loop._scheduled  # asyncio's own queue and heap
+        while timers and timers[0]._cancelled:
+            loop._timer_cancelled_count -= 1
+            heapq.heappop(timers)._scheduled = False
+        events = self._virtual.select(0 if ready or loop._stopping else None)
+        if events:
+            loop._process_events(events)
+        end = self._virtual.now + _RESOLUTION
+        while timers and timers[0]._when < end:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False
+            ready.append(timer)
         if self._order is not None and len(ready) > 1:
-            shuffled = list(ready)
-            self._order.shuffle(shuffled)
-            ready.clear()
-            ready.extend(shuffled)
-        super()._run_once()  # type: ignore[misc]
+            self._shuffle(ready)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _shuffle(self, ready: Any) -> None:
+        assert self._order is not None, "there is a seed"
+        draw, shuffled = self._order.random, list(ready)
+        for last in range(len(shuffled) - 1, 0, -1):
+            other = int(draw() * (last + 1))
+            shuffled[last], shuffled[other] = shuffled[other], shuffled[last]
+        ready.clear()
+        ready.extend(shuffled)
 
 
 class VirtualClock:
