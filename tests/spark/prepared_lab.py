@@ -33,6 +33,7 @@ from actors.spark.prepared import PreparedSteps, inspect
 from actors.spark.session import ThreadSessions, open_session, spark_conf
 from actors.spark.slots import SlotSet
 from actors.spark.steps import Slot
+from actors.spark.traces import _stages
 
 STEPS = 20
 LEFT = Schema((Column("k", "bigint"), Column("v", "bigint")))
@@ -195,7 +196,10 @@ def rounds(engine: Engine) -> dict[str, Any]:
         seat.step("after", some())
     together(engine, seats, "again", [some() for _ in seats])
     again = [answer for seat in seats for answer in seat.answers]
+    groups = {engine.group_of(f"{seat.name}/again") for seat in seats}
+    stages = [[stage.numTasks() for stage in _stages(engine, group)] for group in groups]
     found = {"sizes": sizes[:], "answers": answers, "failing": failing, "again": again}
+    found |= {"stages": stages}
     engine._steps.rounds._jobs_max = 2
     engine._steps.rounds._lanes.clear()
     sizes.clear()

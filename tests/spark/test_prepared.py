@@ -357,6 +357,9 @@ def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_rounds_are_rig
     # A round that fails is no member's failure: each is planned anew, and one fails by itself.
     assert rounds["failing"] == [[False, True]] * 2 + ["DefiniteError"] + [[False, True]] * 2
     assert rounds["again"] == [[True, True]] * 10
+    # What a trace tells of a step in a round: the stage of all five.
+    [[tasks]] = rounds["stages"]
+    assert tasks >= 1
     # Five threads and two jobs at a time, as it happens.
     assert rounds["free"] == [[True, True]] * (5 * steps)
     assert rounds["free_sizes"]

@@ -115,6 +115,10 @@ class Engine:
             self.session.sparkContext._jsc.sc().cancelJobGroup(found)
         self.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
+    def group_of(self, group: str) -> str:
+        """The job group in which a step ran whose own is `group`: its round's, if it had one."""
+        return self._steps.rounds.group_of(group)
+
     def progress(self, group: str) -> tuple[int, int] | None:
         """(tasks done, tasks) of a group's Spark jobs; None when it has none."""
         tracker = self.session.sparkContext.statusTracker()

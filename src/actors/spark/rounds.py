@@ -29,7 +29,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -46,6 +46,7 @@ POOL: Final = "rounds"
 _MARKER: Final = b"\0penstock:"
 """No Arrow message begins so: they begin with 0xFFFFFFFF."""
 _NUMBERS: Final = itertools.count()
+_ENDED_MAX: Final = 256
 
 
 class RoundFailed(Exception):
@@ -129,6 +130,9 @@ class Rounds:
         self._out = 0
         self._waiting: deque[_Member] = deque()
         self._groups: dict[str, str] = {}
+        """Of steps whose round is out, and its job's group."""
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """The same of steps whose round is back, the last `_ENDED_MAX`."""
         self._lanes: list[_Lane] = []
 
     def collect(
@@ -165,6 +169,11 @@ class Rounds:
         with self._lock:
             return self._groups.get(group, group)
 
+    def group_of(self, group: str) -> str:
+        """The job group in which a step has run whose own is `group`; for a while after it has."""
+        with self._lock:
+            return self._ended.get(group, group)
+
     def pass_on(self) -> None:
         """A job that was out is back: the next is a share of those who wait."""
         with self._lock:
@@ -191,7 +200,10 @@ class Rounds:
         with self._lock:
             lane.busy = False
             for member in members:
-                self._groups.pop(member.group, None)
+                if (group := self._groups.pop(member.group, None)) is not None:
+                    self._ended[member.group] = group
+            while len(self._ended) > _ENDED_MAX:
+                self._ended.popitem(last=False)
         for member in members:
             member.turn.put(None)
         self.pass_on()

@@ -5,8 +5,8 @@ so none is lost that has an answer, none is left without its parent when this pr
 nothing is imported here that would export. A job that fails is told of by the service alone.
 
 Stages are Spark's own account of the job group, asked for when the job is over. A step that ran
-in a round with others (`actors.spark.rounds`) has none of its own; a server behind Spark Connect
-is not asked.
+in a round with others (`actors.spark.rounds`) is shown the round's, whose rows and bytes are those
+of all its members; a server behind Spark Connect is not asked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def traced(engine: Engine, group: str, interval_ns: tuple[int, int], answer: Ans
         return answer
     start, end = interval_ns
     try:
-        stages = [] if is_remote(engine.settings.spark_master) else _stages(engine, group)
+        stages = (
+            []
+            if is_remote(engine.settings.spark_master)
+            else _stages(engine, engine.group_of(group))
+        )
     except Exception as error:  # noqa: BLE001 - an account that is missing fails no job
         print(f"{answer.job_id}: no stages are told: {error}"[:300], file=sys.stderr, flush=True)
         stages = []
