@@ -26,6 +26,18 @@ def test_numbers_in_the_environment(tmp_path: Path) -> None:
     assert load(environment={"PENSTOCK_WORKERS": "5"}).workers == 5
 
 
+def test_truths_and_things_that_may_be_absent_in_the_environment() -> None:
+    given = {
+        "PENSTOCK_PIN_CORES": "true",
+        "PENSTOCK_EXPIRATION_MS": "5",
+        "PENSTOCK_LISTEN": "7",
+    }
+    settings = load(environment=given)
+    assert (settings.pin_cores, settings.expiration_ms, settings.listen) == (True, 5, "7")
+    with pytest.raises(BadSettings, match="pin_cores"):
+        load(environment={"PENSTOCK_PIN_CORES": "perhaps"})
+
+
 def test_spark_conf_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "penstock.toml"
     file.write_text('[spark_conf]\n"spark.sql.ansi.enabled" = "false"\n')
@@ -41,6 +53,10 @@ def test_spark_conf_from_the_file(tmp_path: Path) -> None:
         ({"inline_part_bytes_max": 1 << 30}, "inline_part_bytes_max must not exceed"),
         ({"result_bytes_max": 1 << 30}, "result_bytes_max must be less than"),
         ({"engine_inline_bytes_max": 1 << 30}, "engine_inline_bytes_max must be less than"),
+        ({"inline_bytes_max": 1 << 26}, "inline_bytes_max must not exceed"),
+        ({"tls_certificate": "a.pem"}, "must be given together"),
+        ({"tls_key": "a.pem", "tls_authority": "b.pem"}, "must be given together"),
+        ({"expiration_ms": 0}, "expiration_ms = 0: must be greater"),
         ({"keepalive_ms": 20_000}, "keepalive_ms must be at most half"),
         ({"retry_delay_ms_min": 20_000}, "retry_delay_ms_min must not exceed"),
     ],

@@ -42,7 +42,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of one replica's client; more are refused with `Busy`."""
     requests_in_flight_max: int = 256
     """Per client connection."""
+    dataflows_max: int = 65_536
+    """Of one replica's client; more are refused."""
     connect_timeout_ms: int = 5_000
+    frame_timeout_ms: int = 30_000
+    """A frame that has begun must have arrived by then."""
+    write_timeout_ms: int = 30_000
+    """A peer that takes no byte of what waits for it for so long is given up."""
     idle_timeout_ms: int = 30_000
     keepalive_ms: int = 5_000
 
@@ -90,11 +96,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How far a shared arrangement's since stays behind its users, so that new ones join."""
     hidden_rows_whole_max: int = 2_000
     """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
+    hydrations_max: int = 4
+    """Dataflows that read their first contents at a time; further ones wait suspended."""
     retry_delay_ms_min: int = 50
     retry_delay_ms_max: int = 10_000
     result_bytes_max: int = 48 * 1024 * 1024
     """Of one peek; larger is an error to the reader."""
+    inline_bytes_max: int = 4 * 1024 * 1024
+    """Of one worker's part of a peek's result; larger parts go to the client by the stash."""
+    stash_orphan_ms: int = 600_000
+    """A stashed result that nobody has read by then is removed."""
     subscribe_inflight_bytes_max: int = 16 * 1024 * 1024
+    subscribe_idle_ms: int = 60_000
+    """A subscriber that takes nothing of what waits for it for so long is cut off."""
     error_text_bytes_max: int = 4096
 
     # engine
@@ -127,6 +141,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_round_wait_ms_max: int = 100
     """A prepared step waits so long for a core; then its job goes out beside the others."""
 
+    # who may connect to the replica protocol
+    tls_certificate: str = ""
+    """PEM file of our certificate; with `tls_key` and `tls_authority`: mutual TLS 1.3."""
+    tls_key: str = ""
+    tls_authority: str = ""
+    """PEM file of the one authority that both sides' certificates must be signed by."""
+    token_file: str = ""
+    """Bearer tokens, one a line; empty: none is asked for."""
+
+    # the process
+    pin_cores: bool = False
+    """Pins the event loop and the engine to separate cores; the log says which."""
+    expiration_ms: int | None = None
+    """The service ends this long after its start; None: never."""
+
     # being watched
     otlp: str = ""
     """Base URL of a receiver of traces (Jaeger: port 4318); empty: OpenTelemetry's environment
@@ -148,7 +177,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Raises `BadSettings` when a limit is out of range or two contradict each other."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, int) and value <= 0:
+            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
                 raise BadSettings(f"{name} = {value}: must be greater than zero")
         relations = [
             (
@@ -158,6 +187,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (
                 self.result_bytes_max < self.frame_bytes_max,
                 "result_bytes_max must be less than frame_bytes_max: a result travels in a frame",
+            ),
+            (
+                self.inline_bytes_max <= self.result_bytes_max,
+                "inline_bytes_max must not exceed result_bytes_max",
+            ),
+            (
+                bool(self.tls_certificate) == bool(self.tls_key) == bool(self.tls_authority),
+                "tls_certificate, tls_key and tls_authority must be given together",
             ),
             (
                 self.engine_inline_bytes_max < self.engine_frame_bytes_max,
@@ -196,7 +233,7 @@ def load(
     for name, text in (os.environ if environment is None else environment).items():
         key = name.removeprefix("PENSTOCK_").lower()
         if name.startswith("PENSTOCK_") and key in fields and key != "spark_conf":
-            values[key] = int(text) if _is_int(fields[key], text) else text
+            values[key] = _from_text(fields[key], text)
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
     try:
         settings = msgspec.convert(values, Settings)
@@ -206,5 +243,9 @@ def load(
     return settings
 
 
-def _is_int(field: msgspec.structs.FieldInfo, text: str) -> bool:
-    return field.type in (int, "int") and text.lstrip("-").isdigit()
+def _from_text(field: msgspec.structs.FieldInfo, text: str) -> Any:
+    """A variable's value; text that is none stays text, to be refused under its name."""
+    try:
+        return msgspec.convert(text, field.type, strict=False)
+    except msgspec.ValidationError:
+        return text

@@ -210,7 +210,7 @@ class Worker(Actor[WorkerMessage]):
                 await self._feed(e.Stopped(message.number))
             case Tick():
                 self._installs.maintain()
-                self.ctx.after(self._settings.maintenance_ms, Tick())
+                self.ctx.after(self._state.maintenance_ms or self._settings.maintenance_ms, Tick())
             case InspectWorker():
                 message.reply.set(self._statistics())
             case _:

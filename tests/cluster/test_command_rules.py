@@ -78,7 +78,7 @@ def test_a_broken_order(commands: list[Command]) -> None:
 def test_another_instance_is_refused_with_the_difference() -> None:
     with pytest.raises(InvalidUsage, match=r"3 workers.*2 workers"):
         check(Hello("a"), CreateInstance(3))
-    with pytest.raises(InvalidUsage, match=r"version 9.*version 1"):
+    with pytest.raises(InvalidUsage, match=r"version 9.*version 2"):
         check(Hello("a"), CreateInstance(2, 9))
 
 

@@ -23,11 +23,13 @@ from actors.protocol.compute import (
     CreateDataflow,
     CreateInstance,
     DataflowDescription,
+    Finishing,
     Frontiers,
     Hello,
     IndexExport,
     IndexTarget,
     InitializationComplete,
+    LogTarget,
     Peek,
     PeekCanceled,
     PeekError,
@@ -456,3 +458,21 @@ def test_all_workers_render_alike_whatever_their_progress(
                 effects += room.event(e.Stopped(dropped))
         rendered.append([x for x in effects if isinstance(x, e.Render | e.DropDataflow | e.Tell)])
     assert rendered[0] == rendered[1]
+
+
+def test_what_this_worker_cannot_do_with_rows_is_refused_by_name() -> None:
+    room = Room()
+    room.connect("a", CreateDataflow(index()))
+    room.sealed(1, 20)
+    finished = Peek("p1", IndexTarget("i1"), 12, finishing=Finishing(limit=1))
+    [answer] = responses(room.do(finished))
+    assert answer.result.code == "InvalidUsage"
+    [answer] = responses(room.do(Peek("p2", LogTarget("nothing"), 0)))
+    assert (answer.result.code, "nothing" in answer.result.text) == ("UnknownObject", True)
+
+
+def test_a_configuration_says_only_what_changes() -> None:
+    room = Room()
+    room.connect("a", UpdateConfiguration(7, 5), UpdateConfiguration(maintenance_ms=3))
+    reads = room.state.reads
+    assert (reads.result_bytes_max, reads.inline_bytes_max, room.state.maintenance_ms) == (7, 5, 3)

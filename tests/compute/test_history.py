@@ -127,6 +127,11 @@ def test_pushing_keeps_the_meaning_and_the_length(raw: list[Command]) -> None:
     assert applied(history.commands()) == applied(whole)
 
 
+def test_configurations_merge_field_by_field() -> None:
+    given = [UpdateConfiguration(5), UpdateConfiguration(None, 7), UpdateConfiguration(6, None, 9)]
+    assert reduced(given) == [UpdateConfiguration(6, 7, 9)]
+
+
 def test_order_of_the_reduced_history() -> None:
     raw: list[Command] = [
         Hello("n"),

@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 import anyio
 
 from actors.cluster.connection import (
-    REFUSED,
     Accept,
     AcceptorMessage,
     ClientCommand,
@@ -25,11 +24,11 @@ from actors.cluster.transport import FramedConnection, dial
 from actors.errors import Broken, Closed, LocalProtocolError, PenstockError, from_wire
 from actors.kernel import Address
 from actors.progress import Nonce
-from actors.protocol.compute import Command, Hello, Response, Status
+from actors.protocol.compute import Command, Hello, Refused, Response
 from actors.settings import Settings
 
 REPLICA_MAGIC: Final = b"PENSREPL"
-REPLICA_VERSION: Final = 1
+REPLICA_VERSION: Final = 2
 LOCAL_QUEUE_MAX: Final = 16
 """Responses that an in-process client may leave unread before its connection waits."""
 
@@ -149,9 +148,8 @@ class WireClient:
         if self._refused is not None:
             raise self._refused
         response = await self._connection.receive()
-        if isinstance(response, Status) and response.state == REFUSED and not response.id:
-            code, _, text = response.text.partition(": ")
-            self._refused = from_wire(code, text, True)
+        if isinstance(response, Refused):
+            self._refused = from_wire(response.code, response.text, True)
             raise self._refused
         return response
 

@@ -10,7 +10,7 @@ Flow: ``client → connection → adapters`` waits for room. Upwards, each worke
 what is on its way: a response that completed a merged one is acknowledged (`Took`) when the
 outlet has taken it, any other at once.
 
-A client that breaks a rule is told so by a last `Status` (`refusal`) and loses its connection.
+A client that breaks a rule is told so by a last response (`Refused`) and loses its connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias, assert_never
 
 import msgspec
 
@@ -29,20 +29,18 @@ from actors.cluster.rules import CommandRules
 from actors.errors import Broken, Closed, Displaced, PenstockError, RemoteProtocolError, to_wire
 from actors.kernel import STOP, Actor, Address, Reply
 from actors.progress import Nonce
-from actors.protocol.compute import Command, CreateInstance, Hello, Peek, Response, Status
+from actors.protocol.compute import Command, CreateInstance, Hello, Peek, Refused, Response
 from actors.settings import Settings
 from actors.spans import accept, span_below
 from actors.telemetry import CONNECTION_COMMAND
 
 log = logging.getLogger("penstock.cluster")
 
-REFUSED: Final = "refused"
 
-
-def refusal(error: PenstockError) -> Status:
+def refusal(error: PenstockError) -> Refused:
     """The last response of a connection that is closed because of `error`."""
     code, text, _ = to_wire(error)
-    return Status("", REFUSED, f"{code}: {text}")
+    return Refused(code, text)
 
 
 class Outlet(Protocol):

@@ -28,12 +28,15 @@ from actors.plan.updates import between, consolidate, from_ipc, to_ipc
 from actors.progress import EMPTY, Frontier, ObjectId, is_empty
 from actors.protocol.compute import (
     Command,
+    CopyToResponse,
     Frontiers,
     Hello,
     PeekCanceled,
     PeekError,
     PeekResponse,
+    PeekResult,
     PeekRows,
+    Refused,
     Response,
     Status,
     SubscribeBatch,
@@ -152,7 +155,7 @@ class Partitioned:
 
     def _clear(self) -> None:
         self._meets: dict[ObjectId, _Meets] = {}
-        self._peeks: dict[str, dict[int, PeekRows | PeekError | PeekCanceled]] = {}
+        self._peeks: dict[str, dict[int, PeekResult]] = {}
         self._subscribes: dict[ObjectId, _Subscribe] = {}
 
     def idle(self) -> bool:
@@ -181,7 +184,10 @@ class Partitioned:
                 return self._peek(part, response)
             case SubscribeResponse():
                 return self._subscribe(part, response)
-            case Status():
+            case CopyToResponse():
+                # One part copies, the others say nothing of it.
+                return response
+            case Status() | Refused():
                 return response
 
     def _frontiers(self, part: int, response: Frontiers) -> Frontiers | None:
@@ -218,9 +224,7 @@ class Partitioned:
         return None if news is None else SubscribeResponse(response.id, news)
 
 
-def _merge(
-    results: list[PeekRows | PeekError | PeekCanceled], bytes_max: int
-) -> PeekRows | PeekError | PeekCanceled:
+def _merge(results: list[PeekResult], bytes_max: int) -> PeekResult:
     """Canceled before Error before rows."""
     for kind in (PeekCanceled, PeekError):
         for result in results:

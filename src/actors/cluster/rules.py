@@ -13,6 +13,7 @@ from actors.progress import TIME_MAX, ObjectId, is_empty
 from actors.protocol.compute import (
     AllowCompaction,
     Command,
+    CopyToExport,
     CreateDataflow,
     CreateInstance,
     Hello,
@@ -79,6 +80,8 @@ class CommandRules:
             0 <= dataflow.as_of <= TIME_MAX,
             f"dataflow {dataflow.id} starts at {dataflow.as_of}: no such time",
         )
+        if isinstance(dataflow.export, CopyToExport):
+            raise InvalidUsage(f"dataflow {dataflow.id} is a copy: this cluster makes none")
         self._dataflows.add(dataflow.id)
 
     def _check_configuration(self, command: UpdateConfiguration) -> None:

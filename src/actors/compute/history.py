@@ -130,9 +130,11 @@ def merge_configuration(
     old: UpdateConfiguration | None, new: UpdateConfiguration
 ) -> UpdateConfiguration:
     """Both, the newer winning; unset means unchanged."""
-    if old is None or new.result_bytes_max is not None:
+    if old is None:
         return new
-    return old
+    names = UpdateConfiguration.__struct_fields__
+    said = {name: getattr(new, name) for name in names if getattr(new, name) is not None}
+    return msgspec.structs.replace(old, **said)
 
 
 def reduced(commands: Iterable[Command]) -> list[Command]:

@@ -20,9 +20,12 @@ import msgspec
 
 from actors.progress import Nonce
 from actors.protocol.compute import (
+    CopyToResponse,
     Frontiers,
     PeekResponse,
     PeekRows,
+    PeekStashed,
+    Refused,
     Response,
     Status,
     SubscribeBatch,
@@ -74,8 +77,11 @@ class Outbox(Generic[T]):
                 return ("status", response.id)
             case PeekResponse():
                 return ("peek", response.uuid)
-        self._serial += 1
-        return ("subscribe", f"{response.id}/{self._serial}")
+            case SubscribeResponse() | CopyToResponse():
+                self._serial += 1
+                return ("stream", f"{response.id}/{self._serial}")
+            case Refused():
+                return ("refused", "")
 
     def take(self) -> list[Response]:
         """What may go to the adapter now, oldest first."""
@@ -110,6 +116,8 @@ def response_bytes(response: Response) -> int:
     """About how much memory a response holds."""
     match response:
         case PeekResponse(result=PeekRows(arrow=arrow)):
+            return len(arrow)
+        case PeekResponse(result=PeekStashed(inline=bytes() as arrow)):
             return len(arrow)
         case SubscribeResponse(batch=SubscribeBatch(arrow=bytes() as arrow)):
             return len(arrow)

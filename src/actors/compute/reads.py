@@ -14,9 +14,10 @@ from actors.compute.events import Compact, Effect, PeekDone, Respond, StartPeek,
 from actors.compute.peeks import chosen_worker, error_of, no_rows
 from actors.compute.pending import Pending, PendingPeeks
 from actors.compute.rendered import Rendered
-from actors.errors import PenstockError, ReadBelowSince, UnknownObject
+from actors.errors import InvalidUsage, PenstockError, ReadBelowSince, UnknownObject
 from actors.progress import Frontier, ObjectId
 from actors.protocol.compute import (
+    LogTarget,
     Peek,
     PeekCanceled,
     PeekError,
@@ -42,6 +43,8 @@ class Reads:
         self._index = index
         self._count = count
         self.result_bytes_max = result_bytes_max
+        self.inline_bytes_max: int | None = None
+        """What a client has configured; None: nothing yet."""
         self.pending = PendingPeeks(peeks_max)
 
     def accept(self, peek: Peek) -> list[Effect]:
@@ -59,8 +62,12 @@ class Reads:
     def _number_for(self, peek: Peek) -> int:
         """The index's number (0: a shard). Raises what refuses the peek."""
         self.pending.check_room()
+        if peek.filter or peek.project is not None or peek.finishing is not None:
+            raise InvalidUsage("this worker neither filters nor finishes rows: read them whole")
         if isinstance(peek.target, ShardTarget):
             return 0
+        if isinstance(peek.target, LogTarget):
+            raise UnknownObject(f"this worker keeps no relation {peek.target.id}")
         rendered = self._rendered.get(peek.target.id)
         if rendered is None or not rendered.is_index:
             raise UnknownObject(f"there is no index {peek.target.id}")

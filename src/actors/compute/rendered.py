@@ -109,6 +109,10 @@ class Rendered(msgspec.Struct):
             seen.prepared,
             seen.recomputed,
             seen.rejected,
+            seen.parts_read,
+            seen.parts_total,
+            seen.bytes_read,
+            seen.bytes_total,
         )
         return self.status
 

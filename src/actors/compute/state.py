@@ -106,6 +106,8 @@ class ComputeState:
         self.connected = False
         self.incoming: ComputeHistory | None = None
         self.writes_allowed = False
+        self.maintenance_ms: int | None = None
+        """What a client has configured; None: nothing yet."""
         self.rendered: dict[ObjectId, Rendered] = {}
         self.dropping: dict[int, Dropping] = {}
         self.reads = Reads(
@@ -264,9 +266,16 @@ class ComputeState:
             case CancelPeek():
                 return self.reads.cancel(command.uuid)
             case UpdateConfiguration():
-                if command.result_bytes_max is not None:
-                    self.reads.result_bytes_max = command.result_bytes_max
+                self._configure(command)
         return []
+
+    def _configure(self, command: UpdateConfiguration) -> None:
+        if command.result_bytes_max is not None:
+            self.reads.result_bytes_max = command.result_bytes_max
+        if command.inline_bytes_max is not None:
+            self.reads.inline_bytes_max = command.inline_bytes_max
+        if command.maintenance_ms is not None:
+            self.maintenance_ms = command.maintenance_ms
 
     def _create(self, description: DataflowDescription) -> list[Effect]:
         if description.id in self.rendered:

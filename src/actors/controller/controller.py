@@ -71,11 +71,13 @@ from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
     Command,
+    CopyToResponse,
     CreateDataflow,
     CreateInstance,
     Frontiers,
     InitializationComplete,
     PeekResponse,
+    Refused,
     Response,
     Schedule,
     SubscribeResponse,
@@ -329,6 +331,10 @@ class Controller(Actor[ControllerMessage]):
                 self._subscribes.responded(response)
             case DataflowStatus():
                 self._desk.frontiers.note(response)
+            case CopyToResponse() | Refused():
+                log.warning("the replica says what nobody asked for: %s", response)
+            case _:
+                assert_never(response)
 
     def _grew(self, id_: str) -> None:
         entry = self._desk.catalog.get(id_)

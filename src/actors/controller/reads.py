@@ -34,9 +34,11 @@ from actors.protocol.compute import (
     CancelPeek,
     IndexTarget,
     Peek,
+    PeekCanceled,
     PeekError,
     PeekResponse,
     PeekRows,
+    PeekStashed,
     ShardTarget,
 )
 from actors.telemetry import TRACEPARENT
@@ -213,7 +215,12 @@ class Reads:
                 self._forget(number, answered=True)
             case PeekError(code, text):
                 self._fail(number, from_wire(code, text, True), answered=True)
-            case _:
+            case PeekStashed(size_bytes=size):
+                error: PenstockError = InvalidUsage(
+                    f"the result takes {size} bytes: read by key, or subscribe"
+                )
+                self._fail(number, error, answered=True)
+            case PeekCanceled():
                 error = Canceled(f"the read of {pending.entry.name} was canceled")
                 self._fail(number, error, answered=True)
 

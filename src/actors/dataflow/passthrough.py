@@ -24,6 +24,7 @@ from actors.plan.schema import DIFF, ERROR, TIME, Schema
 from actors.plan.updates import concat, consolidate, to_ipc
 from actors.progress import ObjectId, Time
 from actors.protocol.compute import (
+    CopyToExport,
     DataflowDescription,
     IndexExport,
     SubscribeBatch,
@@ -48,7 +49,9 @@ class PassThrough:
     def __init__(
         self, description: DataflowDescription, workers: int, persist: PersistClient, clock: Clock
     ) -> None:
-        if len(description.imports) != 1 or isinstance(description.export, ViewExport):
+        if len(description.imports) != 1 or isinstance(
+            description.export, ViewExport | CopyToExport
+        ):
             raise InvalidUsage(
                 f"{description.id}: an index or subscribe has one import,"
                 f" {len(description.imports)} were given"

@@ -8,7 +8,7 @@ New fields come last, with defaults.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -24,16 +24,27 @@ class Hello(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CreateInstance(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Second message: the instance's configuration; must equal the running one's."""
+    """Second message: the instance's configuration; must be compatible with the running one's.
+
+    Compatible: equal, except that `expiration_ms` may be smaller than the running one's.
+    """
 
     workers: int
-    version: int = 1
+    version: int = 2
+    expiration_ms: int | None = None
+    """The instance ends this long after its start; None: never."""
+    stash: bool = True
+    """Whether results beyond `inline_bytes_max` go to the blob store, and the client reads them
+    there."""
 
 
 class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Changes settings at once and globally; unset means unchanged."""
 
     result_bytes_max: int | None = None
+    inline_bytes_max: int | None = None
+    """Of a peek's result in its response; larger ones are stashed."""
+    maintenance_ms: int | None = None
 
 
 class SourceImport(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +77,16 @@ class SubscribeExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     snapshot: bool = True
 
 
-Export: TypeAlias = ViewExport | IndexExport | SubscribeExport
+class CopyToExport(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The one import's contents at `as_of` as files below `destination`, a manifest last."""
+
+    schema: Schema
+    destination: str
+    format: Literal["parquet", "csv", "json"]
+    file_bytes_max: int
+
+
+Export: TypeAlias = ViewExport | IndexExport | SubscribeExport | CopyToExport
 
 
 class DataflowDescription(msgspec.Struct, frozen=True, gc=False):
@@ -116,20 +136,60 @@ class ShardTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
     source: SourceImport
 
 
+class LogTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Peek a relation that every worker keeps about itself; `id` is its name, the peek's time
+    is not looked at."""
+
+    id: ObjectId
+
+
+class Comparison(msgspec.Struct, frozen=True, gc=False):
+    """Keeps rows whose `column` compares so with `value`, as SQL does: unknown is not kept.
+
+    `value`: an Arrow IPC stream of one row and one column; empty for the two tests of null.
+    """
+
+    column: str
+    op: Literal["=", "<>", "<", "<=", ">", ">=", "is null", "is not null"]
+    value: bytes = b""
+
+
+class OrderBy(msgspec.Struct, frozen=True, gc=False):
+    """One column of an order."""
+
+    column: str
+    descending: bool = False
+    nulls_first: bool = True
+
+
+class Finishing(msgspec.Struct, frozen=True, gc=False):
+    """What happens to the rows last: order, then `offset` rows skipped, then at most `limit`.
+
+    A worker may apply `limit + offset` to its own part; the client finishes over all parts.
+    """
+
+    order_by: tuple[OrderBy, ...] = ()
+    limit: int | None = None
+    offset: int = 0
+
+
 class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Reads `target` at `time`; answered exactly once.
 
     `keys`: only rows whose `key_columns` equal one of these tuples, as an Arrow IPC stream
-    holding the key columns.
+    holding the key columns. `filter`: only rows that pass all. `project`: only these columns.
     """
 
     uuid: str
-    target: IndexTarget | ShardTarget
+    target: IndexTarget | ShardTarget | LogTarget
     time: Time
     key_columns: tuple[str, ...] = ()
     keys: bytes | None = None
     traceparent: str | None = None
     """Sampled W3C trace context of who wants it."""
+    filter: tuple[Comparison, ...] = ()
+    project: tuple[str, ...] | None = None
+    finishing: Finishing | None = None
 
 
 class CancelPeek(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -169,24 +229,59 @@ class PeekRows(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Rows as an Arrow IPC stream: user columns and ``__diff`` (positive), consolidated."""
 
     arrow: bytes
+    rows: int = -1
+    """How many rows the stream holds; -1: not counted. With 0 rows `arrow` may be empty."""
+
+
+class StashPart(msgspec.Struct, frozen=True, gc=False):
+    """A blob with a piece of a result: an Arrow IPC stream as in `PeekRows`."""
+
+    key: str
+    rows: int
+    size_bytes: int
+
+
+class PeekStashed(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A result that is in the blob store: the rows of all `parts` and of `inline`.
+
+    `rows` and `size_bytes` count all of it. Who reads it removes the parts; what nobody reads is
+    collected after `stash_orphan_ms`.
+    """
+
+    parts: tuple[StashPart, ...]
+    rows: int
+    size_bytes: int
+    inline: bytes | None = None
+    """Rows of workers that did not stash, as in `PeekRows`."""
 
 
 class PeekError(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The peek failed; `code` is an error class."""
+    """The peek failed; `code` is an error class.
+
+    `limit`: it failed by a limit of this kind, not by the data: "bytes" of the result, or
+    "rows" looked at, of which there may be `limit_rows`.
+    """
 
     code: str
     text: str
+    limit: Literal["", "bytes", "rows"] = ""
+    limit_rows: int | None = None
 
 
 class PeekCanceled(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The peek was canceled."""
 
 
+PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError | PeekCanceled
+
+
 class PeekResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The answer to one peek."""
 
     uuid: str
-    result: PeekRows | PeekError | PeekCanceled
+    result: PeekResult
+    traceparent: str | None = None
+    """Sampled W3C trace context of who answered."""
 
 
 class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -217,6 +312,42 @@ class SubscribeResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
     batch: SubscribeBatch | SubscribeDropped
 
 
+class CopyDone(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """All files are there; `manifest` names them and was written last."""
+
+    rows: int
+    files: int
+    manifest: str
+
+
+class CopyFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """There is no manifest; `code` is an error class."""
+
+    code: str
+    text: str
+
+
+class CopyDropped(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The copy was dropped before it was done."""
+
+
+CopyResult: TypeAlias = CopyDone | CopyFailed | CopyDropped
+
+
+class CopyToResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The one answer of a copy."""
+
+    id: ObjectId
+    result: CopyResult
+
+
+class Refused(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The last response of a connection that the cluster ends; `code` is an error class."""
+
+    code: str
+    text: str
+
+
 class Status(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Informational: what a dataflow is doing, its last step, or why it stalls."""
 
@@ -237,9 +368,16 @@ class Status(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Whether the view was computed whole instead of stepping."""
     rejected: str = ""
     """The other way of doing the last step, and what it would have taken."""
+    parts_read: int = 0
+    """While it hydrates: parts of its inputs that were read, of `parts_total`; bytes alike."""
+    parts_total: int = 0
+    bytes_read: int = 0
+    bytes_total: int = 0
 
 
-Response: TypeAlias = Frontiers | PeekResponse | SubscribeResponse | Status
+Response: TypeAlias = (
+    Frontiers | PeekResponse | SubscribeResponse | CopyToResponse | Status | Refused
+)
 
 
 class Tagged(msgspec.Struct, frozen=True, gc=False):

@@ -216,6 +216,11 @@ class DataflowStatus(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Whether the view was computed whole instead of stepping."""
     rejected: str = ""
     """The other way of doing the last step, and what it would have taken."""
+    parts_read: int = 0
+    """While it hydrates: parts of its inputs that were read, of `parts_total`; bytes alike."""
+    parts_total: int = 0
+    bytes_read: int = 0
+    bytes_total: int = 0
 
 
 class Emit(msgspec.Struct, frozen=True, gc=False, tag=True):
