@@ -248,19 +248,48 @@ async def test_a_slow_client_holds_back_its_subscribe_alone(tmp_path: Path) -> N
         await client.close()
 
 
-async def test_another_instance_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", [False, True])
+async def test_another_instance_is_refused_and_displaces_nobody(tmp_path: Path, wire: bool) -> None:
     async with world(tmp_path, 2) as w:
-        for wire in (False, True):
+        good = await w.joined("good", *HISTORY)
+        for number in range(3):
             client = await w.client(wire)
-            await client.send(Hello(f"bad{wire}"))
+            await client.send(Hello(f"bad{number}"))
             await client.send(CreateInstance(3))
             with pytest.raises(InvalidUsage, match=r"3 workers.*2 workers"):
                 await client.receive()
             await client.close()
-        good = await w.joined("good", *HISTORY)
         (await w.stage.dataflow()).tell_workers(DataflowProgress("i1", 5, 5, 5))
         assert await good.receive() == Frontiers("i1", input=5)
         await good.close()
+
+
+@pytest.mark.parametrize("wire", [False, True])
+async def test_hello_alone_displaces_nobody(tmp_path: Path, wire: bool) -> None:
+    async with world(tmp_path, 2) as w:
+        good = await w.joined("good", *HISTORY)
+        client = await w.client(wire)
+        await client.send(Hello("shy"))
+        await client.send(AllowWrites())
+        with pytest.raises(RemoteProtocolError, match="AllowWrites came before CreateInstance"):
+            await client.receive()
+        await client.close()
+        (await w.stage.dataflow()).tell_workers(DataflowProgress("i1", 5, 5, 5))
+        assert await good.receive() == Frontiers("i1", input=5)
+        await good.close()
+
+
+@pytest.mark.parametrize("said", [(), (Hello("slow"),)], ids=["nothing", "Hello"])
+async def test_who_does_not_introduce_itself_in_time_is_sent_away(
+    tmp_path: Path, said: tuple[Command, ...]
+) -> None:
+    async with world(tmp_path, 1, connect_timeout_ms=100, keepalive_ms=10) as w:
+        stranger = await w.client(wire=True)  # its keepalives go on
+        for command in said:
+            await stranger.send(command)
+        with pytest.raises(RemoteProtocolError, match="no Hello and CreateInstance in 100 ms"):
+            await stranger.receive()
+        await stranger.close()
 
 
 async def test_in_process_clients_are_held_to_the_order(tmp_path: Path) -> None:
@@ -274,8 +303,11 @@ async def test_in_process_clients_are_held_to_the_order(tmp_path: Path) -> None:
             await client.receive()
         first = await w.joined("n")
         second = await w.client()
+        await second.send(Hello("n"))
+        await second.send(CreateInstance(w.settings.workers))
         with pytest.raises(RemoteProtocolError, match="in use"):
-            await second.send(Hello("n"))
+            await second.receive()
+        await second.close()  # which does not take the first one's leave
         await first.send(AllowWrites())
         await first.close()
 

@@ -21,10 +21,17 @@ from actors.cluster.connection import (
     Leave,
 )
 from actors.cluster.transport import FramedConnection, dial
-from actors.errors import Broken, Closed, LocalProtocolError, PenstockError, from_wire
+from actors.errors import (
+    Broken,
+    Closed,
+    LocalProtocolError,
+    PenstockError,
+    RemoteProtocolError,
+    from_wire,
+)
 from actors.kernel import Address
 from actors.progress import Nonce
-from actors.protocol.compute import Command, Hello, Refused, Response
+from actors.protocol.compute import Command, CreateInstance, Hello, Refused, Response
 from actors.settings import Settings
 
 REPLICA_MAGIC: Final = b"PENSREPL"
@@ -91,12 +98,17 @@ class _LocalOutlet:
 
 
 class LocalClient:
-    """A client in the same process: messages pass by reference."""
+    """A client in the same process: messages pass by reference.
+
+    Hello waits here for CreateInstance: the cluster hears of a client when it has said both. As
+    over a wire, who is refused learns of it by `receive`.
+    """
 
     def __init__(self, acceptor: Address[AcceptorMessage]) -> None:
         self._acceptor = acceptor
         self._outlet = _LocalOutlet()
         self._connection: Address[ConnectionMessage] | None = None
+        self._hello: Hello | None = None
         self._nonce: Nonce | None = None
 
     async def send(self, command: Command) -> None:
@@ -109,12 +121,27 @@ class LocalClient:
             except (Closed, Broken):
                 raise self._outlet.error or Broken("the cluster is gone") from None
             return
-        if not isinstance(command, Hello):
-            raise LocalProtocolError(f"{type(command).__name__} came before Hello")
-        self._nonce = command.nonce
-        accepted: Address[ConnectionMessage] = await self._acceptor.ask(
-            lambda reply: Accept(command, self._outlet, reply)
-        )
+        if self._hello is None:
+            if not isinstance(command, Hello):
+                raise LocalProtocolError(f"{type(command).__name__} came before Hello")
+            self._hello = command
+            return
+        if not isinstance(command, CreateInstance):
+            name = type(command).__name__
+            self._outlet.end(RemoteProtocolError(f"{name} came before CreateInstance"))
+            return
+        await self._introduce(self._hello, command)
+
+    async def _introduce(self, hello: Hello, instance: CreateInstance) -> None:
+        self._nonce = hello.nonce
+        try:
+            accepted: Address[ConnectionMessage] = await self._acceptor.ask(
+                lambda reply: Accept(hello, instance, self._outlet, reply)
+            )
+        except PenstockError as error:
+            self._nonce = None  # it may be another's
+            self._outlet.end(error)
+            return
         self._connection = accepted
 
     async def receive(self) -> Response:

@@ -1,8 +1,9 @@
 """Connections of controllers: the acceptor, and one connection actor for the client of the day.
 
 Theory of operation. A cluster serves one client at a time. The `Acceptor` stops the former
-`Connection` when a newer one has proved itself (a valid opening and Hello), tells the adapters
-that the former is gone, and starts the newer; so adapters see connections in one order. The
+`Connection` when a newer one has proved itself: its opening, its Hello and a CreateInstance that
+fits the instance that runs. Then it tells the adapters that the former is gone, and starts the
+newer; so adapters see connections in one order. A refused client displaces nobody. The
 connection attaches to every adapter *before* it passes Hello on, splits commands, merges
 responses (`Partitioned`) and hands them to its `Outlet`, one batch at a time.
 
@@ -78,12 +79,14 @@ class Connection(Actor[ConnectionMessage]):
     def __init__(
         self,
         hello: Hello,
+        instance: CreateInstance,
         adapters: Sequence[Address[Any]],
         outlet: Outlet,
         running: CreateInstance,
         settings: Settings,
     ) -> None:
         self._hello = hello
+        self._instance = instance
         self._adapters = adapters
         self._outlet = outlet
         self._rules = CommandRules(running, settings.frame_bytes_max)
@@ -92,10 +95,11 @@ class Connection(Actor[ConnectionMessage]):
         self._sending: list[tuple[Response, int]] = []
 
     async def on_start(self) -> None:
-        """Takes over all adapters, then says Hello to them."""
+        """Takes over all adapters, then tells them what the client has begun with."""
         for adapter in self._adapters:
             await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
         await self._command(self._hello)
+        await self._command(self._instance)
 
     async def receive(self, message: ConnectionMessage) -> None:
         """Handles a command of the client or a response of a worker."""
@@ -182,9 +186,11 @@ async def _send(address: Address[Any], message: Any) -> None:
 
 
 class Accept(msgspec.Struct, frozen=True, gc=False):
-    """A client has proved itself: make it the one that is served. Answered with its address."""
+    """A client has introduced itself: if its instance fits, make it the one that is served.
+    Answered with its address, or why not; who is refused has displaced nobody."""
 
     hello: Hello
+    instance: CreateInstance
     outlet: Outlet
     reply: Reply[Address[ConnectionMessage]]
 
@@ -240,6 +246,13 @@ class Acceptor(Actor[AcceptorMessage]):
 
     async def _accept(self, message: Accept) -> None:
         nonce = message.hello.nonce
+        rules = CommandRules(self._running, self._settings.frame_bytes_max)
+        try:
+            rules.check(message.hello)
+            rules.check(message.instance)
+        except PenstockError as error:
+            message.reply.fail(error)
+            return
         if self._current is not None:
             if self._current[0] == nonce:
                 message.reply.fail(
@@ -251,7 +264,12 @@ class Acceptor(Actor[AcceptorMessage]):
         self._count += 1
         address = self.ctx.spawn(
             lambda: Connection(
-                message.hello, self._adapters, message.outlet, self._running, self._settings
+                message.hello,
+                message.instance,
+                self._adapters,
+                message.outlet,
+                self._running,
+                self._settings,
             ),
             f"connection-{self._count}",
             policy=STOP,

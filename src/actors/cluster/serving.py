@@ -1,8 +1,10 @@
 """The cluster's side of a controller's socket: from the opening to the last word.
 
-One coroutine a socket. The first frame must be a Hello; only then the acceptor hears of the
-client, so a stranger displaces nobody. Frames become `ClientCommand`s, waiting while the cluster
-is busy; whatever ends the conversation is told to the peer, if it still listens.
+One coroutine a socket. The first two frames must be a Hello and a CreateInstance, and come within
+``connect_timeout_ms``; only then the acceptor hears of the client, so neither a stranger nor a
+client of another instance displaces anybody, and none holds its place by saying nothing. Then
+frames become `ClientCommand`s, waiting while the cluster is busy; whatever ends the conversation
+is told to the peer, if it still listens.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from actors.cluster.connection import (
 from actors.cluster.transport import FramedConnection
 from actors.errors import Broken, Closed, PenstockError, RemoteProtocolError
 from actors.kernel import Address
-from actors.protocol.compute import Command, Hello, Response
+from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.settings import Settings
 
 
@@ -58,14 +60,11 @@ class Server:
         outlet = WireOutlet(connection)
         hello: Hello | None = None
         try:
-            first = await connection.receive()
-            if not isinstance(first, Hello):
-                raise RemoteProtocolError(f"{type(first).__name__} came before Hello")
-            accept = first
+            introduced, instance = await self._introduced(connection)
             address: Address[ConnectionMessage] = await self._acceptor.ask(
-                lambda reply: Accept(accept, outlet, reply)
+                lambda reply: Accept(introduced, instance, outlet, reply)
             )
-            hello = first
+            hello = introduced
             await self._pump(connection, address, outlet)
         except PenstockError as error:
             # When both sides have a reason, the cluster's own came first.
@@ -77,6 +76,27 @@ class Server:
                 nonce = hello.nonce
                 with anyio.CancelScope(shield=True), contextlib.suppress(Closed, Broken):
                     await self._acceptor.send(Leave(nonce))
+
+    async def _introduced(
+        self, connection: FramedConnection[Any, Any]
+    ) -> tuple[Hello, CreateInstance]:
+        """The first two frames. Raises `RemoteProtocolError` for others, or none in time."""
+        limit_ms = self._settings.connect_timeout_ms
+        came = ""
+        try:
+            with anyio.fail_after(limit_ms / 1000):
+                hello = await connection.receive()
+                if not isinstance(hello, Hello):
+                    raise RemoteProtocolError(f"{type(hello).__name__} came before Hello")
+                came = ", only Hello"
+                instance = await connection.receive()
+        except TimeoutError:
+            raise RemoteProtocolError(
+                f"no Hello and CreateInstance in {limit_ms} ms (connect_timeout_ms){came}"
+            ) from None
+        if not isinstance(instance, CreateInstance):
+            raise RemoteProtocolError(f"{type(instance).__name__} came before CreateInstance")
+        return hello, instance
 
     async def _pump(
         self,
