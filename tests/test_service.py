@@ -317,7 +317,7 @@ def _lose_the_replica(service: Service) -> None:
 
 
 async def test_what_no_frame_holds_is_refused(tmp_path: Path) -> None:
-    limits = {"frame_bytes_max": 1 << 18, "result_bytes_max": 1 << 17}
+    limits = {"frame_bytes_max": 1 << 18, "result_bytes_max": 1 << 17, "inline_bytes_max": 1 << 17}
     async with running(tmp_path, **limits) as client:
         await client.create_table("t", {"id": "bigint", "s": "string"}, ["id"])
         for start in range(0, 20_000, 4_000):

@@ -76,6 +76,18 @@ def test_a_statement_survives_a_failure_at_any_operation(site: str, kind: str, f
         assert simulate(schedule).violation == "", at
 
 
+def test_tables_get_their_first_time_after_any_failure() -> None:
+    """The only try to give it failed, the process died, and no restart tried again: until the
+    first write nothing could be read (found by seed 1000836)."""
+    for setting in (Setting(), Setting(workers=2)):
+        for at in range(1, 5):
+            faults = (
+                Fault("consensus.set", at, LOST_ANSWER, 30),
+                Fault("consensus.set", at + 1, CRASH_AFTER, 100),
+            )
+            assert simulate(Schedule(1, setting, (), faults)).violation == "", at
+
+
 def test_a_late_connection_leaves_the_stash_of_the_next_one() -> None:
     """An adapter that heard late of two connections gave the first its stash and dropped what
     the second was to get: a view's frontier never came (seed 7135)."""

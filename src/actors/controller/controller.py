@@ -166,6 +166,7 @@ class Controller(Actor[ControllerMessage]):
             ),
             "table-writer",
         )
+        self._statements.open_times()
         commands = self._initial_commands()
         desk.replica = self.ctx.spawn(
             lambda: ReplicaTask(self._connect, commands, self.ctx.self, settings), "replica"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 import anyio
@@ -51,6 +52,7 @@ class Statements:
         self._current: tuple[Address[Any], Statement] | None = None
         self._closing: set[ObjectId] = set()
         self._zombies: list[tuple[ShardId, str, int]] = []
+        self._opening = False
 
     def is_closing(self, id_: ObjectId) -> bool:
         """Whether a table is being dropped: writes are refused."""
@@ -118,11 +120,33 @@ class Statements:
         desk = self._desk
         changed = await desk.store.create_table(desk.catalog, desk.seqno, statement)
         if desk.frontiers.tables_upper == 0 and desk.writer is not None:
+            with suppress(PenstockError):  # `open_times` tries again
+                await desk.writer.ask(Tick)
+        return changed
+
+    def open_times(self) -> None:
+        """Sees to it that the tables get a first time: before it neither they nor what is made
+        on them can be read. A crash, or a store that fails, may have come between the first
+        table and its time."""
+        desk = self._desk
+        tables = any(entry.kind == TABLE for entry in desk.catalog.objects)
+        if tables and not self._opening and desk.frontiers.tables_upper == 0:
+            self._opening = True
+            desk.ctx.effect(self._open_times, done=lambda _: None)
+
+    async def _open_times(self) -> None:
+        desk = self._desk
+        assert desk.writer is not None, "statements are carried out by it"
+        failures = 0
+        while desk.frontiers.tables_upper == 0:
             try:
                 await desk.writer.ask(Tick)
+                break
             except PenstockError as error:
-                log.warning("the first time of the tables waits for a write: %s", error)
-        return changed
+                log.warning("the tables have no first time yet, trying again: %s", error)
+            failures += 1
+            await anyio.sleep(desk.settings.retry_delay_ms(failures) / 1000)
+        self._opening = False
 
     async def _drop(self, statement: Drop) -> Changed:
         desk = self._desk
@@ -188,7 +212,9 @@ class Statements:
         if entry.shard is not None:
             retain = entry.retain_history_ms or desk.settings.retain_history_ms
             desk.retain.track(entry.shard, retain, entry.as_of)
-        if entry.kind != TABLE:
+        if entry.kind == TABLE:
+            self.open_times()
+        else:
             self.build(entry, entry.as_of)
 
     def build(self, entry: CatalogObject, as_of: Time, upper: Time = 0) -> None:
