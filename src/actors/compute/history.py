@@ -11,6 +11,10 @@ Schedules, live Peeks, left-over AllowCompactions, InitializationComplete, Allow
 - only the last AllowCompaction of an id counts; it becomes the dataflow's `as_of` and
   vanishes; an empty one removes the dataflow with everything said about it;
 - an `as_of` never goes back: a compaction below it says nothing new;
+- a subscribe whose `as_of` moves needs no snapshot any more: its reader has had what is not
+  later;
+- what was said about an id before its dataflow was created is not about that dataflow; a second
+  CreateDataflow or Peek of one that is there says nothing;
 - a Schedule survives with its dataflow; a CancelPeek deletes its Peek and never survives;
 - compactions of ids that no dataflow here made come after the Peeks, so that they cannot
   overtake them.
@@ -26,7 +30,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from actors.progress import Frontier, ObjectId, is_empty
+from actors.progress import Frontier, ObjectId, Time, is_empty
 from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
@@ -34,10 +38,12 @@ from actors.protocol.compute import (
     Command,
     CreateDataflow,
     CreateInstance,
+    DataflowDescription,
     Hello,
     InitializationComplete,
     Peek,
     Schedule,
+    SubscribeExport,
     UpdateConfiguration,
 )
 
@@ -97,13 +103,15 @@ class _Collected:
             case UpdateConfiguration():
                 self.configuration = merge_configuration(self.configuration, command)
             case CreateDataflow():
-                self.dataflows[command.dataflow.id] = command
+                if self.dataflows.setdefault(command.dataflow.id, command) is command:
+                    self.allowed.pop(command.dataflow.id, None)
             case Schedule():
-                self.scheduled[command.id] = command
+                if command.id in self.dataflows:
+                    self.scheduled[command.id] = command
             case AllowCompaction():
                 self._allow(command)
             case Peek():
-                self.peeks[command.uuid] = command
+                self.peeks.setdefault(command.uuid, command)
             case CancelPeek():
                 self.peeks.pop(command.uuid, None)
             case InitializationComplete():
@@ -120,10 +128,16 @@ class _Collected:
             # Forgotten at once, so that the id may be used again later in the history.
             del self.dataflows[command.id]
             self.scheduled.pop(command.id, None)
-            self.allowed.pop(command.id, None)
         elif command.frontier > created.dataflow.as_of:
-            moved = msgspec.structs.replace(created.dataflow, as_of=command.frontier)
-            self.dataflows[command.id] = CreateDataflow(moved)
+            self.dataflows[command.id] = CreateDataflow(_moved(created.dataflow, command.frontier))
+
+
+def _moved(dataflow: DataflowDescription, as_of: Time) -> DataflowDescription:
+    """The same, from a later time on."""
+    export = dataflow.export
+    if isinstance(export, SubscribeExport):
+        export = msgspec.structs.replace(export, snapshot=False)
+    return msgspec.structs.replace(dataflow, as_of=as_of, export=export)
 
 
 def merge_configuration(
@@ -147,7 +161,7 @@ def reduced(commands: Iterable[Command]) -> list[Command]:
     if kept.configuration is not None and kept.configuration != UpdateConfiguration():
         out.append(kept.configuration)
     out.extend(kept.dataflows.values())
-    out.extend(command for id, command in kept.scheduled.items() if id in kept.dataflows)
+    out.extend(kept.scheduled.values())
     out.extend(kept.peeks.values())
     out.extend(AllowCompaction(id, frontier) for id, frontier in kept.allowed.items())
     out.extend(c for c in (kept.complete, kept.writes) if c is not None)
