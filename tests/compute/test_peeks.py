@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from actors.arrangement import Arrangement
-from actors.compute.peeks import error_of, finish, index_rows, select_keys, shard_rows, wanted_keys
+from actors.compute.keys import select_keys, wanted_keys
+from actors.compute.peeks import error_of, finish, index_rows, shard_rows
 from actors.errors import Corrupt, InvalidUsage, PenstockError, ReadBelowSince, ViewInError
 from actors.kernel import SystemClock
 from actors.persist import Append, NewShard, PersistClient

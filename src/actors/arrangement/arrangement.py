@@ -36,10 +36,11 @@ import pyarrow.compute as pc
 from actors.arrangement.hashing import Hashes, check_key_type, hash_columns, key_hashes
 from actors.arrangement.matching import conform
 from actors.arrangement.merge import merge, merge_from, wants_compaction
+from actors.arrangement.reading import View
 from actors.arrangement.run import HASH, Run, in_memory, on_disk, sort
 from actors.errors import Closed, InvalidUsage, ReadBelowSince
 from actors.plan.schema import ERROR, TIME, Schema
-from actors.plan.updates import advance
+from actors.plan.updates import advance, opening_of
 from actors.progress import Frontier, Time, format_frontier
 
 _RUN_NUMBERS: Final = itertools.count()
@@ -122,6 +123,8 @@ class Arrangement:
         self.key = key
         self._limits = limits or Limits()
         self._updates_schema = schema.arrow_updates()
+        self.opening = opening_of(self._updates_schema.remove(len(schema.columns)))
+        """Of an Arrow IPC stream of rows: user columns and their weight."""
         self._run_schema = self._updates_schema.insert(0, pa.field(HASH, pa.uint64()))
         check_key(schema, key)
         self._directory = directory
@@ -157,8 +160,9 @@ class Arrangement:
         if updates.num_rows:
             self._append(self._make_run(advance(updates, self._state.since)), 0)
 
-    def insert(self, updates: pa.Table, upper: Frontier) -> None:
+    def insert(self, updates: pa.Table, upper: Frontier, *, consolidated: bool = False) -> None:
         """Adds updates with times from the present upper to below `upper`, and moves it there.
+        `consolidated`: no two of them at one time are equal, which makes reading them cheap.
 
         Raises `InvalidUsage` when `upper` goes back or a time lies outside, `Closed`, and
         `StorageError` (then nothing was inserted).
@@ -177,7 +181,7 @@ class Arrangement:
                 raise InvalidUsage(
                     f"updates at times {low} to {high} do not lie in [{lower}, {upper})"
                 )
-        self._append(self._make_run(updates) if updates.num_rows else None, upper)
+        self._append(self._make_run(updates, consolidated) if updates.num_rows else None, upper)
 
     def _append(self, run: Run | None, upper: Frontier) -> None:
         with self._lock:
@@ -191,7 +195,7 @@ class Arrangement:
             self._check_open()
         self._merge_small()
 
-    def _make_run(self, updates: pa.Table) -> Run | None:
+    def _make_run(self, updates: pa.Table, consolidated: bool = False) -> Run | None:
         schema = self._updates_schema
         if ERROR in updates.column_names and updates[ERROR].null_count < updates.num_rows:
             schema = schema.append(pa.field(ERROR, pa.string()))
@@ -201,10 +205,13 @@ class Arrangement:
         size = updates.nbytes + hashes.nbytes
         in_use = sum(run.bytes for run in state.runs if run.path is None)
         if size <= limits.memory_run_bytes_max and in_use + size <= limits.memory_bytes_max:
-            return in_memory(sort(updates, hashes, len(hashes)), state.since)
+            batches = sort(updates, hashes, len(hashes))
+            return in_memory(batches, state.since, consolidated=consolidated)
         block_rows = max(1, limits.block_bytes * updates.num_rows // max(1, size))
         schema = schema.insert(0, pa.field(HASH, pa.uint64()))
-        return on_disk(sort(updates, hashes, block_rows), schema, state.since, self._new_path())
+        batches = sort(updates, hashes, block_rows)
+        path = self._new_path()
+        return on_disk(batches, schema, state.since, path, consolidated=consolidated)
 
     def allow_compaction(self, since: Time) -> None:
         """Reads below `since` are given up; `maintain` may then advance times to it. A since
@@ -341,6 +348,11 @@ class Arrangement:
     def _scan(self, state: _State, before: Time) -> pa.Table:
         found = [block.rows for run in state.runs if run.time_min < before for block in run.blocks]
         return self._answer(found, state, before)
+
+    def view(self, before: Time) -> View:
+        """The contents at that moment, to be read piece by piece (`reading`). It stays good when
+        the arrangement goes on or is closed. Raises as `lookup` does."""
+        return View(self._readable(before).runs, before, self.schema)
 
     def _readable(self, before: Time) -> _State:
         self._check_open()

@@ -16,7 +16,7 @@ An update of an error has no key: all of them share `ERROR_HASH`, and every look
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -80,6 +80,49 @@ def hash_columns(columns: Sequence[pa.ChunkedArray], rows: int) -> Hashes:
         if chunks:
             hashes = mix(hashes * _MIX_1 + np.concatenate(chunks))
     return hashes
+
+
+# -- one row at a time -------------------------------------------------------------------------
+
+_MASK: Final = (1 << 64) - 1
+_PLACES_MAX: Final = 256
+_BYTE_FACTORS_ALONE: Final[list[int]] = _BYTE_FACTORS.tolist()
+_PLACE_FACTORS: Final[list[int]] = (
+    mix(np.arange(_PLACES_MAX, dtype=np.uint64)) | np.uint64(1)
+).tolist()
+
+
+def hash_values(values: Iterable[int | str | None]) -> int | None:
+    """What `hash_columns` gives for one row of integers (booleans too) and strings, without
+    numpy's cost a call. None for a string too long for this way."""
+    hash_ = 0
+    for value in values:
+        if value is None:
+            raw = int(NULL_HASH)
+        elif isinstance(value, int):
+            raw = _mix_one(int(value) & _MASK)
+        else:
+            data = value.rstrip(" ").encode()
+            if len(data) > _PLACES_MAX:
+                return None
+            total = len(data) * int(_GOLDEN)
+            for byte, factor in zip(data, _PLACE_FACTORS, strict=False):
+                total += _BYTE_FACTORS_ALONE[byte] * factor
+            raw = _mix_one(total & _MASK)
+        hash_ = _mix_one((hash_ * int(_MIX_1) + raw) & _MASK)
+    return hash_
+
+
+def _mix_one(value: int) -> int:
+    mixed = (value + 0x9E37_79B9_7F4A_7C15) & _MASK
+    mixed ^= mixed >> 30
+    mixed = (mixed * 0xBF58_476D_1CE4_E5B9) & _MASK
+    mixed ^= mixed >> 27
+    mixed = (mixed * 0x94D0_49BB_1331_11EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+# -- whole columns -----------------------------------------------------------------------------
 
 
 def _hash_array(array: Any) -> Hashes:

@@ -66,16 +66,17 @@ def merge(
     rows = sum(run.rows for run in runs)
     bytes_ = sum(run.bytes for run in runs)
     if bytes_ <= memory_bytes:
-        return in_memory(_slices(runs, schema, since, 1), since)
+        return in_memory(_slices(runs, schema, since, 1), since, consolidated=True)
     count = max(1, min(bytes_ // block_bytes + 1, rows))
-    return on_disk(_slices(runs, schema, since, count), schema, since, path)
+    slices = _slices(runs, schema, since, count)
+    return on_disk(slices, schema, since, path, consolidated=True)
 
 
 def _slices(
     runs: Sequence[Run], schema: pa.Schema, since: Time, count: int
 ) -> Iterator[pa.RecordBatch]:
     lower = np.uint64(0)
-    for upper in [*_boundaries(runs, count), None]:
+    for upper in [*boundaries(runs, count), None]:
         batches = [batch for run in runs for batch in run.between(lower, upper)]
         if batches:
             tables = [_with_schema(pa.Table.from_batches([batch]), schema) for batch in batches]
@@ -86,7 +87,7 @@ def _slices(
             lower = upper
 
 
-def _boundaries(runs: Sequence[Run], count: int) -> Hashes:
+def boundaries(runs: Sequence[Run], count: int) -> Hashes:
     """Ascending hashes that cut the rows of all runs into about `count` equal slices."""
     if count <= 1:
         return np.empty(0, np.uint64)

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from actors.arrangement.hashing import ERROR_HASH, Hashes
 from actors.errors import StorageError, StoreFull
-from actors.plan.schema import ERROR, TIME
+from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import Time
 
 HASH: Final = "__hash"
@@ -34,9 +34,11 @@ _SAMPLES_PER_BLOCK: Final = 1024
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive rows of a run, and their hash column as numpy sees it (no copy)."""
+    """Consecutive rows of a run; `values`: their user columns and `DIFF` alone; `hashes`: their
+    hash column as numpy sees it. Nothing is a copy."""
 
     rows: Any
+    values: Any
     hashes: Hashes
 
     def find(self, wanted: Hashes) -> pa.RecordBatch | None:
@@ -67,6 +69,10 @@ class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
     time_middle: Time
     """About half of the rows have times at or below it."""
     has_errors: bool
+    consolidated: bool
+    """No two rows at one time are equal, and no diff is zero."""
+    positive: bool
+    """Every diff is greater than zero."""
 
     def find(self, wanted: Hashes) -> list[pa.RecordBatch]:
         """Rows by hash (`wanted` ascending, distinct), and all error updates."""
@@ -107,6 +113,11 @@ class _Facts:
         self.time_min: int | None = None
         self.time_max = 0
         self.has_errors = False
+        self.distinct = True
+        """No hash occurred twice so far."""
+        self.diff_min = 1
+        self.zeros = False
+        self._last: np.uint64 | None = None
         self._samples: list[npt.NDArray[np.int64]] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -118,10 +129,19 @@ class _Facts:
         self._samples.append(times[:: max(1, len(times) // _SAMPLES_PER_BLOCK)].copy())
         if ERROR in rows.schema.names:
             self.has_errors |= rows.column(ERROR).null_count < rows.num_rows
+        hashes, diffs = rows.column(HASH).to_numpy(), rows.column(DIFF).to_numpy()
+        self.distinct = self.distinct and bool(
+            hashes[0] != self._last and (hashes[1:] != hashes[:-1]).all()
+        )
+        self._last = hashes[-1]
+        self.diff_min = min(self.diff_min, int(diffs.min()))
+        self.zeros = self.zeros or not diffs.all()
         self.rows += rows.num_rows
         self.bytes += rows.nbytes
 
-    def run(self, blocks: tuple[Block, ...], path: Path | None, since: Time) -> Run:
+    def run(
+        self, blocks: tuple[Block, ...], path: Path | None, since: Time, consolidated: bool
+    ) -> Run:
         """The run, once all is known."""
         samples = np.concatenate(self._samples)
         middle = int(np.partition(samples, len(samples) // 2)[len(samples) // 2])
@@ -136,11 +156,15 @@ class _Facts:
             time_max=self.time_max,
             time_middle=middle,
             has_errors=self.has_errors,
+            consolidated=not self.zeros and (consolidated or self.distinct),
+            positive=self.diff_min > 0,
         )
 
 
 def _block(rows: pa.RecordBatch) -> Block:
-    return Block(rows, rows.column(HASH).to_numpy())
+    hidden = (HASH, TIME, ERROR)
+    values = rows.select([name for name in rows.schema.names if name not in hidden])
+    return Block(rows, values, rows.column(HASH).to_numpy())
 
 
 def sort(updates: pa.Table, hashes: Hashes, block_rows: int) -> Iterator[pa.RecordBatch]:
@@ -158,23 +182,31 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
     return batch
 
 
-def in_memory(batches: Iterable[pa.RecordBatch], since: Time) -> Run | None:
-    """A run that stays in memory; None when there are no rows."""
+def in_memory(
+    batches: Iterable[pa.RecordBatch], since: Time, *, consolidated: bool = False
+) -> Run | None:
+    """A run that stays in memory; None when there are no rows. `consolidated`: the caller knows
+    that no two rows at one time are equal."""
     facts = _Facts()
     blocks = []
     for batch in batches:
         if batch.num_rows:
             facts.add(batch)
             blocks.append(_block(batch))
-    return facts.run(tuple(blocks), None, since) if blocks else None
+    return facts.run(tuple(blocks), None, since, consolidated) if blocks else None
 
 
 def on_disk(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, since: Time, path: Path
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    since: Time,
+    path: Path,
+    *,
+    consolidated: bool = False,
 ) -> Run | None:
     """Writes sorted batches to `path` and maps them; None (and no file) when there are no rows.
 
-    Raises `StoreFull` and `StorageError`; then no file is left.
+    `consolidated`: the caller knows that no two rows at one time are equal. Raises `StoreFull` and `StorageError`; then no file is left.
     """
     facts = _Facts()
     try:
@@ -192,7 +224,7 @@ def on_disk(
     except OSError as error:
         path.unlink(missing_ok=True)
         raise _storage_error(error, path) from error
-    return facts.run(tuple(_block(batch) for batch in mapped), path, since)
+    return facts.run(tuple(_block(batch) for batch in mapped), path, since, consolidated)
 
 
 def _storage_error(error: OSError, path: Path) -> StorageError:

@@ -78,7 +78,8 @@ class IndexPartition:
                 self._directory / str(self._versions), self._export.schema, self._export.key
             )
         try:
-            arrangement.insert(install.updates, install.upper)
+            # A dataflow sums up what it installs.
+            arrangement.insert(install.updates, install.upper, consolidated=True)
         except BaseException:
             if arrangement is not self.arrangement:
                 arrangement.close(remove=True)

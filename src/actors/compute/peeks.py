@@ -2,32 +2,48 @@
 
 The rows of a collection at `t` are its updates with ``time <= t``, summed. An error update
 present at `t` is the answer instead (`ViewInError`: error or correct, never wrong), and so is a
-negative sum (`Corrupt`: invalid data). Keys compare null-safe, all NaNs equal, -0.0 equal 0.0;
-they are brought to the column's type first, and one that does not fit is the caller's error.
+negative sum (`Corrupt`: invalid data). Keys compare null-safe, all NaNs equal, -0.0 equal 0.0
+(`compute.keys`).
 
-Everything here is a function of its arguments; `index_rows` and `finish` block and run in a
-thread.
+Rows go through in batches (`Rows`), and every stage takes them one batch at a time: what is held
+is what the answer needs. `at_once` answers a peek of few keys on the event loop; what it declines
+goes to a thread (`index_rows`).
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 import anyio
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
+from actors.arrangement.hashing import hash_values
+from actors.arrangement.reading import is_plain
+from actors.compute.keys import few_values, narrowed, select_keys, wanted_keys
 from actors.errors import Corrupt, InvalidUsage, ViewInError, to_wire
 from actors.plan.schema import DIFF, ERROR, Schema
-from actors.plan.updates import between, consolidate, from_ipc, to_ipc
+from actors.plan.updates import between, consolidate, opening_of, stream_of
 from actors.progress import Time
 from actors.protocol.compute import Peek, PeekError, PeekRows, SourceImport
 
 if TYPE_CHECKING:
     from actors.kernel import Clock
     from actors.persist import PersistClient
+
+_ROWS_AT_ONCE_MAX: Final = 256
+"""Rows under one key that are still answered on the event loop."""
+
+
+class Share(msgspec.Struct, frozen=True, gc=False):
+    """Which part of an index a worker has: that of the hashes with ``hash % count == index``."""
+
+    index: int
+    count: int
 
 
 def chosen_worker(name: str, count: int) -> int:
@@ -41,9 +57,47 @@ def error_of(error: Exception) -> PeekError:
     return PeekError(code, text)
 
 
+def answer_schema(schema: Schema) -> pa.Schema:
+    """User columns and `DIFF`."""
+    return schema.arrow().append(pa.field(DIFF, pa.int64()))
+
+
 def no_rows(schema: Schema) -> PeekRows:
     """The answer of a worker that has no part in the peek."""
-    return PeekRows(to_ipc(schema.arrow().append(pa.field(DIFF, pa.int64())).empty_table()))
+    return PeekRows(stream_of(opening_of(answer_schema(schema)), ()))
+
+
+# -- of an index ---------------------------------------------------------------------------------
+
+
+def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) -> PeekRows | None:
+    """The answer where it costs less than a thread: one key of integers and text, few rows. None:
+    it does not, or there is something to be said about it; ask `index_rows`. Raises
+    `ReadBelowSince`, `InvalidUsage` and `Closed`."""
+    values = few_values(arrangement.schema, arrangement.key, peek)
+    hash_ = None if values is None else hash_values(values)
+    if values is None or hash_ is None:
+        return None
+    view = arrangement.view(peek.time + 1)
+    if hash_ % share.count != share.index:
+        held = any(run.has_errors for run in view.runs)
+        return None if held else PeekRows(stream_of(arrangement.opening, ()))
+    places = view.point(hash_)
+    if places is None or len(places) > 1:
+        return None
+    if not places:
+        return PeekRows(stream_of(arrangement.opening, ()))
+    ((run, block, first, beyond),) = places
+    if not (is_plain(run, view.before) and run.positive and beyond - first <= _ROWS_AT_ONCE_MAX):
+        return None
+    rows = block.values.slice(first, beyond - first)
+    if any(
+        rows.column(name).to_pylist() != [value] * rows.num_rows
+        for name, value in zip(arrangement.key, values, strict=True)
+    ):
+        return None  # another key of the same hash
+    arrow = stream_of(arrangement.opening, (rows,))
+    return PeekRows(arrow) if len(arrow) <= bytes_max else None
 
 
 def index_rows(arrangement: Arrangement, peek: Peek, bytes_max: int) -> PeekRows:
@@ -54,11 +108,66 @@ def index_rows(arrangement: Arrangement, peek: Peek, bytes_max: int) -> PeekRows
     """
     schema = arrangement.schema
     keys = wanted_keys(schema, peek)
-    if keys is not None and peek.key_columns == arrangement.key:
-        updates = arrangement.lookup(keys, peek.time + 1)
-    else:
-        updates = arrangement.scan(peek.time + 1)
-    return finish([updates], schema, keys, bytes_max)
+    view = arrangement.view(peek.time + 1)
+    raise_error(view.errors())
+    wanted = narrowed(arrangement.key, keys)
+    return packed(selected(view.rows(wanted), keys), arrangement.opening, bytes_max)
+
+
+def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterator[pa.RecordBatch]:
+    """Rows of the keys, checked. Raises `Corrupt` for one that sums to less than 0."""
+    for batch in batches:
+        if keys is not None:
+            batch = select_keys(batch, keys)
+        if batch.num_rows:
+            check_positive(batch)
+            yield batch
+
+
+def packed(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) -> PeekRows:
+    """The answer. Raises `InvalidUsage` as soon as it is too large."""
+    size = len(opening)
+
+    def bounded() -> Iterator[pa.RecordBatch]:
+        nonlocal size
+        for batch in batches:
+            size += batch.nbytes
+            if size > bytes_max:
+                raise too_large(bytes_max)
+            yield batch
+
+    arrow = stream_of(opening, bounded())
+    if len(arrow) > bytes_max:
+        raise too_large(bytes_max)
+    return PeekRows(arrow)
+
+
+def too_large(bytes_max: int) -> InvalidUsage:
+    """The refusal of a result."""
+    return InvalidUsage(
+        f"the result takes more than result_bytes_max ({bytes_max}); read by key, or subscribe"
+    )
+
+
+def raise_error(errors: pa.Table) -> None:
+    """Raises `ViewInError` for summed errors (`ERROR`, `DIFF`), `Corrupt` for a negative sum."""
+    for text, diff in zip(errors[ERROR].to_pylist(), errors[DIFF].to_pylist(), strict=True):
+        if diff < 0:
+            raise Corrupt(f"invalid data: the error {text!r} sums to {diff}", determinate=True)
+        raise ViewInError(text)
+
+
+def check_positive(batch: pa.RecordBatch) -> None:
+    """Raises `Corrupt` unless every row is there at least once."""
+    diffs = batch.column(DIFF)
+    if pc.min(diffs).as_py() < 0:
+        bad = batch.filter(pc.less(diffs, pa.scalar(0, pa.int64()))).slice(0, 1)
+        raise Corrupt(
+            f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
+        )
+
+
+# -- of a shard ----------------------------------------------------------------------------------
 
 
 async def shard_rows(
@@ -109,114 +218,16 @@ def finish(
     tables: list[pa.Table], schema: Schema, keys: pa.Table | None, bytes_max: int
 ) -> PeekRows:
     """Sums updates (all at times that count) to rows and packs them. Blocking."""
-    columns = [*schema.names, DIFF]
     errors = [
         _errors(table).select([ERROR, DIFF]) for table in tables if ERROR in table.column_names
     ]
     if errors:
-        _raise_error(pa.concat_tables(errors))
+        raise_error(consolidate(pa.concat_tables(errors)))
     healthy = [
         table.filter(pc.is_null(table[ERROR])) if ERROR in table.column_names else table
         for table in tables
     ]
-    kind = schema.arrow().append(pa.field(DIFF, pa.int64()))
-    parts = [table.select(columns).cast(kind) for table in healthy]
-    rows = pa.concat_tables(parts) if parts else kind.empty_table()
-    if keys is not None:
-        rows = select_keys(rows, keys)
-    rows = consolidate(rows)
-    _check_positive(rows)
-    arrow = to_ipc(rows)
-    if len(arrow) > bytes_max:
-        raise InvalidUsage(
-            f"the result takes {len(arrow)} bytes, more than result_bytes_max ({bytes_max}); "
-            "read by key, or subscribe"
-        )
-    return PeekRows(arrow)
-
-
-def _raise_error(errors: pa.Table) -> None:
-    if errors.num_rows == 0:
-        return
-    summed = consolidate(errors)
-    for text, diff in zip(summed[ERROR].to_pylist(), summed[DIFF].to_pylist(), strict=True):
-        if diff < 0:
-            raise Corrupt(f"invalid data: the error {text!r} sums to {diff}", determinate=True)
-        raise ViewInError(text)
-
-
-def _check_positive(rows: pa.Table) -> None:
-    if rows.num_rows and pc.min(rows[DIFF]).as_py() < 0:
-        bad = rows.filter(pc.less(rows[DIFF], pa.scalar(0, pa.int64()))).slice(0, 1)
-        raise Corrupt(
-            f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
-        )
-
-
-# -- keys --------------------------------------------------------------------------------------
-
-
-def wanted_keys(schema: Schema, peek: Peek) -> pa.Table | None:
-    """The peek's keys as columns of the schema's own names and types; None: no keys.
-
-    Raises `InvalidUsage` when a column is unknown, or a value does not fit it.
-    """
-    if peek.keys is None:
-        return None
-    given = from_ipc(peek.keys)
-    if given.num_columns != len(peek.key_columns):
-        raise InvalidUsage(
-            f"{given.num_columns} key columns were sent for {len(peek.key_columns)} named ones"
-        )
-    if not peek.key_columns:
-        raise InvalidUsage("a read by key names at least one column")
-    held = schema.arrow()
-    columns: list[Any] = []
-    for name, values in zip(peek.key_columns, given.columns, strict=True):
-        if name not in schema.names:
-            raise InvalidUsage(f"key column {name} is not one of {', '.join(schema.names)}")
-        kind = held.field(name).type
-        try:
-            columns.append(values.cast(kind))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise InvalidUsage(
-                f"a key value does not fit column {name} ({kind}): {error}"
-            ) from None
-    return pa.table(columns, names=list(peek.key_columns))
-
-
-def select_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
-    """Rows whose key columns equal a row of `keys`."""
-    mask: Any = None
-    for name in keys.column_names:
-        found = _is_in(rows[name], keys[name])
-        mask = found if mask is None else pc.and_(mask, found)
-    rows = rows.filter(mask)
-    if keys.num_columns > 1 and keys.num_rows > 1:
-        # Each column alone matched some key; now all columns must match the same one.
-        wanted = set(_tuples(keys))
-        names = keys.column_names
-        rows = rows.filter(
-            pa.array([row in wanted for row in _tuples(rows.select(names))], pa.bool_())
-        )
-    return rows
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Floats with one zero and one NaN."""
-    if not pa.types.is_floating(column.type):
-        return column
-    column = pc.add(column, pa.scalar(0.0, column.type))
-    return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
-
-
-def _is_in(values: pa.ChunkedArray, wanted: pa.ChunkedArray) -> Any:
-    if pa.types.is_nested(values.type) or pa.types.is_null(values.type):
-        texts = {repr(value) for value in wanted.to_pylist()}
-        return pa.array([repr(value) in texts for value in values.to_pylist()], pa.bool_())
-    return pc.is_in(_plain(values), value_set=_plain(wanted).combine_chunks())
-
-
-def _tuples(table: pa.Table) -> list[str]:
-    columns = [_plain(column).to_pylist() for column in table.columns]
-    return [repr(row) for row in zip(*columns, strict=True)]
+    kind = answer_schema(schema)
+    parts = [table.select(kind.names).cast(kind) for table in healthy]
+    rows = consolidate(pa.concat_tables(parts) if parts else kind.empty_table())
+    return packed(selected(iter(rows.to_batches()), keys), opening_of(kind), bytes_max)

@@ -196,7 +196,7 @@ class Reads:
         desk, entry = self._desk, pending.entry
         for index in desk.catalog.indexes(entry.id):
             since = desk.frontiers.readable_from(index.id)
-            suits = not pending.key_columns or index.key == pending.key_columns
+            suits = not pending.key_columns or set(index.key) == set(pending.key_columns)
             if suits and since <= pending.time and desk.frontiers.upper(index) > since:
                 return IndexTarget(index.id)
         return ShardTarget(entry.id, source_import(entry))

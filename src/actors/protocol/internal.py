@@ -167,8 +167,8 @@ class WritesAllowed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 class Install(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Dataflow → each worker: its partition of an index's updates in [lower, upper); answered
-    by `Installed`. `snapshot`: replaces everything (a fresh incarnation); times are already
-    advanced to as_of."""
+    by `Installed`. Consolidated. `snapshot`: replaces everything (a fresh incarnation); times are
+    already advanced to as_of."""
 
     dataflow: ObjectId
     incarnation: int

@@ -1,0 +1,182 @@
+"""Reading an arrangement at one moment: rows summed up, in bounded pieces, copying little.
+
+Theory of operation. A `View` is a list of runs and a time; both stay as they are, whatever
+becomes of the arrangement (the pages of a removed file live as long as who reads them). Equal
+rows have equal hashes, so the walk cuts the hash space into slices of about `ROWS_AT_ONCE` rows
+and sums each by itself. Within a slice only rows that could meet another go through grouping:
+those whose hash occurs in more than one run, or twice in a run that is not *plain*. A run is
+plain if it holds every row once, at one time that counts, and no errors: its rows are the answer
+as they stand. So a large run with few changes beside it is handed out without being copied where
+nothing changed.
+
+Rules. Every row comes once over all batches, with its sum in `DIFF`, never zero; a negative sum
+is left to the caller. Error updates are no rows: `errors` sums them. The walk may be ended at any
+batch. A slice that one hash fills alone is as large as its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.arrangement.hashing import ERROR_HASH, Hashes
+from actors.arrangement.merge import boundaries
+from actors.arrangement.run import HASH, Block, Run
+from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.updates import FEW_ROWS_MAX, consolidate
+from actors.progress import Time
+
+ROWS_AT_ONCE: Final = 65_536
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """The contents of an arrangement, updates with ``time < before``."""
+
+    runs: tuple[Run, ...]
+    before: Time
+    schema: Schema
+
+    def errors(self) -> pa.Table:
+        """The errors that are held, summed: columns `ERROR` and `DIFF`."""
+        found = [
+            _timely(batch, run, self.before).select([ERROR, DIFF])
+            for run in self._counting()
+            if run.has_errors
+            for batch in run.find(np.array([ERROR_HASH]))
+        ]
+        shape = pa.schema([pa.field(ERROR, pa.string()), pa.field(DIFF, pa.int64())])
+        if not found:
+            return shape.empty_table()
+        table = pa.Table.from_batches(found).cast(shape)
+        return consolidate(table.filter(pc.is_valid(table[ERROR])))
+
+    def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
+        """User columns and `DIFF`; with `wanted` (ascending, distinct) rows of these hashes."""
+        names = [*self.schema.names, DIFF]
+        runs = self._counting()
+        if wanted is not None:
+            parts = [(run, batch) for run in runs for batch in run.find(wanted)]
+            yield from _summed(parts, self.before, names)
+            return
+        if len(runs) == 1 and is_plain(runs[0], self.before):
+            for block in runs[0].blocks:
+                for start in range(0, block.values.num_rows, ROWS_AT_ONCE):
+                    yield block.values.slice(start, ROWS_AT_ONCE)
+            return
+        lower = np.uint64(0)
+        count = sum(run.rows for run in runs) // ROWS_AT_ONCE + 1
+        for upper in [*boundaries(runs, count), None]:
+            parts = [(run, batch) for run in runs for batch in run.between(lower, upper)]
+            yield from _summed(parts, self.before, names)
+            if upper is not None:
+                lower = upper
+
+    def point(self, wanted: int) -> list[tuple[Run, Block, int, int]] | None:
+        """Where the rows of one hash stand: (run, block, first, beyond) each. None: there are
+        errors, which belong to every answer."""
+        hash_ = np.uint64(wanted)
+        found = []
+        for run in self.runs:
+            if run.time_min >= self.before:
+                continue
+            if run.has_errors:
+                return None
+            for block in run.blocks:
+                hashes = block.hashes
+                if hashes[0] <= hash_ <= hashes[-1]:
+                    first = int(hashes.searchsorted(hash_, "left"))
+                    if first < len(hashes) and hashes[first] == hash_:
+                        beyond = int(hashes.searchsorted(hash_, "right"))
+                        found.append((run, block, first, beyond))
+        return found
+
+    def _counting(self) -> list[Run]:
+        return [run for run in self.runs if run.time_min < self.before]
+
+
+def is_plain(run: Run, before: Time) -> bool:
+    """Whether the run's rows at that time are its rows as they stand."""
+    single = run.time_min == run.time_max < before
+    return single and run.consolidated and not run.has_errors
+
+
+def _timely(batch: pa.RecordBatch, run: Run, before: Time) -> pa.RecordBatch:
+    if run.time_max < before:
+        return batch
+    return batch.filter(pc.less(batch.column(TIME), pa.scalar(before, pa.int64())))
+
+
+def _rows_of(batch: pa.RecordBatch, run: Run, before: Time) -> pa.RecordBatch:
+    """Those that count, without errors."""
+    batch = _timely(batch, run, before)
+    if ERROR in batch.schema.names:
+        batch = batch.filter(pc.is_null(batch.column(ERROR)))
+    return batch
+
+
+def _summed(
+    parts: Sequence[tuple[Run, pa.RecordBatch]], before: Time, names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Sums the parts of one slice."""
+    counting = [(run, _rows_of(batch, run, before)) for run, batch in parts]
+    counting = [(run, batch) for run, batch in counting if batch.num_rows]
+    if not counting:
+        return
+    counting.sort(key=lambda part: part[1].num_rows)
+    run, base = counting.pop()
+    others = [batch for _, batch in counting]
+    meeting = _meeting(base.column(HASH).to_numpy(), others, is_plain(run, before))
+    wanted = [HASH, *names]
+    if meeting is not None:
+        others.append(base.filter(pa.array(meeting)))
+        base = base.filter(pa.array(~meeting))
+    if base.num_rows:
+        yield from _without_zeros(base.select(names), run)
+    if others:
+        rest = pa.Table.from_batches([batch.select(wanted) for batch in others])
+        yield from _grouped(rest).to_batches()
+
+
+def _meeting(
+    hashes: Hashes, others: Sequence[pa.RecordBatch], plain: bool
+) -> np.typing.NDArray[np.bool_] | None:
+    """Which of the rows with these hashes (ascending) may equal another; None: not one."""
+    mask = np.zeros(len(hashes), np.bool_)
+    if not plain:
+        same = hashes[1:] == hashes[:-1]
+        mask[1:] |= same
+        mask[:-1] |= same
+    if others:
+        wanted = np.unique(np.concatenate([batch.column(HASH).to_numpy() for batch in others]))
+        first = np.searchsorted(hashes, wanted, "left")
+        counts = np.searchsorted(hashes, wanted, "right") - first
+        before = np.cumsum(counts) - counts
+        mask[np.repeat(first - before, counts) + np.arange(int(counts.sum()))] = True
+    return mask if mask.any() else None
+
+
+def _without_zeros(batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
+    if not run.consolidated:
+        batch = batch.filter(pc.not_equal(batch.column(DIFF), pa.scalar(0, pa.int64())))
+    if batch.num_rows:
+        yield batch
+
+
+def _grouped(rest: pa.Table) -> pa.Table:
+    """Sums rows with their hashes; those whose hash stands alone need no grouping."""
+    alone: list[pa.Table] = []
+    if rest.num_rows > FEW_ROWS_MAX:
+        hashes = rest[HASH].to_numpy()
+        order = np.argsort(hashes, kind="stable")
+        same = hashes[order][1:] == hashes[order][:-1]
+        shared = np.empty(len(hashes), np.bool_)
+        shared[order] = np.append(same, False) | np.append(False, same)
+        single = rest.filter(pa.array(~shared)).drop_columns([HASH])
+        alone = [single.filter(pc.not_equal(single[DIFF], pa.scalar(0, pa.int64())))]
+        rest = rest.filter(pa.array(shared))
+    return pa.concat_tables([*alone, consolidate(rest.drop_columns([HASH]))])
