@@ -12,6 +12,7 @@ the same table, the fastest of: `take` of every row, writing it as a stream, cop
 from __future__ import annotations
 
 import contextlib
+import importlib
 import subprocess
 import sys
 import tempfile
@@ -32,9 +33,10 @@ from actors.compute.peeks import index_rows
 from actors.kernel import System, SystemClock
 from actors.persist import Append, NewShard, PersistClient
 from actors.plan.schema import Column, Schema
-from actors.plan.updates import from_ipc, to_ipc, with_time
+from actors.plan.updates import from_ipc, opening_of, stream_of, to_ipc, with_time
 from actors.protocol.compute import (
     AllowWrites,
+    Command,
     CreateDataflow,
     CreateInstance,
     DataflowDescription,
@@ -66,6 +68,8 @@ CHUNK = 200_000
 KEY_TARGET = 4.0
 CLIENTS_TARGET = 1 / 0.15
 SCAN_TARGET = 2.0
+KEYS = pa.schema([pa.field("id", pa.int64())])
+KEYS_OPENING = opening_of(KEYS)
 SOURCE = SourceImport("s1", SCHEMA)
 INDEX = DataflowDescription("i1", "by_id", (SOURCE,), IndexExport(("id",), SCHEMA), 1)
 
@@ -80,7 +84,7 @@ def rows(start: int, count: int) -> pa.Table:
     return pa.table(columns, schema=SCHEMA.arrow())
 
 
-# -- the service, a process of its own ---------------------------------------------------------------
+# -- the service, a process of its own -----------------------------------------------------------
 
 
 async def serve(count: int, place: Path) -> None:
@@ -104,13 +108,14 @@ async def serve(count: int, place: Path) -> None:
 async def served(count: int) -> AsyncIterator[tuple[int, str]]:
     """(port of the cluster, address of the service)."""
     with tempfile.TemporaryDirectory() as place:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, __file__, "--serve", str(count), place],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             port, address = process.stdout.readline().split()
             yield int(port), address
@@ -129,9 +134,10 @@ class Replica:
 
     async def start(self, workers: int) -> None:
         """Makes the index, and waits until it can be read."""
-        start = [Hello("bench"), CreateInstance(workers)]
-        index = [CreateDataflow(INDEX), Schedule("i1"), InitializationComplete(), AllowWrites()]
-        for command in [*start, *index]:
+        start: list[Command] = [Hello("bench"), CreateInstance(workers)]
+        index: list[Command] = [CreateDataflow(INDEX), Schedule("i1")]
+        commands = [*start, *index, InitializationComplete(), AllowWrites()]
+        for command in commands:
             await self._client.send(command)
         while True:
             response = await self._client.receive()
@@ -150,9 +156,11 @@ class Replica:
     async def peek(self, key: int) -> None:
         """One row by key."""
         self._count += 1
-        uuid, event, answer = str(self._count), anyio.Event(), []
+        uuid, event = str(self._count), anyio.Event()
+        answer: list[Any] = []
         self._waiting[uuid] = (event, answer)
-        keys = to_ipc(pa.table({"id": pa.array([key], pa.int64())}))
+        batch = pa.record_batch([pa.array([key], pa.int64())], KEYS)
+        keys = stream_of(KEYS_OPENING, (batch,))
         await self._client.send(Peek(uuid, IndexTarget("i1"), 9, ("id",), keys))
         await event.wait()
         (result,) = answer
@@ -160,7 +168,7 @@ class Replica:
         assert from_ipc(result.arrow).num_rows == 1
 
 
-# -- measuring ----------------------------------------------------------------------------------------
+# -- measuring -----------------------------------------------------------------------------------
 
 
 Asks = Sequence[Callable[[int], Awaitable[Any]]]
@@ -206,7 +214,7 @@ async def measured(asks: Asks, count: int, seconds: float) -> tuple[float, float
 async def peer(count: int, seconds: float) -> tuple[float, float, float]:
     """PostgreSQL's. Raises `NoPostgres`."""
     try:
-        import asyncpg
+        asyncpg: Any = importlib.import_module("asyncpg")
     except ImportError:
         raise NoPostgres("asyncpg is not installed (requirements/bench.txt)") from None
     with postgres() as port:
@@ -294,7 +302,7 @@ async def keys(report: Report, count: int) -> None:
         add_keys(report, "client", await by_client(address, count, seconds), against)
 
 
-# -- whole -------------------------------------------------------------------------------------------
+# -- whole ---------------------------------------------------------------------------------------
 
 
 def best(run: Callable[[], Any], turns: int = 9) -> float:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.compute import events as e
-from actors.compute.peeks import chosen_worker, no_rows
+from actors.compute.answers import NOTHING
+from actors.compute.peeks import chosen_worker
 from actors.compute.state import ComputeState
 from actors.errors import LocalProtocolError
 from actors.plan.schema import Column, Schema
@@ -254,7 +255,7 @@ def test_a_peek_of_a_shard_is_read_by_one_worker() -> None:
             reads.append(number)
             assert effects == [e.StartPeek(1, 0, peek, 1000)]
         else:
-            assert responses(effects) == [PeekResponse("some-uuid", no_rows(SCHEMA))]
+            assert responses(effects) == [PeekResponse("some-uuid", NOTHING)]
     assert reads == [chosen_worker("some-uuid", 3)]
 
 

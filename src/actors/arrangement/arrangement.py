@@ -119,14 +119,15 @@ class Arrangement:
         An empty `key` makes every lookup a scan. Raises `InvalidUsage` when the key is not of
         the schema or cannot be compared.
         """
+        check_key(schema, key)
         self.schema = schema
         self.key = key
         self._limits = limits or Limits()
         self._updates_schema = schema.arrow_updates()
         self.opening = opening_of(self._updates_schema.remove(len(schema.columns)))
         """Of an Arrow IPC stream of rows: user columns and their weight."""
+        self.key_types = tuple(self._updates_schema.field(name).type for name in key)
         self._run_schema = self._updates_schema.insert(0, pa.field(HASH, pa.uint64()))
-        check_key(schema, key)
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         for left in directory.glob("run-*.arrow"):

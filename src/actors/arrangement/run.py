@@ -206,7 +206,8 @@ def on_disk(
 ) -> Run | None:
     """Writes sorted batches to `path` and maps them; None (and no file) when there are no rows.
 
-    `consolidated`: the caller knows that no two rows at one time are equal. Raises `StoreFull` and `StorageError`; then no file is left.
+    `consolidated`: the caller knows that no two rows at one time are equal. Raises `StoreFull`
+    and `StorageError`; then no file is left.
     """
     facts = _Facts()
     try:

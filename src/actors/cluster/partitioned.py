@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from actors.errors import InvalidUsage, RemoteProtocolError
+from actors.compute.answers import merged
+from actors.errors import RemoteProtocolError
 from actors.plan.schema import TIME
 from actors.plan.updates import between, consolidate, from_ipc, to_ipc
 from actors.progress import EMPTY, Frontier, ObjectId, is_empty
@@ -36,6 +37,7 @@ from actors.protocol.compute import (
     PeekResponse,
     PeekResult,
     PeekRows,
+    PeekStashed,
     Refused,
     Response,
     Status,
@@ -230,18 +232,4 @@ def _merge(results: list[PeekResult], bytes_max: int) -> PeekResult:
         for result in results:
             if isinstance(result, kind):
                 return result
-    rows = [result for result in results if isinstance(result, PeekRows)]
-    if len(rows) == 1:
-        return rows[0]
-    tables = [(from_ipc(result.arrow), result) for result in rows]
-    filled = [(table, result) for table, result in tables if table.num_rows]
-    if len(filled) <= 1:
-        return filled[0][1] if filled else rows[0]
-    arrow = to_ipc(pa.concat_tables([table for table, _ in filled]))
-    if len(arrow) > bytes_max:
-        return PeekError(
-            InvalidUsage.__name__,
-            f"the result takes {len(arrow)} bytes, more than result_bytes_max ({bytes_max}); "
-            "read by key, or subscribe",
-        )
-    return PeekRows(arrow)
+    return merged([r for r in results if isinstance(r, PeekRows | PeekStashed)], bytes_max)

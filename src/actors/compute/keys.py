@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement.hashing import Hashes, hash_columns
+from actors.arrangement.hashing import Hashes, hash_columns, hash_values
 from actors.errors import InvalidUsage, PenstockError
 from actors.plan.schema import Schema
 from actors.plan.updates import from_ipc
@@ -69,48 +70,44 @@ def narrowed(key: tuple[str, ...], keys: pa.Table | None) -> Hashes | None:
     return np.unique(hash_columns([keys[name] for name in key], keys.num_rows))
 
 
+class OneKey(msgspec.Struct, frozen=True, gc=False):
+    """One key of integers, booleans and text: values of these columns' types, and their hash."""
+
+    types: tuple[pa.DataType, ...]
+    values: tuple[Any, ...]
+    hash: int
+
+
 @functools.lru_cache(maxsize=256)
-def _first_row(data: bytes) -> tuple[tuple[pa.DataType, ...], tuple[Any, ...]] | None:
-    """Types and values, if there is just one row; the same for every worker."""
+def _one_key(data: bytes) -> OneKey | None:
+    """The key in a stream that holds just one, of these types. All workers ask for the same."""
     try:
         with pa.ipc.open_stream(data) as stream:
             batch = stream.read_next_batch()
-            if batch.num_rows != 1 or stream.schema.metadata:
+            if batch.num_rows != 1 or not all(map(_is_exact, batch.schema.types)):
                 return None
             for _ in stream:
                 return None
     except (pa.ArrowException, StopIteration, OSError, ValueError):
         return None
-    return tuple(batch.schema.types), tuple(column[0].as_py() for column in batch.columns)
+    values = tuple(column[0].as_py() for column in batch.columns)
+    hash_ = hash_values(values)
+    return None if hash_ is None else OneKey(tuple(batch.schema.types), values, hash_)
 
 
-def few_values(schema: Schema, key: tuple[str, ...], peek: Peek) -> list[Any] | None:
-    """The values of `key` if the peek asks for one, on just these columns, of integers, booleans
-    and text; else None."""
+def _is_exact(kind: pa.DataType) -> bool:
+    """Whether values of this type are equal just when Python's are."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind))
+
+
+def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) -> OneKey | None:
+    """What the peek asks for, if it is one key of an index on just these columns, and of types
+    for which `OneKey` is made; else None."""
     data = peek.keys
-    if data is None or len(data) > _FEW_BYTES_MAX or len(peek.key_columns) != len(key):
+    if data is None or len(data) > _FEW_BYTES_MAX or peek.key_columns != key:
         return None
-    row = _first_row(data)
-    if row is None or len(row[0]) != len(key):
-        return None
-    kinds = dict(zip(peek.key_columns, row[0], strict=True))
-    values = dict(zip(peek.key_columns, row[1], strict=True))
-    held = _kinds(schema)
-    if any(name not in kinds or held.get(name) != kinds[name] for name in key):
-        return None
-    return [values[name] for name in key]
-
-
-@functools.lru_cache(maxsize=256)
-def _kinds(schema: Schema) -> dict[str, pa.DataType]:
-    """Columns of types whose Python values are equal just when the column's are."""
-    return {
-        field.name: field.type
-        for field in schema.arrow()
-        if pa.types.is_integer(field.type)
-        or pa.types.is_boolean(field.type)
-        or pa.types.is_string(field.type)
-    }
+    found = _one_key(data)
+    return found if found is not None and found.types == types else None
 
 
 def select_keys(rows: R, keys: pa.Table) -> R:

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
-from actors.arrangement.hashing import hash_values
 from actors.arrangement.reading import is_plain
-from actors.compute.keys import few_values, narrowed, select_keys, wanted_keys
+from actors.compute.answers import NOTHING
+from actors.compute.keys import narrowed, one_key, select_keys, wanted_keys
 from actors.errors import Corrupt, InvalidUsage, ViewInError, to_wire
 from actors.plan.schema import DIFF, ERROR, Schema
 from actors.plan.updates import between, consolidate, opening_of, stream_of
@@ -62,11 +62,6 @@ def answer_schema(schema: Schema) -> pa.Schema:
     return schema.arrow().append(pa.field(DIFF, pa.int64()))
 
 
-def no_rows(schema: Schema) -> PeekRows:
-    """The answer of a worker that has no part in the peek."""
-    return PeekRows(stream_of(opening_of(answer_schema(schema)), ()))
-
-
 # -- of an index ---------------------------------------------------------------------------------
 
 
@@ -74,30 +69,26 @@ def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) 
     """The answer where it costs less than a thread: one key of integers and text, few rows. None:
     it does not, or there is something to be said about it; ask `index_rows`. Raises
     `ReadBelowSince`, `InvalidUsage` and `Closed`."""
-    values = few_values(arrangement.schema, arrangement.key, peek)
-    hash_ = None if values is None else hash_values(values)
-    if values is None or hash_ is None:
+    key = one_key(arrangement.key, arrangement.key_types, peek)
+    if key is None:
         return None
     view = arrangement.view(peek.time + 1)
-    if hash_ % share.count != share.index:
-        held = any(run.has_errors for run in view.runs)
-        return None if held else PeekRows(stream_of(arrangement.opening, ()))
-    places = view.point(hash_)
+    if key.hash % share.count != share.index:
+        return None if any(run.has_errors for run in view.runs) else NOTHING
+    places = view.point(key.hash)
     if places is None or len(places) > 1:
         return None
     if not places:
-        return PeekRows(stream_of(arrangement.opening, ()))
+        return PeekRows(stream_of(arrangement.opening, ()), 0)
     ((run, block, first, beyond),) = places
     if not (is_plain(run, view.before) and run.positive and beyond - first <= _ROWS_AT_ONCE_MAX):
         return None
     rows = block.values.slice(first, beyond - first)
-    if any(
-        rows.column(name).to_pylist() != [value] * rows.num_rows
-        for name, value in zip(arrangement.key, values, strict=True)
-    ):
-        return None  # another key of the same hash
+    for name, value in zip(arrangement.key, key.values, strict=True):
+        if any(held.as_py() != value for held in rows.column(name)):
+            return None  # another key of the same hash
     arrow = stream_of(arrangement.opening, (rows,))
-    return PeekRows(arrow) if len(arrow) <= bytes_max else None
+    return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
 
 
 def index_rows(arrangement: Arrangement, peek: Peek, bytes_max: int) -> PeekRows:
@@ -126,11 +117,12 @@ def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterat
 
 def packed(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) -> PeekRows:
     """The answer. Raises `InvalidUsage` as soon as it is too large."""
-    size = len(opening)
+    size, rows = len(opening), 0
 
     def bounded() -> Iterator[pa.RecordBatch]:
-        nonlocal size
+        nonlocal size, rows
         for batch in batches:
+            rows += batch.num_rows
             size += batch.nbytes
             if size > bytes_max:
                 raise too_large(bytes_max)
@@ -139,7 +131,7 @@ def packed(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) ->
     arrow = stream_of(opening, bounded())
     if len(arrow) > bytes_max:
         raise too_large(bytes_max)
-    return PeekRows(arrow)
+    return PeekRows(arrow, rows)
 
 
 def too_large(bytes_max: int) -> InvalidUsage:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from actors.compute.answers import NOTHING
 from actors.compute.events import Compact, Effect, PeekDone, Respond, StartPeek, StopPeek
-from actors.compute.peeks import chosen_worker, error_of, no_rows
+from actors.compute.peeks import chosen_worker, error_of
 from actors.compute.pending import Pending, PendingPeeks
 from actors.compute.rendered import Rendered
 from actors.errors import InvalidUsage, PenstockError, ReadBelowSince, UnknownObject
@@ -56,7 +57,7 @@ class Reads:
         target = peek.target
         mine = chosen_worker(peek.uuid, self._count) == self._index
         if isinstance(target, ShardTarget) and not mine:
-            return [Respond(PeekResponse(peek.uuid, no_rows(target.source.schema)))]
+            return [Respond(PeekResponse(peek.uuid, NOTHING))]
         return self._start(self.pending.add(peek, number))
 
     def _number_for(self, peek: Peek) -> int:
