@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.errors import (
@@ -15,7 +19,15 @@ from actors.errors import (
     UnknownCommand,
 )
 from actors.protocol import api, compute
-from actors.protocol.frames import HEADER, FrameCodec
+from actors.protocol.frames import (
+    BLOCK_BYTES,
+    BLOCK_BYTES_MIN,
+    GROWTH_BYTES,
+    HEADER,
+    KEEPALIVE,
+    FrameBuffer,
+    FrameCodec,
+)
 
 CODEC: FrameCodec[compute.Command] = FrameCodec(compute.Command, 1024)
 
@@ -62,3 +74,78 @@ def test_garbage_is_accepted_or_one_named_error(body: bytes) -> None:
 )
 def test_unions_have_decoders(union: object) -> None:
     assert msgspec.msgpack.Decoder(union) is not None
+
+
+ANY: FrameCodec[Any] = FrameCodec(bytes, 4 * BLOCK_BYTES + 100)
+SIZES = st.one_of(
+    st.integers(0, 40),
+    st.sampled_from(
+        [
+            edge + off
+            for edge in (BLOCK_BYTES_MIN, BLOCK_BYTES, GROWTH_BYTES)
+            for off in (-10, -8, -5, -4, -3, 0, 1)
+        ]
+    ),
+)
+
+
+def poured(buffer: FrameBuffer, data: bytes, pieces: Callable[[], int]) -> list[bytes]:
+    """The bodies found when the data comes in pieces, taken only when there is no more room or
+    no more data."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(data):
+        place = buffer.place()
+        assert len(place) == buffer.room
+        count = min(len(place), len(data) - at, max(1, pieces()))
+        place[:count] = data[at : at + count]
+        place.release()
+        at += count
+        buffer.wrote(count)
+        if buffer.room == 0 or at == len(data) or count % 2:
+            while (body := buffer.next()) is not None:
+                found.append(bytes(ANY.decode(body)))
+    return found
+
+
+@settings(max_examples=60)
+@given(st.lists(st.one_of(SIZES, st.none()), max_size=8), st.randoms(use_true_random=False))
+def test_frames_are_found_however_the_bytes_come(sizes: list[int | None], rng: Random) -> None:
+    bodies = [None if size is None else rng.randbytes(size) for size in sizes]
+    data = b"".join(KEEPALIVE if body is None else bytes(ANY.encode(body)) for body in bodies)
+    most = rng.choice([1, 7, 1000, BLOCK_BYTES, 1 << 20]) if len(data) < 10_000 else 1 << 20
+    buffer = FrameBuffer(ANY)
+    assert poured(buffer, data, lambda: rng.randint(1, most)) == [
+        b for b in bodies if b is not None
+    ]
+    assert buffer.begun == 0
+    assert buffer.room > 0
+
+
+def test_a_large_frame_takes_no_more_room_than_twice_what_came() -> None:
+    codec: FrameCodec[Any] = FrameCodec(bytes, 1 << 30)
+    buffer = FrameBuffer(codec)
+    header = HEADER.pack(1 << 30)
+    buffer.place()[: len(header)] = header
+    buffer.wrote(len(header))
+    assert buffer.next() is None
+    came = 0
+    while came < 8 << 20:
+        assert buffer.room <= max(GROWTH_BYTES, came)
+        came += buffer.room
+        if buffer.wrote(buffer.room):
+            assert buffer.next() is None
+    assert buffer.begun == len(header) + came
+
+
+def test_bytes_before_the_first_frame_are_taken_as_they_are() -> None:
+    buffer = FrameBuffer(CODEC)
+    data = b"opening" + bytes(CODEC.encode(compute.Hello("n")))
+    buffer.place()[: len(data)] = data
+    buffer.wrote(len(data))
+    assert buffer.take(4) == b"open"
+    assert buffer.take(3) == b"ing"
+    body = buffer.next()
+    assert body is not None
+    assert CODEC.decode(body) == compute.Hello("n")
+    assert buffer.take(1) is None

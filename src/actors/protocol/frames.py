@@ -2,6 +2,12 @@
 
 A frame is a big-endian u32 length and that many bytes of msgpack. Length 0 is a keepalive.
 A length above the limit is refused before a byte of the body is allocated.
+
+`FrameCodec` makes and reads single frames. `FrameBuffer` finds them in a stream of bytes: it
+says where the next bytes are to be written (so that a socket reads right into their place) and
+hands out whole bodies. Small frames lie in one block and are decoded where they lie. A body that
+does not fit there gets a place of its own, which grows as its bytes come: who announces a large
+frame and sends nothing costs one small allocation.
 """
 
 from __future__ import annotations
@@ -17,6 +23,12 @@ M = TypeVar("M")
 
 HEADER: Final = struct.Struct(">I")
 KEEPALIVE: Final = HEADER.pack(0)
+BLOCK_BYTES_MIN: Final = 4 * 1024
+BLOCK_BYTES: Final = 64 * 1024
+"""Where small frames lie, as soon as that many came at once that the smaller block was full; a
+larger body gets a place of its own."""
+GROWTH_BYTES: Final = 256 * 1024
+"""First size of such a place; from then on it is doubled."""
 
 
 class FrameCodec(Generic[M]):
@@ -27,17 +39,20 @@ class FrameCodec(Generic[M]):
         self._encoder = msgspec.msgpack.Encoder()
         self.frame_bytes_max = frame_bytes_max
 
-    def encode(self, message: Any) -> bytes:
+    def encode(self, message: Any) -> bytearray:
         """The frame of a message. Raises `LocalProtocolError` when it is over the limit."""
-        body = self._encoder.encode(message)
-        if len(body) > self.frame_bytes_max:
+        frame = bytearray(HEADER.size)
+        self._encoder.encode_into(message, frame, HEADER.size)
+        length = len(frame) - HEADER.size
+        if length > self.frame_bytes_max:
             raise LocalProtocolError(
-                f"{type(message).__name__} takes {len(body)} bytes; a frame holds at most "
+                f"{type(message).__name__} takes {length} bytes; a frame holds at most "
                 f"{self.frame_bytes_max}"
             )
-        return HEADER.pack(len(body)) + body
+        HEADER.pack_into(frame, 0, length)
+        return frame
 
-    def check_length(self, header: bytes) -> int:
+    def check_length(self, header: bytes | bytearray | memoryview) -> int:
         """The body's length. Raises `FrameTooLarge` before anything is allocated."""
         length: int = HEADER.unpack(header)[0]
         if length > self.frame_bytes_max:
@@ -46,7 +61,7 @@ class FrameCodec(Generic[M]):
             )
         return length
 
-    def decode(self, body: bytes) -> M:
+    def decode(self, body: bytes | bytearray | memoryview) -> M:
         """The message in a frame. Raises `UnknownCommand` or `MalformedFrame`."""
         try:
             return self._decoder.decode(body)
@@ -57,3 +72,104 @@ class FrameCodec(Generic[M]):
             raise MalformedFrame(f"message does not fit: {text}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedFrame(f"not a msgpack message: {error}") from None
+
+
+class FrameBuffer:
+    """The bytes of one stream, from the socket to whole frames."""
+
+    def __init__(self, codec: FrameCodec[Any]) -> None:
+        self._codec = codec
+        self._block = bytearray(BLOCK_BYTES_MIN)
+        self._start = 0
+        self._end = 0
+        self._body: bytearray | None = None
+        """Of the frame that is too large for the block."""
+        self._body_bytes = 0
+        self._filled = 0
+
+    # -- bytes in --
+
+    @property
+    def room(self) -> int:
+        """So many bytes may be written now; 0: take frames first (`next`)."""
+        if self._body is not None:
+            return len(self._body) - self._filled
+        return len(self._block) - (self._end - self._start)
+
+    def place(self) -> memoryview:
+        """Where the next bytes belong: `room` bytes. Say `wrote` after writing some of them."""
+        if self._body is not None:
+            return memoryview(self._body)[self._filled :]
+        if self._start:
+            left = self._end - self._start
+            self._block[:left] = self._block[self._start : self._end]
+            self._start, self._end = 0, left
+        return memoryview(self._block)[self._end :]
+
+    def wrote(self, count: int) -> bool:
+        """Those were written. True when `next` may find more than before."""
+        if self._body is None:
+            self._end += count
+            if self._end - self._start == len(self._block) < BLOCK_BYTES:
+                # Another block, not a longer one: a body of the old one may still be looked at.
+                block = bytearray(BLOCK_BYTES)
+                block[: self._end - self._start] = self._block[self._start : self._end]
+                self._end, self._start, self._block = self._end - self._start, 0, block
+            return True
+        self._filled += count
+        return self._filled == len(self._body)
+
+    # -- frames out --
+
+    @property
+    def begun(self) -> int:
+        """Bytes that came of a frame that is not whole yet."""
+        if self._body is not None:
+            return HEADER.size + self._filled
+        return self._end - self._start
+
+    def take(self, count: int) -> bytes | None:
+        """The next so many bytes, outside of frames; None while they are not all there."""
+        if self._end - self._start < count:
+            return None
+        taken = bytes(self._block[self._start : self._start + count])
+        self._start += count
+        return taken
+
+    def next(self) -> memoryview | None:
+        """The next whole body, valid until the next call of any method; None: more must come.
+
+        Keepalives are skipped. Raises `FrameTooLarge`.
+        """
+        if self._body is not None:
+            return self._next_large(self._body)
+        while self._end - self._start >= HEADER.size:
+            begin = self._start + HEADER.size
+            length = self._codec.check_length(self._block[self._start : begin])
+            if length == 0:
+                self._start = begin
+                continue
+            if begin + length <= self._end:
+                self._start = begin + length
+                return memoryview(self._block)[begin : begin + length]
+            if HEADER.size + length > len(self._block):
+                self._set_apart(begin, length)
+            return None
+        return None
+
+    def _set_apart(self, begin: int, length: int) -> None:
+        """The body gets a place of its own, and what came of it is moved there."""
+        self._filled = self._end - begin
+        self._body = bytearray(min(length, max(GROWTH_BYTES, 2 * self._filled)))
+        self._body[: self._filled] = self._block[begin : self._end]
+        self._body_bytes = length
+        self._start = self._end = 0
+
+    def _next_large(self, body: bytearray) -> memoryview | None:
+        if self._filled < len(body):
+            return None
+        if len(body) < self._body_bytes:
+            body.extend(bytes(min(len(body), self._body_bytes - len(body))))
+            return None
+        self._body = None
+        return memoryview(body)

@@ -1,0 +1,143 @@
+"""The first bytes of a connection: who speaks what, and who may.
+
+Each side at once writes its opening: 8 bytes of magic, a u16 version, and its identity (u8
+length, UTF-8). The identity is the service's name: the listener's own, the dialler's expectation;
+empty: unknown. Magic and version must be equal, because messages are decoded by shape, and the
+identities too where both are known. Then the dialler, and only when it has seen whom it speaks
+to, shows its token (u16 length, bytes; empty: none), and the listener answers with a u8 length:
+0 accepts, else so many bytes of text say why not.
+
+Over TLS all of this comes after the TLS handshake. It knows no limits of time: its callers have
+one for the whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from actors.errors import (
+    Broken,
+    Busy,
+    IncompatibleVersion,
+    LocalProtocolError,
+    MalformedFrame,
+    Unauthenticated,
+    WrongService,
+)
+
+OPENING: Final = struct.Struct(">8sH")
+LENGTH: Final = struct.Struct(">H")
+BUSY_MAGIC: Final = b"PENSBUSY"
+TOKEN_BYTES_MAX: Final = 4096
+TEXT_BYTES_MAX: Final = 255
+
+
+class Bytes(Protocol):
+    """What a handshake needs of a connection."""
+
+    async def exactly(self, count: int, /) -> bytes:
+        """The next so many bytes. Raises `Broken`."""
+        ...
+
+    def write(self, data: bytes, /) -> None:
+        """Writes."""
+        ...
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """What one side opens with. `identity`: the name of the service, if it is known."""
+
+    magic: bytes
+    version: int = 1
+    identity: str = ""
+
+    def encode(self) -> bytes:
+        """Its bytes. Raises `LocalProtocolError` for an identity that is too long."""
+        assert len(self.magic) == 8, f"a magic has 8 bytes, {self.magic!r} has {len(self.magic)}"
+        name = self.identity.encode()
+        if len(name) > TEXT_BYTES_MAX:
+            raise LocalProtocolError(f"an identity has at most {TEXT_BYTES_MAX} bytes: {name!r}")
+        return OPENING.pack(self.magic, self.version) + bytes([len(name)]) + name
+
+
+async def exchange(stream: Bytes, mine: Opening) -> str:
+    """Exchanges openings; answers with the peer's identity. Raises `Busy`, `MalformedFrame`,
+    `IncompatibleVersion`, `WrongService`, `Broken`."""
+    stream.write(mine.encode())
+    magic = mine.magic
+    theirs = await _magic(stream, magic)
+    (version,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
+    if theirs == BUSY_MAGIC:
+        raise Busy("the service has as many connections as it takes (connections_max); try later")
+    if version != mine.version and magic != BUSY_MAGIC:
+        raise IncompatibleVersion(
+            f"the peer speaks version {version} of {magic!r}, this side {mine.version}"
+        )
+    length = (await stream.exactly(1))[0]
+    identity = _text(await stream.exactly(length), "identity")
+    if identity and mine.identity and identity != mine.identity and magic != BUSY_MAGIC:
+        raise WrongService(
+            f"the peer's service is {identity!r}, this side's is {mine.identity!r} (identity): "
+            "check the address"
+        )
+    return identity
+
+
+async def _magic(stream: Bytes, magic: bytes) -> bytes:
+    """The peer's magic; a stranger is told from the bytes that are there."""
+    theirs = b""
+    while len(theirs) < len(magic):
+        try:
+            theirs += await stream.exactly(1)
+        except Broken as error:
+            if theirs:
+                break
+            raise Broken(
+                f"the peer closed the connection before its opening ({error}); does it speak TLS, "
+                "and this side not?"
+            ) from None
+        if magic != BUSY_MAGIC and not (magic.startswith(theirs) or BUSY_MAGIC.startswith(theirs)):
+            break
+    if theirs not in (magic, BUSY_MAGIC) and magic != BUSY_MAGIC:
+        raise MalformedFrame(f"the peer opened with {theirs!r}, not with {magic!r}")
+    return theirs
+
+
+async def show(stream: Bytes, token: bytes) -> None:
+    """The dialler shows its token (empty: none). Raises `Unauthenticated` when refused."""
+    if len(token) > TOKEN_BYTES_MAX:
+        raise LocalProtocolError(f"a token has at most {TOKEN_BYTES_MAX} bytes, not {len(token)}")
+    stream.write(LENGTH.pack(len(token)) + token)
+    try:
+        length = (await stream.exactly(1))[0]
+    except Broken as error:
+        # Over TLS 1.3 a client learns only here that its certificate was not accepted.
+        raise Broken(f"the peer refused this side, or its certificate: {error}") from None
+    if length:
+        raise Unauthenticated(_text(await stream.exactly(length), "refusal"))
+
+
+async def admit(stream: Bytes, known: Callable[[bytes], bool] | None) -> None:
+    """The listener looks at the dialler's token; `known` None: any will do. Raises
+    `Unauthenticated`, after having told the peer."""
+    (length,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
+    if length > TOKEN_BYTES_MAX:
+        raise MalformedFrame(f"a token has at most {TOKEN_BYTES_MAX} bytes, not {length}")
+    token = await stream.exactly(length)
+    if known is None or known(token):
+        stream.write(b"\x00")
+        return
+    text = "the token is unknown here" if token else "this service asks for a token (token_file)"
+    stream.write(bytes([len(text)]) + text.encode())
+    raise Unauthenticated(text)
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise MalformedFrame(f"the peer's {what} is no UTF-8: {data!r}") from None
