@@ -24,14 +24,15 @@ from typing import Any, Protocol, Self
 import msgspec
 import pyarrow as pa
 
+from actors.cluster.address import Address
+from actors.cluster.security import for_dialler
 from actors.cluster.transport import dial
 from actors.controller.client_link import Exchange, Link
 from actors.controller.client_rows import Rows as Rows
 from actors.controller.client_rows import column_of, encode, encode_keys, expand
-from actors.controller.server import MAGIC, FromClient, ToClient
+from actors.controller.server import MAGIC, MAGIC_VERSION, FromClient, ToClient
 from actors.errors import (
     Canceled,
-    InvalidUsage,
     RemoteProtocolError,
     from_wire,
 )
@@ -109,12 +110,24 @@ class Client:
 
     @classmethod
     async def connect(cls, address: str, *, settings: Settings | None = None) -> Self:
-        """Connects to ``host:port``. Raises `Broken`, `Busy`, `IncompatibleVersion`."""
+        """Connects to ``host:port`` or ``unix:/path``.
+
+        Of the settings, `tls_certificate`, `tls_key`, `tls_authority` and `token_file` say what
+        is shown to the service, `identity` which service is meant. Raises `Broken`, `Busy`,
+        `IncompatibleVersion`, `Unauthenticated`, `WrongService`, and `BadSettings`.
+        """
         settings = settings or Settings()
-        host, _, port = address.rpartition(":")
-        if not port.isdigit():
-            raise InvalidUsage(f"address {address!r}: give host:port")
-        link = await dial(host or "127.0.0.1", int(port), FromClient, ToClient, settings, MAGIC)
+        place = Address.parse(address)
+        link = await dial(
+            place,
+            FromClient,
+            ToClient,
+            settings,
+            MAGIC,
+            MAGIC_VERSION,
+            identity=settings.identity,
+            security=for_dialler(place, settings, settings.token_file),
+        )
         return await cls._welcome(link, settings)
 
     @classmethod

@@ -135,6 +135,14 @@ class IncompatibleVersion(RemoteProtocolError):
     """The peers speak different protocol versions."""
 
 
+class WrongService(RemoteProtocolError):
+    """The peer is a service of another name than the one that is meant."""
+
+
+class Unauthenticated(RemoteProtocolError):
+    """One side did not prove to the other who it is: a certificate or a token was refused."""
+
+
 # -- storage -----------------------------------------------------------------------------------
 
 

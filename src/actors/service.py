@@ -21,15 +21,24 @@ from typing import Any, Final, Self, TypeAlias
 
 import anyio
 
+from actors.cluster.address import Address as Place
 from actors.cluster.cluster import Cluster
+from actors.cluster.security import for_listener
 from actors.cluster.transport import Listener
 from actors.controller import boot
 from actors.controller.controller import Controller
 from actors.controller.maintenance import MaintenanceTask
 from actors.controller.memory_link import MemoryConnection
 from actors.controller.replica import ClusterClient
-from actors.controller.server import MAGIC, ApiServer, ConnectInProcess, FromClient, ToClient
-from actors.errors import BadSettings, Closed
+from actors.controller.server import (
+    MAGIC,
+    MAGIC_VERSION,
+    ApiServer,
+    ConnectInProcess,
+    FromClient,
+    ToClient,
+)
+from actors.errors import Closed
 from actors.kernel import ActorStatistics, Address, Clock, System, SystemClock
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
@@ -102,8 +111,7 @@ class Service:
             system, settings, persist, executor, scratch / "cluster", reach=self._reach
         )
         if settings.cluster_listen:
-            host, port = _host_port("cluster_listen", settings.cluster_listen)
-            replica_listener = await cluster.listen(host, port)
+            replica_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(replica_listener.aclose)
 
         async def connect() -> ClusterClient:
@@ -138,16 +146,26 @@ class Service:
         return adapter
 
     async def _bind(self, address: str) -> Listener:
-        host, port = _host_port("listen", address)
-        return await Listener.bind(host, port, ToClient, FromClient, self.settings, MAGIC)
+        place = Place.parse(address, "listen")
+        settings = self.settings
+        return await Listener.bind(
+            place,
+            ToClient,
+            FromClient,
+            settings,
+            MAGIC,
+            MAGIC_VERSION,
+            identity=settings.identity,
+            security=for_listener("listen", place, settings, "token_file"),
+        )
 
     # -- running -------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
-        """host:port of the client listener."""
+        """Of the client listener: host:port or unix:/path."""
         assert self._listener is not None, "the service has not been started"
-        return f"{self._listener.host}:{self._listener.port}"
+        return str(self._listener.address)
 
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
         """A client's connection without a socket; see `Client.in_process`."""
@@ -200,13 +218,6 @@ class Service:
 async def _first(event: anyio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-def _host_port(what: str, address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise BadSettings(f"{what} = {address!r}: give host:port")
-    return host, int(port)
 
 
 def _empty(scratch: Path) -> None:

@@ -24,9 +24,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # where
     state_dir: str = "state"
     listen: str = "127.0.0.1:6874"
-    """host:port of the client listener; port 0 takes a free one."""
+    """Of the client listener: host:port (port 0 takes a free one) or unix:/path."""
     cluster_listen: str = ""
-    """host:port of the replica protocol's listener; empty: in process only."""
+    """Of the replica protocol's listener, in the same way; empty: in process only."""
     workers: int = 2
 
     # mailboxes and frames
@@ -45,10 +45,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dataflows_max: int = 65_536
     """Of one replica's client; more are refused."""
     connect_timeout_ms: int = 5_000
-    frame_timeout_ms: int = 30_000
-    """A frame that has begun must have arrived by then."""
+    frame_timeout_ms: int = 120_000
+    """A frame that has begun is waited for so long in all."""
     write_timeout_ms: int = 30_000
-    """A peer that takes no byte of what waits for it for so long is given up."""
+    """A peer that takes no byte of what waits for it for so long is given up (at most
+    `idle_timeout_ms`)."""
     idle_timeout_ms: int = 30_000
     keepalive_ms: int = 5_000
 
@@ -141,14 +142,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_round_wait_ms_max: int = 100
     """A prepared step waits so long for a core; then its job goes out beside the others."""
 
-    # who may connect to the replica protocol
+    # who may connect; see `actors.cluster.security`
+    identity: str = ""
+    """The service's name; of a client: the name of the one it means. Both given: equal."""
     tls_certificate: str = ""
     """PEM file of our certificate; with `tls_key` and `tls_authority`: mutual TLS 1.3."""
     tls_key: str = ""
     tls_authority: str = ""
     """PEM file of the one authority that both sides' certificates must be signed by."""
     token_file: str = ""
-    """Bearer tokens, one a line; empty: none is asked for."""
+    """Bearer tokens of clients, one a line; empty: none is asked for, or shown."""
+    cluster_token_file: str = ""
+    """The same for the replica protocol."""
 
     # the process
     pin_cores: bool = False
@@ -196,6 +201,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 bool(self.tls_certificate) == bool(self.tls_key) == bool(self.tls_authority),
                 "tls_certificate, tls_key and tls_authority must be given together",
             ),
+            (len(self.identity.encode()) <= 255, "identity must have at most 255 bytes"),
             (
                 self.engine_inline_bytes_max < self.engine_frame_bytes_max,
                 "engine_inline_bytes_max must be less than engine_frame_bytes_max",

@@ -84,8 +84,8 @@ class World:
         if not wire:
             return await self.cluster.connect()
         if self.listener is None:
-            self.listener = await self.cluster.listen("", 0)
-        return await connect("127.0.0.1", self.listener.port, self.settings)
+            self.listener = await self.cluster.listen("127.0.0.1:0")
+        return await connect(self.listener.address, self.settings)
 
     async def joined(self, nonce: str, *commands: Command, wire: bool = False) -> ClusterClient:
         client = await self.client(wire)
@@ -315,8 +315,8 @@ async def test_in_process_clients_are_held_to_the_order(tmp_path: Path) -> None:
 async def raw(w: World, kind: Any = Command) -> FramedConnection[Any, Any]:
     await (await w.client(wire=True)).close()
     assert w.listener is not None
-    port = w.listener.port
-    return await dial("127.0.0.1", port, kind, Response, w.settings, REPLICA_MAGIC, REPLICA_VERSION)
+    where = w.listener.address
+    return await dial(where, kind, Response, w.settings, REPLICA_MAGIC, REPLICA_VERSION)
 
 
 async def test_a_stranger_displaces_nobody_and_is_told_what_it_did_wrong(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ async def test_a_stranger_displaces_nobody_and_is_told_what_it_did_wrong(tmp_pat
         with pytest.raises(Broken):
             await unknown.receive()
         large = await raw(w)
-        large._writer.write(b"\xff\xff\xff\xff")
+        large._stream.write(b"\xff\xff\xff\xff")
         assert (await large.receive()).code == FrameTooLarge.__name__
         for connection in (early, unknown, large):
             await connection.aclose()
@@ -353,7 +353,7 @@ async def test_a_peer_that_vanishes_is_forgotten(tmp_path: Path) -> None:
         assert await again.receive() == Frontiers("i1", input=5)
         assert w.listener is not None
         with pytest.raises(AddressInUse):
-            await w.cluster.listen("127.0.0.1", w.listener.port)
+            await w.cluster.listen(w.listener.address)
         await again.close()
         await client.close()
 

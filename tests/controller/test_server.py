@@ -55,7 +55,7 @@ class World:
 @asynccontextmanager
 async def started() -> AsyncIterator[World]:
     with anyio.fail_after(20):
-        listener = await Listener.bind("127.0.0.1", 0, ToClient, FromClient, SETTINGS, MAGIC)
+        listener = await Listener.bind("127.0.0.1:0", ToClient, FromClient, SETTINGS, MAGIC)
         async with System() as system:
             yield World(system, listener)
 
@@ -158,12 +158,12 @@ async def test_a_closed_connection_ends_its_session() -> None:
 async def test_bad_bytes_end_their_connection_alone(body: bytes, code: str) -> None:
     async with started() as world:
         good = await world.connect()
-        port = world.listener.port
-        bad = await dial("127.0.0.1", port, FromClient, ToClient, SETTINGS, MAGIC)
+        where = world.listener.address
+        bad = await dial(where, FromClient, ToClient, SETTINGS, MAGIC)
         await bad.send(Welcome(PROTOCOL_VERSION))
         assert isinstance(await bad.receive(), Welcomed)
         length = len(body) if body else 1 << 30
-        bad._writer.write(struct.pack(">I", length) + body)
+        bad._stream.write(struct.pack(">I", length) + body)
         answer = await bad.receive()
         assert isinstance(answer, Failed)
         assert (answer.request, answer.code) == (0, code)
@@ -176,8 +176,8 @@ async def test_bad_bytes_end_their_connection_alone(body: bytes, code: str) -> N
 
 async def test_an_answer_that_no_frame_holds_is_told() -> None:
     async with started() as world:
-        port = world.listener.port
-        link = await dial("127.0.0.1", port, FromClient, ToClient, SETTINGS, MAGIC)
+        where = world.listener.address
+        link = await dial(where, FromClient, ToClient, SETTINGS, MAGIC)
         await link.send(Welcome(PROTOCOL_VERSION))
         await link.receive()
         await link.send(Status(1))

@@ -21,23 +21,23 @@ class Address(msgspec.Struct, frozen=True):
     path: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str, name: str = "address") -> Self:
         """Reads ``tcp://host:port``, ``host:port`` (an empty host: loopback; an IPv6 address in
-        brackets), or ``unix:/path``. Raises `BadSettings`."""
+        brackets), or ``unix:/path``. Raises `BadSettings`, which calls it `name`."""
         if text.startswith("unix:"):
             path = text.removeprefix("unix:")
             if not path.startswith("/"):
-                raise BadSettings(f"address {text!r}: give the whole path, as unix:/run/x.sock")
+                raise BadSettings(f"{name} = {text!r}: give the whole path, as unix:/run/x.sock")
             if len(path.encode()) > PATH_BYTES_MAX:
                 raise BadSettings(
-                    f"address {text!r}: a socket's path has at most {PATH_BYTES_MAX} bytes, this "
+                    f"{name} = {text!r}: a socket's path has at most {PATH_BYTES_MAX} bytes, this "
                     f"one {len(path.encode())}"
                 )
             return cls(path=path)
         host, colon, port = text.removeprefix("tcp://").rpartition(":")
         whole = host.startswith("[") == host.endswith("]") and (":" not in host or "[" in host)
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or not whole:
-            raise BadSettings(f"address {text!r}: give host:port, tcp://host:port or unix:/path")
+            raise BadSettings(f"{name} = {text!r}: give host:port, tcp://host:port or unix:/path")
         return cls(host=host.strip("[]") or "127.0.0.1", port=int(port))
 
     @property

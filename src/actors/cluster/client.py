@@ -1,4 +1,4 @@
-"""A controller's end of the replica protocol, in process or over TCP.
+"""A controller's end of the replica protocol, in process or over a socket.
 
 Both behave alike: the first command is a Hello with a fresh nonce; responses are merged over
 the workers; `receive` raises why the connection ended (`Displaced`, `InvalidUsage`, …), `Broken`
@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import anyio
 
+from actors.cluster.address import Address as Place
 from actors.cluster.connection import (
     Accept,
     AcceptorMessage,
@@ -20,6 +21,7 @@ from actors.cluster.connection import (
     ConnectionMessage,
     Leave,
 )
+from actors.cluster.security import for_dialler
 from actors.cluster.transport import FramedConnection, dial
 from actors.errors import (
     Broken,
@@ -158,7 +160,7 @@ class LocalClient:
 
 
 class WireClient:
-    """A client over TCP; see `connect`."""
+    """A client over a socket; see `connect`."""
 
     def __init__(self, connection: FramedConnection[Command, Response]) -> None:
         self._connection = connection
@@ -185,9 +187,18 @@ class WireClient:
         await self._connection.aclose()
 
 
-async def connect(host: str, port: int, settings: Settings) -> WireClient:
-    """Connects to a cluster's listener. Raises what `transport.dial` raises."""
+async def connect(address: Place | str, settings: Settings) -> WireClient:
+    """Connects to a cluster's listener, ``host:port`` or ``unix:/path``; of the settings,
+    `identity`, `tls_…` and `cluster_token_file` count. Raises what `transport.dial` raises."""
+    place = Place.parse(address) if isinstance(address, str) else address
     connection: FramedConnection[Any, Any] = await dial(
-        host, port, Command, Response, settings, REPLICA_MAGIC, REPLICA_VERSION
+        place,
+        Command,
+        Response,
+        settings,
+        REPLICA_MAGIC,
+        REPLICA_VERSION,
+        identity=settings.identity,
+        security=for_dialler(place, settings, settings.cluster_token_file),
     )
     return WireClient(connection)

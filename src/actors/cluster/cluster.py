@@ -18,8 +18,10 @@ import msgspec
 
 from actors.arrangement import SharedArrangements
 from actors.channel_adapter import AdapterStatistics, ChannelAdapter, InspectAdapter
+from actors.cluster.address import Address as Place
 from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
 from actors.cluster.connection import Acceptor, AcceptorMessage, Serve
+from actors.cluster.security import for_listener
 from actors.cluster.serving import Server
 from actors.cluster.transport import Listener
 from actors.compute.live import Cast
@@ -126,11 +128,21 @@ class Cluster:
         """A client in this process; its Hello displaces whoever is connected."""
         return LocalClient(self._acceptor)
 
-    async def listen(self, host: str, port: int) -> Listener:
-        """Serves the replica protocol on host:port (port 0: a free one, see `Listener.port`),
-        until the cluster stops or `Listener.aclose`. Raises `AddressInUse`."""
+    async def listen(self, address: Place | str) -> Listener:
+        """Serves the replica protocol on that address (port 0: a free one, see
+        `Listener.address`), until the cluster stops or `Listener.aclose`. Raises `AddressInUse`,
+        and `BadSettings` for an address that needs TLS and tokens and has none."""
+        place = Place.parse(address, "cluster_listen") if isinstance(address, str) else address
+        settings = self._settings
         listener = await Listener.bind(
-            host, port, Response, Command, self._settings, REPLICA_MAGIC, REPLICA_VERSION
+            place,
+            Response,
+            Command,
+            settings,
+            REPLICA_MAGIC,
+            REPLICA_VERSION,
+            identity=settings.identity,
+            security=for_listener("cluster_listen", place, settings, "cluster_token_file"),
         )
         server = Server(self._acceptor, self._settings)
         await self._acceptor.send(Serve(lambda: listener.serve(server.converse)))

@@ -32,7 +32,7 @@ from actors.errors import (
 OPENING: Final = struct.Struct(">8sH")
 LENGTH: Final = struct.Struct(">H")
 BUSY_MAGIC: Final = b"PENSBUSY"
-TOKEN_BYTES_MAX: Final = 4096
+BEARER_BYTES_MAX: Final = 4096
 TEXT_BYTES_MAX: Final = 255
 
 
@@ -109,8 +109,8 @@ async def _magic(stream: Bytes, magic: bytes) -> bytes:
 
 async def show(stream: Bytes, token: bytes) -> None:
     """The dialler shows its token (empty: none). Raises `Unauthenticated` when refused."""
-    if len(token) > TOKEN_BYTES_MAX:
-        raise LocalProtocolError(f"a token has at most {TOKEN_BYTES_MAX} bytes, not {len(token)}")
+    if len(token) > BEARER_BYTES_MAX:
+        raise LocalProtocolError(f"a token has at most {BEARER_BYTES_MAX} bytes, not {len(token)}")
     stream.write(LENGTH.pack(len(token)) + token)
     try:
         length = (await stream.exactly(1))[0]
@@ -125,8 +125,8 @@ async def admit(stream: Bytes, known: Callable[[bytes], bool] | None) -> None:
     """The listener looks at the dialler's token; `known` None: any will do. Raises
     `Unauthenticated`, after having told the peer."""
     (length,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
-    if length > TOKEN_BYTES_MAX:
-        raise MalformedFrame(f"a token has at most {TOKEN_BYTES_MAX} bytes, not {length}")
+    if length > BEARER_BYTES_MAX:
+        raise MalformedFrame(f"a token has at most {BEARER_BYTES_MAX} bytes, not {length}")
     token = await stream.exactly(length)
     if known is None or known(token):
         stream.write(b"\x00")

@@ -39,6 +39,7 @@ class Security:
         certificate: str = "",
         key: str = "",
         authority: str = "",
+        *,
         tokens: tuple[str, ...] = (),
     ) -> None:
         self._files = (certificate, key, authority)
@@ -58,7 +59,7 @@ class Security:
         if missing and len(missing) < len(files):
             raise BadSettings(f"TLS needs {', '.join(files)}: {', '.join(missing)} not set")
         tokens = _tokens(token_file) if token_file else ()
-        return cls(*files.values(), tokens)
+        return cls(*files.values(), tokens=tokens)
 
     @property
     def has_tls(self) -> bool:

@@ -11,8 +11,9 @@ One timer watches, after `watch`:
 - somebody waits for bytes and none came for ``idle_timeout_ms``: the peer is gone, however the
   socket looks; part of a frame counts as life;
 - a frame was begun and was waited for ``frame_timeout_ms`` in all: its sender does not go on;
-- bytes wait to be written and none left for ``idle_timeout_ms``: the peer does not read. Life of
-  the other direction does not count here.
+- bytes wait to be written, here or in the kernel, and the peer has taken none of them for
+  ``write_timeout_ms`` (at most ``idle_timeout_ms``): it does not read. Life of the other
+  direction does not count here, and what the kernel has merely accepted neither.
 
 Time in which this side does not read (nobody calls `more`) is never held against the peer. The
 first error is final. A frame leaves whole or the connection ends: a cancelled `write_frame` hands
@@ -21,7 +22,10 @@ the rest to the transport.
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
+import termios
 from typing import Any, Final
 
 from actors.errors import Broken, PenstockError
@@ -31,7 +35,7 @@ from actors.settings import Settings
 SLICE_BYTES: Final = 1024 * 1024
 """Of a large frame: more is handed to the transport when this has gone."""
 TICKS: Final = 8
-"""Looks at the write side's progress in one idle limit."""
+"""Looks at the write side's progress in one of its limits."""
 
 
 class ByteStream(asyncio.BufferedProtocol):
@@ -44,6 +48,7 @@ class ByteStream(asyncio.BufferedProtocol):
         """Why nothing more comes or goes."""
         self._keepalive_s = settings.keepalive_ms / 1000
         self._idle_s = settings.idle_timeout_ms / 1000
+        self._write_s = min(settings.write_timeout_ms, settings.idle_timeout_ms) / 1000
         self._frame_s = settings.frame_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
@@ -127,7 +132,7 @@ class ByteStream(asyncio.BufferedProtocol):
         begun = self.frames.begun > 0
         if self._held and self.frames.room:
             self._held = False
-            self._held_s = self._loop.time() - self._held_since
+            self._held_s = max(self._held_s, self._loop.time() - self._held_since)
             self._transport.resume_reading()
         if not begun:
             self._frame_waited_s = 0.0
@@ -160,12 +165,13 @@ class ByteStream(asyncio.BufferedProtocol):
 
     def _late(self) -> str:
         """Words about this side, when it may itself be why the peer has closed."""
-        held_s = self._loop.time() - self._held_since if self._held else self._held_s
-        if held_s < self._idle_s:
+        now_s = self._loop.time() - self._held_since if self._held else 0.0
+        held_s = max(self._held_s, now_s)
+        if held_s < self._write_s - self._write_s / TICKS:
             return ""
         return (
-            f"; this side had read nothing for {held_s * 1000:.0f} ms, and a peer that does not "
-            "read is cut off (idle_timeout_ms)"
+            f"; this side had once read nothing for {held_s * 1000:.0f} ms, and a peer that does "
+            "not read is cut off (write_timeout_ms)"
         )
 
     def _wake(self) -> None:
@@ -182,7 +188,7 @@ class ByteStream(asyncio.BufferedProtocol):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Hands bytes to the transport."""
         self._last_write = self._loop.time()
-        if self._transport.get_write_buffer_size() == 0:
+        if self._written == self._left:
             self._progress = self._last_write
         self._written += len(data)
         self._transport.write(data)
@@ -232,7 +238,7 @@ class ByteStream(asyncio.BufferedProtocol):
     def _tick(self) -> None:
         """Looks at all the limits, and says when to look again."""
         now = self._loop.time()
-        step = min(self._keepalive_s, self._idle_s / TICKS)
+        step = min(self._keepalive_s, self._write_s / TICKS)
         due = [now + step]
         late = self._reading_late(now, due) or self._writing_late(now, step)
         if late:
@@ -264,18 +270,28 @@ class ByteStream(asyncio.BufferedProtocol):
         return ""
 
     def _writing_late(self, now: float, step: float) -> str:
-        waiting = self._transport.get_write_buffer_size()
-        left = self._written - waiting
+        waiting = self._transport.get_write_buffer_size() + self._in_kernel()
+        left = self._written - waiting  # over TLS more than the bytes, but it moves with them
         if waiting == 0 or left != self._left:
             # The last byte left at some moment since the last look.
             self._left, self._progress = left, now
             return ""
-        if now - self._progress < self._idle_s - step:
+        if now - self._progress < self._write_s - step:
             return ""
         return (
-            f"has read nothing for {self._idle_s * 1000:.0f} ms (idle_timeout_ms) while "
-            f"{waiting} bytes wait for it"
+            f"has taken nothing for {self._write_s * 1000:.0f} ms (write_timeout_ms) of "
+            f"{waiting} bytes that wait for it"
         )
+
+    def _in_kernel(self) -> int:
+        """Bytes that the kernel holds and the peer's has not yet taken."""
+        sock = self._transport.get_extra_info("socket")
+        count = array.array("i", [0])
+        try:
+            fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+        except (OSError, ValueError, AttributeError):
+            return 0  # closed, or a kernel that does not tell
+        return count[0]
 
     def _stop_watch(self) -> None:
         if self._timer is not None:

@@ -55,6 +55,8 @@ from actors.telemetry import SESSION_CHANGES, SESSION_REQUEST
 log = logging.getLogger("penstock.sessions")
 
 MAGIC: Final = b"PNSTKAPI"
+MAGIC_VERSION: Final = 2
+"""Of the handshake before Welcome: 2 has identities and tokens."""
 SERVICE_NAME: Final = "penstock"
 FromClient: TypeAlias = Welcome | Request
 ToClient: TypeAlias = Welcomed | Answer
@@ -389,5 +391,5 @@ class ApiServer(Actor[_ServerMessage]):
         self.ctx.watch(session, _SessionEnded(ended))
 
     def describe(self) -> str:
-        where = "in process" if self._listener is None else f"port {self._listener.port}"
+        where = "in process" if self._listener is None else f"{self._listener.address}"
         return f"{where}; {self._accepted} clients so far"
