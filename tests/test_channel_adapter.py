@@ -45,7 +45,7 @@ class Checked(StashRules):
 
 
 def response(nonce: str, number: int = 0) -> TaggedResponse:
-    return TaggedResponse(nonce, Frontiers("v", write=number))
+    return TaggedResponse(nonce, Frontiers("v", write=number), number + 1)
 
 
 def served(rules: StashRules, *nonces: str) -> StashRules:
@@ -126,14 +126,15 @@ async def test_commands_are_tagged_and_responses_counted(stage: Isolation) -> No
     await adapter.send(FromClient("z", AllowWrites()))
     await worker.expect(Tagged, nonce="a", command=Hello("a"))
     adapter.reply(response("a", 5))
-    await client.expect(FromWorker, worker=3, nonce="a", response=response("a", 5).response)
+    first = response("a", 5).response
+    await client.expect(FromWorker, worker=3, nonce="a", response=first, serial=6)
     await worker.expect_nothing()  # not passed before the client took it
-    await adapter.send(Took("a", 1))
-    await worker.expect(Passed, nonce="a", count=1)
+    await adapter.send(Took("a", (6,)))
+    await worker.expect(Passed, nonce="a", serials=(6,))
     await adapter.send(Disconnect("a"))
     await worker.expect(ClientGone, nonce="a")
     adapter.reply(response("a", 6))
-    await worker.expect(Passed, nonce="a", count=1)  # drained
+    await worker.expect(Passed, nonce="a", serials=(7,))  # drained
     await client.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(1, 1, 0, 0)
 
@@ -142,14 +143,15 @@ async def test_a_stranger_waits_for_its_client_and_is_taken_once(stage: Isolatio
     adapter, worker, client = house(stage)
     for number in range(2):
         adapter.reply(response("b", number))
-        await worker.expect(Passed, nonce="b", count=1)
+        await worker.expect(Passed, nonce="b", serials=(number + 1,))
     await adapter.send(Connect("b", client.address))
     for number in range(2):
-        await client.expect(FromWorker, response=response("b", number).response)
+        await client.expect(FromWorker, response=response("b", number).response, serial=0)
     adapter.reply(response("b", 2))
-    await client.expect(FromWorker, response=response("b", 2).response)
-    await adapter.send(Took("b", 3))
-    await worker.expect(Passed, nonce="b", count=1)  # the first two were passed before
+    await client.expect(FromWorker, response=response("b", 2).response, serial=3)
+    await adapter.send(Took("b", (0, 0, 3)))
+    await worker.expect(Passed, nonce="b", serials=(3,))  # the first two were passed before
+    await adapter.send(Took("b", (0,)))
     await worker.expect_nothing()
 
 
@@ -157,8 +159,8 @@ async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(stage: Is
     adapter, worker, client = house(stage, stash=2)
     for number in range(4):
         adapter.reply(response("b", number))
-    await worker.expect(Passed, count=1)
-    await worker.expect(Passed, count=1)
+    await worker.expect(Passed, serials=(1,))
+    await worker.expect(Passed, serials=(2,))
     await worker.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(0, 0, 2, 2)
     await adapter.send(Connect("b", client.address))

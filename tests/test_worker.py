@@ -98,7 +98,7 @@ class House:
         """The next response; its window is opened again."""
         tagged = await self.adapter.expect(TaggedResponse, nonce=self.nonce)
         assert isinstance(tagged.response, kind), tagged
-        await self.worker.send(Passed(self.nonce, 1))
+        await self.worker.send(Passed(self.nonce, (tagged.serial,)))
         return tagged.response
 
     async def statistics(self) -> WorkerStatistics:
@@ -380,7 +380,7 @@ async def test_receipts_of_a_subscribe_wait_for_the_client(
         tagged = await h.adapter.expect(TaggedResponse, nonce="a")
         assert tagged.response == SubscribeResponse("t1", emit(0, 5).batch)
         await dataflow.expect_nothing()  # the client is slow
-        await h.worker.send(Passed("a", 1))
+        await h.worker.send(Passed("a", (tagged.serial,)))
         await dataflow.expect(Emitted, upper=5)
         tell_workers(dataflow, emit(5, 6))
         await h.adapter.expect(TaggedResponse)

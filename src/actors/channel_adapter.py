@@ -10,12 +10,13 @@ connection's nonce. Upwards it sorts responses by theirs (`StashRules`, pure):
 
 The stash is bounded. A nonce not yet served is never evicted: at the bound the adapter stops
 reading its worker, which is to say that it *holds* responses without telling the worker that
-they were taken, until the worker's window (counted per nonce) is full. While no client is
+they were taken, until the worker's window (one for each nonce) is full. While no client is
 connected the adapter goes on draining, so frontiers advance and memory stays flat.
 
 Flow: ``client → adapter → worker`` waits for room; ``worker → adapter → client`` uses room that
-the worker's window reserved. The client says `Took` when responses have left; the adapter says
-`Passed` to the worker for everything taken, stashed or dropped.
+the worker's window reserved. The client says `Took` when responses have left, each named by its
+worker's number for it; the adapter says `Passed` to the worker for everything taken, stashed or
+dropped. What was stashed is forwarded without a number: the worker has its receipt already.
 """
 
 from __future__ import annotations
@@ -68,25 +69,26 @@ class FromClient(msgspec.Struct, frozen=True, gc=False):
 
 
 class Took(msgspec.Struct, frozen=True, gc=False):
-    """The client has passed on this many responses; there is room for as many."""
+    """The client has passed on these responses; there is room for as many."""
 
     nonce: Nonce
-    count: int
+    serials: tuple[int, ...]
 
 
 class FromWorker(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → client: a response of worker number `worker`."""
+    """Adapter → client: a response of worker number `worker`; `serial` is for `Took`."""
 
     worker: int
     nonce: Nonce
     response: Response
+    serial: int = 0
 
 
 class Passed(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: this many responses of that nonce are off its hands."""
+    """Adapter → worker: these responses of that nonce are off its hands."""
 
     nonce: Nonce
-    count: int
+    serials: tuple[int, ...]
 
 
 class ClientGone(msgspec.Struct, frozen=True, gc=False):
@@ -201,7 +203,6 @@ class ChannelAdapter(Actor[AdapterMessage]):
         self._held: deque[TaggedResponse] = deque()
         self._forwarded = 0
         self._dropped = 0
-        self._passed_ahead = 0
 
     async def receive(self, message: AdapterMessage) -> None:
         """Handles one message of the client or the worker."""
@@ -226,10 +227,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
 
     async def _connect(self, message: Connect) -> None:
         self._client = message.client
-        kept = self._rules.connect(message.nonce)
-        # These were passed when they were stashed: the client's first Tooks are theirs.
-        self._passed_ahead = len(kept)
-        for response in kept:
+        for response in self._rules.connect(message.nonce):
             self._forward(TaggedResponse(message.nonce, response))
         held, self._held = self._held, deque()
         for tagged in held:
@@ -243,12 +241,9 @@ class ChannelAdapter(Actor[AdapterMessage]):
             await self._down(Tagged(nonce, command))
 
     async def _took(self, message: Took) -> None:
-        if message.nonce != self._rules.current:
-            return
-        ahead = min(message.count, self._passed_ahead)
-        self._passed_ahead -= ahead
-        if message.count > ahead:
-            await self._down(Passed(message.nonce, message.count - ahead))
+        serials = tuple(serial for serial in message.serials if serial)
+        if serials and message.nonce == self._rules.current:
+            await self._down(Passed(message.nonce, serials))
 
     async def _from_worker(self, tagged: TaggedResponse) -> None:
         match self._rules.judge(tagged):
@@ -259,9 +254,9 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 if tagged.nonce == self._rules.current:
                     await self._drop_held()
                 self._dropped += 1
-                await self._down(Passed(tagged.nonce, 1))
+                await self._down(Passed(tagged.nonce, (tagged.serial,)))
             case Verdict.STASH:
-                await self._down(Passed(tagged.nonce, 1))
+                await self._down(Passed(tagged.nonce, (tagged.serial,)))
             case Verdict.HOLD:
                 self._held.append(tagged)
 
@@ -270,7 +265,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         while self._held:
             stranger = self._held.popleft()
             self._dropped += 1
-            await self._down(Passed(stranger.nonce, 1))
+            await self._down(Passed(stranger.nonce, (stranger.serial,)))
 
     def _forward(self, tagged: TaggedResponse) -> None:
         assert self._client is not None
@@ -281,7 +276,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 assert isinstance(response, SubscribeResponse), "only these bring a context"
                 batch = replace(response.batch, traceparent=opened.traceparent)
                 response = SubscribeResponse(response.id, batch)
-            self._client.reply(FromWorker(self._index, nonce, response))
+            self._client.reply(FromWorker(self._index, nonce, response, tagged.serial))
 
     async def _down(self, message: Tagged | Passed | ClientGone) -> None:
         with suppress(Closed, Broken):

@@ -17,6 +17,13 @@ import msgspec
 
 from actors.errors import BadSettings
 
+FRAME_OVERHEAD_BYTES = 4096
+"""What a frame may hold besides a result: names, trace context, names of fields."""
+TOKEN_BYTES_MAX = 64
+"""Of a nonce and of a peek's uuid."""
+NAME_BYTES_MAX = 256
+"""Of an object's id."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All options of a service. Sizes in bytes, delays in milliseconds."""
@@ -190,8 +197,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "inline_part_bytes_max must not exceed inline_bytes_per_shard_max",
             ),
             (
-                self.result_bytes_max < self.frame_bytes_max,
-                "result_bytes_max must be less than frame_bytes_max: a result travels in a frame",
+                self.result_bytes_max + FRAME_OVERHEAD_BYTES <= self.frame_bytes_max,
+                f"result_bytes_max must be less than frame_bytes_max by {FRAME_OVERHEAD_BYTES}: "
+                "a result travels in a frame",
             ),
             (
                 self.inline_bytes_max <= self.result_bytes_max,

@@ -202,7 +202,7 @@ class Worker(Actor[WorkerMessage]):
             case FromDataflow():
                 await self._from_dataflow(message)
             case Passed():
-                self._deliver(self._outbox.taken(message.nonce, message.count))
+                self._deliver(self._outbox.taken(message.nonce, message.serials))
             case Read():
                 self._reads.pop(message.done.ticket, None)
                 await self._feed(message.done)
@@ -215,7 +215,9 @@ class Worker(Actor[WorkerMessage]):
             case DataflowEnded() | SpawnAgain() | DataflowStopped():
                 await self._children.turn(message)
             case Gone():
-                self._live.pop(message.number, None)
+                live = self._live.pop(message.number, None)
+                if live is not None:
+                    self._children.gone(live)
                 await self._feed(e.Stopped(message.number))
             case Tick():
                 self._installs.maintain()
@@ -235,8 +237,8 @@ class Worker(Actor[WorkerMessage]):
         if nonce is None:
             return
         adapter = self._adapters[self._index]
-        for response in self._outbox.take():
-            adapter.reply(TaggedResponse(nonce, response))
+        for serial, response in self._outbox.take():
+            adapter.reply(TaggedResponse(nonce, response, serial))
 
     # -- effects -----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 
 from actors.arrangement import partition
 from actors.cluster import Cluster, ClusterClient, connect
-from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION
+from actors.cluster.client import LOCAL_QUEUE_MAX, REPLICA_MAGIC, REPLICA_VERSION
 from actors.cluster.transport import FramedConnection, Listener, dial
 from actors.errors import (
     AddressInUse,
@@ -248,6 +248,31 @@ async def test_a_slow_client_holds_back_its_subscribe_alone(tmp_path: Path) -> N
         await client.close()
 
 
+@pytest.mark.parametrize("workers", [1, 2, 5])
+async def test_the_window_of_bytes_holds_with_any_number_of_workers(
+    tmp_path: Path, workers: int
+) -> None:
+    """A client that reads nothing gets the window's bytes, whatever else is said meanwhile."""
+    fields = {"subscribe_inflight_bytes_max": 20_000}
+    async with world(tmp_path, workers, **fields) as w:
+        creates = [CreateDataflow(subscribe(f"t{n}")) for n in range(60)]
+        client = await w.joined("a", *creates, *HISTORY)
+        streams = [await w.stage.dataflow(number) for number in range(60)]
+        index = await w.stage.dataflow(60)
+        for number, stream in enumerate(streams):  # each has one batch of 4 kB
+            batch = SubscribeBatch(0, 5, bytes(4000))
+            stream.args[1][0].reply(Emit(f"t{number}", 1, batch))
+            # Taken at once, because it completes nothing while the others say nothing.
+            index.args[1][0].reply(DataflowProgress("i1", number + 1, number + 1, number + 1))
+            await settle()
+        waiting = (await w.cluster.statistics()).workers[0].responses_waiting
+        # The window's 5 batches, and what the client's queue of 16 has taken.
+        assert waiting >= 60 - 5 - LOCAL_QUEUE_MAX - 1
+        for _ in range(60):
+            await next_of(client, SubscribeResponse)
+        await client.close()
+
+
 @pytest.mark.parametrize("wire", [False, True])
 async def test_another_instance_is_refused_and_displaces_nobody(tmp_path: Path, wire: bool) -> None:
     async with world(tmp_path, 2) as w:
@@ -302,14 +327,78 @@ async def test_in_process_clients_are_held_to_the_order(tmp_path: Path) -> None:
         with pytest.raises(RemoteProtocolError):
             await client.receive()
         first = await w.joined("n")
-        second = await w.client()
-        await second.send(Hello("n"))
-        await second.send(CreateInstance(w.settings.workers))
-        with pytest.raises(RemoteProtocolError, match="in use"):
-            await second.receive()
-        await second.close()  # which does not take the first one's leave
-        await first.send(AllowWrites())
-        await first.close()
+        await first.send(Hello("a2"))
+        with pytest.raises(RemoteProtocolError, match="Hello once"):
+            await first.receive()
+
+
+@pytest.mark.parametrize("wire", [False, True])
+async def test_who_is_not_fit_to_be_served_displaces_nobody(tmp_path: Path, wire: bool) -> None:
+    """A client that is refused, or only says Hello, or brings a used nonce, changes nothing."""
+    async with world(tmp_path, 2) as w:
+        good = await w.joined("good", *HISTORY)
+        dataflow = await w.stage.dataflow()
+        silent = await w.client(wire)
+        await silent.send(Hello("silent"))
+        other = await w.client(wire)
+        await other.send(Hello("other"))
+        await other.send(CreateInstance(3))
+        with pytest.raises(InvalidUsage, match=r"3 workers.*2 workers"):
+            await other.receive()
+        again = await w.client(wire)
+        await again.send(Hello("good"))
+        await again.send(CreateInstance(2))
+        with pytest.raises(RemoteProtocolError, match="nonce good was used before"):
+            await again.receive()
+        dataflow.tell_workers(DataflowProgress("i1", 5, 5, 5))
+        assert await good.receive() == Frontiers("i1", input=5)
+        second = await w.joined("second", wire=wire)
+        with pytest.raises(Displaced):
+            await good.receive()
+        for client in (silent, other, again, second):
+            await client.close()
+        late = await w.client(wire)  # the nonce of one that has long gone is no fresher
+        await late.send(Hello("good"))
+        await late.send(CreateInstance(2))
+        with pytest.raises(RemoteProtocolError, match="nonce good was used before"):
+            await late.receive()
+        await late.close()
+
+
+async def test_a_peek_uuid_that_has_no_answer_yet_is_refused_by_name(tmp_path: Path) -> None:
+    async with world(tmp_path, 2) as w:
+        client = await w.joined("a", *HISTORY)
+        peek = Peek("p", IndexTarget("i1"), 5)
+        await client.send(peek)
+        await client.send(peek)
+        with pytest.raises(RemoteProtocolError, match="peek p has no answer yet"):
+            await client.receive()
+        client = await w.joined("b", *HISTORY)
+        for _ in range(2):  # answered: free again
+            await client.send(Peek("p", IndexTarget("unknown"), 5))
+            answer = await next_of(client, PeekResponse)
+            assert answer.result.code == "UnknownObject"
+        await client.close()
+
+
+async def test_an_id_is_free_again_when_its_end_was_told(tmp_path: Path) -> None:
+    async with world(tmp_path, 2) as w:
+        client = await w.joined("a", *HISTORY)
+        await client.send(AllowCompaction("i1", EMPTY))
+        await client.send(CreateDataflow(index()))
+        with pytest.raises(RemoteProtocolError, match="end has not been told yet"):
+            while True:
+                await client.receive()
+        client = await w.joined("b", *HISTORY)
+        await client.send(AllowCompaction("i1", EMPTY))
+        told: set[str] = set()
+        while told != {"write", "input", "output"}:
+            news = await next_of(client, Frontiers)
+            told |= {kind for kind in ("write", "input", "output") if getattr(news, kind) == EMPTY}
+        await client.send(CreateDataflow(index()))
+        await client.send(Peek("p", IndexTarget("unknown"), 5))
+        assert (await next_of(client, PeekResponse)).uuid == "p"
+        await client.close()
 
 
 async def raw(w: World, kind: Any = Command) -> FramedConnection[Any, Any]:

@@ -124,11 +124,11 @@ async def test_an_index_follows_its_shard_and_survives_a_reconnection(
         await w.append(9, (7, "a", 7, -1), (7, "b", 7, 1))
         await reached(client, 9)
         for target in (IndexTarget("i1"), ShardTarget("u1", SOURCE)):
-            await client.send(Peek(f"{target}5", target, 5))
+            await client.send(Peek(f"{target.id}5", target, 5))
             assert rows_of(await next_of(client, PeekResponse)) == sorted(
                 ((k, "a", 1) for k in range(50)), key=str
             )
-            await client.send(Peek(f"{target}8", target, 8))
+            await client.send(Peek(f"{target.id}8", target, 8))
             assert (7, "b", 1) in rows_of(await next_of(client, PeekResponse))
         again = await w.joined("b", *INDEX)
         await reached(again, 9)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.cluster.partitioned import Partitioned
+from actors.cluster.partitioned import Limits, Partitioned
 from actors.errors import RemoteProtocolError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, from_ipc, to_ipc
@@ -16,11 +16,15 @@ from actors.protocol.compute import (
     AllowWrites,
     Frontiers,
     Hello,
+    InitializationComplete,
     PeekCanceled,
     PeekError,
     PeekResponse,
+    PeekResult,
     PeekRows,
+    PeekStashed,
     Response,
+    StashPart,
     Status,
     SubscribeBatch,
     SubscribeDropped,
@@ -42,7 +46,7 @@ def changes(*updates: tuple[int, int, int]) -> bytes:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_split(count: int) -> None:
-    parts = Partitioned(count, 1000)
+    parts = Partitioned(count, Limits(1000))
     everyone = list(range(count))
     assert [part for part, _ in parts.split(Hello("a"))] == everyone
     assert [part for part, _ in parts.split(UpdateConfiguration(5))] == everyone
@@ -53,7 +57,7 @@ def test_split(count: int) -> None:
 def test_frontiers_are_the_meet_of_the_parts_and_advance_strictly(
     count: int, data: st.DataObject
 ) -> None:
-    parts = Partitioned(count, 1000)
+    parts = Partitioned(count, Limits(1000))
     frontier = st.one_of(st.integers(0, 20), st.just(EMPTY))
     reports = data.draw(st.lists(st.tuples(st.integers(0, count - 1), frontier), max_size=40))
     reached = [0] * count
@@ -73,7 +77,7 @@ def test_frontiers_are_the_meet_of_the_parts_and_advance_strictly(
 
 
 def test_kinds_of_frontiers_are_apart() -> None:
-    parts = Partitioned(2, 1000)
+    parts = Partitioned(2, Limits(1000))
     assert parts.absorb(0, Frontiers("v", write=5)) is None
     assert parts.absorb(1, Frontiers("v", input=7)) is None
     assert parts.absorb(1, Frontiers("v", write=6)) == Frontiers("v", write=5)
@@ -82,7 +86,7 @@ def test_kinds_of_frontiers_are_apart() -> None:
 
 @given(parts_count, st.data())
 def test_a_peek_is_answered_once_with_all_rows(count: int, data: st.DataObject) -> None:
-    parts = Partitioned(count, 1 << 20)
+    parts = Partitioned(count, Limits(1 << 20))
     order = data.draw(st.permutations(range(count)))
     values = [data.draw(st.lists(st.integers(0, 9), max_size=3)) for _ in range(count)]
     answers = [parts.absorb(part, PeekResponse("p", rows(*values[part]))) for part in order]
@@ -95,23 +99,80 @@ def test_a_peek_is_answered_once_with_all_rows(count: int, data: st.DataObject) 
     assert parts.idle()
 
 
-@given(st.permutations([0, 1, 2]), st.booleans())
-def test_precedence_of_peek_answers(order: list[int], canceled: bool) -> None:
-    last: PeekRows | PeekCanceled = PeekCanceled() if canceled else rows(2)
-    results: list[PeekRows | PeekError | PeekCanceled] = [rows(1), PeekError("Busy", "x"), last]
-    parts = Partitioned(3, 1000)
-    answers = [parts.absorb(n, PeekResponse("p", results[k])) for n, k in enumerate(order)]
-    assert answers[-1] == PeekResponse("p", results[2] if canceled else results[1])
+def stashed(*values: int, key: str = "b") -> PeekStashed:
+    inline = rows(*values).arrow if values else None
+    part = StashPart(key, 10, 1000)
+    return PeekStashed((part,), 10 + len(values), 1000 + len(inline or b""), inline)
+
+
+results = st.one_of(
+    st.just(PeekCanceled()),
+    st.builds(PeekError, st.just("ViewInError"), st.sampled_from("xy")),
+    st.builds(PeekError, st.just("InvalidUsage"), st.just("large"), st.just("bytes")),
+    st.builds(
+        PeekError,
+        st.just("InvalidUsage"),
+        st.just("many"),
+        st.just("rows"),
+        st.one_of(st.none(), st.integers(1, 9)),
+    ),
+    st.lists(st.integers(0, 9), max_size=3).map(lambda values: rows(*values)),
+    st.just(PeekRows(b"", 0)),
+    st.lists(st.integers(0, 9), max_size=3).map(lambda values: stashed(*values)),
+)
+
+
+def values_of(result: PeekResult) -> list[int]:
+    arrow = result.arrow if isinstance(result, PeekRows) else None
+    if isinstance(result, PeekStashed):
+        arrow = result.inline
+    return [] if not arrow else list(from_ipc(arrow)["k"].to_pylist())
+
+
+@given(st.lists(results, min_size=1, max_size=5), st.data())
+def test_precedence_of_peek_answers(given_: list[PeekResult], data: st.DataObject) -> None:
+    """Canceled beats all, an error of the data beats limits, bytes beat rows, errors beat rows;
+    of row limits the smallest; stashed parts and rows make one stashed result."""
+    parts = Partitioned(len(given_), Limits(1 << 20))
+    order = data.draw(st.permutations(range(len(given_))))
+    answers = [parts.absorb(part, PeekResponse("p", given_[part])) for part in order]
+    assert answers[:-1] == [None] * (len(given_) - 1)
+    last = answers[-1]
+    assert isinstance(last, PeekResponse)
+    result = last.result
+    errors = [r for r in given_ if isinstance(r, PeekError)]
+    plain = [r for r in errors if not r.limit]
+    if PeekCanceled() in given_:
+        assert result == PeekCanceled()
+    elif plain:
+        assert result == plain[0]
+    elif [r for r in errors if r.limit == "bytes"]:
+        assert isinstance(result, PeekError)
+        assert result.limit == "bytes"
+    elif errors:
+        limits = [r.limit_rows for r in errors if r.limit_rows is not None]
+        assert isinstance(result, PeekError)
+        assert result.limit_rows == min(limits, default=None)
+    else:
+        assert sorted(values_of(result)) == sorted(v for r in given_ for v in values_of(r))
+        held = [part for r in given_ if isinstance(r, PeekStashed) for part in r.parts]
+        assert isinstance(result, PeekStashed) == bool(held)
+        if isinstance(result, PeekStashed):
+            assert list(result.parts) == held
+            assert result.rows == 10 * len(held) + len(values_of(result))
+            assert result.size_bytes == 1000 * len(held) + len(result.inline or b"")
+    assert parts.idle()
 
 
 def test_the_size_is_checked_over_all_parts() -> None:
     one = rows(*range(50))
-    parts = Partitioned(2, len(one.arrow) + 100)
+    parts = Partitioned(2, Limits(len(one.arrow) + 100))
     parts.absorb(0, PeekResponse("p", one))
     answer = parts.absorb(1, PeekResponse("p", one))
     assert isinstance(answer, PeekResponse)
     assert isinstance(answer.result, PeekError)
     assert "result_bytes_max" in answer.result.text
+    parts.split(InitializationComplete())
     parts.split(UpdateConfiguration(1 << 20))
     parts.absorb(0, PeekResponse("p", one))
     answer = parts.absorb(1, PeekResponse("p", one))
@@ -120,14 +181,14 @@ def test_the_size_is_checked_over_all_parts() -> None:
 
 
 def test_a_second_answer_of_a_part_breaks_the_protocol() -> None:
-    parts = Partitioned(2, 1000)
+    parts = Partitioned(2, Limits(1000))
     parts.absorb(1, PeekResponse("p", rows()))
     with pytest.raises(RemoteProtocolError):
         parts.absorb(1, PeekResponse("p", rows()))
 
 
 def test_hello_forgets_what_was_being_merged() -> None:
-    parts = Partitioned(2, 1000)
+    parts = Partitioned(2, Limits(1000))
     parts.absorb(0, PeekResponse("p", rows()))
     parts.absorb(0, Frontiers("v", write=5))
     parts.absorb(0, SubscribeResponse("s", SubscribeBatch(0, 5)))
@@ -136,7 +197,7 @@ def test_hello_forgets_what_was_being_merged() -> None:
 
 
 def test_statuses_pass_through() -> None:
-    assert Partitioned(3, 10).absorb(1, Status("v", "x")) == Status("v", "x")
+    assert Partitioned(3, Limits(10)).absorb(1, Status("v", "x")) == Status("v", "x")
 
 
 # -- subscribes ------------------------------------------------------------------------------------
@@ -148,7 +209,7 @@ def batch(lower: int, upper: int, arrow: bytes | None = None) -> Response:
 
 @given(parts_count, st.data())
 def test_batches_are_contiguous_and_hold_every_update_once(count: int, data: st.DataObject) -> None:
-    parts = Partitioned(count, 1000)
+    parts = Partitioned(count, Limits(1000))
     queues: list[list[tuple[int, int, list[tuple[int, int, int]]]]] = []
     sent: list[tuple[int, int, int]] = []
     for _ in range(count):
@@ -186,7 +247,7 @@ def test_batches_are_contiguous_and_hold_every_update_once(count: int, data: st.
 
 
 def test_one_part_with_data_passes_as_it_is() -> None:
-    parts = Partitioned(2, 1000)
+    parts = Partitioned(2, Limits(1000))
     data = changes((1, 11, 1))
     assert parts.absorb(0, batch(11, 12, data)) is None
     assert parts.absorb(1, batch(0, EMPTY)) == batch(11, 12, data)
@@ -194,7 +255,7 @@ def test_one_part_with_data_passes_as_it_is() -> None:
 
 
 def test_the_first_error_poisons() -> None:
-    parts = Partitioned(2, 1000)
+    parts = Partitioned(2, Limits(1000))
     parts.absorb(1, batch(0, EMPTY))
     parts.absorb(0, batch(0, 5))
     error = ("ViewInError", "boom")
@@ -206,10 +267,30 @@ def test_the_first_error_poisons() -> None:
 
 
 def test_the_end_is_told_once() -> None:
-    parts = Partitioned(3, 1000)
+    parts = Partitioned(3, Limits(1000))
     for part in (1, 2):
         parts.absorb(part, batch(0, 9))
     parts.absorb(0, batch(0, 5))
     ends = [parts.absorb(part, SubscribeResponse("s", SubscribeDropped(5))) for part in range(3)]
     assert ends == [SubscribeResponse("s", SubscribeDropped(5)), None, None]
     assert parts.idle()
+
+
+def test_a_configuration_counts_when_the_replay_is_complete_and_outlives_its_client() -> None:
+    limits = Limits(1000)
+    first = Partitioned(2, limits)
+    first.split(Hello("a"))
+    first.split(UpdateConfiguration(5))
+    first.split(UpdateConfiguration(inline_bytes_max=7))
+    assert limits.result_bytes_max == 1000
+    first.split(InitializationComplete())
+    assert limits.result_bytes_max == 5
+    first.split(UpdateConfiguration(6))
+    second = Partitioned(2, limits)
+    second.split(Hello("b"))
+    second.absorb(0, PeekResponse("p", rows(1)))
+    answer = second.absorb(1, PeekResponse("p", rows(2)))
+    assert isinstance(answer, PeekResponse)
+    assert isinstance(answer.result, PeekError)
+    assert answer.result.limit == "bytes"
+    assert "result_bytes_max (6)" in answer.result.text

@@ -477,3 +477,44 @@ def test_a_configuration_says_only_what_changes() -> None:
     room.connect("a", UpdateConfiguration(7, 5), UpdateConfiguration(maintenance_ms=3))
     reads = room.state.reads
     assert (reads.result_bytes_max, reads.inline_bytes_max, room.state.maintenance_ms) == (7, 5, 3)
+
+
+def test_a_client_that_went_before_its_hello_came_is_not_served() -> None:
+    room = Room(1, 2)
+    room.connect("a", CreateDataflow(index()))
+    room.event(e.ClientLost("b"))
+    room.event(e.ClientLost("a"))
+    effects = room.do(Hello("b"), CreateInstance(2), CreateDataflow(index()))
+    assert of(e.SwitchClient, effects) == [e.SwitchClient(None)]
+    effects = room.do(InitializationComplete(), Peek("p", IndexTarget("i1"), 50))
+    assert responses(effects) == []
+    assert len(room.state.reads.pending) == 0
+    room.connect("c", CreateDataflow(index()))
+    assert responses(room.sealed(1, 20))[0].write == 20
+
+
+def test_an_end_that_was_told_is_not_told_again() -> None:
+    room = Room()
+    room.connect("a", CreateDataflow(index("i1")), CreateDataflow(index("i2")))
+    room.sealed(1, EMPTY)  # write and output
+    for id in ("i1", "i2"):
+        room.do(AllowCompaction(id, EMPTY))
+    assert responses(room.event(e.Stopped(1))) == [Frontiers("i1", input=EMPTY)]
+    assert responses(room.event(e.Stopped(2))) == [Frontiers("i2", EMPTY, EMPTY, EMPTY)]
+    room.do(CreateDataflow(index("i3")))
+    room.sealed(3, EMPTY)
+    room.progress(3, "i3", EMPTY)
+    room.do(AllowCompaction("i3", EMPTY))
+    assert responses(room.event(e.Stopped(3))) == []
+
+
+def test_what_is_kept_holds_one_description_only() -> None:
+    room = Room()
+    room.connect("a", CreateDataflow(index()))
+    old = room.state.rendered["i1"].description
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(index(as_of=12)), type=type(old))
+    room.connect("b", CreateDataflow(again))
+    kept = room.state.rendered["i1"].description
+    assert kept.as_of == 12
+    assert kept.export is old.export
+    assert kept.imports is old.imports

@@ -28,13 +28,13 @@ def test_the_window_closes_and_opens() -> None:
     box = outbox(messages=2)
     for n in range(5):
         box.push(PeekResponse(f"p{n}", PeekCanceled()))
-    assert [r.uuid for r in box.take() if isinstance(r, PeekResponse)] == ["p0", "p1"]
+    assert [serial for serial, _ in box.take()] == [1, 2]
     assert box.take() == []
-    box.taken("n1", 1)
-    assert box.take() == [PeekResponse("p2", PeekCanceled())]
-    box.taken("other", 2)
+    box.taken("n1", [2])
+    assert box.take() == [(3, PeekResponse("p2", PeekCanceled()))]
+    box.taken("other", [1, 3])
     assert box.take() == []
-    box.taken("n1", 99)
+    box.taken("n1", [1, 2, 3, 99])
     assert len(box.take()) == 2
     assert len(box) == 0
 
@@ -45,7 +45,7 @@ def test_bytes_close_the_window_but_one_response_always_goes() -> None:
     box.push(PeekResponse("b", PeekRows(bytes(50))))
     assert len(box.take()) == 1
     assert box.take() == []
-    box.taken("n1", 1)
+    box.taken("n1", [1])
     assert len(box.take()) == 1
 
 
@@ -58,19 +58,20 @@ def test_what_waits_is_merged() -> None:
         box.push(Frontiers("v", output=time))
         box.push(Status("v", "running", steps=time))
     assert len(box) == 2
-    box.taken("n1", 1)
-    assert box.take() == [Frontiers("v", write=999, output=999)]
-    box.taken("n1", 1)
-    assert box.take() == [Status("v", "running", steps=999)]
+    box.taken("n1", [1])
+    assert box.take() == [(2, Frontiers("v", write=999, output=999))]
+    box.taken("n1", [2])
+    assert box.take() == [(3, Status("v", "running", steps=999))]
 
 
 def test_batches_are_never_merged_and_give_their_receipts_once() -> None:
     box = outbox(messages=2)
     for n in range(3):
         box.push(batch(n), f"r{n}")
-    assert box.take() == [batch(0), batch(1)]
-    assert box.taken("n1", 1) == ["r0"]
-    assert box.switch("n2") == ["r1", "r2"]
-    assert box.taken("n1", 2) == []
+    assert box.take() == [(1, batch(0)), (2, batch(1))]
+    assert box.taken("n1", [2]) == ["r1"]
+    assert box.taken("n1", [2]) == []
+    assert box.switch("n2") == ["r0", "r2"]
+    assert box.taken("n1", [1]) == []
     assert box.take() == []
     assert box.switch(None) == []

@@ -1,11 +1,11 @@
 """Connections of controllers: the acceptor, and one connection actor for the client of the day.
 
 Theory of operation. A cluster serves one client at a time. The `Acceptor` stops the former
-`Connection` when a newer one has proved itself: its opening, its Hello and a CreateInstance that
-fits the instance that runs. Then it tells the adapters that the former is gone, and starts the
-newer; so adapters see connections in one order. A refused client displaces nobody. The
-connection attaches to every adapter *before* it passes Hello on, splits commands, merges
-responses (`Partitioned`) and hands them to its `Outlet`, one batch at a time.
+`Connection` when a newer one has proved itself (a valid opening, a Hello of a nonce that was not
+used before, and a CreateInstance that the running one can serve), tells the adapters that the
+former is gone, and starts the newer; so adapters see connections in one order. The connection
+attaches to every adapter *before* it passes Hello on, splits commands, merges responses
+(`Partitioned`) and hands them to its `Outlet`, one batch at a time.
 
 Flow: ``client → connection → adapters`` waits for room. Upwards, each worker's window bounds
 what is on its way: a response that completed a merged one is acknowledged (`Took`) when the
@@ -17,21 +17,29 @@ A client that breaks a rule is told so by a last response (`Refused`) and loses 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias, assert_never
+from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 
 from actors.channel_adapter import Connect, Disconnect, FromClient, FromWorker, Took
-from actors.cluster.partitioned import Partitioned
-from actors.cluster.rules import CommandRules
+from actors.cluster.partitioned import Limits, Partitioned
+from actors.cluster.rules import CommandRules, check_instance, check_name
 from actors.errors import Broken, Closed, Displaced, PenstockError, RemoteProtocolError, to_wire
 from actors.kernel import STOP, Actor, Address, Reply
 from actors.progress import Nonce
-from actors.protocol.compute import Command, CreateInstance, Hello, Peek, Refused, Response
-from actors.settings import Settings
+from actors.protocol.compute import (
+    Command,
+    CreateInstance,
+    Hello,
+    Peek,
+    PeekResponse,
+    Refused,
+    Response,
+)
+from actors.settings import TOKEN_BYTES_MAX, Settings
 from actors.spans import accept, span_below
 from actors.telemetry import CONNECTION_COMMAND
 
@@ -83,19 +91,21 @@ class Connection(Actor[ConnectionMessage]):
         adapters: Sequence[Address[Any]],
         outlet: Outlet,
         running: CreateInstance,
+        limits: Limits,
         settings: Settings,
     ) -> None:
         self._hello = hello
         self._instance = instance
         self._adapters = adapters
         self._outlet = outlet
-        self._rules = CommandRules(running, settings.frame_bytes_max)
-        self._parts = Partitioned(len(adapters), settings.result_bytes_max)
-        self._queue: deque[tuple[Response, int]] = deque()
-        self._sending: list[tuple[Response, int]] = []
+        self._rules = CommandRules(running, settings)
+        self._parts = Partitioned(len(adapters), limits)
+        self._queue: deque[tuple[Response, int, int]] = deque()
+        """Merged, with the worker and the number of the response that completed it."""
+        self._sending: list[tuple[Response, int, int]] = []
 
     async def on_start(self) -> None:
-        """Takes over all adapters, then tells them what the client has begun with."""
+        """Takes over all adapters, then says Hello and CreateInstance to them."""
         for adapter in self._adapters:
             await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
         await self._command(self._hello)
@@ -134,15 +144,26 @@ class Connection(Actor[ConnectionMessage]):
     async def _response(self, message: FromWorker) -> None:
         if message.nonce != self._hello.nonce:
             return
-        merged = self._parts.absorb(message.worker, message.response)
-        if merged is None:
-            await self._took(message.worker)
+        try:
+            merged = self._parts.absorb(message.worker, message.response)
+        except PenstockError as error:
+            log.error("%s: %s", self.ctx.path, error)
+            self._end(error)
             return
-        self._queue.append((merged, message.worker))
+        # What the client may do from now on is known before it can know it.
+        for id in self._parts.ended:
+            self._rules.ended(id)
+        self._parts.ended.clear()
+        if merged is None:
+            await self._took(message.worker, (message.serial,))
+            return
+        if isinstance(merged, PeekResponse):
+            self._rules.answered(merged.uuid)
+        self._queue.append((merged, message.worker, message.serial))
         self._send_next()
 
-    async def _took(self, worker: int) -> None:
-        await _send(self._adapters[worker], Took(self._hello.nonce, 1))
+    async def _took(self, worker: int, serials: tuple[int, ...]) -> None:
+        await _send(self._adapters[worker], Took(self._hello.nonce, serials))
 
     def _send_next(self) -> None:
         if self._sending or not self._queue:
@@ -151,7 +172,7 @@ class Connection(Actor[ConnectionMessage]):
         self._queue.clear()
 
         async def run() -> int:
-            for response, _ in batch:
+            for response, _, _ in batch:
                 await self._outlet.send(response)
             return len(batch)
 
@@ -159,8 +180,11 @@ class Connection(Actor[ConnectionMessage]):
 
     async def _sent(self) -> None:
         sent, self._sending = self._sending, []
-        for _, worker in sent:
-            await self._took(worker)
+        taken: dict[int, list[int]] = {}
+        for _, worker, serial in sent:
+            taken.setdefault(worker, []).append(serial)
+        for worker, serials in taken.items():
+            await self._took(worker, tuple(serials))
         self._send_next()
 
     def _end(self, error: PenstockError) -> None:
@@ -186,8 +210,9 @@ async def _send(address: Address[Any], message: Any) -> None:
 
 
 class Accept(msgspec.Struct, frozen=True, gc=False):
-    """A client has introduced itself: if its instance fits, make it the one that is served.
-    Answered with its address, or why not; who is refused has displaced nobody."""
+    """A client has said its first two commands: make it the one that is served, if it may be.
+    Answered with the connection's address; fails, and displaces nobody, when the nonce was used
+    before or the running instance is not what the client asks for."""
 
     hello: Hello
     instance: CreateInstance
@@ -200,6 +225,10 @@ class Leave(msgspec.Struct, frozen=True, gc=False):
 
     nonce: Nonce
     reply: Reply[None] | None = None
+
+
+NONCES_MAX: Final = 1024
+"""Nonces remembered, so that none is used twice: adapters and workers tell clients apart by it."""
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
@@ -221,7 +250,9 @@ class Acceptor(Actor[AcceptorMessage]):
     def __init__(self, adapters: Sequence[Address[Any]], settings: Settings) -> None:
         self._adapters = adapters
         self._settings = settings
-        self._running = CreateInstance(settings.workers)
+        self._running = CreateInstance(settings.workers, expiration_ms=settings.expiration_ms)
+        self._limits = Limits(settings.result_bytes_max)
+        self._nonces: OrderedDict[Nonce, None] = OrderedDict()
         self._current: tuple[Nonce, Address[Any], Outlet] | None = None
         self._count = 0
         self._displaced = 0
@@ -246,19 +277,18 @@ class Acceptor(Actor[AcceptorMessage]):
 
     async def _accept(self, message: Accept) -> None:
         nonce = message.hello.nonce
-        rules = CommandRules(self._running, self._settings.frame_bytes_max)
         try:
-            rules.check(message.hello)
-            rules.check(message.instance)
+            check_name(nonce, "the nonce of Hello", TOKEN_BYTES_MAX)
+            if nonce in self._nonces:
+                raise RemoteProtocolError(f"nonce {nonce} was used before: choose a fresh one")
+            check_instance(self._running, message.instance)
         except PenstockError as error:
             message.reply.fail(error)
             return
+        self._nonces[nonce] = None
+        if len(self._nonces) > NONCES_MAX:
+            self._nonces.popitem(last=False)
         if self._current is not None:
-            if self._current[0] == nonce:
-                message.reply.fail(
-                    RemoteProtocolError(f"nonce {nonce} is in use: choose a fresh one")
-                )
-                return
             self._displaced += 1
             await self._release(Displaced(f"a newer connection ({nonce}) took over"))
         self._count += 1
@@ -269,6 +299,7 @@ class Acceptor(Actor[AcceptorMessage]):
                 self._adapters,
                 message.outlet,
                 self._running,
+                self._limits,
                 self._settings,
             ),
             f"connection-{self._count}",

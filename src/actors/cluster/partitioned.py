@@ -8,11 +8,16 @@ Rules of `absorb`:
 
 - frontiers: per object and kind each part's frontier is joined (it cannot go back); the meet is
   emitted when it advances; an object is forgotten when every part is empty in every kind;
-- peeks: emitted when every part has answered: Canceled before Error before rows; rows are
-  concatenated (parts hold disjoint rows) and their size is checked again;
+- peeks: emitted when every part has answered: Canceled before any error; an error of the data
+  before one of a limit, of bytes before one of rows, of which the smallest limit is told;
+  stashed parts and rows make one stashed result; rows alone are concatenated (parts hold
+  disjoint rows) and their size is checked again;
 - subscribes: a batch is emitted when the meet of the parts' uppers advances, with the updates
   below it; the first error poisons the subscribe; the end (`SubscribeDropped`) is told once;
-- statuses pass through.
+- statuses pass through; so does the answer of a copy, which one part makes.
+
+`Limits` outlives connections, as what the workers were configured with does: a configuration
+counts from InitializationComplete on.
 
 Invariants: emitted frontiers strictly advance; batches of a subscribe are contiguous; a peek is
 emitted at most once; with nothing in flight nothing is kept (`idle`).
@@ -23,6 +28,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from actors.compute.answers import merged
+from actors.compute.history import merge_configuration
 from actors.errors import RemoteProtocolError
 from actors.plan.schema import TIME
 from actors.plan.updates import between, consolidate, from_ipc, to_ipc
@@ -32,6 +38,7 @@ from actors.protocol.compute import (
     CopyToResponse,
     Frontiers,
     Hello,
+    InitializationComplete,
     PeekCanceled,
     PeekError,
     PeekResponse,
@@ -147,12 +154,30 @@ class _Subscribe:
         return all(upper is not None and is_empty(upper) for upper in self.uppers)
 
 
-class Partitioned:
-    """Splits one client's commands over the parts, merges the parts' responses."""
+class Limits:
+    """What the instance is configured with at this moment, as far as merging must know it."""
 
-    def __init__(self, parts: int, result_bytes_max: int) -> None:
+    def __init__(self, result_bytes_max: int) -> None:
+        self.result_bytes_max = result_bytes_max
+
+    def configure(self, command: UpdateConfiguration) -> None:
+        """Takes over what the command says."""
+        if command.result_bytes_max is not None:
+            self.result_bytes_max = command.result_bytes_max
+
+
+class Partitioned:
+    """Splits one client's commands over the parts, merges the parts' responses.
+
+    `ended` collects the ids whose end every part has told; who reads it clears it.
+    """
+
+    def __init__(self, parts: int, limits: Limits) -> None:
         self._parts = parts
-        self._result_bytes_max = result_bytes_max
+        self._limits = limits
+        self._waiting: UpdateConfiguration | None = None
+        self._complete = False
+        self.ended: list[ObjectId] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -166,10 +191,19 @@ class Partitioned:
 
     def split(self, command: Command) -> list[tuple[int, Command]]:
         """(part, command) for every part that gets it."""
-        if isinstance(command, Hello):
-            self._clear()
-        if isinstance(command, UpdateConfiguration) and command.result_bytes_max is not None:
-            self._result_bytes_max = command.result_bytes_max
+        match command:
+            case Hello():
+                self._clear()
+                self._waiting, self._complete = None, False
+            case UpdateConfiguration():
+                if self._complete:
+                    self._limits.configure(command)
+                else:
+                    self._waiting = merge_configuration(self._waiting, command)
+            case InitializationComplete():
+                self._complete = True
+                if self._waiting is not None:
+                    self._limits.configure(self._waiting)
         if isinstance(command, Hello | UpdateConfiguration):
             return [(part, command) for part in range(self._parts)]
         return [(0, command)]
@@ -199,6 +233,7 @@ class Partitioned:
         news = meets.absorb(part, response)
         if meets.ended():
             del self._meets[response.id]
+            self.ended.append(response.id)
         return news
 
     def _peek(self, part: int, response: PeekResponse) -> PeekResponse | None:
@@ -210,7 +245,8 @@ class Partitioned:
             return None
         del self._peeks[response.uuid]
         results = [answers[number] for number in sorted(answers)]
-        return PeekResponse(response.uuid, _merge(results, self._result_bytes_max))
+        merged = merge_results(results, self._limits.result_bytes_max)
+        return PeekResponse(response.uuid, merged, response.traceparent)
 
     def _subscribe(self, part: int, response: SubscribeResponse) -> SubscribeResponse | None:
         merging = self._subscribes.get(response.id)
@@ -223,13 +259,24 @@ class Partitioned:
             news = merging.end(part, response.batch)
         if merging.ended():
             del self._subscribes[response.id]
+            self.ended.append(response.id)
         return None if news is None else SubscribeResponse(response.id, news)
 
 
-def _merge(results: list[PeekResult], bytes_max: int) -> PeekResult:
-    """Canceled before Error before rows."""
-    for kind in (PeekCanceled, PeekError):
-        for result in results:
-            if isinstance(result, kind):
-                return result
+def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
+    """One answer out of all parts', by the precedence that the module's text gives."""
+    if len(results) == 1:
+        return results[0]
+    for result in results:
+        if isinstance(result, PeekCanceled):
+            return result
+    errors = [result for result in results if isinstance(result, PeekError)]
+    if errors:
+        return min(errors, key=_precedence)
     return merged([r for r in results if isinstance(r, PeekRows | PeekStashed)], bytes_max)
+
+
+def _precedence(error: PeekError) -> tuple[int, float]:
+    """Errors of the data first, then of bytes, then of rows by their limit."""
+    limit = float("inf") if error.limit_rows is None else error.limit_rows
+    return ("", "bytes", "rows").index(error.limit), limit

@@ -1,14 +1,30 @@
-"""What a client may say, and in which order: checked at the edge, one connection at a time.
+"""What a client may say, and in which order: one connection at a time, checked on both sides.
 
-Rules: Hello, then CreateInstance (equal to the running instance), then anything; each of these
-and InitializationComplete once; an id names one dataflow at a time; a result must fit a frame.
+Rules:
+
+- Hello, then CreateInstance (compatible with the running instance), then anything; each of
+  these and InitializationComplete once; a nonce is never used twice (the acceptor sees to it);
+- an id names one dataflow at a time: it may name another one when the end of the first has been
+  told (all its frontiers empty, or its subscribe over), so that nobody takes the one for the
+  other. A client cannot know when all workers are done with a subscribe: its side uses the id
+  of one never again. Before InitializationComplete nothing runs, and a dropped id is free at
+  once;
+- a dataflow's description must fit together (`check_description`);
+- the uuid of a peek is free again when the peek is answered;
+- what waits is bounded: dataflows, peeks without an answer and the bytes of their keys, ids that
+  are only named;
+- names are short and a result fits a frame, together with what else the frame holds.
+
 Commands about objects that are not there are let through: both sides tolerate what no longer
-matches their view. Pure.
+matches their view. Pure: `check` hears commands, `answered` and `ended` what became of them.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from actors.errors import InvalidUsage, RemoteProtocolError
+from actors.plan.schema import Schema
 from actors.progress import TIME_MAX, ObjectId, is_empty
 from actors.protocol.compute import (
     AllowCompaction,
@@ -16,23 +32,41 @@ from actors.protocol.compute import (
     CopyToExport,
     CreateDataflow,
     CreateInstance,
+    DataflowDescription,
     Hello,
+    IndexExport,
     InitializationComplete,
     Peek,
+    SubscribeExport,
     UpdateConfiguration,
+    ViewExport,
 )
+from actors.settings import FRAME_OVERHEAD_BYTES, NAME_BYTES_MAX, TOKEN_BYTES_MAX, Settings
 
 
 class CommandRules:
-    """The state of one conversation."""
+    """The state of one conversation. `running`: the cluster's instance; None on the client's
+    side, which does not know it."""
 
-    def __init__(self, running: CreateInstance, frame_bytes_max: int) -> None:
+    def __init__(self, running: CreateInstance | None, settings: Settings) -> None:
         self._running = running
-        self._frame_bytes_max = frame_bytes_max
+        self._settings = settings
         self._hello = False
         self._instance = False
-        self._complete = False
-        self._dataflows: set[ObjectId] = set()
+        self.complete = False
+        self._dataflows: dict[ObjectId, bool] = {}
+        """By id, whether its end has been told already."""
+        self._ending: set[ObjectId] = set()
+        """Dropped, and the end not told yet."""
+        self._streams: set[ObjectId] = set()
+        """On the client's side: live subscribes and copies."""
+        self._spent: OrderedDict[ObjectId, None] = OrderedDict()
+        """On the client's side: the last of those that were."""
+        self._peeks: dict[str, int] = {}
+        """Without an answer; the bytes of their keys."""
+        self._peek_bytes = 0
+        self._named: set[ObjectId] = set()
+        """Compacted before InitializationComplete without being created."""
 
     def check(self, command: Command) -> None:
         """Raises `RemoteProtocolError` when the command breaks the order, and `InvalidUsage`
@@ -40,61 +74,188 @@ class CommandRules:
         name = type(command).__name__
         if isinstance(command, Hello):
             _require(not self._hello, "a connection says Hello once")
-            _require(bool(command.nonce), "the nonce of Hello is empty")
+            check_name(command.nonce, "the nonce of Hello", TOKEN_BYTES_MAX)
             self._hello = True
             return
         _require(self._hello, f"{name} came before Hello")
         if isinstance(command, CreateInstance):
-            self._check_instance(command)
+            _require(not self._instance, "a connection says CreateInstance once")
+            if self._running is not None:
+                check_instance(self._running, command)
+            self._instance = True
             return
         _require(self._instance, f"{name} came before CreateInstance")
         match command:
             case InitializationComplete():
-                _require(not self._complete, "a connection says InitializationComplete once")
-                self._complete = True
+                _require(not self.complete, "a connection says InitializationComplete once")
+                self.complete = True
+                self._named.clear()
             case CreateDataflow():
-                self._check_dataflow(command)
+                self._create(command.dataflow)
             case AllowCompaction():
-                if is_empty(command.frontier):
-                    self._dataflows.discard(command.id)
+                self._compact(command)
             case UpdateConfiguration():
                 self._check_configuration(command)
             case Peek():
-                _require(bool(command.uuid), "the uuid of a Peek is empty")
-                _require(0 <= command.time <= TIME_MAX, f"a Peek at {command.time}: no such time")
+                self._peek(command)
 
-    def _check_instance(self, command: CreateInstance) -> None:
-        _require(not self._instance, "a connection says CreateInstance once")
-        if command != self._running:
-            raise InvalidUsage(
-                f"the client asks for an instance of {_describe(command)}, but this one has "
-                f"{_describe(self._running)}: configure both alike"
-            )
-        self._instance = True
+    def answered(self, uuid: str) -> None:
+        """The answer of a peek has left."""
+        self._peek_bytes -= self._peeks.pop(uuid, 0)
 
-    def _check_dataflow(self, command: CreateDataflow) -> None:
-        dataflow = command.dataflow
-        _require(bool(dataflow.id), "the id of a dataflow is empty")
-        _require(dataflow.id not in self._dataflows, f"dataflow {dataflow.id} exists already")
+    def ended(self, id: ObjectId) -> None:
+        """The end of a dataflow has left: all frontiers empty, or its subscribe over."""
+        if id in self._ending:
+            self._ending.discard(id)
+        elif id in self._dataflows:
+            self._dataflows[id] = True
+
+    def _create(self, dataflow: DataflowDescription) -> None:
+        id = dataflow.id
+        check_name(id, "the id of a dataflow", NAME_BYTES_MAX)
+        _require(id not in self._dataflows, f"dataflow {id} exists already")
         _require(
-            0 <= dataflow.as_of <= TIME_MAX,
-            f"dataflow {dataflow.id} starts at {dataflow.as_of}: no such time",
+            id not in self._ending,
+            f"dataflow {id} was dropped and its end has not been told yet: an id may be used "
+            "again only after that",
         )
-        if isinstance(dataflow.export, CopyToExport):
-            raise InvalidUsage(f"dataflow {dataflow.id} is a copy: this cluster makes none")
-        self._dataflows.add(dataflow.id)
+        _require(0 <= dataflow.as_of <= TIME_MAX, f"{id} starts at {dataflow.as_of}: no such time")
+        _require(id not in self._spent, f"{id} was a subscribe: it needs a fresh id each time")
+        limit = self._settings.dataflows_max
+        if len(self._dataflows) + len(self._ending) >= limit:
+            raise InvalidUsage(f"dataflow {id} is one more than dataflows_max ({limit})")
+        check_description(dataflow)
+        self._dataflows[id] = False
+        if self._running is None and isinstance(dataflow.export, SubscribeExport | CopyToExport):
+            self._streams.add(id)
+
+    def _compact(self, command: AllowCompaction) -> None:
+        if is_empty(command.frontier):
+            told = self._dataflows.pop(command.id, None)
+            if self.complete and command.id in self._streams:
+                self._streams.discard(command.id)
+                self._spent[command.id] = None
+                if len(self._spent) > self._settings.dataflows_max:
+                    self._spent.popitem(last=False)
+            elif told is False and self.complete:
+                self._ending.add(command.id)
+        elif not self.complete and command.id not in self._dataflows:
+            check_name(command.id, "the id of an AllowCompaction", NAME_BYTES_MAX)
+            self._named.add(command.id)
+            limit = self._settings.dataflows_max
+            _require(len(self._named) <= limit, f"more than {limit} unknown ids (dataflows_max)")
 
     def _check_configuration(self, command: UpdateConfiguration) -> None:
-        limit = command.result_bytes_max
-        if limit is not None and not 0 < limit < self._frame_bytes_max:
-            raise InvalidUsage(
-                f"result_bytes_max = {limit}: must be above 0 and below frame_bytes_max "
-                f"({self._frame_bytes_max}), because a result travels in a frame"
-            )
+        highest = self._settings.frame_bytes_max - FRAME_OVERHEAD_BYTES
+        for name in ("result_bytes_max", "inline_bytes_max"):
+            limit = getattr(command, name)
+            if limit is not None and not 0 < limit <= highest:
+                raise InvalidUsage(
+                    f"{name} = {limit}: must be above 0 and at most {highest}, because a result "
+                    f"travels in a frame (frame_bytes_max, less {FRAME_OVERHEAD_BYTES})"
+                )
+        tick = command.maintenance_ms
+        if tick is not None and tick <= 0:
+            raise InvalidUsage(f"maintenance_ms = {tick}: must be above 0")
+
+    def _peek(self, peek: Peek) -> None:
+        uuid, settings = peek.uuid, self._settings
+        check_name(uuid, "the uuid of a Peek", TOKEN_BYTES_MAX)
+        _require(uuid not in self._peeks, f"peek {uuid} has no answer yet: choose a fresh uuid")
+        _require(0 <= peek.time <= TIME_MAX, f"a Peek at {peek.time}: no such time")
+        # Beyond peeks_pending_max the workers answer Busy; those answers must leave, too.
+        most = settings.peeks_pending_max * (2 if self.complete else 1)
+        _require(len(self._peeks) < most, f"{most} peeks have no answer yet (peeks_pending_max)")
+        size = len(peek.keys or b"") + sum(len(compared.value) for compared in peek.filter)
+        bytes_max = KEY_FRAMES_MAX * settings.frame_bytes_max
+        _require(
+            self._peek_bytes + size <= bytes_max,
+            f"the keys of all peeks without an answer take more than {bytes_max} bytes",
+        )
+        self._peeks[uuid] = size
+        self._peek_bytes += size
+
+
+KEY_FRAMES_MAX = 4
+"""Keys of all unanswered peeks of a client: at most so many times `frame_bytes_max`."""
+
+
+def check_instance(running: CreateInstance, wanted: CreateInstance) -> None:
+    """Raises `InvalidUsage` with the difference unless the running instance can serve: it has
+    the same configuration, and expires no earlier than is wanted."""
+    sooner = _or_never(wanted.expiration_ms) <= _or_never(running.expiration_ms)
+    alike = (wanted.workers, wanted.version, wanted.stash) == (
+        running.workers,
+        running.version,
+        running.stash,
+    )
+    if not (alike and sooner):
+        raise InvalidUsage(
+            f"the client asks for an instance of {_describe(wanted)}, but this one has "
+            f"{_describe(running)}: configure both alike"
+        )
+
+
+def check_description(dataflow: DataflowDescription) -> None:
+    """Raises `InvalidUsage` when the parts of a description do not fit together."""
+    export, id = dataflow.export, dataflow.id
+    if dataflow.until is not None and dataflow.until <= dataflow.as_of:
+        raise InvalidUsage(
+            f"dataflow {id} ends at {dataflow.until}, not after its as_of {dataflow.as_of}"
+        )
+    schemas = tuple(source.schema for source in dataflow.imports)
+    match export:
+        case ViewExport():
+            _fits(id, "imports", len(export.plan.sources), len(schemas))
+            _fits(id, "hidden shards", len(export.plan.hidden), len(export.hidden_shards))
+            for number, wanted in enumerate(export.plan.source_schemas):
+                _same_columns(id, f"import {number}", schemas[number], wanted)
+        case IndexExport():
+            _fits(id, "imports", 1, len(schemas))
+            _same_columns(id, "the import", schemas[0], export.schema)
+            missing = [name for name in export.key if name not in export.schema.names]
+            if missing or not export.key or len(set(export.key)) < len(export.key):
+                raise InvalidUsage(
+                    f"index {id} has the key ({', '.join(export.key)}); needed: distinct "
+                    f"columns out of {', '.join(export.schema.names)}"
+                )
+        case SubscribeExport():
+            _fits(id, "imports", 1, len(schemas))
+            _same_columns(id, "the import", schemas[0], export.schema)
+        case CopyToExport():
+            raise InvalidUsage(f"dataflow {id} is a copy: this cluster makes none")
+
+
+def check_name(text: str, what: str, bytes_max: int) -> None:
+    """Raises `RemoteProtocolError` unless a name is there and short."""
+    _require(bool(text), f"{what} is empty")
+    size = len(text.encode("utf-8", "surrogatepass"))
+    _require(size <= bytes_max, f"{what} takes {size} bytes; at most {bytes_max} are allowed")
+
+
+def _fits(id: ObjectId, what: str, wanted: int, given: int) -> None:
+    if wanted != given:
+        raise InvalidUsage(f"dataflow {id} needs {wanted} {what}, {given} were given")
+
+
+def _same_columns(id: ObjectId, what: str, given: Schema, wanted: Schema) -> None:
+    """Names and types; whether NULL is allowed may differ."""
+    if [(c.name, c.type) for c in given.columns] != [(c.name, c.type) for c in wanted.columns]:
+        raise InvalidUsage(
+            f"dataflow {id}: {what} has the columns {given.ddl()}, needed are {wanted.ddl()}"
+        )
+
+
+def _or_never(expiration_ms: int | None) -> float:
+    return float("inf") if expiration_ms is None else expiration_ms
 
 
 def _describe(instance: CreateInstance) -> str:
-    return f"{instance.workers} workers (version {instance.version})"
+    expires = "never" if instance.expiration_ms is None else f"after {instance.expiration_ms} ms"
+    stash = "a stash" if instance.stash else "no stash"
+    return (
+        f"{instance.workers} workers (version {instance.version}, {stash}, which expires {expires})"
+    )
 
 
 def _require(holds: bool, rule: str) -> None:

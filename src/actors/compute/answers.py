@@ -28,7 +28,7 @@ def merged(
     if not stashed:
         return _together(inline, bytes_max)
     inline += [PeekRows(result.inline) for result in stashed if result.inline is not None]
-    filled = [result for result in inline if result.arrow]
+    filled = [result for result in inline if count_of(result)]
     rows = [count_of(result) for result in filled]
     return PeekStashed(
         tuple(part for result in stashed for part in result.parts),

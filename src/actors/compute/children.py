@@ -28,6 +28,7 @@ from actors.compute.live import (
 from actors.compute.tasks import Tasks
 from actors.errors import Broken, Closed
 from actors.kernel import STOP
+from actors.progress import ObjectId
 from actors.protocol.internal import CompactionAllowed, Scheduled, WritesAllowed
 
 ForDataflow: TypeAlias = Scheduled | CompactionAllowed | WritesAllowed
@@ -45,19 +46,32 @@ class Children:
         self._site = site
         self._tasks = tasks
         self._commands_for = commands_for
+        self._by_id: dict[ObjectId, dict[int, Live]] = {}
         self._stopped_early: set[int] = set()
         """Dataflows that worker 0 has stopped and this worker was not yet told to drop."""
 
     def render(self, live: Live) -> None:
         """Starts the actor, unless a predecessor must stop first."""
+        self._by_id.setdefault(live.id, {})[live.number] = live
         if self._site.index == 0 and not self._predecessor_runs(live):
             self._spawn(live)
 
     def _predecessor_runs(self, live: Live) -> bool:
         return any(
-            other.id == live.id and other.number < live.number and other.dataflow is not None
-            for other in self._site.live.values()
+            other.number < live.number and other.dataflow is not None
+            for other in self._same_object(live)
         )
+
+    def _same_object(self, live: Live) -> list[Live]:
+        """All renderings of one object that are there, oldest first."""
+        return list(self._by_id.get(live.id, {}).values())
+
+    def gone(self, live: Live) -> None:
+        """Nothing of it is left."""
+        same = self._by_id[live.id]
+        del same[live.number]
+        if not same:
+            del self._by_id[live.id]
 
     def _spawn(self, live: Live) -> None:
         site = self._site
@@ -123,9 +137,9 @@ class Children:
             with suppress(Closed, Broken):
                 await worker.send(DataflowStopped(live.number))
         self._tear_down(live)
-        for successor in list(self._site.live.values()):
+        for successor in self._same_object(live):
             waits = successor.dataflow_serial == 0 and not successor.dropping
-            if successor.id == live.id and waits and not self._predecessor_runs(successor):
+            if waits and not self._predecessor_runs(successor):
                 await self._start_late(successor)
 
     def drop(self, live: Live) -> None:

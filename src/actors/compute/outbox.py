@@ -6,14 +6,16 @@ one object merge into one entry, a peek has one response, a subscribe has one ba
 because its dataflow is told only when the batch was taken. So the outbox holds at most two
 entries an object and one a pending peek.
 
-Rules: responses belong to one nonce; `switch` forgets all of the former connection and starts a
-fresh window; an acknowledgement of a former nonce is ignored. A batch's `receipt` is handed
-back exactly once: when it was taken, or when it was forgotten.
+Rules: every response on its way has a serial number, by which it is acknowledged, in any order;
+numbers are never used twice. Responses belong to one nonce; `switch` forgets all of the former
+connection and starts a fresh window; an acknowledgement of a former nonce is ignored. A batch's
+`receipt` is handed back exactly once: when it was taken, or when it was forgotten.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -43,9 +45,10 @@ class Outbox(Generic[T]):
         self._bytes_max = bytes_max
         self.nonce: Nonce | None = None
         self._waiting: OrderedDict[tuple[str, str], tuple[Response, T | None]] = OrderedDict()
-        self._flying: deque[tuple[int, T | None]] = deque()
+        self._flying: dict[int, tuple[int, T | None]] = {}
         self._flying_bytes = 0
         self._serial = 0
+        self._batches = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -53,7 +56,7 @@ class Outbox(Generic[T]):
     def switch(self, nonce: Nonce | None) -> list[T]:
         """Forgets everything and goes over to another connection (or none); the receipts of
         what was forgotten."""
-        receipts = [receipt for _, receipt in self._flying if receipt is not None]
+        receipts = [receipt for _, receipt in self._flying.values() if receipt is not None]
         receipts += [receipt for _, receipt in self._waiting.values() if receipt is not None]
         self._waiting.clear()
         self._flying.clear()
@@ -78,20 +81,21 @@ class Outbox(Generic[T]):
             case PeekResponse():
                 return ("peek", response.uuid)
             case SubscribeResponse() | CopyToResponse():
-                self._serial += 1
-                return ("stream", f"{response.id}/{self._serial}")
+                self._batches += 1
+                return ("stream", f"{response.id}/{self._batches}")
             case Refused():
                 return ("refused", "")
 
-    def take(self) -> list[Response]:
-        """What may go to the adapter now, oldest first."""
-        out: list[Response] = []
+    def take(self) -> list[tuple[int, Response]]:
+        """What may go to the adapter now, oldest first, each with its number (from 1)."""
+        out: list[tuple[int, Response]] = []
         while self._waiting and self._has_room():
             _, (response, receipt) = self._waiting.popitem(last=False)
             size = response_bytes(response)
-            self._flying.append((size, receipt))
+            self._serial += 1
+            self._flying[self._serial] = (size, receipt)
             self._flying_bytes += size
-            out.append(response)
+            out.append((self._serial, response))
         return out
 
     def _has_room(self) -> bool:
@@ -99,13 +103,15 @@ class Outbox(Generic[T]):
             return True
         return len(self._flying) < self._messages_max and self._flying_bytes < self._bytes_max
 
-    def taken(self, nonce: Nonce, count: int) -> list[T]:
-        """The adapter is done with the oldest `count`; their receipts."""
+    def taken(self, nonce: Nonce, serials: Iterable[int]) -> list[T]:
+        """The adapter is done with these; their receipts."""
         receipts: list[T] = []
         if nonce != self.nonce:
             return receipts
-        for _ in range(min(count, len(self._flying))):
-            size, receipt = self._flying.popleft()
+        for serial in serials:
+            if serial not in self._flying:
+                continue
+            size, receipt = self._flying.pop(serial)
             self._flying_bytes -= size
             if receipt is not None:
                 receipts.append(receipt)

@@ -29,6 +29,8 @@ class PendingPeeks:
         self._limit = limit
         self._by_uuid: dict[str, Pending] = {}
         self._by_ticket: dict[int, Pending] = {}
+        self._by_number: dict[int, dict[int, Pending]] = {}
+        """By index, then ticket."""
         self._last_ticket = 0
 
     def __len__(self) -> int:
@@ -47,6 +49,7 @@ class PendingPeeks:
         self._last_ticket += 1
         pending = Pending(self._last_ticket, number, peek)
         self._by_uuid[peek.uuid] = self._by_ticket[pending.ticket] = pending
+        self._by_number.setdefault(number, {})[pending.ticket] = pending
         return pending
 
     def get(self, uuid: str) -> Pending | None:
@@ -61,6 +64,10 @@ class PendingPeeks:
         """It has been answered, or nobody waits for it."""
         del self._by_uuid[pending.peek.uuid]
         del self._by_ticket[pending.ticket]
+        same = self._by_number[pending.number]
+        del same[pending.ticket]
+        if not same:
+            del self._by_number[pending.number]
 
     def all(self) -> list[Pending]:
         """Every one, oldest first."""
@@ -68,13 +75,14 @@ class PendingPeeks:
 
     def of(self, number: int) -> list[Pending]:
         """Those that read one index."""
-        return [pending for pending in self._by_uuid.values() if pending.number == number]
+        return list(self._by_number.get(number, {}).values())
 
-    def times_of(self, number: int) -> list[Time]:
-        """The times at which an index is read."""
-        return [pending.peek.time for pending in self.of(number)]
+    def earliest(self, number: int) -> Time | None:
+        """The earliest time at which an index is read."""
+        return min((p.peek.time for p in self._by_number.get(number, {}).values()), default=None)
 
     def validate(self) -> None:
         """Asserts the invariants."""
         assert len(self._by_uuid) == len(self._by_ticket) <= self._limit
         assert all(self._by_ticket[p.ticket] is p for p in self._by_uuid.values())
+        assert sum(map(len, self._by_number.values())) == len(self._by_uuid)

@@ -132,7 +132,10 @@ class Reads:
         """Tells the partition what it may forget: never what a pending peek reads."""
         if not rendered.is_index:
             return []
-        since: Frontier = min([rendered.allowed, *self.pending.times_of(rendered.number)])
+        if rendered.allowed <= rendered.compacted:
+            return []
+        earliest = self.pending.earliest(rendered.number)
+        since = rendered.allowed if earliest is None else min(rendered.allowed, earliest)
         if since <= rendered.compacted:
             return []
         rendered.compacted = since

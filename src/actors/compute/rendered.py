@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.progress import Frontier, ObjectId, Time
+from actors.progress import EMPTY, Frontier, ObjectId, Time, is_empty
 from actors.protocol.compute import (
     DataflowDescription,
     Frontiers,
@@ -93,6 +93,15 @@ class Rendered(msgspec.Struct):
         )
         return new
 
+    def end(self) -> Frontiers | None:
+        """What is left to tell when it has been dropped and has stopped."""
+        if self.is_subscribe:
+            return None
+        known = self.reported or Frontiers(self.id)
+        kinds = ("write", "input", "output")
+        left = {kind: EMPTY for kind in kinds if not _ended(getattr(known, kind))}
+        return Frontiers(self.id, **left) if left else None
+
     def show(self, seen: DataflowStatus) -> Status:
         """The dataflow's word about itself, as the client gets it."""
         self.status = Status(
@@ -115,6 +124,10 @@ class Rendered(msgspec.Struct):
             seen.bytes_total,
         )
         return self.status
+
+
+def _ended(known: Frontier | None) -> bool:
+    return known is not None and is_empty(known)
 
 
 def _advance(known: Frontier | None, new: Frontier, as_of: Time) -> Frontier | None:

@@ -25,7 +25,8 @@ that another worker must decide alike.
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections import OrderedDict
+from typing import Final, assert_never
 
 import msgspec
 
@@ -83,13 +84,17 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 
+LOST_MAX: Final = 1024
+"""Clients remembered that were gone before their Hello came: as many as nonces are remembered."""
+
 
 class Dropping(msgspec.Struct, frozen=True):
     """A dropped dataflow that has not stopped yet; `nonce`: who is to learn of the end."""
 
     id: ObjectId
     nonce: Nonce | None
-    reports: bool
+    report: Frontiers | None
+    """What is to be told then: empty in every kind that was not told to be empty before."""
 
 
 class ComputeState:
@@ -109,11 +114,14 @@ class ComputeState:
         self.maintenance_ms: int | None = None
         """What a client has configured; None: nothing yet."""
         self.rendered: dict[ObjectId, Rendered] = {}
+        self._numbers: dict[int, Rendered] = {}
         self.dropping: dict[int, Dropping] = {}
         self.reads = Reads(
             self.rendered, index, count, result_bytes_max=result_bytes_max, peeks_max=peeks_max
         )
         self._offering: Nonce | None = None
+        self._lost: OrderedDict[Nonce, None] = OrderedDict()
+        """Clients that were gone before their Hello came in its order."""
 
     def handle(self, event: Event) -> list[Effect]:
         """What an event leads to, in the order to perform it.
@@ -170,10 +178,7 @@ class ComputeState:
 
     def by_number(self, number: int) -> Rendered | None:
         """What runs under a render number."""
-        for rendered in self.rendered.values():
-            if rendered.number == number:
-                return rendered
-        return None
+        return self._numbers.get(number)
 
     # -- connections and the order -----------------------------------------------------------------
 
@@ -211,12 +216,18 @@ class ComputeState:
     def _hello(self, command: Hello) -> list[Effect]:
         effects = self.reads.forget()
         self.nonce = command.nonce
-        self.connected = True
+        self.connected = command.nonce not in self._lost
+        self._lost.pop(command.nonce, None)
         self.incoming = ComputeHistory()
-        return [*effects, SwitchClient(command.nonce)]
+        return [*effects, SwitchClient(command.nonce if self.connected else None)]
 
     def _client_lost(self, event: ClientLost) -> list[Effect]:
-        if event.nonce != self.nonce or not self.connected:
+        if event.nonce != self.nonce:
+            self._lost[event.nonce] = None
+            if len(self._lost) > LOST_MAX:
+                self._lost.popitem(last=False)
+            return []
+        if not self.connected:
             return []
         self.connected = False
         return [*self.reads.forget(), SwitchClient(None)]
@@ -233,7 +244,11 @@ class ComputeState:
             effects += self._drop(self.rendered[id], silently=True)
         for id, description in plan.keep.items():
             kept = self.rendered[id]
-            kept.description = description
+            old = kept.description
+            # The old one's parts stay, which the dataflow shares; the new one's are garbage.
+            kept.description = msgspec.structs.replace(
+                old, name=description.name, as_of=description.as_of, until=description.until
+            )
             kept.reported = None
             effects += self._allow(kept, description.as_of)
         for command in commands:
@@ -284,7 +299,7 @@ class ComputeState:
         self.last_number += 1
         as_of = description.as_of
         rendered = Rendered(self.last_number, description, allowed=as_of, compacted=as_of)
-        self.rendered[description.id] = rendered
+        self.rendered[description.id] = self._numbers[rendered.number] = rendered
         effects: list[Effect] = [Render(rendered.number, description)]
         if self.writes_allowed:
             effects.append(Tell(rendered.number, WritesAllowed()))
@@ -295,7 +310,10 @@ class ComputeState:
 
     def _schedule(self, id: ObjectId) -> list[Effect]:
         rendered = self.rendered.get(id)
-        if rendered is None or rendered.scheduled:
+        if rendered is None:
+            self.ignored += 1
+            return []
+        if rendered.scheduled:
             return []
         rendered.scheduled = True
         return [Tell(rendered.number, Scheduled())]
@@ -325,9 +343,9 @@ class ComputeState:
     def _drop(self, rendered: Rendered, *, silently: bool) -> list[Effect]:
         id, number = rendered.id, rendered.number
         effects = self.reads.refuse(rendered)
-        del self.rendered[id]
-        reports = not silently and not rendered.is_subscribe
-        self.dropping[number] = Dropping(id, self.nonce, reports)
+        del self.rendered[id], self._numbers[number]
+        report = None if silently else rendered.end()
+        self.dropping[number] = Dropping(id, self.nonce, report)
         ends_here = rendered.is_subscribe and self.index == 0 and not is_empty(rendered.emitted)
         if ends_here and not silently and not self.muted:
             dropped = SubscribeDropped(rendered.emitted)
@@ -336,9 +354,9 @@ class ComputeState:
 
     def _stopped(self, event: Stopped) -> list[Effect]:
         dropped = self.dropping.pop(event.number)
-        if not dropped.reports or dropped.nonce != self.nonce or self.muted:
+        if dropped.report is None or dropped.nonce != self.nonce or self.muted:
             return []
-        return [Respond(Frontiers(dropped.id, EMPTY, EMPTY, EMPTY))]
+        return [Respond(dropped.report)]
 
     # -- what dataflows say ------------------------------------------------------------------------
 
@@ -390,6 +408,7 @@ class ComputeState:
         """Asserts the invariants."""
         numbers = [rendered.number for rendered in self.rendered.values()]
         assert len(set(numbers)) == len(numbers)
+        assert set(numbers) == self._numbers.keys()
         assert not set(numbers) & self.dropping.keys()
         assert all(0 < number <= self.last_number for number in [*numbers, *self.dropping])
         assert not (len(self.reads.pending) and self.muted), "a peek of nobody waits"

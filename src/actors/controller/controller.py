@@ -177,7 +177,7 @@ class Controller(Actor[ControllerMessage]):
         """The history of a fresh replica: all objects, each from where its output ends."""
         boot, desk, settings = self._boot, self._desk, self._settings
         commands: list[Command] = [
-            CreateInstance(settings.workers),
+            CreateInstance(settings.workers, expiration_ms=settings.expiration_ms),
             UpdateConfiguration(result_bytes_max=settings.result_bytes_max),
         ]
         schedules: list[Command] = []

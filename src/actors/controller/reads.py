@@ -84,6 +84,8 @@ class Reads:
         self._pending: dict[int, _Pending] = {}
         self._by_request: dict[tuple[str, int], int] = {}
         self._by_uuid: dict[str, int] = {}
+        self._waiting: dict[ObjectId, dict[int, None]] = {}
+        """Numbers of those that wait for an object's upper."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -167,14 +169,17 @@ class Reads:
 
     def advanced(self, id_: ObjectId | None) -> None:
         """An object's upper moved (None: the tables')."""
-        for number, pending in list(self._pending.items()):
-            if pending.ready and pending.uuid is None and (id_ is None or pending.entry.id == id_):
+        for waited in list(self._waiting) if id_ is None else [id_]:
+            for number in list(self._waiting.get(waited, ())):
                 self._go_on(number)
 
     def _go_on(self, number: int) -> None:
         pending = self._pending[number]
+        id_ = pending.entry.id
         if self._desk.frontiers.upper(pending.entry) <= pending.time:
+            self._waiting.setdefault(id_, {})[number] = None
             return
+        self._waits_no_more(number, id_)
         if pending.read is None:
             pending.session.reply(Done(pending.request))
             self._forget(number)
@@ -262,8 +267,16 @@ class Reads:
         refuse(pending.session, pending.request, error)
         self._forget(number, answered=answered)
 
+    def _waits_no_more(self, number: int, id_: ObjectId) -> None:
+        waiting = self._waiting.get(id_)
+        if waiting is not None:
+            waiting.pop(number, None)
+            if not waiting:
+                del self._waiting[id_]
+
     def _forget(self, number: int, *, answered: bool = False) -> None:
         pending = self._pending.pop(number)
+        self._waits_no_more(number, pending.entry.id)
         pending.timer.cancel()
         del self._by_request[pending.session.path, pending.request]
         if pending.uuid is not None:

@@ -388,7 +388,9 @@ class Tagged(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
-    """A response with the nonce of the connection it is meant for."""
+    """A response with the nonce of the connection it is meant for; `serial` is its worker's
+    number for it, by which it is acknowledged (0: it needs none)."""
 
     nonce: Nonce
     response: Response
+    serial: int = 0

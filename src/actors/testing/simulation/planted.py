@@ -30,9 +30,9 @@ def no_nonce_check() -> Iterator[None]:
     async def from_worker(self: ChannelAdapter, tagged: TaggedResponse) -> None:
         current = self._rules.current
         if current is not None and self._rules.connected:
-            self._forward(TaggedResponse(current, tagged.response))
+            self._forward(TaggedResponse(current, tagged.response, tagged.serial))
         else:
-            await self._down(Passed(tagged.nonce, 1))
+            await self._down(Passed(tagged.nonce, (tagged.serial,)))
 
     with mock.patch.object(ChannelAdapter, "_from_worker", from_worker):
         yield
