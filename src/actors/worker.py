@@ -27,6 +27,7 @@ then stops its tasks and removes its partition, and only then reports the end.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -62,6 +63,7 @@ from actors.compute.live import (
 )
 from actors.compute.outbox import Outbox
 from actors.compute.peeks import Share, at_once, error_of, index_rows, shard_rows
+from actors.compute.reconcile import Flag
 from actors.compute.state import ComputeState
 from actors.compute.tasks import Tasks
 from actors.errors import Broken, Closed, PenstockError
@@ -87,13 +89,21 @@ from actors.protocol.internal import (
     StartSources,
 )
 from actors.settings import Settings
-from actors.spans import span_below
-from actors.telemetry import BYTES, WORKER_EMIT, WORKER_PEEK
+from actors.spans import measure, span_below
+from actors.telemetry import (
+    BYTES,
+    RECONCILED_REPLACED,
+    RECONCILED_REUSED,
+    WORKER_EMIT,
+    WORKER_PEEK,
+)
 
 log = logging.getLogger("penstock.worker")
 
 _READS_AT_ONCE_MAX: Final = 64
 """In one turn of a worker; each takes well below a millisecond of the loop."""
+REPLACED_LOGGED_MAX: Final = 64
+"""Of one reconciliation: dataflows logged with both plans; the others are counted."""
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
@@ -105,6 +115,10 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     responses_waiting: int
     commands_ignored: int
     commands_applied: int
+    dataflows_reused: int = 0
+    """By all reconciliations."""
+    dataflows_replaced: tuple[tuple[str, int], ...] = ()
+    """The same, by flag (`compute.reconcile`); one dataflow may have several."""
 
 
 class InspectWorker(msgspec.Struct, frozen=True, gc=False):
@@ -174,6 +188,8 @@ class Worker(Actor[WorkerMessage]):
         self._share = Share(index, count)
         self._at_once = 0
         """Reads answered in this turn without a thread."""
+        self._reused = 0
+        self._replaced: Counter[str] = Counter()
 
     async def on_start(self) -> None:
         """Makes the parts that need the context, and starts the maintenance timer."""
@@ -265,6 +281,8 @@ class Worker(Actor[WorkerMessage]):
                     index.compact(effect.since)
             case e.DropDataflow():
                 self._children.drop(self._live[effect.number])
+            case e.Reconciled():
+                self._reconciled(effect)
             case e.StartPeek():
                 await self._start_peek(effect)
             case e.StopPeek():
@@ -286,6 +304,34 @@ class Worker(Actor[WorkerMessage]):
         self._children.render(live)
         for parked in self._parked.pop(effect.number, {}).values():
             await self._from_dataflow(parked)
+
+    def _reconciled(self, done: e.Reconciled) -> None:
+        """Counts, and on worker 0 logs: all workers decide alike."""
+        self._reused += done.reused
+        self._replaced.update(flag.value for each in done.replaced for flag in each.flags)
+        if self._index != 0:
+            return
+        measure(RECONCILED_REUSED, done.reused)
+        for each in done.replaced:
+            for flag in each.flags:
+                measure(RECONCILED_REPLACED, 1, flag.value)
+        log.info(
+            "client %s: %d dataflows reused, %d created (%d of them in place of one that ran), "
+            "%d dropped",
+            done.nonce,
+            done.reused,
+            done.created,
+            len(done.replaced),
+            done.dropped,
+        )
+        for each in done.replaced[:REPLACED_LOGGED_MAX]:
+            usual = each.flags[0] in (Flag.SUBSCRIBE, Flag.COPY)
+            log.log(
+                logging.INFO if usual else logging.WARNING,
+                "client %s: %s",
+                done.nonce,
+                each.text(self._settings.error_text_bytes_max),
+            )
 
     async def _start_peek(self, effect: e.StartPeek) -> None:
         peek, ticket, bytes_max = effect.peek, effect.ticket, effect.bytes_max
@@ -397,6 +443,8 @@ class Worker(Actor[WorkerMessage]):
             responses_waiting=len(self._outbox),
             commands_ignored=state.ignored,
             commands_applied=state.next_index,
+            dataflows_reused=self._reused,
+            dataflows_replaced=tuple(sorted(self._replaced.items())),
         )
 
     def describe(self) -> str:

@@ -456,3 +456,25 @@ async def test_the_end_of_the_cluster_ends_its_clients(tmp_path: Path) -> None:
     with pytest.raises(PenstockError):
         await local.send(AllowWrites())
     await local.close()
+
+
+async def test_what_kept_a_dataflow_from_being_reused_is_logged_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with world(tmp_path, 2) as w:
+        creates = [CreateDataflow(index(f"i{number}")) for number in range(3)]
+        first = await w.joined("a", *creates)
+        changed = CreateDataflow(index("i0", key=("v",)))
+        second = await w.joined("b", changed, *creates[1:])
+        await settle()
+        for statistics in (await w.cluster.statistics()).workers:
+            assert statistics.dataflows_reused == 2
+            assert statistics.dataflows_replaced == (("export", 1),)
+        assert "2 dataflows reused, 1 created (1 of them in place of one that ran)" in caplog.text
+        [line] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert "i0 is created afresh: its export changed" in line
+        assert '"key":["k"]' in line
+        assert '"key":["v"]' in line
+        await first.close()
+        await second.close()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from actors.compute import events as e
 from actors.compute.answers import NOTHING
 from actors.compute.peeks import chosen_worker
+from actors.compute.reconcile import Flag
 from actors.compute.state import ComputeState
 from actors.errors import LocalProtocolError
 from actors.plan.schema import Column, Schema
@@ -77,11 +78,13 @@ class Room:
 
     def __init__(self, index: int = 0, count: int = 1, peeks_max: int = 10) -> None:
         self.state = ComputeState(index, count, result_bytes_max=1000, peeks_max=peeks_max)
+        self.reconciled: list[e.Reconciled] = []
 
     def event(self, event: e.Event) -> list[e.Effect]:
         effects = self.state.handle(event)
         self.state.validate()
-        return effects
+        self.reconciled += of(e.Reconciled, effects)
+        return [effect for effect in effects if not isinstance(effect, e.Reconciled)]
 
     def do(self, *commands: Command) -> list[e.Effect]:
         effects: list[e.Effect] = []
@@ -518,3 +521,16 @@ def test_what_is_kept_holds_one_description_only() -> None:
     assert kept.as_of == 12
     assert kept.export is old.export
     assert kept.imports is old.imports
+
+
+def test_a_reconciliation_tells_what_it_did_and_why() -> None:
+    room = Room()
+    room.connect("a", CreateDataflow(index("i1")), CreateDataflow(index("i2")))
+    changed = msgspec.structs.replace(index("i2"), export=IndexExport(("v",), SCHEMA))
+    room.connect("b", CreateDataflow(index("i1")), CreateDataflow(changed))
+    first, second = room.reconciled
+    assert (first.reused, first.created, first.dropped, first.replaced) == (0, 2, 0, ())
+    assert (second.nonce, second.reused, second.created, second.dropped) == ("b", 1, 1, 1)
+    [replaced] = second.replaced
+    assert replaced.flags == (Flag.EXPORT,)
+    assert (replaced.running.description, replaced.wanted) == (index("i2"), changed)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.compute.reconcile import Running, reconcile
+from actors.compute.reconcile import MEANING, Flag, Replaced, Running, reconcile
 from actors.plan.schema import Column, Schema
 from actors.protocol.compute import (
+    CopyToExport,
     CreateDataflow,
     DataflowDescription,
     IndexExport,
@@ -21,43 +22,66 @@ OLD = DataflowDescription(
 )
 SUBSCRIBE = msgspec.structs.replace(OLD, export=SubscribeExport(SCHEMA))
 
-CASES: list[tuple[str, DataflowDescription, int, DataflowDescription, bool]] = [
-    ("unchanged", OLD, 10, OLD, True),
-    ("later as_of", OLD, 10, msgspec.structs.replace(OLD, as_of=20), True),
-    ("compacted exactly to it", OLD, 20, msgspec.structs.replace(OLD, as_of=20), True),
-    ("another name", OLD, 10, msgspec.structs.replace(OLD, name="new"), True),
-    ("compacted beyond", OLD, 21, msgspec.structs.replace(OLD, as_of=20), False),
-    ("earlier as_of", OLD, 10, msgspec.structs.replace(OLD, as_of=9), False),
+COPY = msgspec.structs.replace(OLD, export=CopyToExport(SCHEMA, "x", "csv", 9))
+EARLY = msgspec.structs.replace(OLD, as_of=9, imports=(SourceImport("s2", SCHEMA),))
+
+CASES: list[tuple[str, DataflowDescription, int, DataflowDescription, tuple[Flag, ...]]] = [
+    ("unchanged", OLD, 10, OLD, ()),
+    ("later as_of", OLD, 10, msgspec.structs.replace(OLD, as_of=20), ()),
+    ("compacted exactly to it", OLD, 20, msgspec.structs.replace(OLD, as_of=20), ()),
+    ("another name", OLD, 10, msgspec.structs.replace(OLD, name="new"), ()),
+    ("compacted beyond", OLD, 21, msgspec.structs.replace(OLD, as_of=20), (Flag.COMPACTED,)),
+    ("earlier as_of", OLD, 10, msgspec.structs.replace(OLD, as_of=9), (Flag.AS_OF, Flag.COMPACTED)),
     (
         "another import",
         OLD,
         10,
         msgspec.structs.replace(OLD, imports=(SourceImport("s2", SCHEMA),)),
-        False,
+        (Flag.IMPORTS,),
     ),
     (
         "another export",
         OLD,
         10,
         msgspec.structs.replace(OLD, export=IndexExport((), SCHEMA)),
-        False,
+        (Flag.EXPORT,),
     ),
-    ("a subscribe", SUBSCRIBE, 10, SUBSCRIBE, False),
+    ("a subscribe", SUBSCRIBE, 10, SUBSCRIBE, (Flag.SUBSCRIBE,)),
+    ("a copy", COPY, 10, COPY, (Flag.COPY,)),
+    ("a copy after a subscribe", SUBSCRIBE, 10, COPY, (Flag.SUBSCRIBE, Flag.COPY, Flag.EXPORT)),
+    ("several at once", OLD, 11, EARLY, (Flag.IMPORTS, Flag.AS_OF, Flag.COMPACTED)),
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "allowed", "new", "kept"), CASES)
+@pytest.mark.parametrize(("name", "old", "allowed", "new", "against"), CASES)
 def test_keep_or_recreate(
-    name: str, old: DataflowDescription, allowed: int, new: DataflowDescription, kept: bool
+    name: str,
+    old: DataflowDescription,
+    allowed: int,
+    new: DataflowDescription,
+    against: tuple[Flag, ...],
 ) -> None:
-    plan = reconcile({"i1": Running(old, allowed)}, [CreateDataflow(new)])
+    running, kept = Running(old, allowed), not against
+    plan = reconcile({"i1": running}, [CreateDataflow(new)])
     assert (plan.keep == {"i1": new}) is kept
     assert (plan.drop == ("i1",)) is not kept
     assert (plan.create == (new,)) is not kept
-    assert ("i1" in plan.reasons) is not kept
+    assert plan.replaced == (() if kept else (Replaced(running, new, against),))
 
 
 def test_unmentioned_is_dropped_and_new_is_created() -> None:
     new = msgspec.structs.replace(OLD, id="i2")
     plan = reconcile({"i1": Running(OLD, 10)}, [CreateDataflow(new)])
-    assert (plan.keep, plan.drop, plan.create, plan.reasons) == ({}, ("i1",), (new,), {})
+    assert (plan.keep, plan.drop, plan.create, plan.replaced) == ({}, ("i1",), (new,), ())
+
+
+def test_every_flag_occurs_and_has_a_meaning() -> None:
+    assert {flag for *_, against in CASES for flag in against} == set(Flag) == MEANING.keys()
+
+
+def test_the_log_tells_all_reasons_and_both_plans_cut_to_size() -> None:
+    text = Replaced(Running(OLD, 11), EARLY, (Flag.IMPORTS, Flag.AS_OF)).text(4096)
+    assert "its imports changed; it started after" in text
+    assert '"s1"' in text
+    assert '"s2"' in text
+    assert len(Replaced(Running(OLD, 11), EARLY, (Flag.IMPORTS,)).text(10)) < 120

@@ -30,12 +30,12 @@ def merged(
     inline += [PeekRows(result.inline) for result in stashed if result.inline is not None]
     filled = [result for result in inline if count_of(result)]
     rows = [count_of(result) for result in filled]
+    joined = _joined(filled) if filled else None
     return PeekStashed(
         tuple(part for result in stashed for part in result.parts),
         sum(part.rows for result in stashed for part in result.parts) + sum(rows),
-        sum(part.size_bytes for result in stashed for part in result.parts)
-        + sum(len(result.arrow) for result in filled),
-        _joined(filled) if filled else None,
+        sum(part.size_bytes for result in stashed for part in result.parts) + len(joined or b""),
+        joined,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from actors.compute.reconcile import Replaced
 from actors.progress import Frontier, Nonce, Time
 from actors.protocol.compute import (
     DataflowDescription,
@@ -169,6 +170,16 @@ class DropDataflow(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
+class Reconciled(msgspec.Struct, frozen=True, gc=False):
+    """What ran was compared with what a new client wants: log it and count it."""
+
+    nonce: Nonce
+    reused: int
+    created: int
+    dropped: int
+    replaced: tuple[Replaced, ...]
+
+
 class StartPeek(msgspec.Struct, frozen=True, gc=False):
     """Read; answer `PeekDone`. `number`: the index's; 0 for a shard."""
 
@@ -194,6 +205,7 @@ Effect: TypeAlias = (
     | Tell
     | Compact
     | DropDataflow
+    | Reconciled
     | StartPeek
     | StopPeek
 )

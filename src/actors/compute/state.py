@@ -41,6 +41,7 @@ from actors.compute.events import (
     PeekDone,
     Progressed,
     Receipt,
+    Reconciled,
     Render,
     Respawn,
     Respond,
@@ -259,6 +260,11 @@ class ComputeState:
             effects += self._report(kept)
             if kept.status is not None and not self.muted:
                 effects.append(Respond(kept.status))
+        effects.append(
+            Reconciled(
+                self.nonce or "", len(plan.keep), len(plan.create), len(plan.drop), plan.replaced
+            )
+        )
         return effects
 
     # -- commands ----------------------------------------------------------------------------------

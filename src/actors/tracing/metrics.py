@@ -25,6 +25,9 @@ from actors.errors import AddressInUse, BadSettings
 from actors.telemetry import (
     APPEND_SECONDS,
     LAG_MS,
+    REASON,
+    RECONCILED_REPLACED,
+    RECONCILED_REUSED,
     STEP_ROWS_IN,
     STEP_ROWS_OUT,
     STEP_SECONDS,
@@ -88,6 +91,12 @@ class Metrics:
             STEPS: meter.create_counter(STEPS, "1", "Steps of maintained views"),
             STEP_ROWS_IN: meter.create_counter(STEP_ROWS_IN, "1", "Changes that steps took in"),
             STEP_ROWS_OUT: meter.create_counter(STEP_ROWS_OUT, "1", "Changes that steps made"),
+            RECONCILED_REUSED: meter.create_counter(
+                RECONCILED_REUSED, "1", "Dataflows that a new client found running and kept"
+            ),
+            RECONCILED_REPLACED: meter.create_counter(
+                RECONCILED_REPLACED, "1", "Reasons for which a running dataflow was not kept"
+            ),
         }
         self._recorders: dict[str, Any] = {
             STEP_SECONDS: meter.create_histogram(STEP_SECONDS, "s", "From cut to commit"),
@@ -116,7 +125,8 @@ class Metrics:
 
     def measure(self, name: str, value: float, key: str) -> None:
         """See `actors.spans.Instruments`."""
-        attributes = {"penstock.dataflow": key} if key else {}
+        kind = REASON if name == RECONCILED_REPLACED else "penstock.dataflow"
+        attributes = {kind: key} if key else {}
         if name in self._adders:
             self._adders[name].add(value, attributes)
         elif name in self._recorders:
