@@ -5,8 +5,9 @@
 prepared point select on its primary key, by asyncpg, over the same loopback interface.
 ``_16``: sixteen clients at once, as milliseconds a peek; a replica serves one connection, so by
 the replica protocol these are sixteen peeks in flight. Both servers are processes of their own.
-``scan_*``: all rows, from the arrangement to an Arrow stream in memory. Peer: pyarrow's copy of
-the same table, the fastest of: `take` of every row, writing it as a stream, copying its buffers.
+``scan_*``: all rows, from the arrangement to Arrow streams in memory, in pieces as a worker hands
+them to the stash. Peer: pyarrow's copy of the same table, the fastest of: `take` of every row,
+writing it as a stream, copying its buffers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -29,7 +31,7 @@ import pyarrow as pa
 from actors import Client, Service, Settings
 from actors.arrangement import Arrangement
 from actors.cluster import Cluster, WireClient, connect
-from actors.compute.peeks import index_rows
+from actors.compute.peeks import index_answer
 from actors.kernel import System, SystemClock
 from actors.persist import Append, NewShard, PersistClient
 from actors.plan.schema import Column, Schema
@@ -336,12 +338,13 @@ def scans(report: Report, count: int) -> None:
         best(lambda: to_ipc(table)),
         best(lambda: copied_buffers(table)),
     )
-    changes = max(1, count // 1000)
+    changes, piece = max(1, count // 1000), Settings().inline_bytes_max
     for shape in ("one_run", "changed", "by_region"):
         key = ("region",) if shape == "by_region" else ("id",)
         with tempfile.TemporaryDirectory() as place:
             arrangement = Arrangement(Path(place), SCHEMA, key)
-            arrangement.insert(with_time(rows(0, count), 1, 1), 2)
+            # As an index's dataflow installs it.
+            arrangement.insert(with_time(rows(0, count), 1, 1), 2, consolidated=True)
             if shape == "changed":
                 for number in range(2, 6):
                     some = rows(number * changes, changes)
@@ -350,7 +353,7 @@ def scans(report: Report, count: int) -> None:
                 arrangement.maintain()
             before = arrangement.upper
             peek = Peek("p", IndexTarget("i1"), int(before) - 1)
-            took = best(lambda: index_rows(arrangement, peek, 1 << 30))  # noqa: B023
+            took = best(lambda: deque(index_answer(arrangement, peek, piece), 0))  # noqa: B023
             report.add(Measure(f"scan_{name}_{shape}", took, copy, target=SCAN_TARGET))
             arrangement.close()
 

@@ -28,14 +28,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
 
-from actors.arrangement import Arrangement
 from actors.channel_adapter import ClientGone, Passed
 from actors.compute import events as e
 from actors.compute.children import Children
@@ -62,19 +61,15 @@ from actors.compute.live import (
     Tick,
 )
 from actors.compute.outbox import Outbox
-from actors.compute.peeks import Share, at_once, error_of, index_rows, shard_rows
+from actors.compute.peeking import Peeking
 from actors.compute.reconcile import Flag
 from actors.compute.state import ComputeState
 from actors.compute.tasks import Tasks
-from actors.errors import Broken, Closed, PenstockError
-from actors.kernel import Actor, Address, Effect, Reply
+from actors.errors import Broken, Closed
+from actors.kernel import Actor, Address, Reply
 from actors.persist import PersistClient
 from actors.protocol.compute import (
     IndexExport,
-    Peek,
-    PeekError,
-    PeekRows,
-    ShardTarget,
     Tagged,
     TaggedResponse,
 )
@@ -90,18 +85,10 @@ from actors.protocol.internal import (
 )
 from actors.settings import Settings
 from actors.spans import measure, span_below
-from actors.telemetry import (
-    BYTES,
-    RECONCILED_REPLACED,
-    RECONCILED_REUSED,
-    WORKER_EMIT,
-    WORKER_PEEK,
-)
+from actors.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WORKER_EMIT
 
 log = logging.getLogger("penstock.worker")
 
-_READS_AT_ONCE_MAX: Final = 64
-"""In one turn of a worker; each takes well below a millisecond of the loop."""
 REPLACED_LOGGED_MAX: Final = 64
 """Of one reconciliation: dataflows logged with both plans; the others are counted."""
 
@@ -184,10 +171,6 @@ class Worker(Actor[WorkerMessage]):
         self._live: dict[int, Live] = {}
         self._parked: dict[int, dict[str, FromDataflow]] = {}
         """Of dataflows that worker 0 rendered and this one has not yet: the latest of a kind."""
-        self._reads: dict[int, Effect] = {}
-        self._share = Share(index, count)
-        self._at_once = 0
-        """Reads answered in this turn without a thread."""
         self._reused = 0
         self._replaced: Counter[str] = Counter()
 
@@ -206,12 +189,15 @@ class Worker(Actor[WorkerMessage]):
         )
         self._tasks = Tasks(site)
         self._installs = Installs(site)
+        self._peeking = Peeking(site, self._persist)
+        if self._index == 0:
+            self._peeking.clear_stash()
         self._children = Children(site, self._tasks, self._state.commands_for)
         self.ctx.after(self._settings.maintenance_ms, Tick())
 
     async def receive(self, message: WorkerMessage) -> None:
         """Handles one message and sends what may go to the adapter."""
-        self._at_once = 0
+        self._peeking.new_turn()
         match message:
             case Tagged() | Sequenced():
                 await self._feed(message)
@@ -220,7 +206,7 @@ class Worker(Actor[WorkerMessage]):
             case Passed():
                 self._deliver(self._outbox.taken(message.nonce, message.serials))
             case Read():
-                self._reads.pop(message.done.ticket, None)
+                self._peeking.ended(message.done.ticket)
                 await self._feed(message.done)
             case ClientGone():
                 await self._feed(e.ClientLost(message.nonce))
@@ -237,6 +223,7 @@ class Worker(Actor[WorkerMessage]):
                 await self._feed(e.Stopped(message.number))
             case Tick():
                 self._installs.maintain()
+                self._peeking.collect()
                 self.ctx.after(self._state.maintenance_ms or self._settings.maintenance_ms, Tick())
             case InspectWorker():
                 message.reply.set(self._statistics())
@@ -284,11 +271,12 @@ class Worker(Actor[WorkerMessage]):
             case e.Reconciled():
                 self._reconciled(effect)
             case e.StartPeek():
-                await self._start_peek(effect)
+                nonce = self._state.nonce or ""
+                done = self._peeking.start(effect, self._live.get(effect.number), nonce)
+                if done is not None:
+                    await self._feed(done)
             case e.StopPeek():
-                running = self._reads.pop(effect.ticket, None)
-                if running is not None:
-                    running.cancel()
+                self._peeking.stop(effect.ticket)
 
     def _deliver(self, receipts: list[tuple[int, Emitted]]) -> None:
         for number, emitted in receipts:
@@ -332,67 +320,6 @@ class Worker(Actor[WorkerMessage]):
                 done.nonce,
                 each.text(self._settings.error_text_bytes_max),
             )
-
-    async def _start_peek(self, effect: e.StartPeek) -> None:
-        peek, ticket, bytes_max = effect.peek, effect.ticket, effect.bytes_max
-        target, clock = peek.target, self.ctx.clock
-
-        def failed(error: Exception) -> Read:
-            if not isinstance(error, PenstockError):
-                log.error("%s: a read failed", self.ctx.path, exc_info=error)
-            return Read(e.PeekDone(ticket, error_of(error)))
-
-        if isinstance(target, ShardTarget):
-            source, reader = target.source, f"peek-{self._index}-{ticket}-{peek.uuid}"
-            self._reads[ticket] = self.ctx.effect(
-                lambda: self._traced(
-                    peek, lambda: shard_rows(self._persist, clock, source, peek, bytes_max, reader)
-                ),
-                done=lambda rows: Read(e.PeekDone(ticket, rows)),
-                failed=failed,
-            )
-            return
-        index = self._live[effect.number].index
-        arrangement = index.arrangement if index is not None else None
-        assert arrangement is not None, "a sealed index has an arrangement"
-        done = self._read_at_once(effect, arrangement)
-        if done is not None:
-            await self._feed(done)
-            return
-        self._reads[ticket] = self.ctx.effect(
-            lambda: self._traced(
-                peek, lambda: clock.run_blocking(lambda: index_rows(arrangement, peek, bytes_max))
-            ),
-            done=lambda rows: Read(e.PeekDone(ticket, rows)),
-            # Closed: a snapshot took the arrangement's place; the peek waits for it.
-            failed=lambda error: (
-                Read(e.PeekDone(ticket, None)) if isinstance(error, Closed) else failed(error)
-            ),
-        )
-
-    def _read_at_once(self, effect: e.StartPeek, arrangement: Arrangement) -> e.PeekDone | None:
-        """The answer of a peek that costs less than a thread; so many in one turn."""
-        peek = effect.peek
-        if self._at_once >= _READS_AT_ONCE_MAX or peek.traceparent is not None:
-            return None
-        self._at_once += 1
-        result: PeekRows | PeekError | None
-        try:
-            result = at_once(arrangement, peek, self._share, effect.bytes_max)
-        except Closed:
-            return None  # the way by a thread finds the same, and says so
-        except PenstockError as error:
-            result = error_of(error)
-        return None if result is None else e.PeekDone(effect.ticket, result)
-
-    async def _traced(self, peek: Peek, read: Callable[[], Awaitable[PeekRows]]) -> PeekRows:
-        with span_below(peek.traceparent, WORKER_PEEK) as opened:
-            if opened is None:
-                return await read()
-            opened.describe(self._state.nonce or "", self._index, peek.target.id, peek.time)
-            rows = await read()
-            opened.note(BYTES, len(rows.arrow))
-            return rows
 
     def _signed(self, emit: Emit) -> Emit:
         """A batch with the context of its way through here."""

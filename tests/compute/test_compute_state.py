@@ -468,7 +468,7 @@ def test_what_this_worker_cannot_do_with_rows_is_refused_by_name() -> None:
     room = Room()
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 20)
-    finished = Peek("p1", IndexTarget("i1"), 12, finishing=Finishing(limit=1))
+    finished = Peek("p1", IndexTarget("i1"), 12, finishing=Finishing(limit=-1))
     [answer] = responses(room.do(finished))
     assert answer.result.code == "InvalidUsage"
     [answer] = responses(room.do(Peek("p2", LogTarget("nothing"), 0)))

@@ -11,8 +11,10 @@ import pytest
 
 from actors.arrangement import Arrangement
 from actors.compute.keys import select_keys, wanted_keys
-from actors.compute.peeks import error_of, finish, index_rows, shard_rows
-from actors.errors import Corrupt, InvalidUsage, PenstockError, ReadBelowSince, ViewInError
+from actors.compute.peeks import Share, at_once, error_of, index_answer
+from actors.compute.shard_reads import shard_answer
+from actors.compute.stash import Stash
+from actors.errors import Corrupt, PenstockError, ReadBelowSince, ViewInError
 from actors.kernel import SystemClock
 from actors.persist import Append, NewShard, PersistClient
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
@@ -45,6 +47,13 @@ def peek(time: int, **keys: list[Any]) -> Peek:
     if not keys:
         return Peek("p", IndexTarget("i1"), time)
     return Peek("p", IndexTarget("i1"), time, tuple(keys), to_ipc(pa.table(keys)))
+
+
+def index_rows(arrangement: Arrangement, asked: Peek, bytes_max: int) -> PeekRows:
+    """The one piece of an answer that fits it."""
+    (piece,) = index_answer(arrangement, asked, bytes_max)
+    assert piece.last
+    return PeekRows(piece.arrow, piece.rows)
 
 
 def contents(answer: PeekRows) -> list[tuple[Any, ...]]:
@@ -111,12 +120,10 @@ def test_nested_keys() -> None:
     assert select_keys(rows, keys)["n"].to_pylist() == [2, 3]
 
 
-def test_below_since_and_too_large(arrangement: Arrangement) -> None:
+def test_below_since(arrangement: Arrangement) -> None:
     arrangement.allow_compaction(7)
     with pytest.raises(ReadBelowSince):
         index_rows(arrangement, peek(6), LIMIT)
-    with pytest.raises(InvalidUsage, match="result_bytes_max"):
-        index_rows(arrangement, peek(7), 10)
 
 
 def test_an_error_present_at_the_time_is_the_answer(tmp_path: Path) -> None:
@@ -131,19 +138,24 @@ def test_an_error_present_at_the_time_is_the_answer(tmp_path: Path) -> None:
     assert contents(index_rows(made, peek(8), LIMIT)) == [(1, "a", 1), (2, "b", 1)]
 
 
-def test_a_negative_sum_is_invalid_data() -> None:
+@pytest.mark.parametrize(
+    "wrong", [updates((1, "a", 5, -1)), updates((1, "a", 5, 1), errors=(("x", 5, -1),))]
+)
+def test_a_negative_sum_is_invalid_data(tmp_path: Path, wrong: Any) -> None:
+    made = Arrangement(tmp_path, SCHEMA, ("k",))
+    made.insert(wrong, 6)
     with pytest.raises(Corrupt, match="invalid data"):
-        finish([updates((1, "a", 5, -1))], SCHEMA, None, LIMIT)
-    with pytest.raises(Corrupt, match="invalid data"):
-        finish([updates(errors=(("x", 5, -1),))], SCHEMA, None, LIMIT)
+        index_rows(made, peek(5), LIMIT)
+    assert at_once(made, peek(5, k=[1]), Share(0, 1), LIMIT) is None
     assert error_of(ViewInError("x")).code == "ViewInError"
     assert wanted_keys(SCHEMA, peek(5)) is None
 
 
-async def test_rows_of_a_shard() -> None:
+async def test_rows_of_a_shard(tmp_path: Path) -> None:
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(), clock)
     source = SourceImport("s1", SCHEMA)
+    stash = Stash(persist.stashed, clock, 0, 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
 
     async def append(lower: int, upper: int, rows: Any) -> None:
@@ -153,7 +165,12 @@ async def test_rows_of_a_shard() -> None:
     async def read(time: int, **keys: list[Any]) -> list[tuple[Any, ...]]:
         asked = peek(time, **keys)
         asked = Peek(f"p{time}{list(keys)}", ShardTarget("u1", source), time, *_keys(asked))
-        return contents(await shard_rows(persist, clock, source, asked, LIMIT, asked.uuid))
+        limits, name = (LIMIT, LIMIT), asked.uuid
+        answer = await shard_answer(
+            persist, clock, stash, source, asked, limits, name, tmp_path / "spilled"
+        )
+        assert isinstance(answer, PeekRows)
+        return contents(answer)
 
     try:
         with anyio.fail_after(20):

@@ -27,9 +27,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from actors.compute.answers import merged
 from actors.compute.history import merge_configuration
-from actors.errors import RemoteProtocolError
+from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.schema import TIME
 from actors.plan.updates import between, consolidate, from_ipc, to_ipc
 from actors.progress import EMPTY, Frontier, ObjectId, is_empty
@@ -273,10 +272,55 @@ def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
     errors = [result for result in results if isinstance(result, PeekError)]
     if errors:
         return min(errors, key=_precedence)
-    return merged([r for r in results if isinstance(r, PeekRows | PeekStashed)], bytes_max)
+    pieces = [piece for result in results if (piece := _inline(result)) is not None]
+    stashed = [result for result in results if isinstance(result, PeekStashed)]
+    arrow, rows = _concatenated(pieces)
+    if len(arrow) > bytes_max:
+        return PeekError(
+            InvalidUsage.__name__,
+            f"the result takes {len(arrow)} bytes, more than result_bytes_max ({bytes_max}); "
+            "read by key, or subscribe",
+            "bytes",
+        )
+    if not stashed:
+        return PeekRows(arrow, rows)
+    if rows < 0:
+        rows = from_ipc(arrow).num_rows
+    parts = tuple(part for result in stashed for part in result.parts)
+    return PeekStashed(
+        parts,
+        rows + sum(part.rows for part in parts),
+        (len(arrow) if rows else 0) + sum(part.size_bytes for part in parts),
+        arrow if rows else None,
+    )
 
 
 def _precedence(error: PeekError) -> tuple[int, float]:
     """Errors of the data first, then of bytes, then of rows by their limit."""
     limit = float("inf") if error.limit_rows is None else error.limit_rows
     return ("", "bytes", "rows").index(error.limit), limit
+
+
+def _inline(result: PeekResult) -> tuple[bytes, int] | None:
+    """The rows that a result brings along, and how many they are (-1: not counted)."""
+    match result:
+        case PeekRows(arrow=arrow, rows=rows):
+            return arrow, rows
+        case PeekStashed(inline=bytes() as arrow):
+            return arrow, -1
+    return None
+
+
+def _concatenated(pieces: list[tuple[bytes, int]]) -> tuple[bytes, int]:
+    """All rows as one stream, and their number. Pieces known to be empty are not looked into."""
+    filled = [piece for piece in pieces if piece[1] != 0]
+    if not filled:
+        return next((arrow for arrow, _ in pieces if arrow), b""), 0
+    if len(filled) == 1:
+        return filled[0]
+    decoded = [(from_ipc(arrow), arrow) for arrow, _ in filled]
+    tables = [(table, arrow) for table, arrow in decoded if table.num_rows] or decoded[:1]
+    if len(tables) == 1:
+        return tables[0][1], tables[0][0].num_rows
+    whole: pa.Table = pa.concat_tables([table for table, _ in tables])
+    return to_ipc(whole), whole.num_rows

@@ -16,6 +16,7 @@ from actors.protocol.compute import (
     Peek,
     PeekError,
     PeekRows,
+    PeekStashed,
     Response,
     Tagged,
 )
@@ -31,7 +32,7 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 
-PeekResult: TypeAlias = PeekRows | PeekError
+PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError
 
 # -- events ----------------------------------------------------------------------------------------
 
@@ -187,6 +188,8 @@ class StartPeek(msgspec.Struct, frozen=True, gc=False):
     number: int
     peek: Peek
     bytes_max: int
+    inline_max: int | None = None
+    """Of this worker's part of the answer in a response, more is stashed; None: as set."""
 
 
 class StopPeek(msgspec.Struct, frozen=True, gc=False):

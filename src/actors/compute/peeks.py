@@ -1,39 +1,36 @@
-"""Answering peeks: rows at one time from an arrangement or a shard, as Arrow IPC.
+"""Answering peeks: rows at one time, wherever they are kept, as Arrow IPC.
 
 The rows of a collection at `t` are its updates with ``time <= t``, summed. An error update
 present at `t` is the answer instead (`ViewInError`: error or correct, never wrong), and so is a
-negative sum (`Corrupt`: invalid data). Keys compare null-safe, all NaNs equal, -0.0 equal 0.0
-(`compute.keys`).
+negative sum (`Corrupt`: invalid data), unless the answer was complete before it was met.
 
-Rows go through in batches (`Rows`), and every stage takes them one batch at a time: what is held
-is what the answer needs. `at_once` answers a peek of few keys on the event loop; what it declines
-goes to a thread (`index_rows`).
+Rows go by in batches: keys → check → filter → columns → thinning → pieces; every stage takes
+one batch at a time, so what is held is what the answer needs, and a limit ends the walk.
+`at_once` answers a peek of one key on the event loop; what it declines goes to a thread.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-import anyio
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
+from actors.arrangement.hashing import Hashes
 from actors.arrangement.reading import is_plain
 from actors.compute.answers import NOTHING
+from actors.compute.filtering import Filter, checked_columns
+from actors.compute.finishing import thinned
 from actors.compute.keys import narrowed, one_key, select_keys, wanted_keys
-from actors.errors import Corrupt, InvalidUsage, ViewInError, to_wire
+from actors.compute.stash import Piece, pieces
+from actors.errors import Corrupt, ViewInError, to_wire
 from actors.plan.schema import DIFF, ERROR, Schema
-from actors.plan.updates import between, consolidate, opening_of, stream_of
-from actors.progress import Time
-from actors.protocol.compute import Peek, PeekError, PeekRows, SourceImport
-
-if TYPE_CHECKING:
-    from actors.kernel import Clock
-    from actors.persist import PersistClient
+from actors.plan.updates import opening_of, stream_of
+from actors.protocol.compute import Peek, PeekError, PeekRows
 
 _ROWS_AT_ONCE_MAX: Final = 256
 """Rows under one key that are still answered on the event loop."""
@@ -57,18 +54,15 @@ def error_of(error: Exception) -> PeekError:
     return PeekError(code, text)
 
 
-def answer_schema(schema: Schema) -> pa.Schema:
-    """User columns and `DIFF`."""
-    return schema.arrow().append(pa.field(DIFF, pa.int64()))
-
-
 # -- of an index ---------------------------------------------------------------------------------
 
 
 def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) -> PeekRows | None:
     """The answer where it costs less than a thread: one key of integers and text, few rows. None:
-    it does not, or there is something to be said about it; ask `index_rows`. Raises
+    it does not, or there is something to be said about it; ask `index_answer`. Raises
     `ReadBelowSince`, `InvalidUsage` and `Closed`."""
+    if peek.filter or peek.project is not None or peek.finishing is not None:
+        return None
     key = one_key(arrangement.key, arrangement.key_types, peek)
     if key is None:
         return None
@@ -91,18 +85,56 @@ def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) 
     return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
 
 
-def index_rows(arrangement: Arrangement, peek: Peek, bytes_max: int) -> PeekRows:
+class Contents(Protocol):
+    """What is read: rows with their sums in `DIFF` and the errors held, at one time."""
+
+    def errors(self) -> pa.Table:
+        """Columns `ERROR` and `DIFF`."""
+        ...
+
+    def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
+        """User columns and `DIFF`."""
+        ...
+
+
+class Wish:
+    """What a peek wants of a collection, checked: keys, filter, columns, finishing."""
+
+    def __init__(self, schema: Schema, peek: Peek) -> None:
+        """Raises `InvalidUsage`."""
+        self.keys = wanted_keys(schema, peek)
+        self.filter = Filter(schema, peek)
+        self.finishing = peek.finishing
+        self.opening = opening_of(checked_columns(schema, self.filter.columns))
+
+    def narrowed(self, key: tuple[str, ...]) -> Hashes | None:
+        """Hashes of an index on `key` under which all wanted rows stand; None: under any."""
+        if self.keys is not None:
+            return narrowed(key, self.keys)
+        values = self.filter.equalities()
+        if not key or not set(key) <= values.keys():
+            return None
+        columns = {name: pa.array([values[name].as_py()], values[name].type) for name in key}
+        return narrowed(key, pa.table(columns))
+
+    def answer(
+        self, contents: Contents, wanted: Hashes | None, piece_bytes: int
+    ) -> Iterator[Piece]:
+        """The answer, piece by piece. Blocking. Raises `ViewInError` and `Corrupt`."""
+        raise_error(contents.errors())
+        batches = self.filter.apply(selected(contents.rows(wanted), self.keys))
+        yield from pieces(thinned(batches, self.finishing), self.opening, piece_bytes)
+
+
+def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iterator[Piece]:
     """Rows of one worker's partition at the peek's time. Blocking.
 
     Raises `ViewInError`, `Corrupt`, `InvalidUsage`, `ReadBelowSince` and `Closed` (the
     arrangement was replaced meanwhile).
     """
-    schema = arrangement.schema
-    keys = wanted_keys(schema, peek)
+    wish = Wish(arrangement.schema, peek)
     view = arrangement.view(peek.time + 1)
-    raise_error(view.errors())
-    wanted = narrowed(arrangement.key, keys)
-    return packed(selected(view.rows(wanted), keys), arrangement.opening, bytes_max)
+    yield from wish.answer(view, wish.narrowed(arrangement.key), piece_bytes)
 
 
 def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterator[pa.RecordBatch]:
@@ -113,32 +145,6 @@ def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterat
         if batch.num_rows:
             check_positive(batch)
             yield batch
-
-
-def packed(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) -> PeekRows:
-    """The answer. Raises `InvalidUsage` as soon as it is too large."""
-    size, rows = len(opening), 0
-
-    def bounded() -> Iterator[pa.RecordBatch]:
-        nonlocal size, rows
-        for batch in batches:
-            rows += batch.num_rows
-            size += batch.nbytes
-            if size > bytes_max:
-                raise too_large(bytes_max)
-            yield batch
-
-    arrow = stream_of(opening, bounded())
-    if len(arrow) > bytes_max:
-        raise too_large(bytes_max)
-    return PeekRows(arrow, rows)
-
-
-def too_large(bytes_max: int) -> InvalidUsage:
-    """The refusal of a result."""
-    return InvalidUsage(
-        f"the result takes more than result_bytes_max ({bytes_max}); read by key, or subscribe"
-    )
 
 
 def raise_error(errors: pa.Table) -> None:
@@ -157,69 +163,3 @@ def check_positive(batch: pa.RecordBatch) -> None:
         raise Corrupt(
             f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
         )
-
-
-# -- of a shard ----------------------------------------------------------------------------------
-
-
-async def shard_rows(
-    persist: PersistClient,
-    clock: Clock,
-    source: SourceImport,
-    peek: Peek,
-    bytes_max: int,
-    reader_id: str,
-) -> PeekRows:
-    """Rows of a shard at the peek's time; waits until that time is sealed.
-
-    `reader_id` names the lease and must be fresh. Raises as `index_rows` does, and what persist
-    raises.
-    """
-    keys = wanted_keys(source.schema, peek)
-    reader = await persist.open_reader(source.shard, reader_id)
-    try:
-        parts, _ = await reader.snapshot(peek.time)
-        tables: list[pa.Table] = []
-        for part in parts:
-            if part.time_min > peek.time:
-                continue
-            updates = await persist.fetch(part, source.schema)
-            tables.append(_below(updates, peek.time, keys))
-    finally:
-        with anyio.CancelScope(shield=True):
-            await reader.close()
-    return await clock.run_blocking(lambda: finish(tables, source.schema, keys, bytes_max))
-
-
-def _below(updates: pa.Table, time: Time, keys: pa.Table | None) -> pa.Table:
-    """What of a part can matter, so that a large part is not kept whole."""
-    updates = between(updates, 0, time + 1)
-    if keys is None:
-        return updates
-    wanted = select_keys(updates, keys)
-    if ERROR not in updates.column_names:
-        return wanted
-    return pa.concat_tables([wanted.filter(pc.is_null(wanted[ERROR])), _errors(updates)])
-
-
-def _errors(updates: pa.Table) -> pa.Table:
-    return updates.filter(pc.is_valid(updates[ERROR]))
-
-
-def finish(
-    tables: list[pa.Table], schema: Schema, keys: pa.Table | None, bytes_max: int
-) -> PeekRows:
-    """Sums updates (all at times that count) to rows and packs them. Blocking."""
-    errors = [
-        _errors(table).select([ERROR, DIFF]) for table in tables if ERROR in table.column_names
-    ]
-    if errors:
-        raise_error(consolidate(pa.concat_tables(errors)))
-    healthy = [
-        table.filter(pc.is_null(table[ERROR])) if ERROR in table.column_names else table
-        for table in tables
-    ]
-    kind = answer_schema(schema)
-    parts = [table.select(kind.names).cast(kind) for table in healthy]
-    rows = consolidate(pa.concat_tables(parts) if parts else kind.empty_table())
-    return packed(selected(iter(rows.to_batches()), keys), opening_of(kind), bytes_max)

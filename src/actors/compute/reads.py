@@ -12,18 +12,18 @@ from collections.abc import Mapping
 
 from actors.compute.answers import NOTHING
 from actors.compute.events import Compact, Effect, PeekDone, Respond, StartPeek, StopPeek
+from actors.compute.finishing import check_finishing
 from actors.compute.peeks import chosen_worker, error_of
 from actors.compute.pending import Pending, PendingPeeks
 from actors.compute.rendered import Rendered
-from actors.errors import InvalidUsage, PenstockError, ReadBelowSince, UnknownObject
+from actors.errors import PenstockError, ReadBelowSince, UnknownObject
 from actors.progress import Frontier, ObjectId
 from actors.protocol.compute import (
     LogTarget,
     Peek,
     PeekCanceled,
-    PeekError,
     PeekResponse,
-    PeekRows,
+    PeekResult,
     ShardTarget,
 )
 
@@ -63,8 +63,8 @@ class Reads:
     def _number_for(self, peek: Peek) -> int:
         """The index's number (0: a shard). Raises what refuses the peek."""
         self.pending.check_room()
-        if peek.filter or peek.project is not None or peek.finishing is not None:
-            raise InvalidUsage("this worker neither filters nor finishes rows: read them whole")
+        if peek.finishing is not None:
+            check_finishing(peek.finishing)
         if isinstance(peek.target, ShardTarget):
             return 0
         if isinstance(peek.target, LogTarget):
@@ -87,7 +87,8 @@ class Reads:
                 refused = error_of(_below_since(pending.peek, read.since))
                 return self._answer(pending, refused)
         pending.started = True
-        return [StartPeek(pending.ticket, pending.number, pending.peek, self.result_bytes_max)]
+        limit, inline = self.result_bytes_max, self.inline_bytes_max
+        return [StartPeek(pending.ticket, pending.number, pending.peek, limit, inline)]
 
     def sealed(self, rendered: Rendered) -> list[Effect]:
         """More of an index can be read."""
@@ -141,9 +142,7 @@ class Reads:
         rendered.compacted = since
         return [Compact(rendered.number, since)]
 
-    def _answer(
-        self, pending: Pending, result: PeekRows | PeekError | PeekCanceled
-    ) -> list[Effect]:
+    def _answer(self, pending: Pending, result: PeekResult) -> list[Effect]:
         return [*self._remove(pending), Respond(PeekResponse(pending.peek.uuid, result))]
 
     def _remove(self, pending: Pending) -> list[Effect]:

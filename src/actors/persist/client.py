@@ -41,6 +41,7 @@ from actors.persist.shard import (
     shard_key,
     without_hold,
 )
+from actors.persist.stashed import StashedBlobs
 from actors.persist.upkeep import Upkeep
 from actors.persist.waiting import Waiters
 from actors.plan.schema import Schema
@@ -94,6 +95,8 @@ class PersistClient:
             settings.decoded_parts_bytes_max,
             self._is_named,
         )
+        self.stashed = StashedBlobs(blob, self._parts.writer)
+        """Results on their way to a reader."""
         self._upkeep = Upkeep(
             self._machine,
             self._parts,

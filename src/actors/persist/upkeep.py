@@ -30,6 +30,7 @@ from actors.persist.shard import (
     compacted,
     deletable,
 )
+from actors.persist.stashed import FOLDER
 from actors.progress import ShardId
 from actors.settings import Settings
 
@@ -183,14 +184,17 @@ class Upkeep:
 
     async def collect_orphans(self) -> int:
         """Deletes blobs that no state names, that nobody here writes or reads, and that are
-        older than the grace; how many. Raises `StorageError`."""
+        older than the grace, and stashed results that nobody took; how many. Raises
+        `StorageError`."""
         infos = await self._blob.list_keys()
         limit = self._clock.now_ms() - self._settings.blob_orphan_grace_ms
         folders: dict[ShardId, list[str]] = {}
+        lost = self._clock.now_ms() - self._settings.stash_orphan_ms
+        stashed = [i.key for i in infos if i.key.startswith(f"{FOLDER}/") and i.modified_ms <= lost]
+        count_ = len(await self._parts.delete(stashed))
         for info in infos:
-            if info.modified_ms <= limit:
+            if info.modified_ms <= limit and not info.key.startswith(f"{FOLDER}/"):
                 folders.setdefault(info.key.partition("/")[0], []).append(info.key)
-        count_ = 0
         for shard, keys in folders.items():
             try:
                 # After the listing: what was appended since then is named by this state.

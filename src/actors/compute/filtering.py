@@ -1,0 +1,153 @@
+"""Filters and projections of a peek, over batches of rows. Pure.
+
+A filter is a conjunction of comparisons of a column with a value, as Spark SQL has them: what is
+unknown (NULL on either side) does not pass; NaN equals itself and is greater than every number,
+-0.0 equals 0.0; text and binary compare byte by byte. A value is brought to its column's type
+first; one that does not fit is the caller's error. Nested types have no order here: only the two
+tests of NULL are for every type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.errors import InvalidUsage, PenstockError
+from actors.plan.schema import DIFF, Schema
+from actors.plan.updates import from_ipc
+from actors.protocol.compute import Comparison, Peek
+
+_KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+R = TypeVar("R", pa.Table, pa.RecordBatch)
+_NULL_TESTS: Final = ("is null", "is not null")
+
+
+class Test(msgspec.Struct, frozen=True, gc=False):
+    """A comparison made ready; `value` is a scalar of the column's type (None: a test of NULL)."""
+
+    column: str
+    op: str
+    value: Any = None
+
+    def mask(self, values: Any) -> Any:
+        """Which values pass; NULL where it is unknown."""
+        if self.op in _NULL_TESTS:
+            found = pc.is_null(values)
+            return found if self.op == "is null" else pc.invert(found)
+        if pa.types.is_floating(self.value.type) and self.value.is_valid:
+            return self._floats(values)
+        return _KERNELS[self.op](values, self.value)
+
+    def _floats(self, values: Any) -> Any:
+        """With NaN as the greatest number, equal to itself."""
+        nan = pc.is_nan(values)
+        if math.isnan(self.value.as_py()):
+            if self.op in ("=", ">="):
+                return nan
+            if self.op in ("<>", "<"):
+                return pc.invert(nan)
+            passes = pa.scalar(self.op == "<=", pa.bool_())
+            return pc.if_else(pc.is_valid(values), passes, pa.scalar(None, pa.bool_()))
+        found = _KERNELS[self.op](values, self.value)
+        return pc.or_(found, nan) if self.op in (">", ">=") else found
+
+
+class Filter:
+    """What of a peek's rows is wanted, and which of their columns."""
+
+    def __init__(self, schema: Schema, peek: Peek) -> None:
+        """Raises `InvalidUsage` for a column that is not there, one named twice, a value that
+        does not fit, and an order of what has none."""
+        self.tests = tuple(_test(schema, comparison) for comparison in peek.filter)
+        ordered = () if peek.finishing is None else peek.finishing.order_by
+        for by in ordered:
+            check_comparable("order by", schema, by.column)
+        self.columns = list(schema.names)
+        if peek.project is not None:
+            for name in peek.project:
+                _check_column("projection", schema, name)
+            if len(set(peek.project)) < len(peek.project):
+                raise InvalidUsage(f"projection: a column twice in {', '.join(peek.project)}")
+            # The order is made again over all workers' rows: its columns go along.
+            more = dict.fromkeys(by.column for by in ordered if by.column not in peek.project)
+            self.columns = [*peek.project, *more]
+
+    @property
+    def schema_names(self) -> list[str]:
+        """Columns of the answer, `DIFF` last."""
+        return [*self.columns, DIFF]
+
+    def equalities(self) -> dict[str, Any]:
+        """The one value that each of these columns may have."""
+        return {test.column: test.value for test in self.tests if test.op == "="}
+
+    def apply(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows that pass, projected. Batches without rows are left out."""
+        names = self.schema_names
+        for batch in batches:
+            kept = self.passing(batch)
+            if kept.num_rows:
+                yield kept if kept.schema.names == names else kept.select(names)
+
+    def passing(self, rows: R) -> R:
+        """Rows that pass, with all columns."""
+        mask: Any = None
+        for test in self.tests:
+            found = test.mask(rows.column(test.column))
+            mask = found if mask is None else pc.and_(mask, found)
+        return rows if mask is None else rows.filter(mask)
+
+
+def _test(schema: Schema, comparison: Comparison) -> Test:
+    name, op = comparison.column, comparison.op
+    _check_column("filter", schema, name)
+    if op in _NULL_TESTS:
+        return Test(name, op)
+    check_comparable("filter", schema, name)
+    kind = schema.arrow().field(name).type
+    try:
+        given = from_ipc(comparison.value)
+    except PenstockError as error:
+        raise InvalidUsage(f"filter: the value for {name}: {error}") from None
+    if given.num_rows != 1 or given.num_columns != 1:
+        raise InvalidUsage(
+            f"filter: {name} {op} takes one value, "
+            f"{given.num_rows} rows of {given.num_columns} columns were sent"
+        )
+    try:
+        return Test(name, op, given.column(0).cast(kind)[0])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidUsage(
+            f"filter: a value does not fit column {name} ({kind}): {error}"
+        ) from None
+
+
+def _check_column(what: str, schema: Schema, name: str) -> None:
+    if name not in schema.names:
+        raise InvalidUsage(f"{what}: column {name} is not one of {', '.join(schema.names)}")
+
+
+def check_comparable(what: str, schema: Schema, name: str) -> None:
+    """Raises `InvalidUsage` unless there is such a column and its values have an order."""
+    _check_column(what, schema, name)
+    kind = schema.arrow().field(name).type
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        raise InvalidUsage(f"{what}: column {name} is a {kind}, which cannot be compared")
+
+
+def checked_columns(schema: Schema, columns: Sequence[str]) -> pa.Schema:
+    """The form of an answer: these columns and `DIFF`."""
+    held = schema.arrow()
+    return pa.schema([*(held.field(name) for name in columns), pa.field(DIFF, pa.int64())])

@@ -1,0 +1,175 @@
+"""Finishing a peek: order, offset, limit. Each worker thins its rows, the reader finishes. Pure.
+
+Rows come with a weight (`DIFF`, greater than zero): a row of weight 3 is three rows. `thinned`
+keeps what may still be among the first ``offset + limit`` rows of all workers together: without
+an order it stops as soon as it has so many; with one it sorts and cuts whenever twice as many
+have gathered, so it holds no more than that. Without a limit nothing can be left out, and
+nothing is held. `finished` then orders what all workers sent, skips and cuts.
+
+An order is Spark's: NaN is greater than every number, -0.0 equals 0.0, text and binary compare
+byte by byte; NULLs stand where each column says. Rows that the order does not tell apart come in
+any order, and where the limit falls among them any of them are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.errors import InvalidUsage
+from actors.plan.schema import DIFF
+from actors.protocol.compute import Finishing, OrderBy
+
+_GATHERED_ROWS_MIN: Final = 4_096
+"""Sorting fewer at a time costs more than holding them."""
+
+
+def check_finishing(finishing: Finishing) -> None:
+    """Raises `InvalidUsage` for a limit or offset below 0."""
+    if finishing.offset < 0:
+        raise InvalidUsage(f"offset {finishing.offset}: must be at least 0")
+    if finishing.limit is not None and finishing.limit < 0:
+        raise InvalidUsage(f"limit {finishing.limit}: must be at least 0")
+
+
+def thinned(
+    batches: Iterator[pa.RecordBatch], finishing: Finishing | None
+) -> Iterator[pa.RecordBatch]:
+    """One worker's rows without those that cannot be in the answer. Ends early where it can."""
+    if finishing is None or finishing.limit is None:
+        yield from batches
+        return
+    wanted = finishing.limit + finishing.offset
+    if wanted == 0:
+        return
+    if not finishing.order_by:
+        yield from _first(batches, wanted)
+        return
+    bound = max(_GATHERED_ROWS_MIN, 2 * wanted)
+    held: pa.Table | None = None
+    gathered: list[pa.Table] = []
+    rows = 0
+    for batch in batches:
+        gathered.append(pa.Table.from_batches([batch]))
+        rows += batch.num_rows
+        if rows >= bound:
+            held = _top([held, *gathered] if held is not None else gathered, finishing, wanted)
+            gathered, rows = [], held.num_rows
+    if gathered:
+        held = _top([held, *gathered] if held is not None else gathered, finishing, wanted)
+    if held is not None:
+        yield from held.combine_chunks().to_batches()
+
+
+def finished(
+    rows: pa.Table, finishing: Finishing | None, project: Sequence[str] | None
+) -> pa.Table:
+    """All workers' rows in order, from `offset` on, at most `limit`; only columns of `project`
+    (None: all) and `DIFF`."""
+    if finishing is not None:
+        if finishing.order_by and rows.num_rows:
+            rows = rows.take(_order(rows, finishing.order_by))
+        if finishing.offset or finishing.limit is not None:
+            rows = _cut(rows, finishing.offset, finishing.limit)
+    return rows if project is None else rows.select([*project, DIFF])
+
+
+def finished_batches(
+    tables: Iterable[pa.Table], finishing: Finishing | None, project: Sequence[str] | None
+) -> Iterator[pa.Table]:
+    """As `finished`, piece by piece as far as that goes: an order needs all of them. The walk
+    ends with the limit."""
+    if finishing is None or finishing.order_by:
+        if finishing is None:
+            for table in tables:
+                yield finished(table, None, project)
+            return
+        everything = list(tables)
+        if everything:
+            yield finished(pa.concat_tables(everything), finishing, project)
+        return
+    skip, left = finishing.offset, finishing.limit
+    for table in tables:
+        weight = _weight(table)
+        piece = _cut(table, skip, left)
+        skip = max(0, skip - weight)
+        if left is not None:
+            left -= _weight(piece)
+        yield finished(piece, None, project)
+        if left == 0:
+            return
+
+
+def _weight(table: Any) -> int:
+    return int(pc.sum(table.column(DIFF), min_count=0).as_py())
+
+
+def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> Iterator[pa.RecordBatch]:
+    left = wanted
+    for batch in batches:
+        weights = np.cumsum(batch.column(DIFF).to_numpy())
+        if weights[-1] < left:
+            left -= int(weights[-1])
+            yield batch
+            continue
+        yield batch.slice(0, int(np.searchsorted(weights, left, "left")) + 1)
+        return
+
+
+def _top(tables: Sequence[pa.Table], finishing: Finishing, wanted: int) -> pa.Table:
+    """The first rows in order whose weights reach `wanted`."""
+    rows = pa.concat_tables(tables)
+    order = _order(rows, finishing.order_by)
+    weights = np.cumsum(rows[DIFF].to_numpy()[order.to_numpy()])
+    count = int(np.searchsorted(weights, wanted, "left")) + 1
+    return rows.take(order.slice(0, count))
+
+
+def _cut(rows: pa.Table, offset: int, limit: int | None) -> pa.Table:
+    """From `offset` on, at most `limit` rows, counted by weight."""
+    if rows.num_rows == 0:
+        return rows
+    diffs = rows[DIFF].to_numpy()
+    ends = np.cumsum(diffs)
+    begins = ends - diffs
+    beyond = int(ends[-1]) if limit is None else offset + limit
+    kept = np.minimum(ends, beyond) - np.maximum(begins, offset)
+    first, last = np.searchsorted(ends, offset, "right"), np.searchsorted(begins, beyond, "left")
+    rows = rows.slice(int(first), max(0, int(last) - int(first)))
+    weights = pa.array(kept[int(first) : int(first) + rows.num_rows], pa.int64())
+    return rows.set_column(rows.schema.get_field_index(DIFF), pa.field(DIFF, pa.int64()), weights)
+
+
+def _order(rows: pa.Table, order_by: Sequence[OrderBy]) -> pa.Array:
+    """Where the rows stand, in order."""
+    columns: list[Any] = []
+    keys: list[tuple[str, str]] = []
+    for number, by in enumerate(order_by):
+        values = rows[by.column]
+        rank = _rank(values, by)
+        if rank is not None:
+            columns.append(rank)
+            keys.append((f"r{number}", "ascending"))
+        columns.append(values)
+        keys.append((f"v{number}", "descending" if by.descending else "ascending"))
+    table = pa.table(columns, names=[name for name, _ in keys])
+    return pc.sort_indices(table, sort_keys=keys)
+
+
+def _rank(values: Any, by: OrderBy) -> Any:
+    """NULL and NaN apart from the rest, each on its side; None where there are none."""
+    floating = pa.types.is_floating(values.type)
+    if not values.null_count and not floating:
+        return None
+    ordinary = pa.scalar(2, pa.int8())
+    rank: Any = pa.scalar(1 if by.descending else 3, pa.int8())
+    if floating:
+        rank = pc.if_else(pc.fill_null(pc.is_nan(values), False), rank, ordinary)
+    else:
+        rank = ordinary
+    null = pa.scalar(0 if by.nulls_first else 4, pa.int8())
+    return pc.if_else(pc.is_null(values), null, rank)

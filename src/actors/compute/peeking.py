@@ -1,0 +1,149 @@
+"""A worker's reads at work: answered at once on the loop, or beside it, and stopped when nobody
+waits for them any more.
+
+A read that is stopped does not stop the piece that a thread is making just then; what it had
+stashed is removed at the next collection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from actors.compute.events import PeekDone, PeekResult, StartPeek
+from actors.compute.live import Live, Read, Site
+from actors.compute.peeks import Share, at_once, error_of, index_answer
+from actors.compute.shard_reads import shard_answer
+from actors.compute.stash import Stash
+from actors.errors import Closed, PenstockError
+from actors.kernel import Effect
+from actors.persist import PersistClient
+from actors.protocol.compute import Peek, PeekRows, PeekStashed, ShardTarget
+from actors.spans import span_below
+from actors.telemetry import BYTES, WORKER_PEEK
+
+log = logging.getLogger("penstock.worker")
+
+AT_ONCE_MAX: Final = 64
+"""Reads in one turn of a worker that use no thread; each takes far below a millisecond."""
+
+
+class Peeking:
+    """Starts, stops and bounds them."""
+
+    def __init__(self, site: Site, persist: PersistClient) -> None:
+        self._site = site
+        self._persist = persist
+        self._share = Share(site.index, site.count)
+        self._running: dict[int, Effect] = {}
+        self._at_once = 0
+        orphan_ms = site.settings.stash_orphan_ms
+        self.stash = Stash(persist.stashed, site.ctx.clock, site.index, orphan_ms)
+        self._collecting = False
+
+    def clear_stash(self) -> None:
+        """Removes what earlier processes left there."""
+        self._site.ctx.effect(self._persist.stashed.clear, done=lambda _: None, failed=self._log)
+
+    def collect(self) -> None:
+        """Removes what nobody will read; one collection at a time."""
+        if self._collecting or not self.stash.collects:
+            return
+        self._collecting = True
+
+        async def run() -> None:
+            try:
+                await self.stash.collect()
+            finally:
+                self._collecting = False
+
+        self._site.ctx.effect(run, done=lambda _: None, failed=self._log)
+
+    def _log(self, error: Exception) -> None:
+        log.warning("%s: collecting the stash: %s", self._site.ctx.path, error)
+
+    def new_turn(self) -> None:
+        """The loop has been given back meanwhile."""
+        self._at_once = 0
+
+    def stop(self, ticket: int) -> None:
+        """Nobody waits for that read."""
+        running = self._running.pop(ticket, None)
+        if running is not None:
+            running.cancel()
+
+    def ended(self, ticket: int) -> None:
+        """Its result has come."""
+        self._running.pop(ticket, None)
+
+    def start(self, effect: StartPeek, live: Live | None, nonce: str) -> PeekDone | None:
+        """Begins a read (`live`: the index's). The answer if it is there already; else it comes
+        as `Read`."""
+        arrangement = None if live is None or live.index is None else live.index.arrangement
+        peek, ticket = effect.peek, effect.ticket
+        site, clock, stash = self._site, self._site.ctx.clock, self.stash
+        # All workers' parts of one answer travel in one response.
+        inline_max = effect.inline_max or site.settings.inline_bytes_max
+        inline_max = min(inline_max, effect.bytes_max // site.count)
+        if isinstance(peek.target, ShardTarget):
+            source, name = peek.target.source, f"peek-{site.index}-{ticket}-{peek.uuid}"
+            limits, place = (effect.bytes_max, inline_max), site.scratch / name
+            self._run(
+                effect,
+                nonce,
+                lambda: shard_answer(
+                    self._persist, clock, stash, source, peek, limits, name, place
+                ),
+            )
+            return None
+        assert arrangement is not None, "a sealed index has an arrangement"
+        if self._at_once < AT_ONCE_MAX and peek.traceparent is None:
+            self._at_once += 1
+            try:
+                result = at_once(arrangement, peek, self._share, inline_max)
+            except Closed:
+                result = None  # the other way finds the same, and says so
+            except PenstockError as error:
+                return PeekDone(ticket, error_of(error))
+            if result is not None:
+                return PeekDone(ticket, result)
+        made = index_answer(arrangement, peek, inline_max)
+        self._run(effect, nonce, lambda: stash.answer(made, effect.bytes_max))
+        return None
+
+    def _run(
+        self, effect: StartPeek, nonce: str, read: Callable[[], Awaitable[PeekResult]]
+    ) -> None:
+        ticket, peek, path = effect.ticket, effect.peek, self._site.ctx.path
+
+        def failed(error: Exception) -> Read:
+            if isinstance(error, Closed) and effect.number:
+                # A snapshot took the arrangement's place; the peek waits for it.
+                return Read(PeekDone(ticket, None))
+            if not isinstance(error, PenstockError):
+                log.error("%s: a read failed", path, exc_info=error)
+            return Read(PeekDone(ticket, error_of(error)))
+
+        self._running[ticket] = self._site.ctx.effect(
+            lambda: self._traced(peek, nonce, read),
+            done=lambda result: Read(PeekDone(ticket, result)),
+            failed=failed,
+        )
+
+    async def _traced(
+        self, peek: Peek, nonce: str, read: Callable[[], Awaitable[PeekResult]]
+    ) -> PeekResult:
+        with span_below(peek.traceparent, WORKER_PEEK) as opened:
+            if opened is None:
+                return await read()
+            opened.describe(nonce, self._site.index, peek.target.id, peek.time)
+            result = await read()
+            opened.note(BYTES, _size(result))
+            return result
+
+
+def _size(result: PeekResult) -> int:
+    if isinstance(result, PeekRows):
+        return len(result.arrow)
+    return result.size_bytes if isinstance(result, PeekStashed) else 0

@@ -1,0 +1,136 @@
+"""The stash: results too large for a response go to the blob store, piece by piece.
+
+Theory of operation. A result is made as a walk over `Piece`s, each an Arrow IPC stream of about
+as many bytes as a response may hold. The first piece, if it is the only one, is the answer
+itself (`PeekRows`); else each goes into a blob while nothing further is computed, and the answer
+names the blobs (`PeekStashed`). So a worker holds one piece, whatever the result.
+
+Rules. Whoever reads a stashed result removes it. What nobody removed goes after `orphan_ms`
+(`collect`): its reader is gone, or another worker failed. What was written for a peek that was
+cancelled or failed goes at the next collection, and once more later, because a write that was
+under way may end after its peek. A process removes at its start what earlier ones left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+
+from actors.kernel import Clock
+from actors.persist.stashed import StashedBlobs
+from actors.plan.updates import stream_of
+from actors.protocol.compute import PeekError, PeekRows, PeekStashed, StashPart
+
+AGAIN_MS = 60_000
+"""How long after a cancelled peek its blobs are removed a second time."""
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """Rows of a result as an Arrow IPC stream; `last`: nothing follows."""
+
+    arrow: bytes
+    rows: int
+    last: bool
+
+
+def pieces(batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int) -> Iterator[Piece]:
+    """Cuts a result; at least one piece, which may be without rows. A piece has at most
+    `bytes_max` bytes unless a single row has more."""
+    gathered: list[pa.RecordBatch] = []
+    size = rows = 0
+    room = max(1, bytes_max - len(opening) - _OVERHEAD)
+    for batch in batches:
+        for part in _cut(batch, room):
+            bytes_ = part.nbytes + _OVERHEAD
+            if gathered and size + bytes_ > room:
+                yield Piece(stream_of(opening, gathered), rows, last=False)
+                gathered, size, rows = [], 0, 0
+            gathered.append(part)
+            size += bytes_
+            rows += part.num_rows
+    yield Piece(stream_of(opening, gathered), rows, last=True)
+
+
+_OVERHEAD = 1_024
+"""Of one batch in a stream, beside its data."""
+
+
+def _cut(batch: pa.RecordBatch, room: int) -> Iterator[pa.RecordBatch]:
+    size = batch.nbytes + _OVERHEAD
+    if size <= room or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _cut(batch.slice(0, half), room)
+    yield from _cut(batch.slice(half), room)
+
+
+class Stash:
+    """One worker's."""
+
+    def __init__(self, blobs: StashedBlobs, clock: Clock, worker: int, orphan_ms: int) -> None:
+        self._blobs = blobs
+        self._clock = clock
+        self._worker = worker
+        self._orphan_ms = orphan_ms
+        self._count = 0
+        self._due: dict[str, float] = {}
+        """When a blob goes, on the monotonic clock."""
+        self.bytes_written = 0
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    async def answer(
+        self, found: Iterator[Piece], bytes_max: int
+    ) -> PeekRows | PeekStashed | PeekError:
+        """Takes the walk to its end. Raises what it raises, `StoreFull` and `StorageError`."""
+        parts: list[StashPart] = []
+        clock = self._clock
+        try:
+            while True:
+                piece = await clock.run_blocking(lambda: next(found))
+                if piece.last and not parts:
+                    if len(piece.arrow) > bytes_max:
+                        return row_too_large(bytes_max)
+                    return PeekRows(piece.arrow, piece.rows)
+                self._count += 1
+                key = self._blobs.key(f"{self._worker}-{self._count:08x}")
+                self._due[key] = clock.monotonic_ms() + self._orphan_ms
+                parts.append(StashPart(key, piece.rows, len(piece.arrow)))
+                await self._blobs.set(key, piece.arrow)
+                self.bytes_written += len(piece.arrow)
+                if piece.last:
+                    rows = sum(part.rows for part in parts)
+                    return PeekStashed(tuple(parts), rows, sum(part.size_bytes for part in parts))
+        except BaseException:
+            for part in parts:
+                self._due[part.key] = 0.0
+            raise
+
+    async def collect(self) -> None:
+        """Removes what is due."""
+        now = self._clock.monotonic_ms()
+        due = [key for key, when in self._due.items() if when <= now]
+        left = set(await self._blobs.delete(due))
+        for key in due:
+            if key in left:
+                continue
+            if self._due[key] == 0.0:
+                self._due[key] = now + AGAIN_MS
+            else:
+                del self._due[key]
+
+    @property
+    def collects(self) -> bool:
+        """Whether something is due."""
+        now = self._clock.monotonic_ms()
+        return any(when <= now for when in self._due.values())
+
+
+def row_too_large(bytes_max: int) -> PeekError:
+    """The refusal of what cannot be cut."""
+    text = f"a row takes more than result_bytes_max ({bytes_max}): leave out its large columns"
+    return PeekError("InvalidUsage", text, "bytes")

@@ -1,0 +1,60 @@
+"""Blobs that no state names: results on their way to one reader.
+
+They live in a folder of their own, under names that begin with the process that wrote them. A
+process that starts alone on its stores removes what earlier ones left (`clear`); the collection
+of orphans removes what is older than `stash_orphan_ms`, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from actors.errors import InvalidUsage, StorageError
+from actors.persist.location import Blob
+
+FOLDER: Final = "_stash"
+
+
+class StashedBlobs:
+    """That folder of a blob store. `writer` names this process."""
+
+    def __init__(self, blob: Blob, writer: str) -> None:
+        self._blob = blob
+        self._writer = writer
+
+    def key(self, name: str) -> str:
+        """The key of a new blob; `name` is unique in this process."""
+        return f"{FOLDER}/{self._writer}-{name}"
+
+    async def set(self, key: str, data: bytes) -> None:
+        """Writes one. Raises `StoreFull`, `StorageError`."""
+        await self._blob.set(_checked(key), data)
+
+    async def get(self, key: str) -> bytes | None:
+        """Reads one; None when it was removed. Raises `InvalidUsage`, `StorageError`."""
+        return await self._blob.get(_checked(key))
+
+    async def delete(self, keys: Iterable[str]) -> list[str]:
+        """Removes them; those that could not be removed now."""
+        left = []
+        for key in keys:
+            try:
+                await self._blob.delete(_checked(key))
+            except StorageError:
+                left.append(key)
+        return left
+
+    async def clear(self) -> int:
+        """Removes what other processes wrote; how many. Raises `StorageError`."""
+        own = self.key("")
+        found = [info.key for info in await self._blob.list_keys(f"{FOLDER}/")]
+        others = [key for key in found if not key.startswith(own)]
+        return len(others) - len(await self.delete(others))
+
+
+def _checked(key: str) -> str:
+    """A key comes from a peer: it must not name anything else in the store."""
+    if not key.startswith(f"{FOLDER}/"):
+        raise InvalidUsage(f"{key!r} is not in the stash")
+    return key
