@@ -97,8 +97,8 @@ async def _magic(stream: Bytes, magic: bytes) -> bytes:
             if theirs:
                 break
             raise Broken(
-                f"the peer closed the connection before its opening ({error}); does it speak TLS, "
-                "and this side not?"
+                f"the peer closed the connection before its opening ({error}); does one of both "
+                "speak TLS and the other not?"
             ) from None
         if magic != BUSY_MAGIC and not (magic.startswith(theirs) or BUSY_MAGIC.startswith(theirs)):
             break
@@ -112,11 +112,7 @@ async def show(stream: Bytes, token: bytes) -> None:
     if len(token) > BEARER_BYTES_MAX:
         raise LocalProtocolError(f"a token has at most {BEARER_BYTES_MAX} bytes, not {len(token)}")
     stream.write(LENGTH.pack(len(token)) + token)
-    try:
-        length = (await stream.exactly(1))[0]
-    except Broken as error:
-        # Over TLS 1.3 a client learns only here that its certificate was not accepted.
-        raise Broken(f"the peer refused this side, or its certificate: {error}") from None
+    length = (await stream.exactly(1))[0]
     if length:
         raise Unauthenticated(_text(await stream.exactly(length), "refusal"))
 

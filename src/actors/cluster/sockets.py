@@ -134,8 +134,6 @@ async def connect(
         options["ssl_shutdown_timeout"] = SHUTDOWN_S
     try:
         await loop.create_connection(factory, address.host, address.port, **options)
-    except ssl.CertificateError as error:
-        raise ssl.SSLCertVerificationError(1, str(error)) from None
     except socket.gaierror as error:
         raise Broken(f"cannot connect to {address}: {error.strerror}") from None
 

@@ -163,20 +163,22 @@ async def dial(
         if made:
             stream.abort()
         if isinstance(error, OSError | TimeoutError | PenstockError):
-            raise _named(error, f"cannot connect to {address}", settings) from None
+            in_tls = made and security is not None and security.has_tls
+            raise _named(error, f"cannot connect to {address}", settings, in_tls) from None
         raise
     return FramedConnection(stream, FrameCodec(send_type, limit), receive_codec, settings)
 
 
-def _named(error: Exception, what: str, settings: Settings) -> PenstockError:
+def _named(error: Exception, what: str, settings: Settings, in_tls: bool) -> PenstockError:
     """Why a connection could not be made, as an error of ours."""
     if isinstance(error, PenstockError) and type(error) is not Broken:
         return error
-    if isinstance(error, ssl.SSLError):
-        return Unauthenticated(f"{what}: {error.reason or error}: {_ADVICE}")
     text = str(error)
-    if "ALERT" in text.upper() and "SSL" in text.upper():
-        return Unauthenticated(f"{what}: {text}: {_ADVICE}")
+    if isinstance(error, ssl.SSLError) or "ALERT" in text:
+        return Unauthenticated(f"{what}: {text}; {_ADVICE}")
+    if in_tls and isinstance(error, Broken):
+        # With TLS 1.3 the listener judges when this side is through; some loops do not say how.
+        return Broken(f"{what}: {text}; perhaps it does not accept our certificate: {_ADVICE}")
     if isinstance(error, TimeoutError):
         text = text or f"no answer in {settings.connect_timeout_ms} ms"
     return Broken(f"{what}: {text or type(error).__name__}")
