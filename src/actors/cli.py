@@ -23,7 +23,16 @@ import typer
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
 from actors.inspection import actors, explain, status, trace, tracing
 from actors.settings import Settings, load
-from actors.terminal import LogLevel, run_loop, set_up_logging
+from actors.terminal import (
+    Authority,
+    Certificate,
+    Identity,
+    Key,
+    LogLevel,
+    TokenFile,
+    run_loop,
+    set_up_logging,
+)
 
 if TYPE_CHECKING:
     from actors.tracing.metrics import Metrics
@@ -76,7 +85,21 @@ def serve(
         str | None, typer.Option("--state-dir", help="Where everything durable lives.")
     ] = None,
     listen: Annotated[
-        str | None, typer.Option("--listen", help="host:port for clients; port 0: a free one.")
+        str | None,
+        typer.Option("--listen", help="For clients: host:port (port 0: a free one) or unix:/path."),
+    ] = None,
+    cluster_listen: Annotated[
+        str | None,
+        typer.Option("--cluster-listen", help="The same for the replica protocol; none if unset."),
+    ] = None,
+    identity: Identity = None,
+    tls_certificate: Certificate = None,
+    tls_key: Key = None,
+    tls_authority: Authority = None,
+    token_file: TokenFile = None,
+    cluster_token_file: Annotated[
+        str | None,
+        typer.Option("--cluster-token-file", help="Tokens of the replica protocol."),
     ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Workers of the cluster.")
@@ -108,6 +131,13 @@ def serve(
     flags = parse_settings(settings or []) | {
         "state_dir": state_dir,
         "listen": listen,
+        "cluster_listen": cluster_listen,
+        "identity": identity,
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "tls_authority": tls_authority,
+        "token_file": token_file,
+        "cluster_token_file": cluster_token_file,
         "workers": workers,
         "spark_master": spark_master,
         "otlp": otlp,

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.progress import format_frontier
-from actors.terminal import DEFAULT_ADDRESS, Connect, run_loop, set_up_logging
+from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service
 
 if TYPE_CHECKING:
     from actors.protocol.api import TracingReport
 
 
+@speaks_to_a_service
 def status(
-    connect: Connect = DEFAULT_ADDRESS,
+    target: Target,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Shows every table, view and index of a running service, with frontiers and lag."""
     set_up_logging("warning")
-    report = run_loop(lambda: _status(connect))
+    report = run_loop(lambda: _status(target))
     if as_json:
         print(json.dumps(report, indent=2))
         return
@@ -34,18 +35,19 @@ def status(
         )
 
 
-async def _status(address: str) -> dict[str, Any]:
+async def _status(target: Target) -> dict[str, Any]:
     import msgspec
 
     from actors.client import Client
 
-    async with await Client.connect(address) as client:
+    async with await Client.connect(target.address, settings=target.settings) as client:
         report: dict[str, Any] = msgspec.to_builtins(await client.status())
         return report
 
 
+@speaks_to_a_service
 def actors(
-    connect: Connect = DEFAULT_ADDRESS,
+    target: Target,
     interval: Annotated[
         float, typer.Option(min=0.01, help="Seconds between the two looks that rates come from.")
     ] = 1.0,
@@ -53,7 +55,7 @@ def actors(
 ) -> None:
     """Shows every live actor of a running service: what it does, what waits, how busy it is."""
     set_up_logging("warning")
-    rows = run_loop(lambda: _actors(connect, interval))
+    rows = run_loop(lambda: _actors(target, interval))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -67,14 +69,14 @@ def actors(
         )
 
 
-async def _actors(address: str, interval: float) -> list[dict[str, Any]]:
+async def _actors(target: Target, interval: float) -> list[dict[str, Any]]:
     """Two looks; an actor born between them is measured since its birth."""
     import anyio
     import msgspec
 
     from actors.client import Client
 
-    async with await Client.connect(address) as client:
+    async with await Client.connect(target.address, settings=target.settings) as client:
         first = await client.actors()
         await anyio.sleep(interval)
         second = await client.actors()
@@ -90,25 +92,26 @@ async def _actors(address: str, interval: float) -> list[dict[str, Any]]:
     return rows
 
 
+@speaks_to_a_service
 def tracing(
-    connect: Connect = DEFAULT_ADDRESS,
+    target: Target,
     ratio: Annotated[
         float | None, typer.Option(help="Share of new traces to be sampled, from 0 to 1.")
     ] = None,
 ) -> None:
     """Shows, or sets, which share of new traces a running service samples."""
     set_up_logging("warning")
-    report = run_loop(lambda: _tracing(connect, ratio))
+    report = run_loop(lambda: _tracing(target, ratio))
     if report.exporting:
         print(f"of new traces a share of {report.ratio:g} is sampled")
     else:
         print("the service has no exporter of traces")
 
 
-async def _tracing(address: str, ratio: float | None) -> TracingReport:
+async def _tracing(target: Target, ratio: float | None) -> TracingReport:
     from actors.client import Client
 
-    async with await Client.connect(address) as client:
+    async with await Client.connect(target.address, settings=target.settings) as client:
         return await client.tracing(ratio)
 
 
@@ -129,17 +132,18 @@ def trace(
         print(line)
 
 
+@speaks_to_a_service
 def explain(
+    target: Target,
     view: Annotated[str, typer.Argument(help="Name of a view.")],
-    connect: Connect = DEFAULT_ADDRESS,
 ) -> None:
     """Shows how a view is maintained: its plan and, where it is recomputed, why."""
     set_up_logging("warning")
-    print(run_loop(lambda: _explain(view, connect)))
+    print(run_loop(lambda: _explain(view, target)))
 
 
-async def _explain(view: str, address: str) -> str:
+async def _explain(view: str, target: Target) -> str:
     from actors.client import Client
 
-    async with await Client.connect(address) as client:
+    async with await Client.connect(target.address, settings=target.settings) as client:
         return await client.explain(view)

@@ -80,6 +80,7 @@ class Service:
         self._system: System | None = None
         self._server: Address[Any] | None = None
         self._listener: Listener | None = None
+        self._cluster_listener: Listener | None = None
         self._stopping = anyio.Event()
 
     # -- starting ------------------------------------------------------------------------------
@@ -111,8 +112,8 @@ class Service:
             system, settings, persist, executor, scratch / "cluster", reach=self._reach
         )
         if settings.cluster_listen:
-            replica_listener = await cluster.listen(settings.cluster_listen)
-            stack.push_async_callback(replica_listener.aclose)
+            self._cluster_listener = await cluster.listen(settings.cluster_listen)
+            stack.push_async_callback(self._cluster_listener.aclose)
 
         async def connect() -> ClusterClient:
             return await self._connect(cluster)
@@ -166,6 +167,11 @@ class Service:
         """Of the client listener: host:port or unix:/path."""
         assert self._listener is not None, "the service has not been started"
         return str(self._listener.address)
+
+    @property
+    def cluster_address(self) -> str:
+        """Of the replica protocol's listener; empty: there is none."""
+        return "" if self._cluster_listener is None else str(self._cluster_listener.address)
 
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
         """A client's connection without a socket; see `Client.in_process`."""

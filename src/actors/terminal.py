@@ -5,17 +5,20 @@ Here the event loop is chosen (uvloop).
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import anyio
+import msgspec
 import typer
 
 from actors.errors import BadSettings
-from actors.settings import Settings
+from actors.settings import Settings, load
 
 R = TypeVar("R")
 
@@ -25,10 +28,80 @@ LogLevel = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(L
 Connect = Annotated[
     str,
     typer.Option(
-        "--connect", envvar="PENSTOCK_LISTEN", help="host:port of a running service's listener."
+        "--connect",
+        envvar="PENSTOCK_LISTEN",
+        help="A running service's listener: host:port or unix:/path.",
     ),
 ]
+Certificate = Annotated[
+    str | None,
+    typer.Option("--tls-certificate", help="PEM file: what this side shows to its peers."),
+]
+Key = Annotated[str | None, typer.Option("--tls-key", help="PEM file: its key.")]
+Authority = Annotated[
+    str | None,
+    typer.Option("--tls-authority", help="PEM file: who signed the certificates of peers."),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option("--token-file", help="Tokens of clients, one a line; a client shows the first."),
+]
+Identity = Annotated[
+    str | None,
+    typer.Option("--identity", help="Name of the service; of a client: of the one it means."),
+]
 DEFAULT_ADDRESS: Final = Settings().listen
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The service that a command speaks to, and how it proves itself there."""
+
+    address: str
+    settings: Settings
+
+
+def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter, `target`, is made from the options ``--connect``,
+    ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and
+    ``--identity``, or from the environment (``PENSTOCK_TLS_KEY``)."""
+
+    def options(
+        connect: Connect = DEFAULT_ADDRESS,
+        tls_certificate: Certificate = None,
+        tls_key: Key = None,
+        tls_authority: Authority = None,
+        token_file: TokenFile = None,
+        identity: Identity = None,
+    ) -> Target:
+        flags = {
+            "tls_certificate": tls_certificate,
+            "tls_key": tls_key,
+            "tls_authority": tls_authority,
+            "token_file": token_file,
+            "identity": identity,
+        }
+        return Target(connect, load(flags=flags))
+
+    shared = inspect.signature(options).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        target = options(**{name: given.pop(name) for name in shared})
+        command(target=target, **given)
+
+    own = inspect.signature(command).parameters
+    parameters = [*shared.values(), *(own[name] for name in own if name != "target")]
+    hints = get_type_hints(command, include_extras=True)
+    hints |= get_type_hints(options, include_extras=True)
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
+            for one in parameters
+        ]
+    )
+    run.__annotations__ = {one.name: hints[one.name] for one in parameters}
+    del run.__dict__["__wrapped__"]  # typer would read the annotations of what is wrapped
+    return run
 
 
 class OneLine(logging.Formatter):
