@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from standalone_cluster import (  # type: ignore[import-not-found]
-    QUICK_JAVA,
     Daemon,
     environment_of,
+    quick_java,
 )
 
 from actors.spark.java import JavaHome
@@ -28,7 +28,7 @@ class ConnectServer:
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(port),
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": f"{QUICK_JAVA} -Djava.io.tmpdir={folder}",
+            "spark.driver.extraJavaOptions": f"{quick_java(java)} -Djava.io.tmpdir={folder}",
             "spark.driver.host": "127.0.0.1",
             "spark.local.dir": str(folder),
             "spark.sql.catalogImplementation": "in-memory",

@@ -18,6 +18,7 @@ from actors.plan.schema import Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
+from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome
 from actors.spark.start import Start
 
@@ -26,7 +27,13 @@ class ChildProcess:
     """A child and the parent's end of its socket, synchronously."""
 
     def __init__(
-        self, scratch: Path, settings: Settings, java: JavaHome | None, **env: str
+        self,
+        scratch: Path,
+        settings: Settings,
+        java: JavaHome | None,
+        *,
+        archive: Path | None = None,
+        **env: str,
     ) -> None:
         scratch.mkdir(exist_ok=True)
         self.scratch = scratch
@@ -48,7 +55,9 @@ class ChildProcess:
             )
         self.socket = ours
         self.codec: FrameCodec[Answer] = FrameCodec(Answer, settings.engine_frame_bytes_max)
-        self.send(Start(settings, str(scratch)))
+        if java is not None and archive is None:
+            archive = find_archive(java)
+        self.send(Start(settings, str(scratch), str(archive or "")))
         ready = self.receive()
         assert isinstance(ready, EngineReady), self.log.read_text()
         self.ready = ready

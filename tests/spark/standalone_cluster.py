@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import pyspark
 
+from actors.spark.class_archive import archive_options, find_archive
 from actors.spark.java import JavaHome
 from actors.spark.launch import DROPPED_VARIABLES
 
@@ -134,6 +135,11 @@ def spark_home() -> Path:
     return Path(next(iter(pyspark.__path__)))
 
 
+def quick_java(java: JavaHome) -> str:
+    """Options of a JVM that runs for a minute."""
+    return f"{QUICK_JAVA} {archive_options(find_archive(java))}".strip()
+
+
 def environment_of(folder: Path, java: JavaHome) -> dict[str, str]:
     """The environment of a daemon: nothing of another Spark, everything temporary in `folder`."""
     kept = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
@@ -143,7 +149,7 @@ def environment_of(folder: Path, java: JavaHome) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} -Djava.io.tmpdir={folder}",
+        "SPARK_DAEMON_JAVA_OPTS": f"{quick_java(java)} -Djava.io.tmpdir={folder}",
     }
 
 

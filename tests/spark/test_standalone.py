@@ -21,7 +21,12 @@ from joined_view import (  # type: ignore[import-not-found]
     check_maintained,
     rows_of,
 )
-from standalone_cluster import WORKERS, Cluster, running_cluster  # type: ignore[import-not-found]
+from standalone_cluster import (  # type: ignore[import-not-found]
+    WORKERS,
+    Cluster,
+    quick_java,
+    running_cluster,
+)
 
 from actors.kernel import Address, Reply, System
 from actors.plan.jobs import (
@@ -48,13 +53,13 @@ SHUFFLED = "SELECT sum(id) AS x FROM range(0, 1000, 1, 2)"
 FOREVER = "SELECT sum(hash(a.id * b.id)) AS x FROM range(10000000) a CROSS JOIN range(10000000) b"
 
 
-def settings_of(cluster: Cluster) -> Settings:
+def settings_of(cluster: Cluster, java: JavaHome) -> Settings:
     return Settings(
         spark_master=cluster.url,
         spark_driver_memory="512m",
         spark_conf={
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": QUICK_JAVA,
+            "spark.executor.extraJavaOptions": quick_java(java),
             "spark.driver.extraJavaOptions": QUICK_JAVA,
             "spark.sql.shuffle.partitions": "2",
         },
@@ -72,7 +77,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterato
 def engine(
     tmp_path_factory: pytest.TempPathFactory, java: JavaHome, cluster: Cluster
 ) -> Iterator[ChildProcess]:
-    made = ChildProcess(tmp_path_factory.mktemp("engine"), settings_of(cluster), java)
+    made = ChildProcess(tmp_path_factory.mktemp("engine"), settings_of(cluster, java), java)
     try:
         cluster.master.wait_for("Launching executor .* on worker", WORKERS)
         yield made
@@ -151,12 +156,12 @@ def test_the_child_ends_when_its_context_has_stopped(
 
 
 async def test_the_executor_goes_on_when_its_context_has_stopped(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, java: JavaHome
 ) -> None:
     """After the test above, which has left the cores to this one."""
     async with System() as system:
         executor: Address[Any] = system.spawn(
-            lambda: SparkExecutor(settings_of(cluster), tmp_path), "engine"
+            lambda: SparkExecutor(settings_of(cluster, java), tmp_path), "engine"
         )
         for name in ("before", "after"):
             reply: Reply[Any] = Reply()

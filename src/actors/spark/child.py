@@ -269,14 +269,15 @@ def _bound_log() -> None:
         return  # not a file
 
 
-def open_engine(settings: Settings, scratch: Path) -> Engine:
+def open_engine(settings: Settings, scratch: Path, class_archive: str = "") -> Engine:
     """Starts Spark, or connects to it. Raises `EngineUnavailable` or Spark's own error."""
     if is_remote(settings.spark_master):
         # here, because what it imports need not be installed for any other master
         from actors.spark.remote import open_remote
 
         return open_remote(settings, scratch)
-    return Engine(open_session(spark_conf(settings, scratch), scratch), settings, scratch)
+    conf = spark_conf(settings, scratch, class_archive)
+    return Engine(open_session(conf, scratch), settings, scratch)
 
 
 def main(arguments: list[str]) -> None:
@@ -290,7 +291,7 @@ def main(arguments: list[str]) -> None:
     settings, scratch = first.settings, Path(first.scratch)
     logging.getLogger("SQLQueryContextLogger").disabled = True
     try:
-        engine = open_engine(settings, scratch)
+        engine = open_engine(settings, scratch, first.class_archive)
     except BaseException as error:  # noqa: BLE001 - whatever it was, the log tells
         why = without_secrets(str(error), settings.spark_master)
         leave(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)

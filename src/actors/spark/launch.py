@@ -23,6 +23,7 @@ from actors.kernel.clock import Clock
 from actors.plan.jobs import Answer, EngineReady
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
+from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome, find_java
 from actors.spark.remote_address import is_remote, shown
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
@@ -156,24 +157,33 @@ def clean(directory: Path) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
 
 
+def engine_environment(java: JavaHome | None) -> dict[str, str]:
+    """The environment of an engine's process: of other installations nothing, and our Java."""
+    source = str(Path(__file__).parents[2])
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    home = {} if java is None else {"JAVA_HOME": str(java.home)}
+    kept = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
+    return kept | home | {"PYTHONPATH": path}
+
+
+def _java_and_archive(directory: Path) -> tuple[JavaHome, Path | None]:
+    java = find_java(directory / "java")
+    if not isinstance(java, JavaHome):
+        raise java
+    return java, find_archive(java)
+
+
 async def launch(settings: Settings, directory: Path, clock: Clock) -> EngineProcess:
     """Starts a child; `EngineProcess.ready` waits for it.
 
     Raises `EngineUnavailable` when there is no Java or the process cannot be started, and
     `BadSettings` when the address of a Spark Connect server is none.
     """
-    home = {}
+    java = archive = None
     if is_remote(settings.spark_master):
         shown(settings.spark_master)
     else:
-        java = await clock.run_blocking(lambda: find_java(directory / "java"))
-        if not isinstance(java, JavaHome):
-            raise java
-        home = {"JAVA_HOME": str(java.home)}
-    source = str(Path(__file__).parents[2])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
-    environment |= home | {"PYTHONPATH": path}
+        java, archive = await clock.run_blocking(lambda: _java_and_archive(directory))
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     log = os.open(log_path(directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -184,7 +194,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment,
+            env=engine_environment(java),
             start_new_session=True,
         )
     except OSError as error:
@@ -196,7 +206,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
     try:
         streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
         made = EngineProcess(process, streams, settings, directory, clock)
-        made.send(Start(settings, str(directory)))
+        made.send(Start(settings, str(directory), str(archive or "")))
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         ours.close()

@@ -1,8 +1,9 @@
 """Plain Spark as the judge: ``python -m actors.spark.plain REQUEST``.
 
 Runs query texts as they are over Parquet files, in a process and a session of its own, with
-Spark's own settings. It shares nothing with the engine but the choice of Java: no delta plan, no
-translation, no prepared step. What a view should hold is what this answers.
+Spark's own settings. It shares nothing with the engine but the choice of Java and the archive of
+Spark's classes: no delta plan, no translation, no prepared step. What a view should hold is what
+this answers.
 
 REQUEST is a JSON file (`Request`). Each answer is written as a Parquet file; the process prints
 one line for each and exits with status 0, or with 2 after one line that says what failed.
@@ -22,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from actors.errors import EngineUnavailable, PenstockError
+from actors.spark.class_archive import archive_options, find_archive
 from actors.spark.java import find_java
 
 STATUS_FAILED: Final = 2
@@ -54,7 +56,7 @@ def run(request: Request) -> None:
     # a Spark of the machine's own must not be started in place of ours
     os.environ.pop("SPARK_HOME", None)
     builder = SparkSession.builder
-    for key, value in _conf(request, scratch).items():
+    for key, value in _conf(request, scratch, find_archive(java)).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
@@ -69,14 +71,15 @@ def run(request: Request) -> None:
         session.stop()
 
 
-def _conf(request: Request, scratch: Path) -> dict[str, str]:
+def _conf(request: Request, scratch: Path, archive: Path | None) -> dict[str, str]:
+    options = f"-XX:-UsePerfData -Djava.io.tmpdir={scratch} {archive_options(archive)}"
     return {
         "spark.master": request.master,
         "spark.app.name": "penstock proof",
         "spark.driver.memory": request.driver_memory,
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={scratch}",
+        "spark.driver.extraJavaOptions": options.strip(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(scratch),

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from actors.errors import QueryRejected
 from actors.settings import Settings
 from actors.spark.bridge import Bridge, ClassicBridge
+from actors.spark.class_archive import archive_options
 from actors.spark.failures import is_gone
 from actors.spark.start import CHILD_FOLDER
 
@@ -84,8 +85,11 @@ started with any others, and a view must not mean something else for it. Plans t
 would keep hold the rows that were sent with them."""
 
 
-def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
-    """The configuration of the engine: ours, then `Settings.spark_conf` on top."""
+def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> dict[str, str]:
+    """The configuration of the engine: ours, then `Settings.spark_conf` on top.
+
+    `class_archive` is the path of what its JVM may start from; empty: none.
+    """
     conf = {
         "spark.master": settings.spark_master,
         "spark.app.name": "penstock",
@@ -124,7 +128,8 @@ def spark_conf(settings: Settings, scratch: Path) -> dict[str, str]:
         "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Xss4m "
         f"-Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
     )
-    conf[JAVA_OPTIONS] = f"{options} {user.pop(JAVA_OPTIONS, '')}".strip()
+    given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
+    conf[JAVA_OPTIONS] = " ".join(filter(None, given))
     return conf | user
 
 

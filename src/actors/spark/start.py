@@ -24,6 +24,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     settings: Settings
     scratch: str
+    class_archive: str = ""
+    """Path of the archive that the JVM may start from (`actors.spark.class_archive`)."""
 
 
 ChildMessage: TypeAlias = Start | Job

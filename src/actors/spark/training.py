@@ -1,0 +1,114 @@
+"""Writes a class archive: ``python -m actors.spark.training ARCHIVE SCRATCH``.
+
+Starts an engine as a service would, has it do jobs of every kind, so that the classes they need
+are loaded, and ends its JVM in order, which writes the archive (`actors.spark.class_archive`).
+What the jobs answer matters to nobody; that they are answered does. Exit status 0, or 2 after a
+line that says what failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from actors.plan.delta import (
+    Consolidate,
+    DeltaPlan,
+    Input,
+    Measure,
+    Node,
+    Pair,
+    Reduce,
+    Select,
+    Stratum,
+)
+from actors.plan.jobs import Analyze, Difference, Job, JobFailed, Prepare, Rows, Step
+from actors.plan.relational import Named
+from actors.plan.schema import Column, Schema
+from actors.plan.updates import to_ipc
+from actors.settings import Settings
+from actors.spark.class_archive import recording_options
+from actors.spark.jobs import Engine, Ticket
+from actors.spark.plans import PreparedPlan
+from actors.spark.session import JAVA_OPTIONS, open_session, spark_conf
+
+STATUS_FAILED: Final = 2
+TABLE: Final = Schema((Column("k", "bigint"), Column("v", "string")))
+JOINED: Final = Pair(
+    Select(Input("d0", TABLE.names), (Named("a_k", "k"), Named("a_v", "upper(v)"))),
+    Select(Input("s1", TABLE.names), (Named("b_k", "k"), Named("b_v", "v"))),
+    (("a_k", "b_k"),),
+)
+COUNTED: Final = Reduce(
+    Input("d0", TABLE.names), (Named("k", "k"),), (Measure("m", "count", "v", "bigint"),)
+)
+PLANS: Final[dict[str, tuple[Node, Schema]]] = {
+    "join": (Consolidate(JOINED), Schema(tuple(
+        Column(name, kind) for name, kind in
+        (("a_k", "bigint"), ("a_v", "string"), ("b_k", "bigint"), ("b_v", "string"))
+    ))),
+    "count": (COUNTED, Schema(tuple(Column(name, "bigint") for name in ("k", "n", "m")))),
+}  # fmt: skip
+QUERY: Final = "SELECT v, count(*) AS n FROM t WHERE k > 0 GROUP BY v"
+COUNTS: Final = Schema((Column("v", "string"), Column("n", "bigint")))
+
+
+def _rows(*rows: tuple[int, str]) -> Rows:
+    columns: list[Sequence[Any]] = [*zip(*rows, strict=True), [1] * len(rows), [1] * len(rows)]
+    wanted = TABLE.arrow_updates()
+    arrays = [pa.array(values, f.type) for values, f in zip(columns, wanted, strict=True)]
+    return Rows(TABLE, arrow=to_ipc(pa.Table.from_arrays(arrays, schema=wanted)))
+
+
+def jobs() -> Iterator[tuple[Job, PreparedPlan | None]]:
+    """Jobs of every kind, each with the plan that it names."""
+    given = _rows((1, "a"), (2, "b"))
+    yield Analyze("analyze", (("t", TABLE),), (QUERY, "SELECT rand() AS r FROM t")), None
+    yield Difference("difference", QUERY, (("t", given),), COUNTS, 1, given_counts()), None
+    for name, (node, output) in PLANS.items():
+        strata = (Stratum((), node, ()),)
+        plan = DeltaPlan(("t", "u"), (TABLE, TABLE), output, "", "incremental", "", strata)
+        prepared = PreparedPlan(plan)
+        inputs = {"d0": given} | ({"s1": given} if name == "join" else {})
+        yield Prepare(f"prepare {name}", name, plan), prepared
+        for lo in (0, 1, 1):  # anew; prepared; executed again
+            yield Step(f"step {name}", name, 0, 0, inputs, lo, 2), prepared
+
+
+def given_counts() -> Rows:
+    """Old contents for the difference: none."""
+    return Rows(COUNTS, arrow=to_ipc(COUNTS.arrow_updates().empty_table()))
+
+
+def train(archive: Path, scratch: Path) -> str:
+    """Runs the engine and ends it; what failed, or an empty text."""
+    options = {JAVA_OPTIONS: recording_options(archive)}
+    settings = Settings(spark_master="local[1]", spark_conf=options)
+    engine = Engine(open_session(spark_conf(settings, scratch), scratch), settings, scratch)
+    slot = engine.slot()
+    for job, prepared in jobs():
+        answer = engine.run(slot, Ticket(job, job.job_id, prepared), "training")
+        if isinstance(answer, JobFailed):
+            return f"{job.job_id}: {answer.text}"
+    process = engine.session.sparkContext._gateway.proc
+    engine.session.stop()
+    process.stdin.close()  # the gateway's program ends with its standard input
+    status = process.wait()
+    return f"the JVM ended with {status}" if status else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status."""
+    archive, scratch = map(Path, arguments)
+    failed = train(archive, scratch)
+    if failed:
+        print(f"training failed: {failed}", file=sys.stderr, flush=True)
+    return STATUS_FAILED if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
