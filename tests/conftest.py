@@ -14,6 +14,39 @@ settings.load_profile("penstock")
 pytest_plugins = ["actors.testing.fixtures"]
 
 ROOT = Path(__file__).resolve().parent.parent
+HEAVY = (
+    "spark/test_prepared.py",
+    "spark/test_standalone.py",
+    "spark/test_spark_executor_on_spark.py",
+    "testing_kit/test_check_views.py",
+    "testing_kit/test_simulation.py",
+    "spark/test_delta_nodes.py",
+    "spark/test_child.py",
+    "spark/test_connect.py",
+    "spark/test_connect_recovery.py",
+    "demo/test_proof.py",
+    "views/test_relational_on_spark.py",
+    "spark/test_hydration.py",
+    "tracing/test_two_processes.py",
+    "spark/test_pieces_on_spark.py",
+    "demo/test_readme.py",
+    "test_cli.py",
+    "persist/test_state_directory.py",
+    "spark/test_class_archive.py",
+    "spark/test_plain_query.py",
+    "views/test_maintained_views.py",
+)
+"""Files of more than ten seconds, and those that need an engine which they started: the longest
+first. Processes that share the tests then end at about the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the heavy files first; `make test` hands out files in this order."""
+    places = {ROOT / "tests" / name: place for place, name in enumerate(HEAVY)}
+    absent = [str(path) for path in places if not path.is_file()]
+    if absent:
+        raise pytest.UsageError(f"no such files, named in tests/conftest.py: {absent}")
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from actors.errors import EngineError
 from actors.progress import Time
 from actors.spark import plain
 
+EXPECTED = proof.expected
+
 
 def bag(*rows: tuple[str | None, float | None]) -> pa.Table:
     return pa.table(
@@ -78,10 +80,16 @@ def test_times_are_spread_and_end_with_the_last(log: Log, count: int) -> None:
 
 
 class Service:
-    """Serves given answers, one of them changed."""
+    """Serves what plain Spark has answered, one of it changed."""
 
-    def __init__(self, answers: proof.Answers, wrong: tuple[str, Time] | None) -> None:
-        self.answers, self.wrong = answers, wrong
+    def __init__(self, wrong: tuple[str, Time]) -> None:
+        self.answers: proof.Answers = {}
+        self.wrong = wrong
+
+    async def expected(self, *given: Any) -> proof.Answers:
+        """Plain Spark's answers, kept on their way to the proof."""
+        self.answers = await EXPECTED(*given)
+        return self.answers
 
     async def peek(self, name: str, as_of: Time | None = None) -> pa.Table:
         assert as_of is not None
@@ -90,14 +98,17 @@ class Service:
 
 
 @pytest.mark.spark
-async def test_plain_spark_answers_and_a_wrong_view_is_found(log: Log, tmp_path: Path) -> None:
+async def test_plain_spark_answers_and_a_wrong_view_is_found(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = [log.times[20], log.times[-1]]
-    answers = await proof.expected(log, VIEWS, times, tmp_path)
-    assert all(answers["delay_by_carrier", time].num_rows > 10 for time in times)
-    service = Service(answers, ("delay_by_carrier", times[1]))
+    service = Service(("delay_by_carrier", times[1]))
+    monkeypatch.setattr(proof, "expected", service.expected)
     shown: list[proof.Comparison] = []
     made = await proof.prove(service, log, VIEWS, times, tmp_path, shown.append)
     assert made == shown
+    assert service.answers.keys() == {(view.name, time) for view in VIEWS for time in times}
+    assert all(service.answers["delay_by_carrier", time].num_rows > 10 for time in times)
     wrong = [(found.view, found.time) for found in made if found.differences]
     assert wrong == [("delay_by_carrier", times[1])]
 

@@ -35,7 +35,7 @@ from actors.spark.slots import SlotSet
 from actors.spark.steps import Slot
 from actors.spark.traces import _stages
 
-STEPS = 20
+STEPS = 12
 LEFT = Schema((Column("k", "bigint"), Column("v", "bigint")))
 RIGHT = Schema((Column("k", "bigint"), Column("w", "bigint")))
 PAIR = Pair(

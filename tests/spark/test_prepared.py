@@ -70,7 +70,7 @@ HIDDEN = Schema((Column("g", "string"), Column("n", "bigint"), Column("m", "deci
 SOURCES = (FACTS, NAMES, GROUPS)
 CONF = (("spark.sql.caseSensitive", "true"),)
 LO, HI = 10, 20
-STEPS = 100
+STEPS = 40
 MEANINGS = {
     "a_v > 2": lambda row: None if row["a_v"] is None else row["a_v"] > 2,
     "a_v + 1": lambda row: None if row["a_v"] is None else row["a_v"] + 1,
@@ -252,7 +252,7 @@ def test_a_plan_executed_again_has_the_new_rows(child: ChildProcess, kind: str) 
         assert answer.prepared
         found = consolidated(from_table(table_of(answer)))
         assert found == made_in_python(nodes, schemas, inputs), number
-        if number % 10 == 1:  # at time 0 nothing is prepared
+        if number % 8 == 1:  # at time 0 nothing is prepared
             anew = step(child, name, last, given, lo=0)
             assert not anew.prepared
             assert consolidated(from_table(table_of(anew))) == found
