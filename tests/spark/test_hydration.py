@@ -16,7 +16,7 @@ from actors import Client, Service, Settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-ROWS = 60_000
+ROWS = 30_000
 COLUMNS = {
     "id": "bigint",
     "flag": "boolean",
