@@ -100,8 +100,8 @@ async def serve(count: int, place: Path) -> None:
         await persist.append([Append("s1", 0, 10, parts)])
         executor = system.spawn(InMemoryExecutor, "executor")
         cluster = await Cluster.start(system, settings, persist, executor, place / "cluster")
-        listener = await cluster.listen("127.0.0.1", 0)
-        print(listener.port, service.address, flush=True)
+        listener = await cluster.listen("127.0.0.1:0")
+        print(listener.address.port, service.address, flush=True)
         await anyio.to_thread.run_sync(sys.stdin.read)  # until the parent is done
         await system.stop()
 
@@ -246,7 +246,7 @@ async def peer(count: int, seconds: float) -> tuple[float, float, float]:
 async def by_replica(port: int, count: int, seconds: float) -> tuple[float, float, float]:
     """Ours, by the replica protocol."""
     settings = Settings()
-    client = await connect("127.0.0.1", port, settings)
+    client = await connect(f"127.0.0.1:{port}", settings)
     replica = Replica(client)
     await replica.start(settings.workers)
     async with anyio.create_task_group() as group:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from actors.channel_adapter import Connect
+from actors.cluster.address import Address as Place
 from actors.cluster.client import ClusterClient
 from actors.errors import Broken, Closed
 from actors.kernel import Address
@@ -136,8 +137,7 @@ class End:
 class MemoryListener:
     """The service's listener: hands each new connection to a session."""
 
-    host = "memory"
-    port = 0
+    address = Place(host="memory")
 
     def __init__(self, injector: Injector) -> None:
         self._injector = injector
