@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import os
 import re
@@ -9,14 +10,16 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_child import ChildProcess  # type: ignore[import-not-found]
 
 from actors.errors import EngineUnavailable
+from actors.kernel.clock import SystemClock
 from actors.plan.jobs import JobFailed, RowsDone
 from actors.settings import Settings
-from actors.spark import training
+from actors.spark import class_archive, training
 from actors.spark.class_archive import (
     ARCHIVES_MAX,
     SUFFIX,
@@ -27,7 +30,7 @@ from actors.spark.class_archive import (
     make_archive,
 )
 from actors.spark.java import JavaHome
-from actors.spark.launch import engine_environment
+from actors.spark.launch import EngineProcess, engine_environment
 from actors.spark.session import JAVA_OPTIONS, spark_conf
 
 HOME = JavaHome(Path("/java"), 17, "PATH", build="17.0.1")
@@ -76,6 +79,24 @@ def test_an_engine_is_started_with_one_only_where_there_is_one(tmp_path: Path) -
     options = spark_conf(settings, tmp_path, "/with space/a.jsa")[JAVA_OPTIONS]
     assert '"-XX:SharedArchiveFile=/with space/a.jsa"' in options
     assert options.endswith(" -XX:SharedArchiveFile=theirs")  # of two the JVM takes the last
+
+
+async def test_after_a_start_that_failed_the_next_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose bytes were damaged kills each JVM that maps it."""
+    monkeypatch.setattr(class_archive, "_distrusted", set())
+    path = put(tmp_path, HOME, 6, 6)
+    (tmp_path / "engine.log").write_text("SIGBUS")
+    ended = asyncio.StreamReader()
+    ended.feed_eof()
+    streams: Any = (ended, None)
+    nobody: Any = None
+    engine = EngineProcess(nobody, streams, Settings(), tmp_path, SystemClock(), path)
+    assert find_archive(HOME, tmp_path) == path
+    with pytest.raises(EngineUnavailable, match="SIGBUS"):
+        await engine.ready()
+    assert find_archive(HOME, tmp_path) is None
 
 
 def without_spark(tmp_path: Path, body: str) -> dict[str, str]:

@@ -10,7 +10,8 @@ Rules. An archive's name holds a hash of what it was made of (the build of Java,
 and place), so several of them lie side by side, `ARCHIVES_MAX` at most. The name holds its size
 too: a JVM dies of an archive that was cut short, so one of another size is none. Whether it fits
 is for the JVM to say: it compares its own build, and the paths, sizes and times of the jars, and
-goes on without an archive that does not fit. An archive changes nothing but the time a start
+goes on without an archive that does not fit. It does not look at the contents: after a start that
+failed the next goes without (`distrust`). An archive changes nothing but the time a start
 takes.
 """
 
@@ -33,6 +34,7 @@ ARCHIVES_MAX: Final = 4
 TRAINING_SECONDS_MAX: Final = 300
 LOG_TAIL_CHARACTERS: Final = 2000
 SUFFIX: Final = ".jsa"
+_distrusted: Final[set[Path]] = set()
 _SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 """An archive that does not fit is no news to anybody who reads the engine's log."""
 
@@ -57,9 +59,15 @@ def archive_name(java: JavaHome) -> str:
 def find_archive(java: JavaHome, folder: Path | None = None) -> Path | None:
     """The archive to start an engine with; None when none was made."""
     for path in (folder or archives_folder()).glob(f"{archive_name(java)}-*{SUFFIX}"):
-        if path.name == _whole_name(java, path):
+        if path.name == _whole_name(java, path) and path not in _distrusted:
             return path
     return None
+
+
+def distrust(archive: Path) -> None:
+    """An engine that began with it ended before it was up: the next ones of this process begin
+    without it. It may have been damaged since it was made, and a JVM dies of that."""
+    _distrusted.add(archive)
 
 
 def _whole_name(java: JavaHome, path: Path) -> str:

@@ -23,7 +23,7 @@ from actors.kernel.clock import Clock
 from actors.plan.jobs import Answer, EngineReady
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
-from actors.spark.class_archive import find_archive
+from actors.spark.class_archive import distrust, find_archive
 from actors.spark.java import JavaHome, find_java
 from actors.spark.remote_address import is_remote, shown
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
@@ -67,7 +67,9 @@ class EngineProcess:
         settings: Settings,
         scratch: Path,
         clock: Clock,
+        archive: Path | None = None,
     ) -> None:
+        self._archive = archive
         self._process = process
         self._reader, self._writer = streams
         self._settings = settings
@@ -112,6 +114,8 @@ class EngineProcess:
                 f"its log ends:\n{await self._log_tail()}"
             ) from None
         if not isinstance(first, EngineReady):
+            if self._archive is not None:
+                distrust(self._archive)
             raise EngineUnavailable(
                 f"the engine ended before it was up; its log ends:\n{await self._log_tail()}"
             )
@@ -205,7 +209,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
         os.close(log)
     try:
         streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
-        made = EngineProcess(process, streams, settings, directory, clock)
+        made = EngineProcess(process, streams, settings, directory, clock, archive)
         made.send(Start(settings, str(directory), str(archive or "")))
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
