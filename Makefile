@@ -38,7 +38,7 @@ lint: setup $(VENV)/.dev
 bench: setup $(VENV)/.bench pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
-proof: setup $(VENV)/.dev ## the long campaigns: view scripts, a fuzzer, simulations, kill -9, no client, a soak (hours)
+proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
 	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5
 	@$(BIN)/penstock check-views tests/scripts
 	@$(BIN)/penstock check-views --scaling tests/scripts
@@ -48,6 +48,8 @@ proof: setup $(VENV)/.dev ## the long campaigns: view scripts, a fuzzer, simulat
 	@$(BIN)/python tests/proof/crash_campaign.py --victim engine
 	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
 	@$(BIN)/python tests/proof/absent_client.py
+	@$(BIN)/python tests/proof/network_campaign.py
+	@$(BIN)/python tests/proof/fuzz_protocol.py
 	@$(BIN)/penstock simulate --runs 20000
 	@$(BIN)/python tests/proof/planted_bugs.py
 	@$(BIN)/python tests/proof/soak.py
@@ -60,6 +62,7 @@ lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	  $$compile -c requirements/build.txt -c requirements/base.txt - -o requirements/connect.txt; \
 	$$compile --group dev -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt; \
 	$$compile --no-annotate --group pathway -o requirements/pathway.txt; \
+	$$compile --no-annotate --group fuzz -o requirements/fuzz.txt; \
 	for extra in demo java bench; do \
 	  sed -n "s/^$$extra = \[\(.*\)\]$$/\1/p" pyproject.toml | tr '"' '\n' | grep '^[a-z]' | $$compile --no-annotate --no-deps - -o requirements/$$extra.txt; \
 	done
@@ -101,6 +104,11 @@ $(VENV)/.dev: $(VENV)/.project requirements/dev.txt requirements/java.txt requir
 $(VENV)/.bench: $(VENV)/.project requirements/bench.txt
 	@echo 'installing requirements/bench.txt'
 	@$(HASHED) --requirement requirements/bench.txt
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev requirements/fuzz.txt
+	@echo 'installing requirements/fuzz.txt'
+	@$(HASHED) --requirement requirements/fuzz.txt
 	@touch $@
 
 # A peer of the benchmarks. It needs an older Arrow than the service does, so it lives apart; where

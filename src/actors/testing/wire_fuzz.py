@@ -1,0 +1,200 @@
+"""Bytes of strangers, for the decoders and the handshakes: accepted, or exactly one named error.
+
+Pure: no socket, no clock. `Target` is one thing that reads bytes of a peer; `Target.read` hands
+it some, in pieces of any size, and answers with what it made of them. Whatever is not a
+`RemoteProtocolError` (or a refusal of the same kind) is raised: a bug. `mutated` changes bytes as
+one who knows the format would: lengths, kinds and names of msgpack, parts of other messages.
+
+The suite and the campaign of `tests/proof/fuzz_protocol.py` share this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from actors.cluster.handshake import Opening, admit, exchange, show
+from actors.cluster.rules import CommandRules
+from actors.controller.server import FromClient, ToClient
+from actors.errors import Broken, Busy, InvalidUsage, PenstockError, RemoteProtocolError
+from actors.plan import jobs
+from actors.protocol.compute import Command, CreateInstance, Response
+from actors.protocol.frames import HEADER, FrameBuffer, FrameCodec
+
+FRAME_BYTES_MAX: Final = 1 << 20
+MAGIC: Final = b"PENSFUZZ"
+KNOWN_TOKEN: Final = b"t" * 32
+EDGES: Final = (0x00, 0x7F, 0x80, 0x90, 0xA0, 0xC0, 0xC1, 0xC4, 0xC6, 0xCA, 0xCB, 0xCF, 0xD3, 0xD7)
+"""Bytes with which values of msgpack begin; with those below all kinds."""
+MORE_EDGES: Final = (0xD9, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0xE0, 0xFF)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of some bytes: so many messages, then (or not) an error."""
+
+    accepted: int
+    error: PenstockError | None = None
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Something that reads a peer's bytes. `read` raises for anything but a named error."""
+
+    name: str
+    read: Callable[[bytes, int], Outcome]
+    """The bytes, and the size of the pieces in which they come."""
+
+
+def _pieces(data: bytes, size: int, buffer: FrameBuffer, took: Callable[[], None]) -> None:
+    at = 0
+    while at < len(data):
+        place = buffer.place()
+        count = min(len(place), len(data) - at, max(1, size))
+        assert count, "no room for the next byte"
+        place[:count] = data[at : at + count]
+        place.release()
+        at += count
+        if buffer.wrote(count):
+            took()
+
+
+def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = None) -> Any:
+    """Reads a stream of frames of that type; `follow` makes what looks at the messages."""
+
+    def read(data: bytes, size: int) -> Outcome:
+        codec: FrameCodec[Any] = FrameCodec(kind, FRAME_BYTES_MAX)
+        buffer = FrameBuffer(codec)
+        look = follow() if follow else None
+        accepted = 0
+
+        def took() -> None:
+            nonlocal accepted
+            while (body := buffer.next()) is not None:
+                message = codec.decode(body)
+                if look is not None:
+                    look(message)
+                # what was understood can be said again, and is understood in the same way
+                again = codec.encode(message)
+                assert codec.encode(codec.decode(memoryview(again)[HEADER.size :])) == again
+                accepted += 1
+
+        try:
+            _pieces(data, size, buffer, took)
+        except (RemoteProtocolError, InvalidUsage) as error:
+            return Outcome(accepted, error)
+        return Outcome(accepted)
+
+    return read
+
+
+class _Memory:
+    """What a handshake needs of a connection, over given bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.written = bytearray()
+
+    async def exactly(self, count: int) -> bytes:
+        """The next bytes."""
+        if len(self._data) < count:
+            raise Broken("the stream ends here")
+        taken, self._data = self._data[:count], self._data[count:]
+        return taken
+
+    def write(self, data: bytes) -> None:
+        """Keeps them."""
+        self.written += data
+
+
+def handshake_of(make: Callable[[_Memory], Coroutine[Any, Any, Any]]) -> Any:
+    """Reads one side's handshake."""
+
+    def read(data: bytes, size: int) -> Outcome:
+        steps = make(_Memory(data))
+        try:
+            steps.send(None)  # it waits for nothing: all the bytes are there
+        except StopIteration:
+            return Outcome(1)
+        except (RemoteProtocolError, Broken, Busy) as error:
+            return Outcome(0, error)
+        steps.close()
+        raise AssertionError("a handshake waited")
+
+    return read
+
+
+async def _listener(stream: _Memory) -> None:
+    await exchange(stream, Opening(MAGIC, 2, "blue"))
+    await admit(stream, lambda token: token == KNOWN_TOKEN)
+
+
+async def _dialler(stream: _Memory) -> None:
+    await exchange(stream, Opening(MAGIC, 2, "blue"))
+    await show(stream, KNOWN_TOKEN)
+
+
+def _rules() -> Callable[[Any], None]:
+    return CommandRules(CreateInstance(2), FRAME_BYTES_MAX).check
+
+
+TARGETS: Final[dict[str, Target]] = {
+    target.name: target
+    for target in (
+        Target("client to service", frames_of(FromClient)),
+        Target("service to client", frames_of(ToClient)),
+        Target("controller to cluster", frames_of(Command)),
+        Target("cluster to controller", frames_of(Response)),
+        Target("service to engine", frames_of(jobs.Job)),
+        Target("engine to service", frames_of(jobs.Answer)),
+        Target("commands by the rules", frames_of(Command, _rules)),
+        Target("handshake of a listener", handshake_of(_listener)),
+        Target("handshake of a dialler", handshake_of(_dialler)),
+    )
+}
+
+HANDSHAKES: Final = (
+    Opening(MAGIC, 2, "blue").encode() + len(KNOWN_TOKEN).to_bytes(2, "big") + KNOWN_TOKEN,
+    Opening(MAGIC, 2).encode() + b"\x00",
+    Opening(MAGIC, 2, "blue").encode() + bytes([5]) + b"never",
+    Opening(b"PENSBUSY", 2).encode(),
+)
+"""Whole ones: a dialler's, a listener's that accepts, one that refuses, one that is busy."""
+
+
+def framed(bodies: list[bytes]) -> bytes:
+    """Those bodies as frames."""
+    return b"".join(HEADER.pack(len(body)) + body for body in bodies)
+
+
+def mutated(data: bytes, others: list[bytes], rng: Random) -> bytes:
+    """The bytes, changed once in a way that a decoder may stumble over."""
+    if not data:
+        return rng.choice(others)[: rng.randint(0, 40)] if others else b"\x00"
+    at = rng.randrange(len(data))
+    match rng.randrange(9):
+        case 0:
+            return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+        case 1:
+            return data[:at] + bytes([rng.choice(EDGES + MORE_EDGES)]) + data[at + 1 :]
+        case 2:
+            return data[:at]
+        case 3:
+            return data[:at] + data[at + rng.randint(1, 8) :]
+        case 4:
+            return data[:at] + rng.randbytes(rng.randint(1, 8)) + data[at:]
+        case 5:
+            end = min(len(data), at + rng.randint(1, 40))
+            return data[:end] + data[at:end] * rng.randint(1, 3) + data[end:]
+        case 6 if others:
+            other = rng.choice(others)
+            start = rng.randrange(len(other)) if other else 0
+            return data[:at] + other[start : start + rng.randint(1, 60)] + data[at:]
+        case 7:
+            depth = rng.choice((1, 3, 60, 5000))
+            return data[:at] + bytes([rng.choice((0x81, 0x91))]) * depth + data[at:]
+        case _:
+            width = rng.choice((1, 2, 4, 8))
+            number = rng.choice((0, 1, (1 << 8 * width) - 1, 1 << (8 * width - 1)))
+            return data[:at] + number.to_bytes(width, "big") + data[at + width :]
