@@ -53,7 +53,6 @@ def test_spark_conf_from_the_file(tmp_path: Path) -> None:
         ({"inline_part_bytes_max": 1 << 30}, "inline_part_bytes_max must not exceed"),
         ({"result_bytes_max": 1 << 30}, "result_bytes_max must be less than"),
         ({"engine_inline_bytes_max": 1 << 30}, "engine_inline_bytes_max must be less than"),
-        ({"inline_bytes_max": 1 << 26}, "inline_bytes_max must not exceed"),
         ({"tls_certificate": "a.pem"}, "must be given together"),
         ({"tls_key": "a.pem", "tls_authority": "b.pem"}, "must be given together"),
         ({"expiration_ms": 0}, "expiration_ms = 0: must be greater"),

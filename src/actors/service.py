@@ -22,6 +22,7 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 
 from actors.cluster.address import Address as Place
+from actors.cluster.checked import CheckedClient
 from actors.cluster.cluster import Cluster
 from actors.cluster.security import for_listener
 from actors.cluster.transport import Listener
@@ -140,7 +141,7 @@ class Service:
         return await PersistClient.open(directory, self.settings, self._clock)
 
     async def _connect(self, cluster: Cluster) -> ClusterClient:
-        return await cluster.connect()
+        return CheckedClient(await cluster.connect(), self.settings)
 
     def _reach(self, adapter: Address[Any]) -> Address[Any]:
         """The way from the cluster's connections to an adapter."""

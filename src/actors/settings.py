@@ -202,10 +202,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "a result travels in a frame",
             ),
             (
-                self.inline_bytes_max <= self.result_bytes_max,
-                "inline_bytes_max must not exceed result_bytes_max",
-            ),
-            (
                 bool(self.tls_certificate) == bool(self.tls_key) == bool(self.tls_authority),
                 "tls_certificate, tls_key and tls_authority must be given together",
             ),

@@ -10,7 +10,8 @@ Rules:
   of one never again. Before InitializationComplete nothing runs, and a dropped id is free at
   once;
 - a dataflow's description must fit together (`check_description`);
-- the uuid of a peek is free again when the peek is answered;
+- the uuid of a peek is free again when the peek is answered. One that is canceled before
+  InitializationComplete was never begun: it has no answer, and its uuid is free at once;
 - what waits is bounded: dataflows, peeks without an answer and the bytes of their keys, ids that
   are only named;
 - names are short and a result fits a frame, together with what else the frame holds.
@@ -28,6 +29,7 @@ from actors.plan.schema import Schema
 from actors.progress import TIME_MAX, ObjectId, is_empty
 from actors.protocol.compute import (
     AllowCompaction,
+    CancelPeek,
     Command,
     CopyToExport,
     CreateDataflow,
@@ -98,6 +100,9 @@ class CommandRules:
                 self._check_configuration(command)
             case Peek():
                 self._peek(command)
+            case CancelPeek(uuid=uuid):
+                if not self.complete:
+                    self.answered(uuid)
 
     def answered(self, uuid: str) -> None:
         """The answer of a peek has left."""

@@ -148,7 +148,7 @@ class _Service(Service):
 
     async def _connect(self, cluster: Cluster) -> ClusterClient:
         self.cluster = cluster
-        checker = ReplicaChecker()
+        checker = ReplicaChecker(self._world.settings)
         inner = await cluster.connect()
         world = self._world
         return FaultyClusterClient(inner, world.injector, world.guarded(checker.heard))

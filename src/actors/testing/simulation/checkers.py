@@ -13,6 +13,9 @@ from typing import Any
 
 import msgspec
 
+from actors.cluster.response_rules import ResponseRules
+from actors.cluster.rules import CommandRules
+from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc
 from actors.progress import EMPTY
@@ -28,15 +31,8 @@ from actors.protocol.api import (
     Welcomed,
     Written,
 )
-from actors.protocol.compute import (
-    CreateDataflow,
-    Frontiers,
-    Hello,
-    Peek,
-    PeekResponse,
-    SubscribeBatch,
-    SubscribeResponse,
-)
+from actors.protocol.compute import Command, PeekResponse, Response
+from actors.settings import Settings
 from actors.testing.simulation.history import History, Violation
 from actors.testing.simulation.queries import Bag, Row, contents
 
@@ -279,58 +275,32 @@ class ExchangeChecker:
 
 
 class ReplicaChecker:
-    """On one connection to the cluster: responses only of what this connection asked for; a
-    peek is answered once; frontiers of an object never go back; batches of a subscribe follow
-    one another without gap or repeat.
+    """On one connection to the cluster: both sides keep the rules of the protocol, as
+    `CommandRules` and `ResponseRules` have them.
 
     Does not cover: contents (the checkers of reads and subscriptions see them at the client),
     and responses that nobody reads any more.
     """
 
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._peeks: set[str] = set()
-        self._frontiers: dict[tuple[str, str], int] = {}
-        self._batches: dict[str, int] = {}
-        self._hello = False
+    def __init__(self, settings: Settings) -> None:
+        self._commands = CommandRules(None, settings)
+        self._responses = ResponseRules()
 
     def heard(self, message: Any) -> None:
         """A command sent, or a response received."""
-        match message:
-            case Hello():
-                self._hello = True
-            case CreateDataflow(description):
-                self._known.add(description.id)
-            case Peek(uuid=uuid):
-                self._peeks.add(uuid)
-            case PeekResponse(uuid=uuid):
-                if uuid not in self._peeks:
-                    raise Violation(f"replica: peek {uuid} was answered twice, or never asked")
-                self._peeks.discard(uuid)
-            case Frontiers(id=id_):
-                self._frontier(id_, message)
-            case SubscribeResponse(id=id_, batch=SubscribeBatch() as batch):
-                last = self._batches.get(id_)
-                if last is not None and batch.lower != last:
-                    raise Violation(
-                        f"replica: subscribe {id_} was at {last}, then came [{batch.lower}, "
-                        f"{batch.upper})"
-                    )
-                self._batches[id_] = batch.upper
-            case _:
-                pass
-
-    def _frontier(self, id_: str, message: Frontiers) -> None:
-        if id_ not in self._known:
-            raise Violation(f"replica: frontiers of {id_}, which this connection does not know")
-        for name in ("write", "input", "output"):
-            new = getattr(message, name)
-            if new is None:
-                continue
-            old = self._frontiers.get((id_, name), 0)
-            if new < old:
-                raise Violation(f"replica: {name} of {id_} went back from {old} to {new}")
-            self._frontiers[id_, name] = new
+        try:
+            if isinstance(message, Response):
+                self._responses.check(message)
+                if isinstance(message, PeekResponse):
+                    self._commands.answered(message.uuid)
+                for id_ in self._responses.ended:
+                    self._commands.ended(id_)
+                self._responses.ended.clear()
+            elif isinstance(message, Command):
+                self._commands.check(message)
+                self._responses.heard(message)
+        except (RemoteProtocolError, InvalidUsage) as error:
+            raise Violation(f"replica: {error}") from None
 
 
 def _difference(found: Bag, wanted: Bag) -> str:

@@ -1,0 +1,206 @@
+"""What a cluster may answer: the client's side of the protocol's rules. Pure.
+
+Theory of operation. `heard` notes every command that is about to be sent, `check` every response
+that came. A response is caused by a command of the same connection, so what was noted says which
+answers may come.
+
+Rules of `check`:
+
+- nothing is answered before CreateInstance;
+- frontiers are of an index or view of this connection, and not of one whose end was told; of
+  each kind they advance, begin at the `as_of` at the earliest, and end with the empty one;
+- a peek is answered once; Canceled only after a CancelPeek;
+- batches of a subscribe are contiguous and not empty in time, the first one reaches its `as_of`;
+  nothing follows the end: the empty upper, an error, or `SubscribeDropped`, which stands at the
+  last upper and comes only after a drop;
+- a copy is answered once;
+- statuses may say what they like, `Refused` may come at any time.
+
+What is remembered is bounded by what the commands leave open: an id is forgotten when it was
+dropped and its end was told.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.errors import RemoteProtocolError
+from actors.progress import Frontier, ObjectId, is_empty
+from actors.protocol.compute import (
+    AllowCompaction,
+    CancelPeek,
+    Command,
+    CopyToExport,
+    CopyToResponse,
+    CreateDataflow,
+    CreateInstance,
+    DataflowDescription,
+    Frontiers,
+    InitializationComplete,
+    Peek,
+    PeekCanceled,
+    PeekResponse,
+    Refused,
+    Response,
+    Status,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeExport,
+    SubscribeResponse,
+)
+
+KINDS = ("write", "input", "output")
+
+
+class _Object(msgspec.Struct):
+    """What was told of one dataflow."""
+
+    description: DataflowDescription
+    frontiers: dict[str, Frontier]
+    upper: Frontier | None = None
+    """A subscribe: of its last batch."""
+    over: bool = False
+    dropped: bool = False
+
+
+class ResponseRules:
+    """The state of one conversation, as its client sees it."""
+
+    def __init__(self) -> None:
+        self._instance = False
+        self._complete = False
+        self._objects: dict[ObjectId, _Object] = {}
+        self._peeks: dict[str, bool] = {}
+        """Without an answer; whether it was canceled."""
+        self.ended: list[ObjectId] = []
+        """Ids whose end was told; who reads it clears it."""
+
+    def heard(self, command: Command) -> None:
+        """A command is about to be sent; it keeps the rules of commands."""
+        match command:
+            case CreateInstance():
+                self._instance = True
+            case InitializationComplete():
+                self._complete = True
+            case CreateDataflow(dataflow=dataflow):
+                self._objects[dataflow.id] = _Object(dataflow, {})
+            case AllowCompaction(id=id, frontier=frontier):
+                made = self._objects.get(id)
+                if made is not None and is_empty(frontier):
+                    made.dropped = True
+                    self._forget_if_done(id, made)
+                    if not self._complete:  # it never ran
+                        self._objects.pop(id, None)
+            case Peek(uuid=uuid):
+                self._peeks[uuid] = False
+            case CancelPeek(uuid=uuid):
+                if not self._complete:  # it was never begun
+                    self._peeks.pop(uuid, None)
+                elif uuid in self._peeks:
+                    self._peeks[uuid] = True
+
+    def check(self, response: Response) -> None:
+        """Raises `RemoteProtocolError` naming the rule that the response breaks."""
+        if isinstance(response, Refused):
+            return
+        name = type(response).__name__
+        _require(self._instance, f"{name} came before CreateInstance")
+        match response:
+            case Frontiers():
+                self._frontiers(response)
+            case PeekResponse():
+                self._peek(response)
+            case SubscribeResponse():
+                self._subscribe(response)
+            case CopyToResponse(id=id):
+                made = self._known(id, "the answer of a copy")
+                is_copy = isinstance(made.description.export, CopyToExport)
+                _require(is_copy and not made.over, f"copy {id} is none, or was answered before")
+                self._over(id, made)
+            case Status():
+                pass
+
+    def _known(self, id: ObjectId, what: str) -> _Object:
+        made = self._objects.get(id)
+        if made is None:
+            raise RemoteProtocolError(f"{what} came of {id}, which this connection does not know")
+        return made
+
+    def _frontiers(self, response: Frontiers) -> None:
+        id = response.id
+        made = self._known(id, "frontiers")
+        _require(
+            not isinstance(made.description.export, SubscribeExport | CopyToExport),
+            f"frontiers came of {id}, which has none: it is a subscribe or a copy",
+        )
+        for kind in KINDS:
+            new = getattr(response, kind)
+            if new is None:
+                continue
+            old = made.frontiers.get(kind)
+            _require(
+                old is None or old < new, f"{kind} of {id} went from {old} to {new}: not forward"
+            )
+            first = made.description.as_of
+            _require(new >= first, f"{kind} of {id} is {new}, before its as_of {first}")
+            made.frontiers[kind] = new
+        if all(is_empty(made.frontiers.get(kind, 0)) for kind in KINDS):
+            self._over(id, made)
+
+    def _peek(self, response: PeekResponse) -> None:
+        uuid = response.uuid
+        canceled = self._peeks.pop(uuid, None)
+        _require(canceled is not None, f"peek {uuid} was answered twice, or never asked")
+        _require(
+            bool(canceled) or not isinstance(response.result, PeekCanceled),
+            f"peek {uuid} was answered with Canceled, and nobody had canceled it",
+        )
+
+    def _subscribe(self, response: SubscribeResponse) -> None:
+        id, said = response.id, response.batch
+        made = self._known(id, "a batch")
+        _require(
+            isinstance(made.description.export, SubscribeExport),
+            f"a batch came of {id}, which is no subscribe",
+        )
+        _require(not made.over, f"something came of subscribe {id} after its end")
+        if isinstance(said, SubscribeDropped):
+            _require(made.dropped, f"subscribe {id} ended as dropped, and nobody had dropped it")
+            last = made.upper
+            _require(
+                last is None or said.frontier == last,
+                f"subscribe {id} was dropped at {said.frontier}, its last batch ended at {last}",
+            )
+            self._over(id, made)
+            return
+        self._batch(id, made, said)
+
+    def _batch(self, id: ObjectId, made: _Object, batch: SubscribeBatch) -> None:
+        lower, upper, last = batch.lower, batch.upper, made.upper
+        _require(lower < upper, f"a batch of subscribe {id} is empty in time: [{lower}, {upper})")
+        _require(
+            last is None or lower == last,
+            f"subscribe {id} was at {last}, then came [{lower}, {upper})",
+        )
+        as_of = made.description.as_of
+        _require(
+            last is not None or upper >= as_of,
+            f"the first batch of subscribe {id} ends at {upper}, before its as_of {as_of}",
+        )
+        made.upper = upper
+        if batch.error is not None or is_empty(upper):
+            self._over(id, made)
+
+    def _over(self, id: ObjectId, made: _Object) -> None:
+        made.over = True
+        self.ended.append(id)
+        self._forget_if_done(id, made)
+
+    def _forget_if_done(self, id: ObjectId, made: _Object) -> None:
+        if made.over and made.dropped:
+            self._objects.pop(id, None)
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise RemoteProtocolError(rule)

@@ -1,0 +1,188 @@
+"""What a cluster may answer, and what a checked client makes of either side's mistakes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from actors.cluster.checked import CheckedClient
+from actors.cluster.response_rules import ResponseRules
+from actors.errors import LocalProtocolError, RemoteProtocolError
+from actors.progress import EMPTY
+from actors.protocol.compute import (
+    AllowCompaction,
+    CancelPeek,
+    Command,
+    CopyDropped,
+    CopyToResponse,
+    CreateDataflow,
+    CreateInstance,
+    Frontiers,
+    Hello,
+    IndexTarget,
+    InitializationComplete,
+    Peek,
+    PeekCanceled,
+    PeekResponse,
+    PeekRows,
+    Refused,
+    Response,
+    Status,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeResponse,
+)
+from actors.settings import Settings
+from cluster_house import index, subscribe  # type: ignore[import-not-found]
+
+START: list[Command] = [
+    Hello("a"),
+    CreateInstance(2),
+    CreateDataflow(index("i1", 5)),
+    CreateDataflow(subscribe("t1", 5)),
+    InitializationComplete(),
+]
+DROPS: list[Command] = [AllowCompaction("i1", EMPTY), AllowCompaction("t1", EMPTY)]
+PEEK = Peek("p", IndexTarget("i1"), 6)
+ROWS = PeekResponse("p", PeekRows(b"", 0))
+CANCELED = PeekResponse("p", PeekCanceled())
+Said = list[Command | Response]
+
+
+def batch(lower: int, upper: int, **fields: Any) -> SubscribeResponse:
+    return SubscribeResponse("t1", SubscribeBatch(lower, upper, **fields))
+
+
+def dropped(frontier: int) -> SubscribeResponse:
+    return SubscribeResponse("t1", SubscribeDropped(frontier))
+
+
+def talk(*said: Command | Response) -> ResponseRules:
+    rules = ResponseRules()
+    for message in (*START, *said):
+        if isinstance(message, Response):
+            rules.check(message)
+        else:
+            rules.heard(message)
+    return rules
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Frontiers("i1", 5), Frontiers("i1", 6, 6), Frontiers("i1", None, 7, 5)],
+        [*DROPS, Frontiers("i1", 9), Frontiers("i1", EMPTY, EMPTY, EMPTY)],
+        [PEEK, ROWS, PEEK, ROWS],
+        [PEEK, CancelPeek("p"), CANCELED],
+        [PEEK, CancelPeek("p"), ROWS],
+        [batch(0, 6), batch(6, 9), *DROPS, dropped(9)],
+        [*DROPS, dropped(0)],
+        [batch(0, 6), batch(6, EMPTY)],
+        [Status("unknown", "x"), Refused("Closed", "over")],
+    ],
+)
+def test_what_may_come(said: Said) -> None:
+    talk(*said)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ([Frontiers("i2", 5)], "i2, which this connection does not know"),
+        ([Frontiers("i1", 4)], "before its as_of 5"),
+        ([Frontiers("i1", 7), Frontiers("i1", 6)], "went from 7 to 6"),
+        ([Frontiers("i1", 7), Frontiers("i1", 7)], "not forward"),
+        ([Frontiers("i1", EMPTY), Frontiers("i1", EMPTY)], "not forward"),
+        ([Frontiers("t1", 7)], "it is a subscribe"),
+        (
+            [*DROPS, Frontiers("i1", EMPTY, EMPTY, EMPTY), Frontiers("i1", 7)],
+            "i1, which this connection does not know",
+        ),
+        ([ROWS], "answered twice, or never asked"),
+        ([PEEK, ROWS, ROWS], "answered twice, or never asked"),
+        ([PEEK, CANCELED], "nobody had canceled it"),
+        ([batch(0, 6), batch(7, 9)], "was at 6, then came"),
+        ([batch(6, 6)], "empty in time"),
+        ([batch(0, 4)], "before its as_of 5"),
+        ([batch(0, EMPTY), batch(EMPTY, EMPTY + 1)], "after its end"),
+        ([batch(0, 6, error=("X", "x")), batch(6, 7)], "after its end"),
+        ([dropped(0)], "nobody had dropped it"),
+        ([batch(0, 6), *DROPS, dropped(7)], "its last batch ended at 6"),
+        ([*DROPS, dropped(0), batch(0, 6)], "t1, which this connection does not know"),
+        ([SubscribeResponse("i1", SubscribeBatch(0, 6))], "i1, which is no subscribe"),
+        ([CopyToResponse("t1", CopyDropped())], "copy t1 is none"),
+    ],
+)
+def test_what_may_not(said: Said, text: str) -> None:
+    talk(*said[:-1])
+    with pytest.raises(RemoteProtocolError, match=text):
+        talk(*said)
+
+
+def test_nothing_comes_before_the_instance() -> None:
+    rules = ResponseRules()
+    rules.heard(Hello("a"))
+    with pytest.raises(RemoteProtocolError, match="before CreateInstance"):
+        rules.check(Status("i1", "x"))
+
+
+def test_nothing_is_remembered_of_what_is_over() -> None:
+    end = Frontiers("i1", EMPTY, EMPTY, EMPTY)
+    rules = talk(PEEK, ROWS, *DROPS, end, batch(0, 6), dropped(6))
+    assert rules.ended == ["i1", "t1"]
+    assert not rules._objects
+    assert not rules._peeks
+
+
+class Script:
+    """A cluster's end that says what it was told to."""
+
+    def __init__(self, *says: Response) -> None:
+        self.says = deque(says)
+        self.sent: list[Command] = []
+        self.closed = False
+
+    async def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    async def receive(self) -> Response:
+        return self.says.popleft()
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_what_may_not_be_said_is_not_sent_and_the_conversation_goes_on() -> None:
+    inner = Script(ROWS, Frontiers("i1", EMPTY, EMPTY, EMPTY))
+    client = CheckedClient(inner, Settings())
+    with pytest.raises(LocalProtocolError, match="before Hello"):
+        await client.send(PEEK)
+    for command in (*START, PEEK):
+        await client.send(command)
+    with pytest.raises(LocalProtocolError, match="peek p has no answer yet"):
+        await client.send(PEEK)
+    assert await client.receive() == ROWS
+    await client.send(PEEK)
+    await client.send(DROPS[0])
+    with pytest.raises(LocalProtocolError, match="end has not been told yet"):
+        await client.send(START[2])
+    await client.receive()
+    await client.send(START[2])
+    assert inner.sent == [*START, PEEK, PEEK, DROPS[0], START[2]]
+    await client.close()
+    assert inner.closed
+
+
+async def test_a_response_that_breaks_a_rule_ends_the_conversation() -> None:
+    inner = Script(ROWS, Status("i1", "x"))
+    client = CheckedClient(inner, Settings())
+    for command in START:
+        await client.send(command)
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="never asked"):
+            await client.receive()
+    with pytest.raises(RemoteProtocolError, match="never asked"):
+        await client.send(PEEK)
+    assert inner.closed
