@@ -13,7 +13,13 @@ import msgspec
 from measure import Measure
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"measure.py", "pathway_peer.py", "postgres_peer.py", "run_all.py"}
+NOT_BENCHMARKS = {
+    "measure.py",
+    "pathway_peer.py",
+    "postgres_peer.py",
+    "run_all.py",
+    "steady_cluster.py",
+}
 
 
 def main() -> int:

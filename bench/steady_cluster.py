@@ -1,0 +1,140 @@
+"""A cluster over loopback TCP whose dataflows do nothing: what the protocol itself costs.
+
+Sequencer, workers, adapters, connections and sockets are the real ones, persist is in memory.
+Below the workers stand `Steady` actors that report one frontier when they start.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from actors.cluster import Cluster, ClusterClient, connect
+from actors.compute.live import Cast
+from actors.kernel import Actor, Address, System
+from actors.persist import PersistClient
+from actors.plan.delta import DeltaPlan
+from actors.plan.schema import Column, Schema
+from actors.protocol.compute import (
+    Command,
+    CreateDataflow,
+    CreateInstance,
+    DataflowDescription,
+    Frontiers,
+    Hello,
+    InitializationComplete,
+    Schedule,
+    SourceImport,
+    ViewExport,
+)
+from actors.protocol.internal import DataflowProgress
+from actors.settings import Settings
+
+SCHEMA = Schema((Column("k", "bigint"), Column("v", "bigint")))
+WORKERS = 2
+
+
+AS_OF = 5
+SQL = "SELECT k, sum(v) AS v FROM numbers WHERE v % 7 < 5 GROUP BY k HAVING sum(v) > 10"
+
+
+def view(number: int) -> DataflowDescription:
+    """One small aggregate; every description is an object of its own, as off a wire."""
+    plan = DeltaPlan(("numbers",), (SCHEMA,), SCHEMA, SQL, "opaque", "a HAVING clause")
+    source = SourceImport("s1", SCHEMA)
+    export = ViewExport(plan, f"output-{number}")
+    return DataflowDescription(f"u{number}", f"view {number}", (source,), export, AS_OF)
+
+
+class Steady(Actor[Any]):
+    """A dataflow that has nothing to do."""
+
+    made = 0
+    """Starts, of all: a step that is computed again begins with one."""
+
+    def __init__(self, description: DataflowDescription, workers: tuple[Address[Any], ...]) -> None:
+        self._id = description.id
+        self._workers = workers
+
+    async def on_start(self) -> None:
+        """Reports where it is."""
+        Steady.made += 1
+        for worker in self._workers:
+            worker.reply(DataflowProgress(self._id, AS_OF + 1, AS_OF + 1, AS_OF + 1))
+
+    async def receive(self, message: Any) -> None:
+        """Takes commands."""
+
+
+class Executor(Actor[Any]):
+    """Counts the jobs that reach the engine."""
+
+    jobs = 0
+
+    async def receive(self, message: Any) -> None:
+        """A job, or a word about one."""
+        Executor.jobs += 1
+
+
+class House:
+    """The cluster and its listener."""
+
+    def __init__(self, cluster: Cluster, port: int, settings: Settings) -> None:
+        self._port = port
+        self._settings = settings
+        self.cluster = cluster
+
+    async def client(self) -> ClusterClient:
+        """A connection over loopback."""
+        return await connect("127.0.0.1", self._port, self._settings)
+
+
+@asynccontextmanager
+async def house() -> AsyncIterator[House]:
+    """Everything runs until the block ends."""
+    settings = Settings(workers=WORKERS)
+    cast = Cast(
+        dataflow=lambda description, workers, scratch: Steady(description, workers),
+        listen=lambda *args: Executor(),
+        fetch=lambda *args: Executor(),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        async with System() as system:
+            persist = await PersistClient.in_memory(settings, system.clock)
+            executor = system.spawn(Executor, "executor")
+            cluster = await Cluster.start(
+                system, settings, persist, executor, Path(folder), cast=cast
+            )
+            listener = await cluster.listen("127.0.0.1", 0)
+            yield House(cluster, listener.port, settings)
+            await listener.aclose()
+        await persist.close()
+
+
+def replay(nonce: str, count: int) -> list[Command]:
+    """What a controller of so many views says first."""
+    views: list[Command] = []
+    for number in range(count):
+        views += [CreateDataflow(view(number)), Schedule(f"u{number}")]
+    return [Hello(nonce), CreateInstance(WORKERS), *views, InitializationComplete()]
+
+
+async def joined(client: ClusterClient, commands: list[Command], count: int) -> None:
+    """Says it all, and hears the frontiers of all."""
+
+    async def send() -> None:
+        for command in commands:
+            await client.send(command)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send)
+        heard: set[str] = set()
+        while len(heard) < count:
+            response = await client.receive()
+            if isinstance(response, Frontiers):
+                heard.add(response.id)
