@@ -17,6 +17,7 @@ operation surely did not happen (False: it may have happened).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -27,12 +28,15 @@ import pyarrow as pa
 from actors.cluster.address import Address
 from actors.cluster.security import for_dialler
 from actors.cluster.transport import dial
+from actors.compute.finishing import Finisher
 from actors.controller.client_link import Exchange, Link
+from actors.controller.client_rows import Condition as Condition
 from actors.controller.client_rows import Rows as Rows
-from actors.controller.client_rows import column_of, encode, encode_keys, expand
+from actors.controller.client_rows import Wish, column_of, encode, expand
 from actors.controller.server import MAGIC, MAGIC_VERSION, FromClient, ToClient
 from actors.errors import (
     Canceled,
+    PenstockError,
     RemoteProtocolError,
     from_wire,
 )
@@ -52,7 +56,6 @@ from actors.protocol.api import (
     Explain,
     Failed,
     ListActors,
-    Read,
     Request,
     SetTracing,
     Status,
@@ -285,21 +288,82 @@ class Client:
         as_of: Time | None = None,
         key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         *,
+        where: Sequence[Condition] = (),
+        columns: Sequence[str] | None = None,
+        order_by: Sequence[str] = (),
+        limit: int | None = None,
+        offset: int = 0,
         deadline_ms: int | None = None,
     ) -> pa.Table:
-        """Contents of a table or view at `as_of` (None: the latest written time), in no order.
+        """Contents of a table or view at `as_of` (None: the latest written time).
 
         `key` asks for the rows whose columns equal it (or one of several); an index on just
-        these columns makes that fast. Waits until that time is sealed, up to `deadline_ms`
-        (`DeadlineExceeded`). Raises `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`,
-        `UnknownObject`.
+        these columns makes that fast. `where` keeps rows that pass all its conditions, such as
+        ``("amount", ">", 5)`` or ``("region", "is null")``. `columns` chooses columns.
+        `order_by` names columns, each with ``desc``, ``nulls first`` or ``nulls last`` behind it
+        where wanted; without it rows come in no order. `offset` rows are skipped, at most `limit`
+        follow. Waits until that time is sealed, up to `deadline_ms` (`DeadlineExceeded`). Raises
+        `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
         """
-        keys, columns = encode_keys(name, key)
+        wish = Wish.of(name, key, where, columns, order_by, limit, offset)
+        pieces = self._pieces(name, as_of, wish, deadline_ms)
+        async with contextlib.aclosing(pieces):
+            tables = [piece async for piece in pieces]
+        return expand(pa.concat_tables(tables))
+
+    async def peek_batches(
+        self,
+        name: str,
+        as_of: Time | None = None,
+        key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        where: Sequence[Condition] = (),
+        columns: Sequence[str] | None = None,
+        order_by: Sequence[str] = (),
+        limit: int | None = None,
+        offset: int = 0,
+        deadline_ms: int | None = None,
+    ) -> AsyncGenerator[pa.Table, None]:
+        """As `peek`, piece by piece, for results of any size: at least one table. Neither side
+        holds more than a few pieces, unless an order without a limit makes this one hold all.
+        Leave the loop to end it sooner; take the pieces within the service's `stash_orphan_ms`.
+        """
+        wish = Wish.of(name, key, where, columns, order_by, limit, offset)
+        async with contextlib.aclosing(self._pieces(name, as_of, wish, deadline_ms)) as pieces:
+            async for piece in pieces:
+                yield expand(piece)
+
+    async def _pieces(
+        self, name: str, as_of: Time | None, wish: Wish, deadline_ms: int | None
+    ) -> AsyncGenerator[pa.Table, None]:
+        """Rows with their weight, finished; at least one table."""
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, name) as opened:
-            request = Read(number, name, as_of, keys, columns, deadline_ms, outgoing(opened))
-            answer = await self._exchange.ask(request, Contents)
-            return expand(from_ipc(answer.arrow))
+            request = wish.read(number, name, as_of, deadline_ms, outgoing(opened))
+            slot = await self._exchange.open(request)
+        finisher: Finisher | None = None
+        ended = over = told = False
+        try:
+            while not over:
+                answer = contents(await self._exchange.next_answer(slot))
+                ended = not answer.more
+                piece = from_ipc(answer.arrow)
+                finisher = finisher or wish.finisher(piece.column_names)
+                rows = finisher.add(piece)
+                over = ended or finisher.complete
+                if rows is not None and (rows.num_rows or (over and not told)):
+                    told = True
+                    yield rows
+        except PenstockError:
+            ended = True
+            raise
+        finally:
+            self._exchange.close(number)
+            if not ended and self._exchange.lost is None:
+                await self._exchange.cancel(number)
+        rest = None if finisher is None else finisher.end()
+        if rest is not None:
+            yield rest
 
     async def wait_for(self, name: str, time: Time, *, deadline_ms: int | None = None) -> None:
         """Waits until every time up to and including `time` is sealed in the object. Raises
@@ -347,6 +411,15 @@ class Client:
 
     async def _done(self, request: Request) -> None:
         await self._exchange.ask(request, Done)
+
+
+def contents(answer: Any) -> Contents:
+    """One answer of a read. Raises what the service says instead."""
+    if isinstance(answer, Failed):
+        raise from_wire(answer.code, answer.text, answer.determinate)
+    if not isinstance(answer, Contents):
+        raise RemoteProtocolError(f"the service answered Read with {type(answer).__name__}")
+    return answer
 
 
 def _change(answer: Any) -> Change:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from actors.arrangement import Arrangement, partition
 from actors.cluster.partitioned import merge_results
-from actors.compute.finishing import finished, finished_batches, thinned
+from actors.compute.finishing import Finisher, finished, thinned
 from actors.compute.peeks import Wish, index_answer
 from actors.compute.shard_reads import Gathered
 from actors.compute.stash import Stash
@@ -201,7 +201,9 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     tables = [from_ipc(data) for data in streams]
     assert answer.rows == sum(table.num_rows for table in tables)
     whole = finished(pa.concat_tables(tables), peek.finishing, peek.project)
-    pieces = list(finished_batches(iter(tables), peek.finishing, peek.project))
+    finisher = Finisher(peek.finishing, peek.project)
+    pieces = [piece for table in tables if (piece := finisher.add(table)) is not None]
+    pieces += [last for last in [finisher.end()] if last is not None]
     joined = pa.concat_tables([whole.slice(0, 0), *pieces])
     assert repr(joined.to_pylist()) == repr(whole.to_pylist())
     await persist.close()

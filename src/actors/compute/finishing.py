@@ -13,7 +13,7 @@ any order, and where the limit falls among them any of them are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -78,30 +78,38 @@ def finished(
     return rows if project is None else rows.select([*project, DIFF])
 
 
-def finished_batches(
-    tables: Iterable[pa.Table], finishing: Finishing | None, project: Sequence[str] | None
-) -> Iterator[pa.Table]:
-    """As `finished`, piece by piece as far as that goes: an order needs all of them. The walk
-    ends with the limit."""
-    if finishing is None or finishing.order_by:
-        if finishing is None:
-            for table in tables:
-                yield finished(table, None, project)
-            return
-        everything = list(tables)
-        if everything:
-            yield finished(pa.concat_tables(everything), finishing, project)
-        return
-    skip, left = finishing.offset, finishing.limit
-    for table in tables:
-        weight = _weight(table)
-        piece = _cut(table, skip, left)
-        skip = max(0, skip - weight)
-        if left is not None:
-            left -= _weight(piece)
-        yield finished(piece, None, project)
-        if left == 0:
-            return
+class Finisher:
+    """`finished`, piece by piece as far as that goes: an order needs all rows first."""
+
+    def __init__(self, finishing: Finishing | None, project: Sequence[str] | None) -> None:
+        self._finishing = finishing or Finishing()
+        self._project = project
+        self._gathered: list[pa.Table] = []
+        self._skip = self._finishing.offset
+        self._left = self._finishing.limit
+
+    @property
+    def complete(self) -> bool:
+        """Whether no further piece can change the answer."""
+        return self._left == 0 and not self._finishing.order_by
+
+    def add(self, rows: pa.Table) -> pa.Table | None:
+        """What can be told after one more piece; None: nothing yet."""
+        if self._finishing.order_by:
+            self._gathered.append(rows)
+            return None
+        piece = _cut(rows, self._skip, self._left)
+        self._skip = max(0, self._skip - _weight(rows))
+        if self._left is not None:
+            self._left -= _weight(piece)
+        return finished(piece, None, self._project)
+
+    def end(self) -> pa.Table | None:
+        """What is left to tell when all pieces have come."""
+        if not self._gathered:
+            return None
+        rows: pa.Table = pa.concat_tables(self._gathered)
+        return finished(rows, self._finishing, self._project)
 
 
 def _weight(table: Any) -> int:

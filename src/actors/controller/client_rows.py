@@ -6,15 +6,22 @@ the table's columns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from actors.compute.finishing import Finisher
+from actors.controller.names import fold
 from actors.errors import InvalidUsage, TypeMismatch
 from actors.plan.schema import DIFF, Column
 from actors.plan.updates import to_ipc
+from actors.progress import Time
+from actors.protocol.api import Read
+from actors.protocol.compute import Comparison, Finishing, OrderBy
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 """Rows as dicts (a missing column is NULL) or as an Arrow table."""
@@ -85,3 +92,105 @@ def encode_keys(
         raise InvalidUsage(f"key of {name}: give one or more dicts with the same columns")
     table = _from_dicts(f"key of {name}", rows)
     return to_ipc(table), tuple(table.column_names)
+
+
+Condition: TypeAlias = tuple[str, str] | tuple[str, str, Any]
+"""A column, how it compares (``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=``, ``is null``, ``is not
+null``), and with which value."""
+
+_OPERATORS: Final = ("=", "<>", "<", "<=", ">", ">=", "is null", "is not null")
+_ORDER: Final = re.compile(
+    r"\s*(`[^`]+`|\S+)(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*", re.IGNORECASE
+)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a read asks for, as it goes into the message."""
+
+    keys: bytes | None
+    key_columns: tuple[str, ...]
+    filter: tuple[Comparison, ...]
+    columns: tuple[str, ...] | None
+    finishing: Finishing | None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        where: Sequence[Condition],
+        columns: Sequence[str] | None,
+        order_by: Sequence[str],
+        limit: int | None,
+        offset: int,
+    ) -> Wish:
+        """Raises `InvalidUsage` and `TypeMismatch`."""
+        keys, key_columns = encode_keys(name, key)
+        finishing = None
+        if order_by or offset or limit is not None:
+            finishing = Finishing(tuple(_order_of(name, text) for text in order_by), limit, offset)
+        tests = tuple(_comparison_of(name, condition) for condition in where)
+        chosen = None if columns is None else tuple(columns)
+        return cls(keys, key_columns, tests, chosen, finishing)
+
+    def finisher(self, names: Sequence[str]) -> Finisher:
+        """What finishes the answer, whose columns have these names: as the object spells them."""
+        own = {fold(name): name for name in names}
+        columns = None if self.columns is None else [own[fold(name)] for name in self.columns]
+        finishing = self.finishing
+        if finishing is not None:
+            order_by = tuple(
+                OrderBy(own[fold(by.column)], by.descending, by.nulls_first)
+                for by in finishing.order_by
+            )
+            finishing = msgspec.structs.replace(finishing, order_by=order_by)
+        return Finisher(finishing, columns)
+
+    def read(
+        self,
+        number: int,
+        name: str,
+        as_of: Time | None,
+        deadline_ms: int | None,
+        traceparent: str | None,
+    ) -> Read:
+        """The request."""
+        return Read(
+            number,
+            name,
+            as_of,
+            self.keys,
+            self.key_columns,
+            deadline_ms,
+            traceparent,
+            self.filter,
+            self.columns,
+            self.finishing,
+        )
+
+
+def _comparison_of(name: str, condition: Condition) -> Comparison:
+    column, sign, *rest = condition
+    op = next((known for known in _OPERATORS if known == " ".join(sign.lower().split())), None)
+    op = "<>" if sign == "!=" else op
+    if op is None or len(rest) != (0 if op.startswith("is") else 1):
+        raise InvalidUsage(
+            f"condition {condition!r} on {name}: give (column, one of {', '.join(_OPERATORS)}, "
+            "value), without a value for the two tests of null"
+        )
+    known = cast(Any, op)
+    if not rest:
+        return Comparison(column, known)
+    value = _from_dicts(f"condition on {name}", [{column: rest[0]}])
+    return Comparison(column, known, to_ipc(value))
+
+
+def _order_of(name: str, text: str) -> OrderBy:
+    found = _ORDER.fullmatch(text)
+    if found is None:
+        raise InvalidUsage(
+            f"order_by {text!r} of {name}: write it as COLUMN [asc|desc] [nulls first|last]"
+        )
+    descending = (found[2] or "").lower() == "desc"
+    nulls_first = not descending if found[3] is None else found[3].lower() == "first"
+    return OrderBy(found[1].strip("`"), descending, nulls_first)

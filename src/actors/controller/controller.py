@@ -37,7 +37,7 @@ from actors.controller.messages import (
     Submit,
     TablesAdvanced,
 )
-from actors.controller.reads import DeadlinePassed, Reads, SinceRead
+from actors.controller.reads import DeadlinePassed, PartRead, Reads, SinceRead
 from actors.controller.replica import Connect, ReplicaTask
 from actors.controller.statements import StatementDone, Statements
 from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
@@ -113,6 +113,7 @@ ControllerMessage: TypeAlias = (
     | StatementDone
     | SinceRead
     | DeadlinePassed
+    | PartRead
     | Held
     | StatusRead
     | _HoldsDue
@@ -200,7 +201,8 @@ class Controller(Actor[ControllerMessage]):
             case Submit(session, request):
                 self._submit(session, request)
             case Delivered(session_path, request_number, size):
-                self._subscribes.passed_on(session_path, request_number, size)
+                if not self._reads.delivered(session_path, request_number):
+                    self._subscribes.passed_on(session_path, request_number, size)
             case SessionClosed(session_path):
                 self._sessions.discard(session_path)
                 self._reads.session_closed(session_path)
@@ -227,6 +229,8 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.since_read(message)
             case DeadlinePassed(number):
                 self._reads.late(number)
+            case PartRead():
+                self._reads.part_read(message)
             case Held():
                 self._subscribes.held(message)
             case StatusRead():

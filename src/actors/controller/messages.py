@@ -28,7 +28,7 @@ class Submit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delivered(msgspec.Struct, frozen=True, gc=False):
-    """The session has passed on so many bytes of a subscribe's changes."""
+    """The session has passed on so many bytes of a subscribe's changes, or of a read's rows."""
 
     session: str
     request: int

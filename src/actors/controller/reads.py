@@ -4,6 +4,10 @@ A read: name and key are checked → the since is checked against durable state 
 its time is sealed → one Peek → one answer. Index or shard is chosen when the peek is sent: an
 index on the object with just these key columns that is ready and readable at that time, else
 the shard. Every pending thing has a deadline; what it waited for is told when that passes.
+
+A result in the stash goes to the session part by part, the next one when the last was written to
+the client, so that one part is held here. The deadline ends with the peek's answer; the parts go
+when they have been passed on, or when nobody wants them any more.
 """
 
 from __future__ import annotations
@@ -14,9 +18,8 @@ import msgspec
 
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.ddl import columns_named
 from actors.controller.desk import Desk, fault, refuse
-from actors.controller.rows import fit
+from actors.controller.wishes import Course, narrows, prototype, suits
 from actors.errors import (
     Canceled,
     DeadlineExceeded,
@@ -27,7 +30,6 @@ from actors.errors import (
     from_wire,
 )
 from actors.kernel import Address, Effect
-from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import TIME_MAX, ObjectId, Time
 from actors.protocol.api import Contents, Done, Read, WaitFor
 from actors.protocol.compute import (
@@ -39,7 +41,7 @@ from actors.protocol.compute import (
     PeekResponse,
     PeekRows,
     PeekStashed,
-    ShardTarget,
+    PeekTarget,
 )
 from actors.telemetry import TRACEPARENT
 
@@ -49,6 +51,14 @@ class SinceRead(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     since: Time
+    error: PenstockError | None = None
+
+
+class PartRead(msgspec.Struct, frozen=True, gc=False):
+    """A part of a stashed result; None: it is gone."""
+
+    number: int
+    arrow: bytes | None
     error: PenstockError | None = None
 
 
@@ -67,12 +77,14 @@ class _Pending(msgspec.Struct):
     """None: a wait."""
     deadline_ms: int
     timer: Effect
-    keys: bytes | None = None
-    key_columns: tuple[str, ...] = ()
+    peek: Peek | None = None
+    """What will be asked, but for its uuid and, where an index serves, its target."""
     ready: bool = False
     """Checks are done; it waits for its time to be sealed."""
     uuid: str | None = None
     traceparent: str | None = None
+    course: Course | None = None
+    """The answer came, and is on its way from the stash."""
 
 
 class Reads:
@@ -102,10 +114,9 @@ class Reads:
         time = desk.latest_written() if request.as_of is None else request.as_of
         _check_time(f"read of {entry.name}", time)
         desk.check_ahead(f"read of {entry.name}", time)
-        key_columns, keys = _fit_keys(entry, request)
+        peek = prototype(entry, request, time, source_import(entry))
         number = self._begin(session, request.request, entry, time, request, request.deadline_ms)
-        pending = self._pending[number]
-        pending.key_columns, pending.keys = key_columns, keys
+        self._pending[number].peek = peek
         shard = entry.shard
         assert shard is not None, entry.name
         desk.ctx.effect(
@@ -180,59 +191,120 @@ class Reads:
             self._waiting.setdefault(id_, {})[number] = None
             return
         self._waits_no_more(number, id_)
-        if pending.read is None:
+        peek = pending.peek
+        if peek is None:
             pending.session.reply(Done(pending.request))
             self._forget(number)
             return
         pending.uuid = f"{self._desk.ctx.random.getrandbits(128):032x}"
         self._by_uuid[pending.uuid] = number
         self._desk.command(
-            Peek(
+            msgspec.structs.replace(
+                peek,
                 uuid=pending.uuid,
-                target=self._target(pending),
-                time=pending.time,
-                key_columns=pending.key_columns,
-                keys=pending.keys,
+                target=self._target(pending, peek),
                 traceparent=pending.traceparent,
             )
         )
 
-    def _target(self, pending: _Pending) -> IndexTarget | ShardTarget:
+    def _target(self, pending: _Pending, peek: Peek) -> PeekTarget:
         desk, entry = self._desk, pending.entry
-        for index in desk.catalog.indexes(entry.id):
-            since = desk.frontiers.readable_from(index.id)
-            suits = not pending.key_columns or set(index.key) == set(pending.key_columns)
-            if suits and since <= pending.time and desk.frontiers.upper(index) > since:
-                return IndexTarget(index.id)
-        return ShardTarget(entry.id, source_import(entry))
+        readable = [
+            index
+            for index in desk.catalog.indexes(entry.id)
+            if suits(index.key, peek)
+            and desk.frontiers.readable_from(index.id) <= pending.time
+            and desk.frontiers.upper(index) > desk.frontiers.readable_from(index.id)
+        ]
+        best = [index for index in readable if narrows(index.key, peek)] or readable
+        return IndexTarget(best[0].id) if best else peek.target
 
     # -- ending --------------------------------------------------------------------------------
 
     def answered(self, response: PeekResponse) -> None:
         """The replica's answer to a peek; that of a canceled one is dropped."""
         number = self._by_uuid.get(response.uuid)
+        result = response.result
         if number is None:
+            if isinstance(result, PeekStashed):
+                self._remove([part.key for part in result.parts])
             return
         pending = self._pending[number]
-        match response.result:
+        match result:
             case PeekRows(arrow):
                 pending.session.reply(Contents(pending.request, pending.time, arrow))
                 self._forget(number, answered=True)
+            case PeekStashed():
+                self._begin_course(number, pending, result)
             case PeekError(code, text):
                 self._fail(number, from_wire(code, text, True), answered=True)
-            case PeekStashed(size_bytes=size):
-                error: PenstockError = InvalidUsage(
-                    f"the result takes {size} bytes: read by key, or subscribe"
-                )
-                self._fail(number, error, answered=True)
             case PeekCanceled():
                 error = Canceled(f"the read of {pending.entry.name} was canceled")
                 self._fail(number, error, answered=True)
 
+    def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
+        pending.timer.cancel()
+        course = pending.course = Course(stashed)
+        if course.inline is None:
+            self._read_part(number, course)
+            return
+        inline, course.inline = course.inline, None
+        more = course.next() is not None
+        pending.session.reply(Contents(pending.request, pending.time, inline, more))
+        if not more:
+            self._forget(number, answered=True)
+
+    def _read_part(self, number: int, course: Course) -> None:
+        desk, key = self._desk, course.next()
+        assert key is not None, "a course without parts has ended"
+        desk.ctx.effect(
+            lambda: desk.persist.stashed.get(key),
+            done=lambda arrow: PartRead(number, arrow),
+            failed=lambda error: PartRead(number, None, fault(error)),
+        )
+
+    def part_read(self, message: PartRead) -> None:
+        """A part goes to the session."""
+        pending = self._pending.get(message.number)
+        if pending is None or pending.course is None:
+            return
+        if message.error is not None:
+            self._fail(message.number, message.error, answered=True)
+        elif message.arrow is None:
+            limit = self._desk.settings.stash_orphan_ms
+            text = (
+                f"the read of {pending.entry.name} was not taken within {limit} ms "
+                "(stash_orphan_ms): its result is gone; read again"
+            )
+            self._fail(message.number, DeadlineExceeded(text), answered=True)
+        else:
+            more = pending.course.sent()
+            answer = Contents(pending.request, pending.time, message.arrow, more)
+            pending.session.reply(answer)
+            if not more:
+                self._forget(message.number, answered=True)
+
+    def delivered(self, session: str, request: int) -> bool:
+        """The client has been sent the last part: on to the next. False when there is no such
+        read."""
+        number = self._by_request.get((session, request))
+        pending = None if number is None else self._pending[number]
+        if number is None or pending is None or pending.course is None:
+            return False
+        self._remove(pending.course.passed_on())
+        self._read_part(number, pending.course)
+        return True
+
+    def _remove(self, keys: list[str]) -> None:
+        """Parts that nobody needs; one that cannot be removed now is collected later."""
+        stashed = self._desk.persist.stashed
+        if keys:
+            self._desk.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
+
     def late(self, number: int) -> None:
         """A deadline passed."""
         pending = self._pending.get(number)
-        if pending is None:
+        if pending is None or pending.course is not None:
             return
         what = "wait for" if pending.read is None else "read of"
         if pending.uuid is not None:
@@ -278,6 +350,9 @@ class Reads:
         pending = self._pending.pop(number)
         self._waits_no_more(number, pending.entry.id)
         pending.timer.cancel()
+        if pending.course is not None:
+            self._remove(pending.course.abandoned())
+            answered = True
         del self._by_request[pending.session.path, pending.request]
         if pending.uuid is not None:
             del self._by_uuid[pending.uuid]
@@ -288,19 +363,3 @@ class Reads:
 def _check_time(what: str, time: Time) -> None:
     if not 0 <= time <= TIME_MAX:
         raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
-
-
-def _fit_keys(entry: CatalogObject, request: Read) -> tuple[tuple[str, ...], bytes | None]:
-    """The key columns and values, fitted to the object. Raises `InvalidUsage`."""
-    if (request.key is None) != (not request.key_columns):
-        raise InvalidUsage(f"read of {entry.name}: give key and key_columns together")
-    if request.key is None:
-        return (), None
-    columns = columns_named(entry, request.key_columns)
-    rows = from_ipc(request.key)
-    if rows.num_columns != len(columns):
-        raise InvalidUsage(
-            f"read of {entry.name}: {rows.num_columns} key values for {len(columns)} key columns"
-        )
-    fitted = fit(entry.name, entry.schema, rows.rename_columns(list(columns)), columns)
-    return columns, to_ipc(fitted.select(list(columns)))

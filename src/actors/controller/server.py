@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias, assert_never
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard, assert_never
 
 import anyio
 import msgspec
@@ -147,8 +147,8 @@ class Session(Actor[_SessionMessage]):
             case _Wrote(answer):
                 self._writing = False
                 self._out_bytes -= _size(answer)
-                if isinstance(answer, Changes) and answer.arrow is not None:
-                    await self._delivered(answer.request, len(answer.arrow))
+                if _is_one_of_many(answer):
+                    await self._delivered(answer.request, _size(answer))
                 self._write()
                 self._read()
             case _WriteFailed(answer, error):
@@ -242,7 +242,7 @@ class Session(Actor[_SessionMessage]):
     def _answer(self, answer: Answer) -> None:
         if isinstance(answer, Changes):
             answer = self._signed(answer)
-        else:
+        elif not (isinstance(answer, Contents) and answer.more):
             self._open.discard(answer.request)
             if self._spans:
                 told = f"{answer.code}: {answer.text}" if isinstance(answer, Failed) else ""
@@ -302,6 +302,13 @@ class Session(Actor[_SessionMessage]):
             f"{self._connection.peer}: {len(self._open)} requests open, {len(self._out)} answers "
             f"({self._out_bytes} bytes) to write"
         )
+
+
+def _is_one_of_many(answer: ToClient) -> TypeGuard[Changes | Contents]:
+    """Whether the controller waits until it was written, before it sends the next one."""
+    if isinstance(answer, Contents):
+        return answer.more
+    return isinstance(answer, Changes) and answer.arrow is not None
 
 
 def _size(message: ToClient) -> int:

@@ -1,8 +1,9 @@
 """Requests of the Python client to the controller, and its answers.
 
 Every request has a `request` number, unique within its connection; its answers carry the same.
-`Subscribe` is answered by many `Changes` until `Unsubscribe` or an error; every other request
-by exactly one answer. Rows travel as Arrow IPC streams. New fields last, with defaults.
+`Subscribe` is answered by many `Changes` until `Unsubscribe` or an error; `Read` by one or more
+`Contents`, the last without `more`; every other request by exactly one answer. Rows travel as
+Arrow IPC streams. New fields last, with defaults.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from actors.kernel import ActorStatistics
 from actors.plan.schema import Schema
 from actors.progress import Frontier, Time
+from actors.protocol.compute import Comparison, Finishing
 
 PROTOCOL_VERSION = 1
 
@@ -103,6 +105,12 @@ class Read(msgspec.Struct, frozen=True, gc=False, tag=True):
     deadline_ms: int | None = None
     traceparent: str | None = None
     """W3C trace context of the request; one that is not sampled: it is not to be traced."""
+    filter: tuple[Comparison, ...] = ()
+    """Only rows that pass all."""
+    project: tuple[str, ...] | None = None
+    """Only these columns; those of the order come along."""
+    finishing: Finishing | None = None
+    """The service leaves out what cannot be in the answer; the client finishes."""
 
 
 class Subscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -197,6 +205,8 @@ class Contents(msgspec.Struct, frozen=True, gc=False, tag=True):
     request: int
     as_of: Time
     arrow: bytes
+    more: bool = False
+    """Whether further rows follow."""
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -143,6 +143,9 @@ class LogTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
     id: ObjectId
 
 
+PeekTarget: TypeAlias = IndexTarget | ShardTarget | LogTarget
+
+
 class Comparison(msgspec.Struct, frozen=True, gc=False):
     """Keeps rows whose `column` compares so with `value`, as SQL does: unknown is not kept.
 
@@ -181,7 +184,7 @@ class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
     """
 
     uuid: str
-    target: IndexTarget | ShardTarget | LogTarget
+    target: PeekTarget
     time: Time
     key_columns: tuple[str, ...] = ()
     keys: bytes | None = None

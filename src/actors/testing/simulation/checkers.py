@@ -8,7 +8,7 @@ compaction are checked there, at the instant of each durable change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -143,8 +143,11 @@ class ReadsChecker:
         self.acknowledged = 0
         """The latest time that any client knows of."""
 
-    def answered(self, read: Read, least: int, answer: Contents) -> None:
-        """`least`: what was acknowledged when the read was sent."""
+    def answered(self, read: Read, least: int, answers: Sequence[Contents]) -> None:
+        """`least`: what was acknowledged when the read was sent. The answer in all its pieces."""
+        answer = answers[-1]
+        if any(piece.as_of != answer.as_of for piece in answers):
+            raise Violation(f"reads: {read.name} was answered at several times")
         if read.as_of is not None and answer.as_of != read.as_of:
             raise Violation(f"reads: {read.name} asked at {read.as_of}, answered {answer.as_of}")
         if read.as_of is None and answer.as_of < least:
@@ -153,10 +156,11 @@ class ReadsChecker:
             )
         if read.as_of is None:
             self.acknowledged = max(self.acknowledged, answer.as_of)
-        table = from_ipc(answer.arrow)
         found: Bag = Counter()
-        for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            found[row[:-1]] += row[-1]
+        for piece in answers:
+            table = from_ipc(piece.arrow)
+            for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                found[row[:-1]] += row[-1]
         wanted = contents(read.name, self._history.tables_at(answer.as_of))
         if found != wanted:
             raise Violation(f"reads: {read.name} at {answer.as_of}: {_difference(found, wanted)}")
@@ -211,8 +215,8 @@ class SubscribeChecker:
 
 class ExchangeChecker:
     """On one client connection every answer is of an open request, of its kind, and a request
-    gets at most one; a subscription's changes come before its end. Feeds the checkers of reads
-    and subscriptions. `unanswered` tells what is still open.
+    gets at most one (a read: in pieces); a subscription's changes come before its end. Feeds the
+    checkers of reads and subscriptions. `unanswered` tells what is still open.
 
     Does not cover: order between answers of different requests, which is free.
     """
@@ -222,6 +226,7 @@ class ExchangeChecker:
         self._reads = reads
         self._open: dict[int, tuple[Any, int]] = {}
         self._subscribes: dict[int, SubscribeChecker] = {}
+        self._pieces: dict[int, list[Contents]] = {}
         self._welcomed = False
 
     def sent(self, message: Any) -> None:
@@ -250,11 +255,16 @@ class ExchangeChecker:
             if message.request in self._subscribes:
                 self._subscribes[message.request].told(message)
             return
-        del self._open[message.request]
+        pieces = self._pieces.setdefault(message.request, [])
+        if isinstance(message, Contents):
+            pieces.append(message)
+            if message.more and isinstance(request, Read):
+                return
+        del self._open[message.request], self._pieces[message.request]
         self._subscribes.pop(message.request, None)
         match request, message:
             case Read(), Contents():
-                self._reads.answered(request, least, message)
+                self._reads.answered(request, least, pieces)
             case _, Written():
                 self._reads.acknowledged = max(self._reads.acknowledged, message.time)
             case Read(), Failed():

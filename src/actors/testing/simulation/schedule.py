@@ -70,6 +70,8 @@ class Setting(msgspec.Struct, frozen=True):
     retain_history_ms: int = 60_000
     batches_max: int = 4
     keyed: bool = False
+    stash: bool = False
+    """Whether almost every read goes by the stash."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -91,6 +93,7 @@ def draw(seed: int) -> Schedule:
         retain_history_ms=work.choice((50, 400, 60_000)),
         batches_max=work.choice((2, 3, 6)),
         keyed=work.random() < 0.3,
+        stash=seed % 8 == 4,  # not drawn: what else a seed brings stays as it was
     )
     found = _faults(seed)
     setting, aimed = _aimed(seed, setting)

@@ -1,0 +1,132 @@
+"""What a read asks for, fitted to the object's own names and types; and a result that lies in
+the stash, on its way to one session. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+import pyarrow as pa
+
+from actors.compute.filtering import Filter
+from actors.compute.finishing import check_finishing
+from actors.controller.catalog import CatalogObject
+from actors.controller.ddl import columns_named
+from actors.controller.rows import fit
+from actors.errors import InvalidUsage, PenstockError
+from actors.plan.updates import from_ipc, to_ipc
+from actors.progress import Time
+from actors.protocol.api import Read
+from actors.protocol.compute import (
+    Comparison,
+    OrderBy,
+    Peek,
+    PeekStashed,
+    ShardTarget,
+    SourceImport,
+)
+
+
+def fit_keys(entry: CatalogObject, request: Read) -> tuple[tuple[str, ...], bytes | None]:
+    """The key columns and values, fitted to the object. Raises `InvalidUsage`."""
+    if (request.key is None) != (not request.key_columns):
+        raise InvalidUsage(f"read of {entry.name}: give key and key_columns together")
+    if request.key is None:
+        return (), None
+    columns = columns_named(entry, request.key_columns)
+    rows = _decoded(entry, request.key)
+    if rows.num_columns != len(columns):
+        raise InvalidUsage(
+            f"read of {entry.name}: {rows.num_columns} key values for {len(columns)} key columns"
+        )
+    fitted = fit(entry.name, entry.schema, rows.rename_columns(list(columns)), columns)
+    return columns, to_ipc(fitted.select(list(columns)))
+
+
+def _decoded(entry: CatalogObject, data: bytes) -> pa.Table:
+    try:
+        return from_ipc(data)
+    except PenstockError as error:
+        raise InvalidUsage(f"read of {entry.name}: {error}") from None
+
+
+def fit_wish(entry: CatalogObject, request: Read, peek: Peek) -> Peek:
+    """The peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
+    finishing = request.finishing
+    if finishing is not None:
+        check_finishing(finishing)
+        order_by = tuple(
+            OrderBy(_column(entry, by.column), by.descending, by.nulls_first)
+            for by in finishing.order_by
+        )
+        finishing = msgspec.structs.replace(finishing, order_by=order_by)
+    made = msgspec.structs.replace(
+        peek,
+        filter=tuple(_fit_comparison(entry, one) for one in request.filter),
+        project=None if request.project is None else columns_named(entry, request.project),
+        finishing=finishing,
+    )
+    Filter(entry.schema, made)
+    return made
+
+
+def _column(entry: CatalogObject, name: str) -> str:
+    return columns_named(entry, (name,))[0]
+
+
+def _fit_comparison(entry: CatalogObject, given: Comparison) -> Comparison:
+    column, value = _column(entry, given.column), given.value
+    if value:
+        rows = _decoded(entry, value)
+        if rows.num_columns == 1 and not rows.column(0).null_count:
+            rows = fit(entry.name, entry.schema, rows.rename_columns([column]), (column,))
+            value = to_ipc(rows.select([column]))
+    return Comparison(column, given.op, value)
+
+
+def prototype(entry: CatalogObject, request: Read, time: Time, source: SourceImport) -> Peek:
+    """The peek that answers the request, of the shard, without its uuid. Raises `InvalidUsage`."""
+    key_columns, keys = fit_keys(entry, request)
+    peek = Peek("", ShardTarget(entry.id, source), time, key_columns, keys)
+    return fit_wish(entry, request, peek)
+
+
+def suits(key: tuple[str, ...], peek: Peek) -> bool:
+    """Whether an index on `key` answers the peek by lookup, or the peek reads all anyhow."""
+    if peek.key_columns:
+        return set(key) == set(peek.key_columns)
+    return True
+
+
+def narrows(key: tuple[str, ...], peek: Peek) -> bool:
+    """Whether the filter alone says under which one key to look."""
+    return bool(key) and set(key) <= {one.column for one in peek.filter if one.op == "="}
+
+
+class Course:
+    """Where a stashed result is on its way: part after part, each removed when it was passed on."""
+
+    def __init__(self, stashed: PeekStashed) -> None:
+        self.inline = stashed.inline
+        self._left = deque(part.key for part in stashed.parts)
+        self._sent: str | None = None
+
+    def next(self) -> str | None:
+        """The part to be sent now."""
+        return self._left[0] if self._left else None
+
+    def sent(self) -> bool:
+        """It has been handed to the session. Whether more follow."""
+        self._sent = self._left.popleft()
+        return bool(self._left)
+
+    def passed_on(self) -> list[str]:
+        """What may be removed."""
+        sent, self._sent = self._sent, None
+        return [] if sent is None else [sent]
+
+    def abandoned(self) -> list[str]:
+        """All that is left, to be removed."""
+        left = [*self.passed_on(), *self._left]
+        self._left.clear()
+        return left
