@@ -22,7 +22,8 @@ runner = CliRunner()
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "demo", "check-views", "status", "actors", "explain", "java", "version"]
+    "command",
+    ["serve", "demo", "check-views", "status", "peek", "actors", "explain", "java", "version"],
 )
 def test_every_command_explains_itself(command: str) -> None:
     answer = runner.invoke(cli.app, [command, "--help"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +16,10 @@ import pytest
 
 from actors import Client, Service
 from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError, TypeMismatch
+from actors.inspection import parse_condition
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
+from actors.plan.schema import Column, Schema
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 
@@ -171,3 +176,40 @@ async def test_wishes_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> Non
                 await client.peek("t", time, **wish)
         with pytest.raises(TypeMismatch, match="does not fit"):
             await client.peek("t", time, where=[("id", ">", "abc")])
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("v > 1.5", ("v", ">", 1.5)),
+        ("`s`='a b'", ("s", "=", "a b")),
+        ("S <> it's", ("S", "<>", "it's")),
+        ("day >= 2013-02-01", ("day", ">=", datetime.date(2013, 2, 1))),
+        ("day IS  NOT null", ("day", "is not null")),
+        ("other < 5", ("other", "<", "5")),
+    ],
+)
+def test_a_condition_as_text(text: str, condition: tuple[Any, ...]) -> None:
+    columns = (Column("s", "string"), Column("day", "date"), Column("v", "double"))
+    assert parse_condition(text, Schema(columns)) == condition
+
+
+@pytest.mark.parametrize("text", ["v", "v >", "v is null 5", "v ~ 5", "v > abc"])
+def test_text_that_is_no_condition(text: str) -> None:
+    with pytest.raises(InvalidUsage, match="--filter"):
+        parse_condition(text, Schema((Column("v", "double"),)))
+
+
+async def test_the_command(tmp_path: Path) -> None:
+    async with running(tmp_path) as client:
+        await filled(client)
+        command = [sys.executable, "-m", "actors.cli", "peek", "t"]
+        command += ["--connect", client_address(client), "--filter", "s = s2"]
+        command += ["--filter", "id < 20", "--columns", "id,s,day", "--order-by", "id desc"]
+        shown = await anyio.run_process([*command, "--limit", "2"])
+        assert shown.stdout.decode() == "id\ts\tday\n16\ts2\tNULL\n9\ts2\tNULL\n"
+        shown = await anyio.run_process([*command, "--offset", "2", "--json"])
+        assert json.loads(shown.stdout) == {"id": 2, "s": "s2", "day": None}
+        shown = await anyio.run_process([*command, "--filter", "no > 1"], check=False)
+        assert shown.returncode == 2
+        assert "no column 'no'" in shown.stderr.decode()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from actors.errors import InvalidUsage
 from actors.progress import format_frontier
 from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service
 
 if TYPE_CHECKING:
+    from actors.plan.schema import Schema
     from actors.protocol.api import TracingReport
 
 
@@ -43,6 +46,101 @@ async def _status(target: Target) -> dict[str, Any]:
     async with await Client.connect(target.address, settings=target.settings) as client:
         report: dict[str, Any] = msgspec.to_builtins(await client.status())
         return report
+
+
+_CONDITION: Final = re.compile(
+    r"\s*`?([^`\s<>=!]+)`?\s*(<=|>=|<>|!=|=|<|>|is\s+not\s+null|is\s+null)\s*(.*?)\s*",
+    re.IGNORECASE,
+)
+
+
+@speaks_to_a_service
+def peek(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="A table or view.")],
+    as_of: Annotated[int | None, typer.Option(help="At which time; else the latest.")] = None,
+    conditions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter", help="Only rows that pass: 'amount > 5', 'day is null'. May be repeated."
+        ),
+    ] = None,
+    columns: Annotated[str, typer.Option(help="Only these, with commas between.")] = "",
+    order_by: Annotated[
+        str, typer.Option(help="Columns with commas between: 'amount desc nulls last, id'.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
+    offset: Annotated[int, typer.Option(min=0, help="Skips so many rows first.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a row.")] = False,
+) -> None:
+    """Prints rows of a table or view, with tabs between, as they come."""
+    set_up_logging("warning")
+    wish: dict[str, Any] = {
+        "columns": [part.strip() for part in columns.split(",")] if columns else None,
+        "order_by": [part for part in order_by.split(",") if part.strip()],
+        "limit": limit,
+        "offset": offset,
+    }
+    run_loop(lambda: _peek(target, name, as_of, conditions or [], wish, as_json))
+
+
+async def _peek(
+    target: Target,
+    name: str,
+    as_of: int | None,
+    conditions: list[str],
+    wish: dict[str, Any],
+    as_json: bool,
+) -> None:
+    from actors.client import Client
+
+    async with await Client.connect(target.address, settings=target.settings) as client:
+        where: list[Any] = []
+        if conditions:
+            report = await client.status()
+            schema = next(
+                (o.schema for o in report.objects if o.name.lower() == name.lower()), None
+            )
+            where = [parse_condition(text, schema) for text in conditions]
+        first = True
+        async for table in client.peek_batches(name, as_of, where=where, **wish):
+            if first and not as_json:
+                print(*table.column_names, sep="\t")
+            first = False
+            for row in table.to_pylist():
+                if as_json:
+                    print(json.dumps(row, default=str))
+                else:
+                    values = ("NULL" if value is None else value for value in row.values())
+                    print(*values, sep="\t")
+
+
+def parse_condition(text: str, schema: Schema | None) -> tuple[Any, ...]:
+    """``amount > 5`` as a condition of `Client.peek`, its value read as the column's type; text
+    may stand in quotes. Raises `InvalidUsage`."""
+    import pyarrow as pa
+
+    from actors.plan.schema import arrow_type
+
+    found = _CONDITION.fullmatch(text)
+    op = "" if found is None else " ".join(found[2].lower().split())
+    if found is None or op.startswith("is") == bool(found[3]):
+        raise InvalidUsage(f"--filter {text!r}: write it as 'COLUMN < VALUE' or 'COLUMN is null'")
+    column, value = found[1], found[3]
+    if op.startswith("is"):
+        return column, op
+    if value[:1] in "'\"" and value[:1] == value[-1:] and len(value) > 1:
+        value = value[1:-1]
+    types = {} if schema is None else {c.name.lower(): c.type for c in schema.columns}
+    if column.lower() not in types:
+        return column, op, value  # the service says what is wrong
+    kind = arrow_type(types[column.lower()])
+    try:
+        return column, op, pa.array([value]).cast(kind)[0].as_py()
+    except pa.ArrowException:
+        raise InvalidUsage(
+            f"--filter {text!r}: {value!r} is not a {types[column.lower()]}"
+        ) from None
 
 
 @speaks_to_a_service
