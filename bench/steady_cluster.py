@@ -91,7 +91,7 @@ class House:
 
     async def client(self) -> ClusterClient:
         """A connection over loopback."""
-        return await connect("127.0.0.1", self._port, self._settings)
+        return await connect(f"127.0.0.1:{self._port}", self._settings)
 
 
 @asynccontextmanager
@@ -110,8 +110,8 @@ async def house() -> AsyncIterator[House]:
             cluster = await Cluster.start(
                 system, settings, persist, executor, Path(folder), cast=cast
             )
-            listener = await cluster.listen("127.0.0.1", 0)
-            yield House(cluster, listener.port, settings)
+            listener = await cluster.listen("127.0.0.1:0")
+            yield House(cluster, listener.address.port, settings)
             await listener.aclose()
         await persist.close()
 

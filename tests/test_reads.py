@@ -73,6 +73,11 @@ async def test_filter_order_limit(tmp_path: Path, index: list[str] | None) -> No
             time = await client.write({})
         everything = await client.peek("t", time)
         assert sorted(everything["id"].to_pylist()) == list(range(ROWS))
+        if index is not None:
+            report = await client.status()
+            (shown,) = (found for found in report.objects if found.name == "i")
+            assert shown.held_rows == ROWS
+            assert shown.held_bytes_memory + shown.held_bytes_mapped > ROWS * 8
         top = await client.peek(
             "t",
             time,

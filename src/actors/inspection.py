@@ -34,8 +34,19 @@ def status(
         print(
             f"{found['name']:<24} {found['kind']:<7} {found['state'] or found['mode']:<12} "
             f"{found['since']:>15} {format_frontier(found['upper']):>15} "
-            f"{found['lag_ms']:>6} ms {found['steps']:>5}  {found['text']}".rstrip()
+            f"{found['lag_ms']:>6} ms {found['steps']:>5}  {_held(found)}{found['text']}".rstrip()
         )
+
+
+def _held(found: dict[str, Any]) -> str:
+    """What the workers hold of an index, for people."""
+    if not found["held_rows"]:
+        return ""
+    mib = 1 << 20
+    return (
+        f"{found['held_rows']} rows, {found['held_bytes_memory'] / mib:.1f} MiB in memory, "
+        f"{found['held_bytes_mapped'] / mib:.1f} MiB in files "
+    )
 
 
 async def _status(target: Target) -> dict[str, Any]:

@@ -129,6 +129,7 @@ class Service:
                 settings,
                 scratch / "tables",
                 maintenance,
+                cluster.statistics,
             ),
             "controller",
         )

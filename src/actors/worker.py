@@ -38,7 +38,7 @@ import msgspec
 from actors.channel_adapter import ClientGone, Passed
 from actors.compute import events as e
 from actors.compute.children import Children
-from actors.compute.index import IndexPartition
+from actors.compute.index import IndexPartition, IndexStatistics
 from actors.compute.installs import Installs
 from actors.compute.live import (
     Cast,
@@ -106,6 +106,10 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     """By all reconciliations."""
     dataflows_replaced: tuple[tuple[str, int], ...] = ()
     """The same, by flag (`compute.reconcile`); one dataflow may have several."""
+    indexes: tuple[IndexStatistics, ...] = ()
+    """This worker's partitions."""
+    stashed: int = 0
+    """Blobs of results that this worker wrote and has not seen off."""
 
 
 class InspectWorker(msgspec.Struct, frozen=True, gc=False):
@@ -372,6 +376,12 @@ class Worker(Actor[WorkerMessage]):
             commands_applied=state.next_index,
             dataflows_reused=self._reused,
             dataflows_replaced=tuple(sorted(self._replaced.items())),
+            indexes=tuple(
+                held
+                for live in self._live.values()
+                if live.index is not None and (held := live.index.statistics(live.id)) is not None
+            ),
+            stashed=len(self._peeking.stash),
         )
 
     def describe(self) -> str:

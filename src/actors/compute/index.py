@@ -17,7 +17,7 @@ import msgspec
 from actors.arrangement.arrangement import Arrangement
 from actors.errors import Closed
 from actors.kernel import Address
-from actors.progress import Frontier, Time
+from actors.progress import Frontier, ObjectId, Time
 from actors.protocol.compute import IndexExport
 from actors.protocol.internal import DataflowMessage, Install
 
@@ -33,6 +33,18 @@ class Insertion(msgspec.Struct, frozen=True):
     def since(self) -> Time:
         """The time from which the partition can be read after it."""
         return self.install.upper - 1 if self.install.snapshot else 0
+
+
+class IndexStatistics(msgspec.Struct, frozen=True, gc=False):
+    """A partition at one moment; sizes in bytes."""
+
+    id: ObjectId
+    rows: int
+    """Updates held, before consolidation."""
+    runs: int
+    bytes_memory: int
+    bytes_mapped: int
+    """Of files: in memory only as far as they are being read."""
 
 
 class IndexPartition:
@@ -120,6 +132,13 @@ class IndexPartition:
         if arrangement is not None:
             with contextlib.suppress(Closed):
                 arrangement.maintain()
+
+    def statistics(self, id: ObjectId) -> IndexStatistics | None:
+        """What it holds; None: nothing yet."""
+        if self.arrangement is None:
+            return None
+        held = self.arrangement.statistics()
+        return IndexStatistics(id, held.rows, held.runs, held.bytes_memory, held.bytes_mapped)
 
     def close(self) -> None:
         """Blocking: forgets everything and removes the files."""

@@ -22,7 +22,7 @@ from actors.controller.boot import Boot, describe_dataflow, restart_as_of
 from actors.controller.catalog import INDEX, TABLE, VIEW, CatalogObject
 from actors.controller.commit import PlannedWrite
 from actors.controller.ddl import CatalogStore
-from actors.controller.desk import Desk, fault, refuse
+from actors.controller.desk import Desk, Inspect, fault, refuse
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.groups import TableTarget
 from actors.controller.holds import RETAIN, dataflow_holder
@@ -133,6 +133,7 @@ class Controller(Actor[ControllerMessage]):
         settings: Settings,
         scratch: Path,
         maintenance: Address[Any] | None = None,
+        statistics: Inspect | None = None,
     ) -> None:
         self._boot = boot
         self._persist = persist
@@ -141,6 +142,7 @@ class Controller(Actor[ControllerMessage]):
         self._settings = settings
         self._scratch = scratch
         self._maintenance = maintenance
+        self._statistics = statistics
         self._sessions: set[str] = set()
         self._incarnation = 0
         self._holds_moving = False
@@ -156,6 +158,7 @@ class Controller(Actor[ControllerMessage]):
             boot.seqno,
             ObjectFrontiers(boot.tables_upper),
         )
+        desk.statistics = self._statistics
         self._desk = desk
         self._statements = Statements(desk)
         self._reads = Reads(desk)

@@ -4,8 +4,10 @@ in which they act. One object, owned by the controller actor and touched by its 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
+from actors.cluster.cluster import ClusterStatistics
 from actors.controller.catalog import Catalog, CatalogObject
 from actors.controller.ddl import CatalogStore
 from actors.controller.frontiers import ObjectFrontiers
@@ -18,6 +20,8 @@ from actors.progress import ObjectId, Time
 from actors.protocol.api import Failed
 from actors.protocol.compute import Command
 from actors.settings import Settings
+
+Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics]]
 
 
 class Desk:
@@ -44,6 +48,8 @@ class Desk:
         self.replica: Address[Any] | None = None
         self.writer: Address[Any] | None = None
         self.maintenance: Address[Any] | None = None
+        self.statistics: Inspect | None = None
+        """Of the replica's workers, where they are in reach."""
         self._transient = 0
 
     def command(self, command: Command) -> None:

@@ -15,12 +15,21 @@ from actors.protocol.api import Failed, ObjectStatus, StatusReport
 from actors.protocol.compute import Status
 
 
+class Held(msgspec.Struct, gc=False):
+    """What all workers hold of an index."""
+
+    rows: int = 0
+    bytes_memory: int = 0
+    bytes_mapped: int = 0
+
+
 class StatusRead(msgspec.Struct, frozen=True, gc=False):
     """The sinces that a `Status` asked for."""
 
     session: Address[Any]
     request: int
     sinces: dict[ObjectId, Time]
+    held: dict[ObjectId, Held] = {}
     error: PenstockError | None = None
 
 
@@ -28,26 +37,38 @@ def read_sinces(desk: Desk, session: Address[Any], request: int) -> None:
     """Reads the sinces of all shards; `StatusRead` follows."""
     wanted = [(entry.id, entry.shard) for entry in desk.catalog.objects if entry.shard is not None]
 
-    async def read() -> dict[ObjectId, Time]:
+    async def read() -> tuple[dict[ObjectId, Time], dict[ObjectId, Held]]:
         found: dict[ObjectId, Time] = {}
         for id_, shard in wanted:
             try:
                 found[id_] = (await desk.persist.state(shard)).since
             except PenstockError:
                 continue  # it was dropped meanwhile, or its store does not answer just now
-        return found
+        return found, await _held(desk)
 
     desk.ctx.effect(
         read,
-        done=lambda sinces: StatusRead(session, request, sinces),
-        failed=lambda error: StatusRead(session, request, {}, fault(error)),
+        done=lambda read: StatusRead(session, request, *read),
+        failed=lambda error: StatusRead(session, request, {}, {}, fault(error)),
     )
+
+
+async def _held(desk: Desk) -> dict[ObjectId, Held]:
+    held: dict[ObjectId, Held] = {}
+    if desk.statistics is not None:
+        for worker in (await desk.statistics()).workers:
+            for index in worker.indexes:
+                sums = held.setdefault(index.id, Held())
+                sums.rows += index.rows
+                sums.bytes_memory += index.bytes_memory
+                sums.bytes_mapped += index.bytes_mapped
+    return held
 
 
 def report(desk: Desk, read: StatusRead) -> StatusReport | Failed:
     """The answer."""
     frontiers = desk.frontiers
-    objects = tuple(_status(desk, entry, read.sinces) for entry in desk.catalog.objects)
+    objects = tuple(_status(desk, entry, read) for entry in desk.catalog.objects)
     return StatusReport(read.request, desk.oracle_now(), frontiers.tables_upper, objects)
 
 
@@ -57,7 +78,8 @@ def lag_ms(desk: Desk, entry: CatalogObject) -> int:
     return 0 if is_empty(upper) else max(0, desk.frontiers.tables_upper - max(upper, entry.as_of))
 
 
-def _status(desk: Desk, entry: CatalogObject, sinces: dict[ObjectId, Time]) -> ObjectStatus:
+def _status(desk: Desk, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
+    sinces, held = read.sinces, read.held.get(entry.id, Held())
     frontiers = desk.frontiers
     upper = frontiers.upper(entry)
     status = frontiers.status(entry.id)
@@ -72,6 +94,9 @@ def _status(desk: Desk, entry: CatalogObject, sinces: dict[ObjectId, Time]) -> O
         mode="" if entry.plan is None else entry.plan.mode,
         schema=entry.schema,
         sql=entry.sql,
+        held_rows=held.rows,
+        held_bytes_memory=held.bytes_memory,
+        held_bytes_mapped=held.bytes_mapped,
     )
     if status is None:
         state = "ready" if entry.kind == TABLE else "starting"

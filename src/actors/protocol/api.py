@@ -246,6 +246,10 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     """Whether the view was computed whole instead of stepping."""
     rejected: str = ""
     """The other way of doing the last step, and what it would have taken."""
+    held_rows: int = 0
+    """Of an index: updates that the workers hold, with their bytes in memory and in files."""
+    held_bytes_memory: int = 0
+    held_bytes_mapped: int = 0
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):

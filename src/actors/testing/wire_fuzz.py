@@ -23,6 +23,7 @@ from actors.errors import Broken, Busy, InvalidUsage, PenstockError, RemoteProto
 from actors.plan import jobs
 from actors.protocol.compute import Command, CreateInstance, Response
 from actors.protocol.frames import HEADER, FrameBuffer, FrameCodec
+from actors.settings import Settings
 
 FRAME_BYTES_MAX: Final = 1 << 20
 MAGIC: Final = b"PENSFUZZ"
@@ -136,7 +137,7 @@ async def _dialler(stream: _Memory) -> None:
 
 
 def _rules() -> Callable[[Any], None]:
-    return CommandRules(CreateInstance(2), FRAME_BYTES_MAX).check
+    return CommandRules(CreateInstance(2), Settings()).check
 
 
 TARGETS: Final[dict[str, Target]] = {
