@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from actors.compute.transitions import OTHER, STAGES
 from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.schema import Schema
 from actors.progress import TIME_MAX, ObjectId, is_empty
@@ -53,9 +54,7 @@ class CommandRules:
     def __init__(self, running: CreateInstance | None, settings: Settings) -> None:
         self._running = running
         self._settings = settings
-        self._hello = False
-        self._instance = False
-        self.complete = False
+        self._stage = "opened"
         self._dataflows: dict[ObjectId, bool] = {}
         """By id, whether its end has been told already."""
         self._ending: set[ObjectId] = set()
@@ -73,24 +72,14 @@ class CommandRules:
     def check(self, command: Command) -> None:
         """Raises `RemoteProtocolError` when the command breaks the order, and `InvalidUsage`
         when it asks for what this instance is not; both end the connection."""
-        name = type(command).__name__
-        if isinstance(command, Hello):
-            _require(not self._hello, "a connection says Hello once")
-            check_name(command.nonce, "the nonce of Hello", TOKEN_BYTES_MAX)
-            self._hello = True
-            return
-        _require(self._hello, f"{name} came before Hello")
-        if isinstance(command, CreateInstance):
-            _require(not self._instance, "a connection says CreateInstance once")
-            if self._running is not None:
-                check_instance(self._running, command)
-            self._instance = True
-            return
-        _require(self._instance, f"{name} came before CreateInstance")
+        following = self._following(type(command).__name__)
         match command:
+            case Hello():
+                check_name(command.nonce, "the nonce of Hello", TOKEN_BYTES_MAX)
+            case CreateInstance():
+                if self._running is not None:
+                    check_instance(self._running, command)
             case InitializationComplete():
-                _require(not self.complete, "a connection says InitializationComplete once")
-                self.complete = True
                 self._named.clear()
             case CreateDataflow():
                 self._create(command.dataflow)
@@ -103,6 +92,24 @@ class CommandRules:
             case CancelPeek(uuid=uuid):
                 if not self.complete:
                     self.answered(uuid)
+        self._stage = following
+
+    @property
+    def complete(self) -> bool:
+        """Whether InitializationComplete was said."""
+        return self._stage == "computing"
+
+    def _following(self, name: str) -> str:
+        """The stage after a command of that name (`STAGES`)."""
+        following = STAGES.get((self._stage, name))
+        if following is None and name not in OPENING:
+            following = STAGES.get((self._stage, OTHER))
+        if following is not None:
+            return following
+        wanted = [event for stage, event in STAGES if stage == self._stage and event != OTHER]
+        if wanted and name != wanted[0] and self._stage != "initializing":
+            raise RemoteProtocolError(f"{name} came before {wanted[0]}")
+        raise RemoteProtocolError(f"a connection says {name} once")
 
     def answered(self, uuid: str) -> None:
         """The answer of a peek has left."""
@@ -180,6 +187,9 @@ class CommandRules:
         self._peeks[uuid] = size
         self._peek_bytes += size
 
+
+OPENING = tuple(event for _, event in STAGES if event != OTHER)
+"""Commands that are said once, at their place."""
 
 KEY_FRAMES_MAX = 4
 """Keys of all unanswered peeks of a client: at most so many times `frame_bytes_max`."""

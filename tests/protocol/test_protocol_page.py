@@ -1,0 +1,250 @@
+"""docs/protocol.md names every message, field, flag and error there is, and draws the tables; and
+the tables say what the rules do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from actors import errors
+from actors.channel_adapter import StashRules, Verdict
+from actors.cluster.rules import CommandRules
+from actors.compute import events as e
+from actors.compute.reconcile import MEANING
+from actors.compute.state import ComputeState
+from actors.compute.transitions import ADAPTER, LIFE, OTHER, PEEK, STAGES, TABLES, mermaid
+from actors.errors import RemoteProtocolError
+from actors.progress import EMPTY
+from actors.protocol import compute
+from actors.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    CancelPeek,
+    Command,
+    CreateDataflow,
+    CreateInstance,
+    Frontiers,
+    Hello,
+    IndexTarget,
+    InitializationComplete,
+    Peek,
+    PeekResponse,
+    PeekRows,
+    Schedule,
+    TaggedResponse,
+)
+from actors.protocol.internal import Sequenced
+from actors.settings import Settings
+from cluster_house import index  # type: ignore[import-not-found]
+
+STRUCTS = [
+    kind
+    for kind in vars(compute).values()
+    if isinstance(kind, type)
+    and issubclass(kind, msgspec.Struct)
+    and kind.__module__ == compute.__name__
+    and not kind.__name__.startswith("Tagged")
+]
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> str:
+    return (root / "docs" / "protocol.md").read_text()
+
+
+def section(page: str, title: str) -> str:
+    found = re.search(rf"^####? {re.escape(title)}\n(.*?)(?=^#|\Z)", page, re.M | re.S)
+    assert found is not None, f"the page has no section {title}"
+    return found.group(1)
+
+
+@pytest.mark.parametrize("kind", STRUCTS, ids=lambda kind: kind.__name__)
+def test_every_message_and_field_is_there_and_no_other(page: str, kind: Any) -> None:
+    named = re.findall(r"^\| `(\w+)` \|", section(page, kind.__name__), re.M)
+    assert named == [field.name for field in msgspec.structs.fields(kind)]
+
+
+def test_no_message_is_there_that_the_code_does_not_have(page: str) -> None:
+    titles = re.findall(r"^#### (\w+)$", page, re.M)
+    assert sorted(titles) == sorted(kind.__name__ for kind in STRUCTS)
+
+
+def test_every_flag_and_error_is_there(page: str) -> None:
+    for flag, meaning in MEANING.items():
+        assert f"| `{flag.value}` | {meaning} |" in page
+    listed = page.partition("## Errors")[2].partition("## State diagrams")[0]
+    codes = set(re.findall(r"`([A-Z]\w+)`", listed)) - {"Refused", "PeekError", "CopyFailed"}
+    assert "RemoteProtocolError" in codes
+    for code in codes:
+        assert issubclass(getattr(errors, code), errors.PenstockError)
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_diagrams_are_drawn_from_the_tables(page: str, title: str) -> None:
+    assert section(page, title).strip() == f"```mermaid\n{mermaid(TABLES[title])}\n```"
+
+
+def test_a_connection_steps_through_its_table() -> None:
+    said: dict[str, Command] = {
+        "Hello": Hello("a"),
+        "CreateInstance": CreateInstance(1),
+        "InitializationComplete": InitializationComplete(),
+        OTHER: AllowWrites(),
+    }
+    ways: dict[str, list[Command]] = {"opened": []}
+    for (stage, event), following in STAGES.items():
+        ways.setdefault(following, [*ways[stage], said[event]])
+    for stage, way in ways.items():
+        for event, command in said.items():
+            rules = CommandRules(CreateInstance(1), Settings())
+            for before in way:
+                rules.check(before)
+            if (stage, event) in STAGES:
+                rules.check(command)
+            else:
+                with pytest.raises(RemoteProtocolError):
+                    rules.check(command)
+
+
+class Room:
+    """A worker with a client, and one index."""
+
+    def __init__(self) -> None:
+        self.state = ComputeState(0, 1, result_bytes_max=100, peeks_max=9)
+        self.do(Hello("a"), InitializationComplete())
+
+    def do(self, *commands: Command) -> list[e.Effect]:
+        effects: list[e.Effect] = []
+        for command in commands:
+            effects += self.state.handle(Sequenced(self.state.next_index, 1, command))
+            self.state.validate()
+        return effects
+
+    def life(self) -> str:
+        if self.state.rendered:
+            return "running" if self.state.rendered["i1"].scheduled else "suspended"
+        return "dropping" if self.state.dropping else "absent"
+
+    def step(self, event: str) -> None:
+        create = CreateDataflow(index())
+        schedule = [Schedule("i1")] if self.life() == "running" else []
+        match event:
+            case "CreateDataflow":
+                self.do(create)
+            case "Schedule":
+                self.do(Schedule("i1"))
+            case "AllowCompaction":
+                self.do(AllowCompaction("i1", 5))
+            case "AllowCompaction (empty)":
+                self.do(AllowCompaction("i1", EMPTY))
+            case "reconciled: kept":
+                self.do(Hello("b"), create, *schedule, InitializationComplete())
+            case "reconciled: not kept":
+                self.do(Hello("b"), InitializationComplete())
+            case "actor and tasks stopped":
+                self.state.handle(e.Stopped(next(iter(self.state.dropping))))
+            case _:
+                raise AssertionError(event)
+
+
+WAYS = {
+    "absent": [],
+    "suspended": ["CreateDataflow"],
+    "running": ["CreateDataflow", "Schedule"],
+    "dropping": ["CreateDataflow", "AllowCompaction (empty)"],
+}
+
+
+@pytest.mark.parametrize(("state", "event"), LIFE)
+def test_a_dataflow_lives_by_its_table(state: str, event: str) -> None:
+    room = Room()
+    for before in WAYS[state]:
+        room.step(before)
+    assert room.life() == state
+    room.step(event)
+    assert room.life() == LIFE[state, event]
+
+
+@pytest.mark.parametrize(("state", "event"), PEEK)
+def test_a_peek_lives_by_its_table(state: str, event: str) -> None:
+    room = Room()
+    room.do(CreateDataflow(index()))
+    sealed = e.Sealed(1, 9)
+    peek = Peek("p", IndexTarget("i1"), 5)
+    if state == "reading" or (state, event) == ("asked", "time sealed"):
+        room.state.handle(sealed)
+    effects = room.do(peek) if state != "asked" else []
+    assert [x.ticket for x in effects if isinstance(x, e.StartPeek)] == [1] * (state == "reading")
+    room.state.validate()
+    effects = []
+    match event:
+        case "time not sealed":
+            effects = room.do(peek)
+        case "refused":
+            effects = room.do(Peek("p", IndexTarget("unknown"), 5))
+        case "time sealed":
+            effects = room.do(peek) if state == "asked" else room.state.handle(sealed)
+        case "CancelPeek":
+            effects = room.do(CancelPeek("p"))
+        case "index dropped":
+            effects = room.do(AllowCompaction("i1", EMPTY))
+        case "connection lost":
+            effects = room.state.handle(e.ClientLost("a"))
+        case "rows or error":
+            effects = room.state.handle(e.PeekDone(1, PeekRows(b"", 0)))
+        case "snapshot replaced":
+            room.state.handle(e.Sealed(1, 0))
+            effects = room.state.handle(e.PeekDone(1, None))
+        case _:
+            raise AssertionError(event)
+    pending = room.state.reads.pending.get("p")
+    responses = [x.response for x in effects if isinstance(x, e.Respond)]
+    answers = [x for x in responses if isinstance(x, PeekResponse)]
+    if answers:
+        assert pending is None
+        found = "answered"
+    elif pending is None:
+        found = "forgotten"
+    else:
+        found = "reading" if pending.started else "waiting"
+    assert found == PEEK[state, event]
+
+
+@pytest.mark.parametrize(("state", "event"), ADAPTER)
+def test_the_adapter_judges_by_its_table(state: str, event: str) -> None:
+    rules = StashRules(1)
+    rules.connect("old")
+    rules.connect("now")
+    nonce = "new"
+    match state:
+        case "current nonce, client there":
+            nonce = "now"
+        case "current nonce, client gone":
+            nonce = "now"
+            rules.disconnect("now")
+        case "served before":
+            nonce = "old"
+        case "not served yet, no room":
+            rules.judge(TaggedResponse("new", Frontiers("v", 1)))
+    names = {
+        Verdict.FORWARD: "forwarded",
+        Verdict.DROP: "dropped",
+        Verdict.STASH: "stashed",
+        Verdict.HOLD: "held",
+    }
+    verdict = rules.judge(TaggedResponse(nonce, Frontiers("v", 2)))
+    assert (event, names[verdict]) == ("response", ADAPTER[state, event])
+
+
+def test_the_unions_are_on_the_page_in_their_order(page: str) -> None:
+    for union, title, after in (
+        (compute.Command, "### Commands", "### Responses"),
+        (compute.Response, "### Responses", "### Parts of messages"),
+    ):
+        part = page.partition(f"\n{title}\n")[2].partition(f"\n{after}\n")[0]
+        named = re.findall(r"^#### (\w+)$", part, re.M)
+        assert named == [kind.__name__ for kind in get_args(union)]
