@@ -21,7 +21,7 @@ from actors.cluster.rules import CommandRules
 from actors.controller.server import FromClient, ToClient
 from actors.errors import Broken, Busy, InvalidUsage, PenstockError, RemoteProtocolError
 from actors.plan import jobs
-from actors.protocol.compute import Command, CreateInstance, Response
+from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.protocol.frames import HEADER, FrameBuffer, FrameCodec
 from actors.settings import Settings
 
@@ -137,7 +137,11 @@ async def _dialler(stream: _Memory) -> None:
 
 
 def _rules() -> Callable[[Any], None]:
-    return CommandRules(CreateInstance(2), Settings()).check
+    """Looks at the commands of a client that has introduced itself."""
+    rules = CommandRules(CreateInstance(2), Settings())
+    for command in (Hello("fuzz"), CreateInstance(2)):
+        rules.check(command)
+    return rules.check
 
 
 TARGETS: Final[dict[str, Target]] = {
