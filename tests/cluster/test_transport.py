@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+import uvloop
 
 from actors.cluster.handshake import Opening
 from actors.cluster.transport import FramedConnection, Listener, dial
@@ -238,6 +239,17 @@ async def test_nobody_listens() -> None:
     await listener.aclose()
     with pytest.raises(Broken, match=f"127.0.0.1:{port}"):
         await dial(f"127.0.0.1:{port}", Ping, Ping, Settings(), MAGIC)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_a_listener_that_was_closed_before_it_served_ends_at_once(runner: Any) -> None:
+    async def body() -> None:
+        listener = await Listener.bind("127.0.0.1:0", Ping, Ping, Settings(), MAGIC)
+        await listener.aclose()
+        with anyio.fail_after(5):
+            await listener.serve(echo)
+
+    runner(body())
 
 
 async def test_port_in_use() -> None:

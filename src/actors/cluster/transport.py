@@ -174,7 +174,7 @@ def _named(error: Exception, what: str, settings: Settings, in_tls: bool) -> Pen
     if isinstance(error, PenstockError) and type(error) is not Broken:
         return error
     text = str(error)
-    if isinstance(error, ssl.SSLError) or "ALERT" in text:
+    if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in text:
         return Unauthenticated(f"{what}: {text}; {_ADVICE}")
     if in_tls and isinstance(error, Broken):
         # With TLS 1.3 the listener judges when this side is through; some loops do not say how.
@@ -256,6 +256,8 @@ class Listener:
         """
         assert self._bound is not None
         self._handler = handler
+        if self._ended.is_set():
+            return
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
