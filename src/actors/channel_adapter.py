@@ -35,6 +35,7 @@ from actors.progress import Nonce
 from actors.protocol.compute import (
     Command,
     Peek,
+    Replay,
     Response,
     SubscribeBatch,
     SubscribeResponse,
@@ -62,10 +63,10 @@ class Disconnect(msgspec.Struct, frozen=True, gc=False):
 
 
 class FromClient(msgspec.Struct, frozen=True, gc=False):
-    """A command of a connection, to be tagged."""
+    """A command of a connection, or several, to be tagged."""
 
     nonce: Nonce
-    command: Command
+    command: Command | Replay
 
 
 class Took(msgspec.Struct, frozen=True, gc=False):
@@ -233,10 +234,10 @@ class ChannelAdapter(Actor[AdapterMessage]):
         for tagged in held:
             await self._from_worker(tagged)
 
-    async def _command(self, nonce: Nonce, command: Command) -> None:
+    async def _command(self, nonce: Nonce, command: Command | Replay) -> None:
         parent = command.traceparent if isinstance(command, Peek) else None
         with span_below(parent, ADAPTER_COMMAND, nonce, self._index) as opened:
-            if opened is not None:
+            if opened is not None and isinstance(command, Peek):
                 command = replace(command, traceparent=opened.traceparent)
             await self._down(Tagged(nonce, command))
 

@@ -37,6 +37,7 @@ from actors.protocol.compute import (
     Peek,
     PeekResponse,
     Refused,
+    Replay,
     Response,
 )
 from actors.settings import TOKEN_BYTES_MAX, Settings
@@ -50,6 +51,10 @@ def refusal(error: PenstockError) -> Refused:
     """The last response of a connection that is closed because of `error`."""
     code, text, _ = to_wire(error)
     return Refused(code, text)
+
+
+REPLAY_MAX: Final = 256
+"""Commands of a replay that are passed on together."""
 
 
 class Outlet(Protocol):
@@ -103,6 +108,9 @@ class Connection(Actor[ConnectionMessage]):
         self._queue: deque[tuple[Response, int, int]] = deque()
         """Merged, with the worker and the number of the response that completed it."""
         self._sending: list[tuple[Response, int, int]] = []
+        self._replaying = True
+        self._replay: list[Command] = []
+        """Before InitializationComplete: nothing of it takes effect, so it is passed on in lots."""
 
     async def on_start(self) -> None:
         """Takes over all adapters, then says Hello and CreateInstance to them."""
@@ -139,7 +147,14 @@ class Connection(Actor[ConnectionMessage]):
                 opened.describe(nonce, command.uuid, command.target.id)
                 command = msgspec.structs.replace(command, traceparent=opened.traceparent)
             for part, split in self._parts.split(command):
-                await _send(self._adapters[part], FromClient(nonce, split))
+                if part == 0 and self._replaying and not isinstance(split, Hello):
+                    self._replay.append(split)
+                else:
+                    await _send(self._adapters[part], FromClient(nonce, split))
+        if self._replaying and (self._rules.complete or len(self._replay) >= REPLAY_MAX):
+            replay, self._replay = Replay(tuple(self._replay)), []
+            self._replaying = not self._rules.complete
+            await _send(self._adapters[0], FromClient(nonce, replay))
 
     async def _response(self, message: FromWorker) -> None:
         if message.nonce != self._hello.nonce:

@@ -68,6 +68,7 @@ from actors.protocol.compute import (
     Hello,
     InitializationComplete,
     Peek,
+    Replay,
     Schedule,
     SubscribeBatch,
     SubscribeDropped,
@@ -201,7 +202,14 @@ class ComputeState:
                 f"worker {self.index} got command {event.index}, {self.next_index} is next"
             )
         self.next_index += 1
-        command = event.command
+        if not isinstance(event.command, Replay):
+            return self._ordered(event.command)
+        effects: list[Effect] = []
+        for command in event.command.commands:
+            effects += self._ordered(command)
+        return effects
+
+    def _ordered(self, command: Command) -> list[Effect]:
         if isinstance(command, Hello):
             return self._hello(command)
         if self.nonce is None:

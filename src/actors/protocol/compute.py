@@ -383,11 +383,18 @@ Response: TypeAlias = (
 )
 
 
+class Replay(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Commands of a connection that initializes, in order; InitializationComplete at most last.
+    None takes effect before that, so they go together. Inside the cluster only."""
+
+    commands: tuple[Command, ...]
+
+
 class Tagged(msgspec.Struct, frozen=True, gc=False):
-    """A command with the nonce of its connection."""
+    """A command, or several, with the nonce of its connection."""
 
     nonce: Nonce
-    command: Command
+    command: Command | Replay
 
 
 class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
