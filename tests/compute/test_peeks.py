@@ -7,9 +7,11 @@ from typing import Any
 
 import anyio
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from actors.arrangement import Arrangement
+from actors.compute.finishing import finished
 from actors.compute.keys import select_keys, wanted_keys
 from actors.compute.peeks import Share, at_once, error_of, index_answer
 from actors.compute.shard_reads import shard_answer
@@ -19,7 +21,15 @@ from actors.kernel import SystemClock
 from actors.persist import Append, NewShard, PersistClient
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 from actors.plan.updates import from_ipc, to_ipc
-from actors.protocol.compute import IndexTarget, Peek, PeekRows, ShardTarget, SourceImport
+from actors.protocol.compute import (
+    Finishing,
+    IndexTarget,
+    OrderBy,
+    Peek,
+    PeekRows,
+    ShardTarget,
+    SourceImport,
+)
 from actors.settings import Settings
 
 SCHEMA = Schema((Column("k", "int"), Column("v", "string")))
@@ -198,6 +208,46 @@ async def test_rows_of_a_shard(tmp_path: Path) -> None:
         assert not state.leases, "a read left its lease behind"
     finally:
         await persist.close()
+
+
+async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: Path) -> None:
+    clock = SystemClock()
+    persist = await PersistClient.in_memory(Settings(inline_part_bytes_max=1), clock)
+    source = SourceImport("s1", SCHEMA)
+    stash = Stash(persist.stashed, clock, 0, 1000)
+    await persist.create_shards([NewShard("s1", SCHEMA)])
+    fetched: list[str] = []
+    fetch = persist.fetch
+
+    async def counted(part: Any, schema: Schema) -> Any:
+        fetched.append(part.key)
+        return await fetch(part, schema)
+
+    async def read(time: int, finishing: Finishing) -> tuple[int, int]:
+        """Rows that the reader finishes with, and how many parts were fetched."""
+        fetched.clear()
+        asked = Peek(f"p{time}", ShardTarget("u1", source), time, finishing=finishing)
+        answer = await shard_answer(
+            persist, clock, stash, source, asked, (LIMIT, LIMIT), asked.uuid, tmp_path / "x"
+        )
+        assert isinstance(answer, PeekRows)
+        rows = finished(from_ipc(answer.arrow), finishing, None)
+        return int(pc.sum(rows[DIFF]).as_py() or 0), len(fetched)
+
+    with anyio.fail_after(20), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(persist, "fetch", counted)
+        for number in range(6):
+            rows = updates((number, "a", number, 1), (number, "b", number, 2))
+            parts = await persist.write_parts("s1", rows)
+            await persist.append([Append("s1", number, number + 1, parts)])
+        assert await read(5, Finishing(limit=4)) == (4, 2)
+        assert await read(5, Finishing(limit=4, offset=3)) == (4, 3)
+        assert await read(5, Finishing(limit=0)) == (0, 0)
+        assert await read(5, Finishing((OrderBy("k"),), 4)) == (4, 6)
+        gone = await persist.write_parts("s1", updates((0, "a", 6, -1)))
+        await persist.append([Append("s1", 6, 7, gone)])
+        assert await read(6, Finishing(limit=4)) == (4, 7)
+    await persist.close()
 
 
 def _keys(asked: Peek) -> tuple[Any, ...]:

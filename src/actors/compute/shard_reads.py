@@ -1,14 +1,15 @@
 """Peeks of a shard: its parts read one after another, in bounded memory.
 
-Any part may retract what another holds, so all of them are read before a row is told; but only
-updates that the peek wants are kept. They are gathered in memory, and beyond `HELD_BYTES_MAX` in
-a throw-away arrangement on disk, whose rows then stream like those of an index.
+A part may retract what another holds, so all of them are read before a row is told, unless none
+of them retracts anything: then a limit without an order ends the reading. Only updates that the
+peek wants are kept. They are gathered in memory, and beyond `HELD_BYTES_MAX` in a throw-away
+arrangement on disk, whose rows then stream like those of an index.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from actors.compute.peeks import Contents, Wish
 from actors.compute.stash import Stash
 from actors.errors import InvalidUsage
 from actors.kernel import Clock
-from actors.persist import PersistClient
+from actors.persist import Part, PersistClient
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
 from actors.plan.updates import between, consolidate, set_column
 from actors.progress import Time
@@ -45,6 +46,8 @@ class Gathered:
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self._spilled: Arrangement | None = None
+        self.weight = 0
+        """Of the rows that were kept."""
 
     def add(self, updates: pa.Table) -> None:
         """Takes what is wanted of a part. Raises `StoreFull`, `StorageError`."""
@@ -52,6 +55,7 @@ class Gathered:
             kept = self._wanted(updates.slice(start, ROWS_AT_ONCE))
             if kept.num_rows:
                 self._held.append(kept)
+                self.weight += pc.sum(kept[DIFF]).as_py()
                 self._held_bytes += kept.nbytes
             if self._held_bytes > HELD_BYTES_MAX:
                 self._spill()
@@ -133,6 +137,16 @@ def _hashable(schema: Schema) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _enough(peek: Peek, parts: Sequence[Part]) -> int | None:
+    """So many rows are all that is needed; None: all of them are."""
+    wanted = peek.finishing
+    if wanted is None or wanted.limit is None or wanted.order_by:
+        return None
+    if any(part.retracts or part.has_errors for part in parts):
+        return None
+    return wanted.limit + wanted.offset
+
+
 async def shard_answer(
     persist: PersistClient,
     clock: Clock,
@@ -156,7 +170,10 @@ async def shard_answer(
         reader = await persist.open_reader(source.shard, reader_id)
         try:
             parts, _ = await reader.snapshot(peek.time)
+            enough = _enough(peek, parts)
             for part in parts:
+                if enough is not None and gathered.weight >= enough:
+                    break
                 updates = await persist.fetch(part, source.schema)
                 await clock.run_blocking(lambda: gathered.add(updates))  # noqa: B023
                 reader.release([part.key])

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from actors.errors import Corrupt, InvalidUsage, MalformedFrame, StorageError, TypeMismatch
 from actors.persist.shard import Part
-from actors.plan.schema import ERROR, TIME, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, Schema
 from actors.plan.updates import from_ipc, to_ipc
 
 VERSION: Final = 1
@@ -112,6 +112,7 @@ def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
         time_min=bounds["min"].as_py(),
         time_max=bounds["max"].as_py(),
         version=VERSION,
+        retracts=pc.min(table[DIFF]).as_py() < 0,
     )
 
 

@@ -65,6 +65,8 @@ class Part(msgspec.Struct, frozen=True):
     time_min: Time
     time_max: Time
     version: int
+    retracts: bool = True
+    """Whether a diff may be less than zero; False: surely none is."""
 
 
 class Batch(msgspec.Struct, frozen=True):
