@@ -50,6 +50,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/absent_client.py
 	@$(BIN)/python tests/proof/network_campaign.py
 	@$(BIN)/python tests/proof/fuzz_protocol.py
+	@$(BIN)/python tests/proof/large_peek.py
 	@$(BIN)/penstock simulate --runs 20000
 	@$(BIN)/python tests/proof/planted_bugs.py
 	@$(BIN)/python tests/proof/soak.py

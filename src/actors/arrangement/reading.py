@@ -2,7 +2,7 @@
 
 Theory of operation. A `View` is a list of runs and a time; both stay as they are, whatever
 becomes of the arrangement (the pages of a removed file live as long as who reads them). Equal
-rows have equal hashes, so the walk cuts the hash space into slices of about `ROWS_AT_ONCE` rows
+rows have equal hashes, so the walk cuts the hash space into slices of bounded size
 and sums each by itself. Within a slice only rows that could meet another go through grouping:
 those whose hash occurs in more than one run, or twice in a run that is not *plain*. A run is
 plain if it holds every row once, at one time that counts, and no errors: its rows are the answer
@@ -32,6 +32,8 @@ from actors.plan.updates import FEW_ROWS_MAX, consolidate
 from actors.progress import Time
 
 ROWS_AT_ONCE: Final = 65_536
+BYTES_AT_ONCE: Final = 4 << 20
+"""Slices have as many rows as the smaller of the two allows."""
 
 
 class View(msgspec.Struct, frozen=True, gc=False):
@@ -63,16 +65,22 @@ class View(msgspec.Struct, frozen=True, gc=False):
             parts = [(run, batch) for run in runs for batch in run.find(wanted)]
             yield from _summed(parts, self.before, names)
             return
+        rows = sum(run.rows for run in runs)
+        row_bytes = sum(run.bytes for run in runs) // max(1, rows)
+        step = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, row_bytes)))
         if len(runs) == 1 and is_plain(runs[0], self.before):
             for block in runs[0].blocks:
-                for start in range(0, block.values.num_rows, ROWS_AT_ONCE):
-                    yield block.values.slice(start, ROWS_AT_ONCE)
+                for start in range(0, block.values.num_rows, step):
+                    yield block.values.slice(start, step)
+                    runs[0].passed()
             return
         lower = np.uint64(0)
-        count = sum(run.rows for run in runs) // ROWS_AT_ONCE + 1
+        count = rows // step + 1
         for upper in [*boundaries(runs, count), None]:
             parts = [(run, batch) for run in runs for batch in run.between(lower, upper)]
             yield from _summed(parts, self.before, names)
+            for run in runs:
+                run.passed()
             if upper is not None:
                 lower = upper
 

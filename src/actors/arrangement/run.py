@@ -15,6 +15,7 @@ Invariants: ``time_min <= every time <= time_max``; no time below `since` (they 
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,8 @@ from actors.progress import Time
 
 HASH: Final = "__hash"
 _SAMPLES_PER_BLOCK: Final = 1024
+_RESIDENT_BYTES_MAX: Final = 64 << 20
+"""Of a file, before a walk over it gives back what it has passed."""
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -73,6 +76,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
     """No two rows at one time are equal, and no diff is zero."""
     positive: bool
     """Every diff is greater than zero."""
+    mapping: Any = None
+    """Of the file."""
 
     def find(self, wanted: Hashes) -> list[pa.RecordBatch]:
         """Rows by hash (`wanted` ascending, distinct), and all error updates."""
@@ -97,6 +102,12 @@ class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
             if first < last:
                 found.append(block.rows.slice(first, last - first))
         return found
+
+    def passed(self) -> None:
+        """A walk over all rows has read on: what it touched need not stay resident. Harmless to
+        those who read it still, or again."""
+        if self.mapping is not None and self.bytes > _RESIDENT_BYTES_MAX:
+            self.mapping.madvise(mmap.MADV_DONTNEED)
 
     def remove(self) -> None:
         """Unlinks the file, if there is one. Its mapping stays good for those who hold it."""
@@ -219,13 +230,15 @@ def on_disk(
         if facts.rows == 0:
             path.unlink()
             return None
-        with pa.memory_map(str(path)) as source:
-            reader = pa.ipc.open_file(source)
-            mapped = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        reader = pa.ipc.open_file(pa.py_buffer(mapping))
+        mapped = [reader.get_batch(index) for index in range(reader.num_record_batches)]
     except OSError as error:
         path.unlink(missing_ok=True)
         raise _storage_error(error, path) from error
-    return facts.run(tuple(_block(batch) for batch in mapped), path, since, consolidated)
+    made = facts.run(tuple(_block(batch) for batch in mapped), path, since, consolidated)
+    return msgspec.structs.replace(made, mapping=mapping)
 
 
 def _storage_error(error: OSError, path: Path) -> StorageError:
