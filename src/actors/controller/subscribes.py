@@ -1,13 +1,15 @@
-"""Subscribes: each a transient dataflow under a durable hold, in step with its client.
+"""Subscribes: clients that hear the changes of an object, under a durable hold each.
 
 Theory of operation. A subscribe has delivered everything below `delivered`; it holds its shard
-at ``delivered - 1``, from where a dataflow without snapshot goes on exactly. Whatever a replica
-sends is cut to times from `delivered` on, so that a dataflow that starts over (a new replica,
-a new connection) repeats nothing.
+at ``delivered - 1``, from where a dataflow without snapshot goes on exactly. Which subscribes
+share which dataflow, and what each is told of its batches, is `Fanout`'s matter. Whatever a
+replica sends is cut to times from `delivered` on, so that a dataflow that starts over (a new
+replica, a new connection) repeats nothing.
 
 A slow client: bytes sent to the session and not yet passed on are counted, and beyond
-`subscribe_inflight_bytes_max` the dataflow is dropped; when the session has caught up to half,
-a new one goes on from `delivered`. Nobody else notices.
+`subscribe_inflight_bytes_max` the subscribe leaves its dataflow; when the session has caught up
+to half, it goes on from `delivered`, with a dataflow of its own until it stands where the others
+do. Nobody else notices.
 
 Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends
 the subscribe; the empty upper ends it with `Done`. Frontiers of progress alone pass too.
@@ -16,14 +18,15 @@ the subscribe; the empty upper ends it with `Done`. Frontiers of progress alone 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import pyarrow.compute as pc
 
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
 from actors.controller.desk import Desk, fault, refuse
+from actors.controller.fanout import Fanout, Member
 from actors.controller.holds import subscribe_holder
 from actors.errors import (
     Broken,
@@ -35,18 +38,12 @@ from actors.errors import (
     from_wire,
 )
 from actors.kernel import Address
-from actors.plan.schema import TIME
-from actors.plan.updates import between, from_ipc, to_ipc
-from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, ShardId, Time, is_empty
+from actors.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time, is_empty
 from actors.protocol.api import Changes, Done, Subscribe
 from actors.protocol.compute import (
-    AllowCompaction,
-    CreateDataflow,
-    DataflowDescription,
-    Schedule,
+    Command,
     SubscribeBatch,
     SubscribeDropped,
-    SubscribeExport,
     SubscribeResponse,
 )
 from actors.spans import accept
@@ -60,27 +57,13 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
-class _Subscription(msgspec.Struct):
+class _Subscription(Member, eq=False, kw_only=True):
     session: Address[Any]
     request: int
     entry: CatalogObject
-    id: ObjectId
-    """Names the hold; the first dataflow's id."""
-    as_of: Time
-    snapshot: bool
-    delivered: Frontier
-    dataflow: ObjectId | None = None
-    """None: not started yet, or paused."""
     held: bool = False
-    hold: Time = 0
     in_flight: int = 0
     """Bytes that the session has not passed on."""
-
-    @property
-    def shard(self) -> ShardId:
-        shard = self.entry.shard
-        assert shard is not None, self.entry.name
-        return shard
 
 
 class Subscribes:
@@ -88,8 +71,8 @@ class Subscribes:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._fanout = Fanout(desk.transient_id)
         self._by_request: dict[tuple[str, int], _Subscription] = {}
-        self._by_dataflow: dict[ObjectId, _Subscription] = {}
         self._by_holder: dict[str, _Subscription] = {}
         self._ended_early: dict[str, ShardId] = {}
         """Holds on their way for subscribes that have ended."""
@@ -125,7 +108,16 @@ class Subscribes:
             as_of = max(desk.latest_written(), entry.as_of) if start is None else start
             snapshot, delivered = True, as_of
         made = _Subscription(
-            session, request.request, entry, id_, as_of, snapshot, delivered, hold=as_of
+            id=id_,
+            name=entry.name,
+            source=source_import(entry),
+            as_of=as_of,
+            snapshot=snapshot,
+            delivered=delivered,
+            hold=as_of,
+            session=session,
+            request=request.request,
+            entry=entry,
         )
         self._by_request[session.path, request.request] = made
         self._by_holder[subscribe_holder(id_)] = made
@@ -164,7 +156,7 @@ class Subscribes:
             )
             self._end(made, ReadBelowSince(text))
         else:
-            self._start(made, made.id)
+            self._tell(self._fanout.join(made))
 
     def _release(self, holder: str) -> None:
         """The hold came to stand after its subscribe had ended."""
@@ -176,63 +168,41 @@ class Subscribes:
         store = self._desk.store
         self._desk.ctx.effect(lambda: store.drop_hold(shard, holder), done=lambda _: None)
 
-    def _start(self, made: _Subscription, dataflow: ObjectId) -> None:
-        made.dataflow = dataflow
-        self._by_dataflow[dataflow] = made
-        description = DataflowDescription(
-            dataflow,
-            f"subscribe to {made.entry.name}",
-            (source_import(made.entry),),
-            SubscribeExport(made.entry.schema, made.snapshot),
-            made.as_of,
-        )
-        self._desk.command(CreateDataflow(description))
-        self._desk.command(Schedule(dataflow))
+    def _tell(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            self._desk.command(command)
 
     # -- going on ------------------------------------------------------------------------------
 
     def responded(self, response: SubscribeResponse) -> None:
-        """A batch of a dataflow; those of a paused or ended one are dropped."""
-        made = self._by_dataflow.get(response.id)
-        if made is None:
-            return
+        """A batch of a dataflow; those of one that nobody hears any more are dropped."""
+        members = self._fanout.members(response.id)
         match response.batch:
-            case SubscribeBatch() as batch:
-                self._batch(made, batch)
+            case SubscribeBatch(error=None) as batch:
+                self._batch(response.id, batch)
+            case SubscribeBatch(error=(code, text)):
+                for made in members:
+                    self._end(_subscription(made), from_wire(code, text, True))
             case SubscribeDropped():
-                error = Broken(f"the subscribe to {made.entry.name} was dropped by its replica")
-                self._end(made, error)
+                for made in members:
+                    error = f"the subscribe to {made.name} was dropped by its replica"
+                    self._end(_subscription(made), Broken(error))
 
-    def _batch(self, made: _Subscription, batch: SubscribeBatch) -> None:
-        if batch.error is not None:
-            self._end(made, from_wire(*batch.error, True))
-            return
-        if batch.upper <= made.delivered:
-            return
-        arrow = batch.arrow
-        if arrow is not None and batch.lower < made.delivered:
-            rows = from_ipc(arrow)
-            if pc.any(pc.less(rows[TIME], made.delivered)).as_py():
-                rows = between(rows, made.delivered, EMPTY)
-                arrow = to_ipc(rows) if rows.num_rows else None
-        traceparent = None if arrow is None else accept(batch.traceparent)
-        changes = Changes(made.request, made.delivered, batch.upper, arrow, traceparent)
-        made.session.reply(changes)
-        made.in_flight += 0 if arrow is None else len(arrow)
-        made.delivered = batch.upper
-        if is_empty(batch.upper):
-            made.session.reply(Done(made.request))
-            self._end(made, None)
-            return
-        if made.in_flight > self._desk.settings.subscribe_inflight_bytes_max:
-            self._pause(made)
-
-    def _pause(self, made: _Subscription) -> None:
-        assert made.dataflow is not None
-        self._desk.command(AllowCompaction(made.dataflow, EMPTY))
-        del self._by_dataflow[made.dataflow]
-        made.dataflow = None
-        made.snapshot = False
+    def _batch(self, id_: ObjectId, batch: SubscribeBatch) -> None:
+        told, commands = self._fanout.batch(id_, batch)
+        self._tell(commands)
+        traceparent = None if batch.arrow is None else accept(batch.traceparent)
+        limit = self._desk.settings.subscribe_inflight_bytes_max
+        for each in told:
+            made, arrow = _subscription(each.member), each.arrow
+            context = None if arrow is None else traceparent
+            made.session.reply(Changes(made.request, each.lower, each.upper, arrow, context))
+            made.in_flight += 0 if arrow is None else len(arrow)
+            if is_empty(each.upper):
+                made.session.reply(Done(made.request))
+                self._end(made, None)
+            elif made.in_flight > limit:
+                self._tell(self._fanout.leave(made))
 
     def passed_on(self, session: str, request: int, size: int) -> None:
         """The session has sent bytes of a subscribe on; a paused one may go on."""
@@ -241,20 +211,18 @@ class Subscribes:
             return
         made.in_flight -= size
         limit = self._desk.settings.subscribe_inflight_bytes_max
-        if made.held and made.dataflow is None and made.in_flight <= limit // 2:
-            made.as_of = made.delivered - 1
-            self._start(made, self._desk.transient_id())
+        if made.held and made.stream is None and made.in_flight <= limit // 2:
+            self._tell(self._fanout.join(made))
 
     def hold_moves(self) -> list[tuple[ShardId, str, Time]]:
         """Where the holds should go now; the dataflows are told too."""
         moves = []
         for holder, made in self._by_holder.items():
-            since = max(made.as_of, made.delivered - 1)
+            since = made.since()
             if made.held and since > made.hold:
                 made.hold = since
                 moves.append((made.shard, holder, since))
-                if made.dataflow is not None:
-                    self._desk.command(AllowCompaction(made.dataflow, since))
+        self._tell(self._fanout.compact())
         return moves
 
     # -- ending --------------------------------------------------------------------------------
@@ -285,10 +253,13 @@ class Subscribes:
         holder = subscribe_holder(made.id)
         del self._by_request[made.session.path, made.request]
         del self._by_holder[holder]
-        if made.dataflow is not None:
-            del self._by_dataflow[made.dataflow]
-            self._desk.command(AllowCompaction(made.dataflow, EMPTY))
+        self._tell(self._fanout.leave(made))
         if made.held:
             self._drop_hold(made.shard, holder)
         else:
             self._ended_early[holder] = made.shard
+
+
+def _subscription(member: Member) -> _Subscription:
+    assert isinstance(member, _Subscription)
+    return member
