@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from actors.errors import (
     Broken,
     DeadlineExceeded,
     DuplicateKey,
+    Expired,
     InvalidUsage,
     ObjectExists,
     ObjectInUse,
@@ -390,3 +392,23 @@ def test_the_front_door() -> None:
     assert actors.DuplicateKey is DuplicateKey
     with pytest.raises(AttributeError):
         _ = actors.nothing
+
+
+async def test_it_ends_when_it_expires(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, expiration_ms=20)
+    async with Service(settings, engine=in_memory) as service:
+        with anyio.fail_after(60), pytest.raises(Expired, match="expiration_ms"):
+            await service.wait_stopped()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="pinning needs two cores")
+async def test_the_loop_stays_on_its_core_until_the_service_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = os.sched_getaffinity(0)
+    with caplog.at_level("INFO", "penstock"):
+        async with Service(settings_of(tmp_path, pin_cores=True), engine=in_memory):
+            assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+    assert f"the event loop runs on core {min(before)}" in caplog.text
+    assert "the engine runs on cores" in caplog.text

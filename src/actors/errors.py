@@ -197,6 +197,10 @@ class EngineUnavailable(EngineError):
     """The engine cannot be started; the message says why (no Java, for example)."""
 
 
+class Expired(PenstockError):
+    """The service was to run for so long only, and has."""
+
+
 class ViewInError(PenstockError):
     """The view holds an error at the time read: error or correct, never wrong."""
 

@@ -11,7 +11,9 @@ does not repair ends the service with that error.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -39,11 +41,12 @@ from actors.controller.server import (
     FromClient,
     ToClient,
 )
-from actors.errors import Closed
+from actors.errors import Closed, Expired
 from actors.kernel import ActorStatistics, Address, Clock, System, SystemClock
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings
+from actors.spark.cores import cores, shown
 from actors.spark_executor import SparkExecutor
 
 log = logging.getLogger("penstock.service")
@@ -83,6 +86,7 @@ class Service:
         self._listener: Listener | None = None
         self._cluster_listener: Listener | None = None
         self._stopping = anyio.Event()
+        self._expired = False
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -96,6 +100,12 @@ class Service:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings, clock = self.settings, self._clock
+        if settings.pin_cores:
+            mine = cores()
+            os.sched_setaffinity(0, mine.loop)
+            stack.callback(os.sched_setaffinity, 0, mine.all)
+            log.info("the event loop runs on core %s", shown(mine.loop))
+            log.info("the engine runs on cores %s", shown(mine.engine))
         directory = Path(settings.state_dir)
         persist = await self._open(directory)
         stack.push_async_callback(persist.close)
@@ -134,6 +144,9 @@ class Service:
             "controller",
         )
         self._server = system.spawn(lambda: ApiServer(listener, controller, settings), "sessions")
+        if settings.expiration_ms is not None:
+            loop = asyncio.get_running_loop()
+            stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
         log.info("listening on %s, state in %s", self.address, directory)
 
     # Where the service touches the world: a simulation puts its own in their place.
@@ -185,13 +198,22 @@ class Service:
         """Asks `wait_stopped` to return; leave the context to stop."""
         self._stopping.set()
 
+    def _expire(self) -> None:
+        self._expired = True
+        self.stop()
+
     async def wait_stopped(self) -> None:
         """Returns when `stop` was called or an actor failed for good (leaving the context then
-        raises `ActorCrashed`)."""
+        raises `ActorCrashed`). Raises `Expired` when `expiration_ms` is over."""
         assert self._system is not None, "the service has not been started"
         async with anyio.create_task_group() as group:
             for event in (self._stopping, self._system.failed):
                 group.start_soon(_first, event, group.cancel_scope)
+        if self._expired:
+            raise Expired(
+                f"the service has run for {self.settings.expiration_ms} ms (expiration_ms): start "
+                "it again; nothing is lost"
+            )
 
     def actors(self) -> list[ActorStatistics]:
         """Every live actor."""

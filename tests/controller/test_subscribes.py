@@ -56,7 +56,8 @@ def batch(lower: int, upper: int, *times: int) -> SubscribeBatch:
 async def subscribed(world: World, request: Subscribe) -> DataflowDescription:
     """The dataflow that a subscribe starts."""
     await world.submit(request)
-    return (await world.created()).dataflow
+    description: DataflowDescription = (await world.created()).dataflow
+    return description
 
 
 async def joined(world: World, flow: DataflowDescription, count: int) -> None:

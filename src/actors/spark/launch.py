@@ -24,6 +24,7 @@ from actors.plan.jobs import Answer, EngineReady
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.class_archive import distrust, find_archive
+from actors.spark.cores import cores
 from actors.spark.java import JavaHome, find_java
 from actors.spark.remote_address import is_remote, shown
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
@@ -208,6 +209,8 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
         theirs.close()
         os.close(log)
     try:
+        if settings.pin_cores:  # before it has threads: they and the JVM inherit it
+            os.sched_setaffinity(process.pid, cores().engine)
         streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
         made = EngineProcess(process, streams, settings, directory, clock, archive)
         made.send(Start(settings, str(directory), str(archive or "")))
