@@ -378,7 +378,8 @@ class Client:
         With `from_`, the changes with ``time >= from_`` only: a subscriber that stopped goes on
         exactly with the `upper` of its last change. Ends when nothing more will come; leave the
         loop to end it sooner. A client that takes changes more slowly than they come holds back
-        only itself. Raises `ReadBelowSince`, `ViewInError`, `UnknownObject`, `Broken`.
+        only itself; one that takes nothing for too long is cut off. Raises `ReadBelowSince`,
+        `ViewInError`, `UnknownObject`, `SlowSubscriber`, `Broken`.
         """
         frontier, start = from_, as_of
         while True:

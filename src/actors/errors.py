@@ -73,6 +73,11 @@ class Busy(PenstockError):
     """A bounded resource is taken; try again later."""
 
 
+class SlowSubscriber(PenstockError):
+    """A subscriber took nothing of what waited for it for too long, and was cut off: it may
+    subscribe again from where it stopped."""
+
+
 class DeadlineExceeded(PenstockError):
     """The deadline passed first."""
 

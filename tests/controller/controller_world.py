@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 import pyarrow as pa
 
 from actors.controller.boot import load
@@ -93,7 +94,10 @@ class FakeReplica:
 class World:
     """See the module's text."""
 
-    def __init__(self, system: System, persist: PersistClient, scratch: Path) -> None:
+    def __init__(
+        self, system: System, persist: PersistClient, scratch: Path, settings: Settings = SETTINGS
+    ) -> None:
+        self.settings = settings
         self.system, self.persist, self.scratch = system, persist, scratch
         self.session = Probe.start(system, "session")
         self.maintenance = Probe.start(system, "maintenance")
@@ -111,7 +115,7 @@ class World:
                 self.persist,
                 self.executor,
                 self.replica.connect,
-                SETTINGS,
+                self.settings,
                 self.scratch / name,
                 self.maintenance.address,
             ),
@@ -148,13 +152,14 @@ def change(table: str, *rows: dict[str, Any]) -> TableChange:
 
 
 @asynccontextmanager
-async def started(tmp_path: Path) -> AsyncIterator[World]:
-    """A controller on an empty store."""
+async def started(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
+    """A controller on an empty store; `changes` are settings."""
     clock = SystemClock()
+    settings = msgspec.structs.replace(SETTINGS, **changes)
     persist = await PersistClient.in_memory(SETTINGS, clock)
     with anyio.fail_after(30):
         async with System(clock=clock, seed=7) as system:
-            world = World(system, persist, tmp_path)
+            world = World(system, persist, tmp_path, settings)
             await world.start()
             yield world
     await persist.close()

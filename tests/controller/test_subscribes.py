@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from controller_world import (  # type: ignore[import-not-found]
@@ -12,7 +13,7 @@ from controller_world import (  # type: ignore[import-not-found]
     started,
 )
 
-from actors.controller.messages import Delivered
+from actors.controller.messages import Delivered, changes_bytes
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import to_ipc
 from actors.progress import EMPTY
@@ -33,6 +34,7 @@ from actors.protocol.compute import (
     SubscribeBatch,
     SubscribeResponse,
 )
+from actors.testing.probe import settle
 
 
 async def table(world: World) -> int:
@@ -56,15 +58,15 @@ def batch(lower: int, upper: int, *times: int) -> SubscribeBatch:
 async def subscribed(world: World, request: Subscribe) -> DataflowDescription:
     """The dataflow that a subscribe starts."""
     await world.submit(request)
-    description: DataflowDescription = (await world.created()).dataflow
-    return description
+    flow: DataflowDescription = (await world.created()).dataflow
+    return flow
 
 
 async def joined(world: World, flow: DataflowDescription, count: int) -> None:
     """Waits until so many hear the dataflow."""
     controller = world.system.cells["/controller"].actor
     while len(controller._subscribes._fanout.members(flow.id)) < count:
-        await world.session.expect_nothing()
+        await settle()
 
 
 def created(world: World) -> list[CreateDataflow]:
@@ -131,3 +133,55 @@ async def test_a_slow_one_leaves_the_others_alone(tmp_path: Path) -> None:
         world.replica.respond(SubscribeResponse(flow.id, batch(time + 8, time + 9, time + 8)))
         told = [await world.session.expect(Changes) for _ in range(2)]
         assert {changes.request for changes in told} == {slow, fast}
+
+
+async def test_one_that_takes_nothing_is_cut_off_and_its_hold_goes(tmp_path: Path) -> None:
+    async with started(tmp_path, subscribe_idle_ms=300) as world:
+        time = await table(world)
+        stuck, lively = world.number(), world.number()
+        flow = await subscribed(world, Subscribe(stuck, "t", from_=time + 1))
+        await world.submit(Subscribe(lively, "t", from_=time + 1))
+        await joined(world, flow, 2)
+        holder = f"subscribe/{flow.id}"
+        assert holder in (await world.persist.state("u1")).holds
+        answers: list[Any] = []
+        upper = time + 1
+        while not any(isinstance(answer, Failed) for answer in answers):
+            upper += 1
+            world.replica.respond(SubscribeResponse(flow.id, batch(upper - 1, upper)))
+            answer = await world.answer()
+            answers.append(answer)
+            if isinstance(answer, Changes) and answer.request == lively:
+                taken = Delivered(world.session.address.path, lively, changes_bytes(answer))
+                await world.controller.send(taken)
+        cut = answers[-1]
+        assert isinstance(cut, Failed)
+        assert (cut.request, cut.code) == (stuck, "SlowSubscriber")
+        assert "subscribe_idle_ms" in cut.text
+        # Progress did not pile up behind what it did not take.
+        of_stuck = [a for a in answers[:-1] if a.request == stuck]
+        assert len(of_stuck) == 1 < len(answers) - 2
+        while holder in (await world.persist.state("u1")).holds:
+            await settle()
+        # The other one goes on by the same dataflow.
+        world.replica.respond(SubscribeResponse(flow.id, batch(upper, upper + 5, upper)))
+        while (answer := await world.answer()).upper != upper + 5:
+            assert answer.request == lively
+        assert created(world) == []
+
+
+async def test_what_was_held_back_is_told_when_the_rest_is_taken(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        time = await table(world)
+        number = world.number()
+        flow = await subscribed(world, Subscribe(number, "t", from_=time + 1))
+        world.replica.respond(SubscribeResponse(flow.id, batch(time + 1, time + 2, time + 1)))
+        first = await world.session.expect(Changes)
+        for n in range(2, 6):
+            world.replica.respond(SubscribeResponse(flow.id, batch(time + n, time + n + 1)))
+        await world.session.expect_nothing()
+        taken = Delivered(world.session.address.path, number, changes_bytes(first))
+        await world.controller.send(taken)
+        second = await world.session.expect(Changes)
+        assert (second.lower, second.arrow) == (first.upper, None)
+        assert second.upper > time + 2

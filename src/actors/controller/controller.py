@@ -358,6 +358,7 @@ class Controller(Actor[ControllerMessage]):
             for entry in self._desk.catalog.objects:
                 measure(LAG_MS, lag_ms(self._desk, entry), entry.name)
         self._statements.drop_zombie_holds()
+        self._subscribes.cut_off()
         if self._holds_moving:
             return
         desk = self._desk

@@ -6,7 +6,7 @@ the room that the request reserved (`Address.reply`). The controller never waits
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,15 @@ from actors.kernel import Address, Reply
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol import api
 from actors.protocol.compute import Command, Response
+
+BARE_ANSWER_BYTES: Final = 256
+"""What an answer without rows counts for."""
+
+
+def changes_bytes(changes: api.Changes) -> int:
+    """What a subscribe's changes count for while they wait to be passed on."""
+    return BARE_ANSWER_BYTES if changes.arrow is None else len(changes.arrow)
+
 
 # -- sessions → controller -------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import msgspec
 
 from actors.cluster.transport import Listener
 from actors.controller.memory_link import MemoryConnection, pair
-from actors.controller.messages import Delivered, Submit
+from actors.controller.messages import BARE_ANSWER_BYTES, Delivered, Submit
 from actors.errors import (
     Broken,
     Busy,
@@ -308,13 +308,13 @@ def _is_one_of_many(answer: ToClient) -> TypeGuard[Changes | Contents]:
     """Whether the controller waits until it was written, before it sends the next one."""
     if isinstance(answer, Contents):
         return answer.more
-    return isinstance(answer, Changes) and answer.arrow is not None
+    return isinstance(answer, Changes)
 
 
 def _size(message: ToClient) -> int:
     if isinstance(message, Contents | Changes) and message.arrow is not None:
         return len(message.arrow)
-    return 256
+    return BARE_ANSWER_BYTES
 
 
 def _peer_error(error: Exception) -> PenstockError:

@@ -9,15 +9,19 @@ replica, a new connection) repeats nothing.
 A slow client: bytes sent to the session and not yet passed on are counted, and beyond
 `subscribe_inflight_bytes_max` the subscribe leaves its dataflow; when the session has caught up
 to half, it goes on from `delivered`, with a dataflow of its own until it stands where the others
-do. Nobody else notices.
+do. Nobody else notices. One that takes nothing at all of what waits for it for
+`subscribe_idle_ms` is cut off with `SlowSubscriber`, and its hold goes: history is not kept for
+ever for somebody who does not read it.
 
 Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends
-the subscribe; the empty upper ends it with `Done`. Frontiers of progress alone pass too.
+the subscribe; the empty upper ends it with `Done`. Frontiers of progress alone pass too, unless
+something waits already: then one is told when all of it was taken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,17 +32,19 @@ from actors.controller.catalog import INDEX, CatalogObject
 from actors.controller.desk import Desk, fault, refuse
 from actors.controller.fanout import Fanout, Member
 from actors.controller.holds import subscribe_holder
+from actors.controller.messages import changes_bytes
 from actors.errors import (
     Broken,
     Canceled,
     InvalidUsage,
     PenstockError,
     ReadBelowSince,
+    SlowSubscriber,
     UnknownObject,
     from_wire,
 )
 from actors.kernel import Address
-from actors.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time, is_empty
+from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, ShardId, Time, is_empty
 from actors.protocol.api import Changes, Done, Subscribe
 from actors.protocol.compute import (
     Command,
@@ -47,6 +53,8 @@ from actors.protocol.compute import (
     SubscribeResponse,
 )
 from actors.spans import accept
+
+log = logging.getLogger("penstock.controller")
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
@@ -62,8 +70,12 @@ class _Subscription(Member, eq=False, kw_only=True):
     request: int
     entry: CatalogObject
     held: bool = False
+    told: Frontier
+    """Upper of the last answer."""
     in_flight: int = 0
     """Bytes that the session has not passed on."""
+    taken_ms: float = 0.0
+    """When it last passed some on, or got some after having none."""
 
 
 class Subscribes:
@@ -114,6 +126,7 @@ class Subscribes:
             as_of=as_of,
             snapshot=snapshot,
             delivered=delivered,
+            told=delivered,
             hold=as_of,
             session=session,
             request=request.request,
@@ -192,27 +205,51 @@ class Subscribes:
         told, commands = self._fanout.batch(id_, batch)
         self._tell(commands)
         traceparent = None if batch.arrow is None else accept(batch.traceparent)
-        limit = self._desk.settings.subscribe_inflight_bytes_max
         for each in told:
             made, arrow = _subscription(each.member), each.arrow
-            context = None if arrow is None else traceparent
-            made.session.reply(Changes(made.request, each.lower, each.upper, arrow, context))
-            made.in_flight += 0 if arrow is None else len(arrow)
+            if arrow is not None or not made.in_flight or is_empty(each.upper):
+                self._send(made, arrow, None if arrow is None else traceparent)
             if is_empty(each.upper):
                 made.session.reply(Done(made.request))
                 self._end(made, None)
-            elif made.in_flight > limit:
+            elif made.in_flight > self._desk.settings.subscribe_inflight_bytes_max:
                 self._tell(self._fanout.leave(made))
+
+    def _send(self, made: _Subscription, arrow: bytes | None, traceparent: str | None) -> None:
+        """Everything that was delivered and not told yet."""
+        changes = Changes(made.request, made.told, made.delivered, arrow, traceparent)
+        made.session.reply(changes)
+        made.told = made.delivered
+        if not made.in_flight:
+            made.taken_ms = self._desk.ctx.monotonic_ms()
+        made.in_flight += changes_bytes(changes)
 
     def passed_on(self, session: str, request: int, size: int) -> None:
         """The session has sent bytes of a subscribe on; a paused one may go on."""
         made = self._by_request.get((session, request))
         if made is None:
             return
-        made.in_flight -= size
+        made.in_flight = max(0, made.in_flight - size)
+        made.taken_ms = self._desk.ctx.monotonic_ms()
         limit = self._desk.settings.subscribe_inflight_bytes_max
         if made.held and made.stream is None and made.in_flight <= limit // 2:
             self._tell(self._fanout.join(made))
+        if not made.in_flight and made.told < made.delivered:
+            self._send(made, None, None)
+
+    def cut_off(self) -> None:
+        """Ends those that take nothing of what waits for them."""
+        limit = self._desk.settings.subscribe_idle_ms
+        now = self._desk.ctx.monotonic_ms()
+        for made in list(self._by_request.values()):
+            if made.in_flight and now - made.taken_ms >= limit:
+                text = (
+                    f"the subscribe to {made.name} took nothing of the {made.in_flight} bytes that "
+                    f"wait for it in {limit} ms (subscribe_idle_ms): subscribe again from the "
+                    "upper of the last change, and take changes as they come"
+                )
+                log.warning("%s: %s", made.session.path, text)
+                self._end(made, SlowSubscriber(text))
 
     def hold_moves(self) -> list[tuple[ShardId, str, Time]]:
         """Where the holds should go now; the dataflows are told too."""
