@@ -11,6 +11,11 @@ part of the result is left in the store.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import ctypes
+import gc
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +31,7 @@ from actors.testing.engine import InMemoryExecutor
 
 EXTRA_MIB_MAX = 128
 ROW_BYTES = 256
+STEADY_LOOKS = 40
 ROWS_AT_ONCE = 50_000
 MIB = 1 << 20
 
@@ -34,15 +40,24 @@ async def serve(place: Path) -> None:
     """The service, until stdin ends."""
     settings = Settings(state_dir=str(place), listen="127.0.0.1:0")
     service = Service(settings, engine=lambda system, *_: system.spawn(InMemoryExecutor, "engine"))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, give_back)
     async with service:
         print(service.address, flush=True)
         await anyio.to_thread.run_sync(sys.stdin.read)
+
+
+def give_back() -> None:
+    """Frees what allocators keep of earlier work, which would hide what the peek takes."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 class Memory:
     """A process's resident memory in MiB, of its own and of mapped files; and the most seen."""
 
     def __init__(self, process: int) -> None:
+        self._process = process
         self._status = Path(f"/proc/{process}/status")
         self.most: dict[str, float] = {}
 
@@ -55,6 +70,17 @@ class Memory:
                 found[name] = int(text.split()[0]) / 1024
                 self.most[name] = max(found[name], self.most.get(name, 0.0))
         return found
+
+    async def settled(self) -> dict[str, float]:
+        """Once compaction of what was written has ended: it has not changed for a while."""
+        steady, last = 0, self.look()
+        while steady < STEADY_LOOKS:
+            os.kill(self._process, signal.SIGUSR1)
+            await anyio.sleep(0.1)
+            now = self.look()
+            steady = steady + 1 if abs(now["RssAnon"] - last["RssAnon"]) < 2 else 0
+            last = now
+        return last
 
     async def watch(self) -> None:
         """Looks again and again."""
@@ -96,7 +122,7 @@ async def measure(client: Client, memory: Memory, place: Path, mebibytes: int, s
     # One piece each, so that what is used for every read is there.
     async for _ in client.peek_batches("t", written, limit=10):
         pass
-    before = memory.look()
+    before = await memory.settled()
     memory.most.clear()
     found = size = 0
     started = time.perf_counter()

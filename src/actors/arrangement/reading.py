@@ -32,7 +32,7 @@ from actors.plan.updates import FEW_ROWS_MAX, consolidate
 from actors.progress import Time
 
 ROWS_AT_ONCE: Final = 65_536
-BYTES_AT_ONCE: Final = 4 << 20
+BYTES_AT_ONCE: Final = 1 << 20
 """Slices have as many rows as the smaller of the two allows."""
 
 
