@@ -158,7 +158,8 @@ async def test_subscribe_yields_whole_changes_and_ends() -> None:
 
             async def answer() -> None:
                 request = await service.far.receive()
-                assert request == Subscribe(request.request, "v", 3)
+                wanted = Subscribe(request.request, "v", 3, up_to=9, snapshot=False, progress=False)
+                assert request == wanted
                 number = request.request
                 await service.far.send(Changes(number, 3, 7, _rows(1, 2)))
                 await service.far.send(Changes(number, 7, 9))
@@ -166,7 +167,8 @@ async def test_subscribe_yields_whole_changes_and_ends() -> None:
                 await service.far.send(Done(number))
 
             group.start_soon(answer)
-            changes = [change async for change in client.subscribe("v", from_=3)]
+            stream = client.subscribe("v", from_=3, up_to=9, snapshot=False, progress=False)
+            changes = [change async for change in stream]
     assert [(c.lower, c.upper) for c in changes] == [(3, 7), (7, 9), (9, EMPTY)]
     assert changes[0].table is not None
     assert changes[0].table["x"].to_pylist() == [1, 2]

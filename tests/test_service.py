@@ -40,6 +40,7 @@ from actors.errors import (
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
+from actors.progress import EMPTY
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import Controls, InMemoryExecutor
@@ -339,6 +340,11 @@ async def test_in_process_is_the_same(tmp_path: Path) -> None:
             time = await client.insert("flights", [{"id": 1, "carrier": "A", "delay": 5}])
             await client.wait_for("by_carrier", time)
             assert (await client.peek("flights")).num_rows == 1
+            stream = client.subscribe("flights", as_of=time, up_to=time + 1)
+            changes = [change async for change in stream]
+            assert changes[-1].upper == EMPTY
+            (rows,) = [change.table for change in changes if change.table is not None]
+            assert rows.num_rows == 1
 
 
 async def test_a_stopped_service_breaks_its_clients(tmp_path: Path) -> None:

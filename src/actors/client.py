@@ -371,21 +371,32 @@ class Client:
         await self._done(WaitFor(self._exchange.number(), name, time, deadline_ms))
 
     async def subscribe(
-        self, name: str, from_: Frontier | None = None, *, as_of: Time | None = None
+        self,
+        name: str,
+        from_: Frontier | None = None,
+        *,
+        as_of: Time | None = None,
+        up_to: Frontier | None = None,
+        snapshot: bool = True,
+        progress: bool = True,
     ) -> AsyncGenerator[Change, None]:
         """Changes of a table or view: first its contents (at `as_of`, or now), then every change.
 
-        With `from_`, the changes with ``time >= from_`` only: a subscriber that stopped goes on
-        exactly with the `upper` of its last change. Ends when nothing more will come; leave the
-        loop to end it sooner. A client that takes changes more slowly than they come holds back
-        only itself; one that takes nothing for too long is cut off. Raises `ReadBelowSince`,
-        `ViewInError`, `UnknownObject`, `SlowSubscriber`, `Broken`.
+        Without `snapshot` only the changes after that time. With `up_to` only what happens before
+        it; the last change has the empty upper. Without `progress` no changes that hold no rows,
+        but for the last. With `from_`, the changes with ``time >= from_`` only: a subscriber that
+        stopped goes on exactly with the `upper` of its last change. Ends when nothing more will
+        come; leave the loop to end it sooner. A client that takes changes more slowly than they
+        come holds back only itself; one that takes nothing for too long is cut off. Raises `ReadBelowSince`,
+        `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`, `Broken`.
         """
         frontier, start = from_, as_of
         while True:
             number = self._exchange.number()
             with root(CLIENT_REQUEST, number, name) as opened:
-                request = Subscribe(number, name, frontier, start, outgoing(opened))
+                request = Subscribe(
+                    number, name, frontier, start, outgoing(opened), up_to, snapshot, progress
+                )
                 slot = await self._exchange.open(request)
             paused = ended = False
             try:

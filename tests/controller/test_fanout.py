@@ -129,6 +129,7 @@ class Client:
             for row in rows:
                 assert told.lower <= row[TIME] < told.upper
                 self.bag[row["id"]] += row[DIFF]
+        assert told.upper <= self.member.up_to
         assert {k: n for k, n in self.bag.items() if n} == contents(told.upper - 1)
 
 
@@ -145,7 +146,7 @@ class House:
         self.numbers += 1
         return f"t{self.numbers}"
 
-    def come(self, time: int, *, snapshot: bool) -> Client:
+    def come(self, time: int, *, snapshot: bool, up_to: int = EMPTY) -> Client:
         made = Member(
             id=self.fresh(),
             name="v",
@@ -153,6 +154,7 @@ class House:
             as_of=time,
             snapshot=snapshot,
             delivered=time if snapshot else time + 1,
+            up_to=up_to,
             hold=time,
         )
         client = Client(made)
@@ -167,7 +169,11 @@ class House:
             told, commands = self.fanout.batch(id, self.replica.batch(id, far))
             self.replica.take(commands)
             for each in told:
-                next(c for c in self.clients if c.member is each.member).told(each)
+                client = next(c for c in self.clients if c.member is each.member)
+                client.told(each)
+                if each.upper == client.member.up_to:
+                    self.clients.remove(client)
+                    self.replica.take(self.fanout.leave(client.member))
 
     def pause(self, which: int) -> None:
         client = self.clients[which % len(self.clients)]
@@ -202,6 +208,7 @@ numbers = st.integers(0, 30)
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("come"), numbers, st.booleans()),
+        st.tuples(st.just("come for a while"), numbers, st.integers(2, 20)),
         st.tuples(st.just("step"), numbers, st.integers(1, 6)),
         st.tuples(st.just("step"), numbers, st.integers(1, 6)),
         st.tuples(st.sampled_from(["pause", "resume", "resume", "go"]), numbers, st.just(0)),
@@ -218,6 +225,8 @@ def test_everybody_sees_what_a_single_one_would(actions: list[tuple[str, int, in
     for what, number, other in actions:
         if what == "come":
             house.come(number, snapshot=bool(other))
+        elif what == "come for a while":
+            house.come(number, snapshot=other % 2 == 0, up_to=number + other)
         elif what == "step":
             house.step(number, other)
         elif what == "holds":

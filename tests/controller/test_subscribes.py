@@ -15,7 +15,7 @@ from controller_world import (  # type: ignore[import-not-found]
 
 from actors.controller.messages import Delivered, changes_bytes
 from actors.plan.schema import DIFF, TIME
-from actors.plan.updates import to_ipc
+from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.api import (
     Changes,
@@ -32,6 +32,7 @@ from actors.protocol.compute import (
     CreateDataflow,
     DataflowDescription,
     SubscribeBatch,
+    SubscribeExport,
     SubscribeResponse,
 )
 from actors.testing.probe import settle
@@ -185,3 +186,45 @@ async def test_what_was_held_back_is_told_when_the_rest_is_taken(tmp_path: Path)
         second = await world.session.expect(Changes)
         assert (second.lower, second.arrow) == (first.upper, None)
         assert second.upper > time + 2
+
+
+async def test_up_to_ends_one_of_those_that_share(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        time = await table(world)
+        n = world.number
+        short, long = n(), n()
+        flow = await subscribed(world, Subscribe(short, "t", from_=time + 1, up_to=time + 4))
+        await world.submit(Subscribe(long, "t", from_=time + 1, progress=False))
+        await joined(world, flow, 2)
+        respond = world.replica.respond
+        respond(SubscribeResponse(flow.id, batch(time + 1, time + 2)))
+        respond(SubscribeResponse(flow.id, batch(time + 2, time + 9, time + 3, time + 4)))
+        answers = [await world.answer() for _ in range(5)]
+        of_short = [a for a in answers if a.request == short]
+        of_long = [a for a in answers if a.request == long]
+        assert [(a.lower, a.upper) for a in of_short[:-1]] == [
+            (time + 1, time + 2),
+            (time + 2, time + 4),
+            (time + 4, EMPTY),
+        ]
+        assert of_short[-1] == Done(short)
+        assert from_ipc(of_short[1].arrow)["id"].to_pylist() == [time + 3]
+        # Without progress an answer reaches back to the last one.
+        (change,) = of_long
+        assert (change.lower, change.upper) == (time + 1, time + 9)
+        assert from_ipc(change.arrow)["id"].to_pylist() == [time + 3, time + 4]
+        again = Subscribe(n(), "t", from_=time + 4, up_to=time + 4)
+        assert (await world.ask(again, Changes)).upper == EMPTY
+        await world.session.expect(Done)
+        assert await world.refused(Subscribe(n(), "t", from_=9, up_to=8)) == "InvalidUsage"
+        assert await world.refused(Subscribe(n(), "t", up_to=time)) == "InvalidUsage"
+        assert await world.refused(Subscribe(n(), "t", up_to=-1)) == "InvalidUsage"
+
+
+async def test_without_a_snapshot_only_changes_come(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        time = await table(world)
+        flow = await subscribed(world, Subscribe(world.number(), "t", snapshot=False))
+        assert (flow.as_of, flow.export) == (time, SubscribeExport(flow.imports[0].schema, False))
+        world.replica.respond(SubscribeResponse(flow.id, batch(time + 1, time + 3, time + 2)))
+        assert (await world.session.expect(Changes)).lower == time + 1

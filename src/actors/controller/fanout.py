@@ -2,7 +2,7 @@
 
 Theory of operation. A *stream* is one transient dataflow over a shard, with all the members that
 hear it. Its batches are what the replica sends; each is cut, for every member, to the times that
-the member has not had, and members that have had the same get the very same bytes. A member that
+the member has not had, and members that want the same get the very same bytes. A member that
 comes starts a stream of its own, unless there is one that stands where it wants to begin. Streams
 of one shard come to stand at nearly the same frontier, since they follow the same changes: then
 the younger one's members go over to the older one, and its dataflow is dropped. So in the long
@@ -55,6 +55,8 @@ class Member(msgspec.Struct, eq=False, kw_only=True):
     snapshot: bool
     """The contents at `as_of` are still due."""
     delivered: Frontier
+    up_to: Frontier = EMPTY
+    """It wants nothing from there on."""
     hold: Time
     """Where its durable hold stands, or will."""
     stream: Stream | None = None
@@ -185,7 +187,8 @@ class Fanout:
     def batch(self, id_: ObjectId, batch: SubscribeBatch) -> tuple[list[Told], list[Command]]:
         """A batch (without an error) of a stream: what its members are told.
 
-        One that tells nothing new, as after a reconnection, is nobody's business.
+        One that tells nothing new, as after a reconnection, is nobody's business. A member that
+        has had everything below its `up_to` must leave.
         """
         stream = self._streams.get(id_)
         if stream is None or batch.upper <= stream.upper:
@@ -194,9 +197,10 @@ class Fanout:
         told = []
         for member in stream.members.values():
             lower = member.delivered
-            if batch.upper > lower:
-                told.append(Told(member, lower, batch.upper, cuts.since(lower)))
-                member.delivered, member.snapshot = batch.upper, False
+            upper = min(batch.upper, member.up_to)
+            if upper > lower:
+                told.append(Told(member, lower, upper, cuts.between(lower, upper)))
+                member.delivered, member.snapshot = upper, False
         stream.lower, stream.upper, stream.snapshot = stream.upper, batch.upper, False
         return told, self._merge(stream)
 
@@ -256,26 +260,27 @@ def _touch(younger: Stream, older: Stream) -> bool:
 
 
 class _Cuts:
-    """A batch from given times on; each is made once."""
+    """Pieces of a batch; each is made once."""
 
     def __init__(self, batch: SubscribeBatch) -> None:
         self._batch = batch
         self._rows: pa.Table | None = None
-        self._made: dict[Frontier, bytes | None] = {}
+        self._made: dict[tuple[Frontier, Frontier], bytes | None] = {}
 
-    def since(self, lower: Frontier) -> bytes | None:
-        """Its updates with ``time >= lower``: None when there are none."""
-        arrow = self._batch.arrow
-        if arrow is None or lower <= self._batch.lower:
-            return arrow
-        if lower not in self._made:
-            self._made[lower] = self._cut(arrow, lower)
-        return self._made[lower]
+    def between(self, lower: Frontier, upper: Frontier) -> bytes | None:
+        """Its updates with ``lower <= time < upper``: None when there are none."""
+        whole = self._batch
+        if whole.arrow is None or (lower <= whole.lower and upper >= whole.upper):
+            return whole.arrow
+        if (lower, upper) not in self._made:
+            self._made[lower, upper] = self._cut(whole.arrow, lower, upper)
+        return self._made[lower, upper]
 
-    def _cut(self, arrow: bytes, lower: Frontier) -> bytes | None:
+    def _cut(self, arrow: bytes, lower: Frontier, upper: Frontier) -> bytes | None:
         if self._rows is None:
             self._rows = from_ipc(arrow)
-        if not pc.any(pc.less(self._rows[TIME], lower)).as_py():
+        times = pc.min_max(self._rows[TIME])
+        if lower <= times["min"].as_py() and times["max"].as_py() < upper:
             return arrow
-        kept = between(self._rows, lower, EMPTY)
+        kept = between(self._rows, lower, upper)
         return to_ipc(kept) if kept.num_rows else None

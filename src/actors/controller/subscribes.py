@@ -14,7 +14,8 @@ do. Nobody else notices. One that takes nothing at all of what waits for it for
 ever for somebody who does not read it.
 
 Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends
-the subscribe; the empty upper ends it with `Done`. Frontiers of progress alone pass too, unless
+the subscribe; the empty upper ends it with `Done`, and so does `up_to`, by an answer with the
+empty upper. Frontiers of progress alone pass too, unless
 something waits already: then one is told when all of it was taken.
 """
 
@@ -70,6 +71,7 @@ class _Subscription(Member, eq=False, kw_only=True):
     request: int
     entry: CatalogObject
     held: bool = False
+    progress: bool
     told: Frontier
     """Upper of the last answer."""
     in_flight: int = 0
@@ -105,20 +107,31 @@ class Subscribes:
         if request.from_ is not None and request.as_of is not None:
             raise InvalidUsage(f"{what}: give from_ or as_of, not both")
         start = request.from_ if request.from_ is not None else request.as_of
-        if start is not None and not (0 <= start <= TIME_MAX or start == EMPTY):
-            raise InvalidUsage(f"{what} from {start}: a time is from 0 to {TIME_MAX}")
+        for given in (start, request.up_to):
+            if given is not None and not (0 <= given <= TIME_MAX or given == EMPTY):
+                raise InvalidUsage(f"{what} from {given}: a time is from 0 to {TIME_MAX}")
         if start == EMPTY:
             session.reply(Changes(request.request, EMPTY, EMPTY))
             session.reply(Done(request.request))
             return
         if start is not None:
             desk.check_ahead(what, start)
-        id_ = desk.transient_id()
         if request.from_:
             as_of, snapshot, delivered = request.from_ - 1, False, request.from_
         else:
             as_of = max(desk.latest_written(), entry.as_of) if start is None else start
-            snapshot, delivered = True, as_of
+            snapshot, delivered = request.snapshot, as_of if request.snapshot else as_of + 1
+        up_to = EMPTY if request.up_to is None else request.up_to
+        if up_to < delivered or (snapshot and up_to == delivered):
+            raise InvalidUsage(
+                f"{what} from {delivered} up to {up_to}: it would be over before it begins; give "
+                "a later up_to"
+            )
+        if up_to == delivered:  # one that had everything comes again
+            session.reply(Changes(request.request, up_to, EMPTY))
+            session.reply(Done(request.request))
+            return
+        id_ = desk.transient_id()
         made = _Subscription(
             id=id_,
             name=entry.name,
@@ -126,6 +139,8 @@ class Subscribes:
             as_of=as_of,
             snapshot=snapshot,
             delivered=delivered,
+            up_to=up_to,
+            progress=request.progress,
             told=delivered,
             hold=as_of,
             session=session,
@@ -207,9 +222,12 @@ class Subscribes:
         traceparent = None if batch.arrow is None else accept(batch.traceparent)
         for each in told:
             made, arrow = _subscription(each.member), each.arrow
-            if arrow is not None or not made.in_flight or is_empty(each.upper):
+            over = each.upper >= made.up_to
+            if arrow is not None or over or (made.progress and not made.in_flight):
                 self._send(made, arrow, None if arrow is None else traceparent)
-            if is_empty(each.upper):
+            if over:
+                if not is_empty(each.upper):
+                    made.session.reply(Changes(made.request, each.upper, EMPTY))
                 made.session.reply(Done(made.request))
                 self._end(made, None)
             elif made.in_flight > self._desk.settings.subscribe_inflight_bytes_max:
@@ -234,7 +252,7 @@ class Subscribes:
         limit = self._desk.settings.subscribe_inflight_bytes_max
         if made.held and made.stream is None and made.in_flight <= limit // 2:
             self._tell(self._fanout.join(made))
-        if not made.in_flight and made.told < made.delivered:
+        if made.progress and not made.in_flight and made.told < made.delivered:
             self._send(made, None, None)
 
     def cut_off(self) -> None:

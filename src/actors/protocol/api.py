@@ -114,8 +114,8 @@ class Read(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Changes of an object. `from_` None: contents now, then changes; a frontier F: the changes
-    with ``time >= F`` only, as a resuming subscriber wants them."""
+    """Changes of an object. `from_` None: contents now (or at `as_of`), then changes; a frontier
+    F: the changes with ``time >= F`` only, as a resuming subscriber wants them."""
 
     request: int
     name: str
@@ -123,6 +123,12 @@ class Subscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
     as_of: Time | None = None
     traceparent: str | None = None
     """W3C trace context of the request; one that is not sampled: it is not to be traced."""
+    up_to: Frontier | None = None
+    """Only changes with ``time < up_to``; then the empty upper and the end."""
+    snapshot: bool = True
+    """False: without the contents, only the changes after them."""
+    progress: bool = True
+    """False: no answers without rows, but for the last."""
 
 
 class Unsubscribe(msgspec.Struct, frozen=True, gc=False, tag=True):
