@@ -387,8 +387,9 @@ class Client:
         but for the last. With `from_`, the changes with ``time >= from_`` only: a subscriber that
         stopped goes on exactly with the `upper` of its last change. Ends when nothing more will
         come; leave the loop to end it sooner. A client that takes changes more slowly than they
-        come holds back only itself; one that takes nothing for too long is cut off. Raises `ReadBelowSince`,
-        `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`, `Broken`.
+        come holds back only itself; one that takes nothing for too long is cut off. Raises
+        `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
+        `Broken`.
         """
         frontier, start = from_, as_of
         while True:

@@ -274,6 +274,18 @@ def id_of(arrow: bytes | None) -> int:
     return id(arrow)
 
 
+def test_three_that_meet_at_once_go_over_to_the_oldest() -> None:
+    house = House()
+    oldest = house.come(21, snapshot=True)
+    for time in (20, 26):
+        house.come(time, snapshot=False)
+    for _ in range(20):
+        house.move_holds()
+        for which in range(3):
+            house.step(which, 6)
+    assert list(house.replica.flows) == [oldest.member.id]
+
+
 def test_a_far_subscriber_does_not_hold_the_others_back() -> None:
     house = House()
     far = house.come(1, snapshot=False)

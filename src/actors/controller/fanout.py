@@ -212,7 +212,8 @@ class Fanout:
         pairs = [(moved, older) for older in alike[:place]]
         pairs += [(younger, moved) for younger in alike[place + 1 :]]
         for younger, older in pairs:
-            if younger.members and _touch(younger, older):
+            alive = younger.members and older.members  # what went over before is dropped
+            if alive and _touch(younger, older):
                 commands += self._go_over(younger, older)
         return commands
 
