@@ -13,13 +13,17 @@ from actors.controller.messages import Push, ReplicaConnected, ReplicaLost, Repl
 from actors.controller.replica import ReplicaTask
 from actors.errors import Broken
 from actors.kernel import Address, System
+from actors.plan.schema import Column, Schema
 from actors.protocol.compute import (
     AllowWrites,
     CancelPeek,
     Command,
+    CreateDataflow,
     CreateInstance,
+    DataflowDescription,
     Frontiers,
     Hello,
+    IndexExport,
     IndexTarget,
     InitializationComplete,
     Peek,
@@ -27,6 +31,7 @@ from actors.protocol.compute import (
     PeekResponse,
     Response,
     Schedule,
+    SourceImport,
 )
 from actors.settings import Settings
 from actors.testing.probe import Probe
@@ -150,3 +155,35 @@ async def test_a_canceled_peek_is_not_replayed() -> None:
         await world.controller.expect(ReplicaLost)
         await world.controller.expect(ReplicaConnected)
         assert (await world.clients[1].expect(4))[1:] == COMMANDS
+
+
+async def test_only_so_many_dataflows_hydrate_at_a_time() -> None:
+    async with started() as world:
+        await world.controller.expect(ReplicaConnected)
+        client = world.clients[0]
+        await client.expect(4)
+        ids = [f"u{n}" for n in range(6)]
+        for id in ids:
+            await world.replica.send(Push(CreateDataflow(index(id))))
+            await world.replica.send(Push(Schedule(id)))
+        sent = await client.expect(10)
+        assert [c.id for c in sent if isinstance(c, Schedule)] == ids[:4], "hydrations_max"
+        client.respond(Frontiers("u2", output=11))
+        assert await client.expect(1) == [Schedule("u4")]
+        # The next connection begins anew: what it has kept tells so.
+        await world.controller.expect(ReplicaResponse)
+        client.respond(Broken("gone"))
+        await world.controller.expect(ReplicaLost)
+        await world.controller.expect(ReplicaConnected)
+        again = world.clients[1]
+        sent = await again.expect(4 + 6 + 4)
+        assert [c.id for c in sent if isinstance(c, Schedule)] == ids[:4]
+        for id in ids[:4]:
+            again.respond(Frontiers(id, output=11))
+        assert await again.expect(2) == [Schedule("u4"), Schedule("u5")]
+
+
+def index(id: str) -> DataflowDescription:
+    schema = Schema((Column("id", "bigint"),))
+    imports = (SourceImport("table", schema),)
+    return DataflowDescription(id, id, imports, IndexExport(("id",), schema), 10)

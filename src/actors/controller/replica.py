@@ -5,6 +5,9 @@ Hello and the history, sends what comes later, and hands responses to the contro
 number of the connection they came on, so that late ones can be told apart. A connection that
 fails in any way is given up whole.
 
+Of the Schedules only so many are sent as dataflows may hydrate at a time (`Hydrations`); the
+history has them all.
+
 An answered peek is struck from the history, or a reconnection would ask it again.
 """
 
@@ -19,6 +22,7 @@ from typing import Any, Protocol, TypeAlias, assert_never
 import msgspec
 
 from actors.compute.history import ComputeHistory
+from actors.controller.hydrations import Hydrations
 from actors.controller.messages import Push, ReplicaConnected, ReplicaLost, ReplicaResponse
 from actors.errors import Broken, Closed, PenstockError
 from actors.kernel import Actor, Address, Effect
@@ -92,6 +96,8 @@ class ReplicaTask(Actor[_Message]):
         self._client: ClusterClient | None = None
         self.incarnation = 0
         """Number of the present connection, or of the one being made."""
+        self._hydrations = Hydrations(settings.hydrations_max)
+        """Of the present connection."""
         self._outbox: deque[Command] = deque()
         self._sending: Effect | None = None
         self._receiving: Effect | None = None
@@ -112,7 +118,7 @@ class ReplicaTask(Actor[_Message]):
             case Push(command):
                 self._history.push(command)
                 if self._client is not None:
-                    self._outbox.append(command)
+                    self._outbox.extend(self._hydrations.command(command))
                     self._send()
             case _Connected(client):
                 await self._start(client)
@@ -145,7 +151,10 @@ class ReplicaTask(Actor[_Message]):
         self._client = client
         self._history.reduce()
         nonce = f"{self.ctx.random.getrandbits(128):032x}"
-        self._outbox = deque([Hello(nonce), *self._history.commands()])
+        self._hydrations = Hydrations(self._settings.hydrations_max)
+        self._outbox = deque([Hello(nonce)])
+        for command in self._history.commands():
+            self._outbox.extend(self._hydrations.command(command))
         await self._tell(ReplicaConnected(self.incarnation))
         self._send()
         self._receive(client)
@@ -175,6 +184,10 @@ class ReplicaTask(Actor[_Message]):
         self._attempts = 0
         if isinstance(response, PeekResponse):
             self._history.push(CancelPeek(response.uuid))
+        scheduled = self._hydrations.responded(response)
+        if scheduled:
+            self._outbox.extend(scheduled)
+            self._send()
         await self._tell(ReplicaResponse(self.incarnation, response))
 
     async def _tell(self, message: ReplicaConnected | ReplicaResponse | ReplicaLost) -> None:
@@ -207,4 +220,8 @@ class ReplicaTask(Actor[_Message]):
     def describe(self) -> str:
         if self._client is None:
             return f"connecting, attempt {self._attempts + 1}; last error: {self._why or 'none'}"
-        return f"connected, {len(self._history)} commands in history, {len(self._outbox)} to send"
+        hydrations = self._hydrations
+        return (
+            f"connected, {len(self._history)} commands in history, {len(self._outbox)} to send, "
+            f"{hydrations.hydrating} dataflows hydrate, {hydrations.waiting} wait to"
+        )
