@@ -89,6 +89,8 @@ class Engine:
         self._announced: Prepare | None = None
         """Not known to the engine yet."""
         self._prepared = False
+        self._told = False
+        """It may know the plan, prepared or not."""
 
     def job_id(self, incarnation: int, number: int, what: str) -> str:
         """The name of one job of a step."""
@@ -105,6 +107,7 @@ class Engine:
         """The plan is known from here on. Raises what the executor answers with."""
         job = self._announced
         if job is not None:
+            self._told = True  # a check that is given up, or lost with the engine, leaves it there
             answer = await self._ask(job)
             if not isinstance(answer, Prepared):
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
@@ -196,7 +199,7 @@ class Engine:
 
     def forget(self) -> None:
         """Drops the prepared plan, without waiting."""
-        if self._prepared:
+        if self._told:
             job = Forget(f"{self.dataflow}/forget", self.dataflow)
             with suppress(WouldBlock, Closed, Broken):
                 self._executor.send_nowait(Run(job, Reply[Answer]()))

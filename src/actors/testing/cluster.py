@@ -2,9 +2,10 @@
 
 Theory of operation. `simulate` runs one `Schedule`: the real service (`actors.service`, every
 actor of it) on an in-memory engine, over stores and links in memory, in a loop of virtual time.
-Three streams of randomness come from the seed: the order in which what is ready runs, the
-workload, the faults. The process may be killed at any operation on a store; then nothing of it
-runs any more, and what the `Disk` holds is all that its successor finds.
+Four streams of randomness come from the seed: the order in which what is ready runs, the
+workload, the faults, and the raw clients that displace the controller. The process may be killed
+at any operation on a store; then nothing of it runs any more, and what the `Disk` holds is all
+that its successor finds.
 
 A run has two parts. First the clients work while faults strike; any request may fail then, none
 may be answered wrongly. Then faults stop: everything must come to rest, be readable, and be gone
@@ -45,7 +46,6 @@ from actors.settings import Settings
 from actors.testing.simulation.checkers import (
     ExchangeChecker,
     ReadsChecker,
-    ReplicaChecker,
     ViewsChecker,
     WritesChecker,
 )
@@ -59,6 +59,7 @@ from actors.testing.simulation.links import (
     FaultyClusterClient,
     MemoryListener,
 )
+from actors.testing.simulation.rivals import ControllerWatch, Rivalry
 from actors.testing.simulation.schedule import Schedule, Setting
 from actors.testing.simulation.stores import Disk, FaultyBlob, FaultyConsensus
 from actors.testing.virtual_time import Deadlock, VirtualClock
@@ -152,10 +153,10 @@ class _Service(Service):
 
     async def _connect(self, cluster: Cluster) -> ClusterClient:
         self.cluster = cluster
-        checker = ReplicaChecker(self._world.settings)
-        inner = await cluster.connect()
         world = self._world
-        return FaultyClusterClient(inner, world.injector, world.guarded(checker.heard))
+        watch = ControllerWatch(world, self._life)
+        inner = await cluster.connect()
+        return FaultyClusterClient(inner, world.injector, world.guarded(watch.heard))
 
     def _reach(self, adapter: Address[Any]) -> Address[Any]:
         return DelayedAddress(adapter, self._world.injector)
@@ -206,6 +207,7 @@ class World:
         self.views = ViewsChecker(self.history)
         self.reads = ReadsChecker(self.history)
         self.writes = WritesChecker(self.history)
+        self.rivalry = Rivalry()
         self.violation: Violation | None = None
         self.failed = asyncio.Event()
         self._lives = 0
@@ -316,6 +318,19 @@ class World:
         if self._service is None:
             raise Broken("the service is down")
         return ObservedLink(self._service.listener.dial(), self)
+
+    async def connect_raw(self) -> ClusterClient:
+        """A client of the cluster that is not the controller's. Raises `Broken` while the
+        service is down."""
+        service = self._service
+        if service is None or service.cluster is None:
+            raise Broken("the cluster is down")
+        return await service.cluster.connect()
+
+    @property
+    def life(self) -> int:
+        """Number of the service's present life."""
+        return self._life
 
     # -- looking in ----------------------------------------------------------------------------
 

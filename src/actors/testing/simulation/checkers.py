@@ -125,7 +125,7 @@ class ViewsChecker:
                 if wanted != found:
                     raise Violation(
                         f"views: {name} ({shard}) at {time}, appended [{lower}, {upper}): "
-                        f"{_difference(found, wanted)}"
+                        f"{difference(found, wanted)}"
                     )
 
 
@@ -163,7 +163,7 @@ class ReadsChecker:
                 found[row[:-1]] += row[-1]
         wanted = contents(read.name, self._history.tables_at(answer.as_of))
         if found != wanted:
-            raise Violation(f"reads: {read.name} at {answer.as_of}: {_difference(found, wanted)}")
+            raise Violation(f"reads: {read.name} at {answer.as_of}: {difference(found, wanted)}")
 
 
 class SubscribeChecker:
@@ -208,9 +208,7 @@ class SubscribeChecker:
         found: Bag = Counter({row: n for row, n in self._bag.items() if n})
         wanted = contents(name, self._history.tables_at(changes.upper - 1))
         if found != wanted:
-            raise Violation(
-                f"subscribe: {name} below {changes.upper}: {_difference(found, wanted)}"
-            )
+            raise Violation(f"subscribe: {name} below {changes.upper}: {difference(found, wanted)}")
 
 
 class ExchangeChecker:
@@ -313,7 +311,8 @@ class ReplicaChecker:
             raise Violation(f"replica: {error}") from None
 
 
-def _difference(found: Bag, wanted: Bag) -> str:
+def difference(found: Bag, wanted: Bag) -> str:
+    """Two contents apart, for people."""
     more = {row: n - wanted[row] for row, n in found.items() if n != wanted[row]}
     less = {row: n - found[row] for row, n in wanted.items() if n > found[row]}
     return f"too much {_few(more.items())}, missing {_few(less.items())}"

@@ -16,7 +16,7 @@ from typing import Any, Final
 from actors.channel_adapter import Connect
 from actors.cluster.address import Address as Place
 from actors.cluster.client import ClusterClient
-from actors.errors import Broken, Closed
+from actors.errors import Broken, Closed, PenstockError
 from actors.kernel import Address
 from actors.protocol.compute import Command, Response
 from actors.testing.simulation.faults import DISCONNECT, Injector
@@ -187,15 +187,22 @@ async def _conversation(converse: Callable[[Any], Awaitable[None]], end: End) ->
 
 
 class FaultyClusterClient:
-    """The controller's connection to its cluster, delayed and broken at will.
+    """A connection to the cluster, the controller's or another's, delayed and broken at will at
+    the sites ``<name>.up``, ``.down`` and ``.close``. `heard` is told of all that passes, and of
+    the error that ends it.
 
     A connection that broke is not noticed by the cluster before `close` gets through, which may
     take a while: its successor then displaces it.
     """
 
     def __init__(
-        self, inner: ClusterClient, injector: Injector, heard: Callable[[object], None]
+        self,
+        inner: ClusterClient,
+        injector: Injector,
+        heard: Callable[[object], None],
+        name: str = "replica",
     ) -> None:
+        self._name = name
         self._inner = inner
         self._injector = injector
         self._heard = heard
@@ -216,15 +223,19 @@ class FaultyClusterClient:
 
     async def send(self, command: Command) -> None:
         """Sends a command."""
-        await self._delay("replica.up", command)
+        await self._delay(f"{self._name}.up", command)
         self._heard(command)
         await self._inner.send(command)
 
     async def receive(self) -> Response:
         """The next response."""
         if self._taken is None:
-            self._taken = await self._inner.receive()
-            await self._delay("replica.down", self._taken)
+            try:
+                self._taken = await self._inner.receive()
+            except PenstockError as error:
+                self._heard(error)
+                raise
+            await self._delay(f"{self._name}.down", self._taken)
         if self._broken.is_set():
             raise Broken("the connection to the cluster is gone")
         response, self._taken = self._taken, None
@@ -233,7 +244,7 @@ class FaultyClusterClient:
 
     async def close(self) -> None:
         """Ends the connection."""
-        fault = self._injector.draw("replica.close")
+        fault = self._injector.draw(f"{self._name}.close")
         if fault is not None:
             await asyncio.sleep(fault.delay_ms / 1000)
         await self._inner.close()

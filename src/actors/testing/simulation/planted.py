@@ -12,7 +12,9 @@ from typing import Any, Final
 from unittest import mock
 
 from actors.channel_adapter import ChannelAdapter, Passed, StashRules, Verdict
-from actors.errors import PenstockError
+from actors.cluster.connection import Accept, Acceptor
+from actors.compute.reads import Reads
+from actors.errors import Displaced, PenstockError
 from actors.fetch_task import FetchTask
 from actors.kernel import Address
 from actors.listen_task import ListenTask
@@ -127,10 +129,48 @@ def stash_forgotten() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def displaced_unproved() -> Iterator[None]:
+    """Whoever says two commands displaces the client of the day, before they are looked at."""
+    right = Acceptor._accept
+
+    async def accept(self: Acceptor, message: Accept) -> None:
+        if self._current is not None:
+            nonce = message.hello.nonce
+            await self._release(Displaced(f"a newer connection ({nonce}) took over"))
+        await right(self, message)
+
+    with mock.patch.object(Acceptor, "_accept", accept):
+        yield
+
+
+@contextmanager
+def nonce_used_again() -> Iterator[None]:
+    """The acceptor forgets which nonces were used."""
+    right = Acceptor._accept
+
+    async def accept(self: Acceptor, message: Accept) -> None:
+        self._nonces.clear()
+        await right(self, message)
+
+    with mock.patch.object(Acceptor, "_accept", accept):
+        yield
+
+
+@contextmanager
+def peeks_not_forgotten() -> Iterator[None]:
+    """A worker goes on with the peeks of a client that is gone."""
+    with mock.patch.object(Reads, "forget", return_value=[]):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "no_nonce_check": no_nonce_check,
     "past_a_failed_fetch": past_a_failed_fetch,
     "acknowledged_before_durable": acknowledged_before_durable,
     "lease_released_early": lease_released_early,
     "stash_forgotten": stash_forgotten,
+    "displaced_unproved": displaced_unproved,
+    "nonce_used_again": nonce_used_again,
+    "peeks_not_forgotten": peeks_not_forgotten,
 }

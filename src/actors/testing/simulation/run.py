@@ -34,7 +34,8 @@ from actors.testing.simulation.checkers import WriteRecord
 from actors.testing.simulation.history import Violation
 from actors.testing.simulation.queries import Row
 from actors.testing.simulation.rest import check_rest
-from actors.testing.simulation.schedule import OPERATOR, TABLES, VIEWS, Operation
+from actors.testing.simulation.rivals import compete
+from actors.testing.simulation.schedule import OPERATOR, RIVAL, TABLES, VIEWS, Operation
 
 OPERATION_S: Final = 60.0
 """Virtual time within which an operation ends, well or not."""
@@ -314,10 +315,12 @@ async def _course(world: World) -> None:
     for operation in world.schedule.operations:
         by_client.setdefault(operation.client, []).append(operation)
     operator = loop.create_task(_operate(world, by_client.pop(OPERATOR, [])))
+    rivals = [by_client.pop(number) for number in sorted(by_client) if number <= RIVAL]
     workers = {number: Worker(shared, number) for number in by_client}
     first = Worker(shared, 99)
     await first.create_tables()
     tasks = [loop.create_task(workers[n].work(todo)) for n, todo in by_client.items()]
+    tasks += [loop.create_task(compete(world, todo)) for todo in rivals]
     for task in (*tasks, operator):
         await task
     world.injector.active = False

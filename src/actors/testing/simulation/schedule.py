@@ -1,8 +1,8 @@
 """What a run does: operations of clients and of the operator, and faults, all from one seed.
 
-A seed has three streams of randomness of its own: the order of the loop, the workload, the
-faults. A `Schedule` holds what the last two drew, as plain lists: what is left out of them leaves
-the rest as it was, and the order's stream goes on by itself.
+A seed has four streams of randomness of its own: the order of the loop, the workload, the
+faults, the rivals. A `Schedule` holds what the last three drew, as plain lists: what is left out
+of them leaves the rest as it was, and the order's stream goes on by itself.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from actors.testing.simulation.faults import (
 
 OPERATOR: Final = -1
 """The client number of whoever restarts the service."""
+RIVAL: Final = -2
+"""The client number of the first raw client of the cluster; others follow downwards."""
 
 TABLES: Final = ("a", "b")
 
@@ -98,8 +100,10 @@ def draw(seed: int) -> Schedule:
     found = _faults(seed)
     setting, aimed = _aimed(seed, setting)
     found.update(aimed)
+    setting, visits, theirs = _rivals(seed, setting)
+    found.update(theirs)
     faults = sorted(found.values(), key=lambda fault: (fault.site, fault.at))
-    return Schedule(seed, setting, tuple(_operations(work)), tuple(faults))
+    return Schedule(seed, setting, (*_operations(work), *visits), tuple(faults))
 
 
 _WORK: Final = (
@@ -245,10 +249,55 @@ def _slow_reads(dice: random.Random) -> list[Fault]:
     ]
 
 
+_VISITS: Final = (
+    ("replay", 5),
+    ("usurp", 2),
+    ("stall", 3),
+    ("greet", 1),
+    ("misfit", 1),
+    ("used nonce", 2),
+)
+
+
+_RIVAL_SITES: Final = (
+    ("rival.up", (DISCONNECT, DELAY)),
+    ("rival.down", (DISCONNECT, DELAY)),
+    ("replica.up", (DELAY,)),  # the controller comes back slowly
+    ("connect", (DELAY,)),
+    ("worker.up", (DELAY,)),
+)
+
+
+def _rivals(
+    seed: int, setting: Setting
+) -> tuple[Setting, list[Operation], dict[tuple[str, int], Fault]]:
+    """Raw clients that displace the controller and one another, and more workers: of some seeds,
+    by a stream of their own, so that the others stay as they were."""
+    dice = random.Random(f"rivals {seed}")
+    if dice.random() < 0.15:
+        setting = msgspec.structs.replace(setting, workers=dice.choice((4, 5)))
+    visits: list[Operation] = []
+    faults: list[Fault] = []
+    if dice.random() < 0.35:
+        kinds, weights = zip(*_VISITS, strict=True)
+        for rival in range(dice.choice((1, 1, 2, 3))):
+            for _ in range(dice.randrange(1, 5)):
+                pause = dice.choice((0, 1, 5, 20, 60, 300))
+                kind = dice.choices(kinds, weights)[0]
+                visits.append(Operation(RIVAL - rival, pause, kind, "", dice.randrange(1, 7)))
+        for _ in range(dice.choice((0, 1, 3, 8, 16))):
+            site, kinds_of = dice.choice(_RIVAL_SITES)
+            at, delay = dice.randrange(1, 60), dice.choice(_DELAYS_MS)
+            faults.append(Fault(site, at, dice.choice(kinds_of), delay))
+    return setting, visits, {(fault.site, fault.at): fault for fault in faults}
+
+
 def describe(item: Any) -> str:
     """An operation or a fault, for people."""
     if isinstance(item, Fault):
         delay = f" {item.delay_ms} ms" if item.delay_ms else ""
         return f"fault: {item.site} no. {item.at}: {item.kind}{delay}"
     who = "operator" if item.client == OPERATOR else f"client {item.client}"
+    if item.client <= RIVAL:
+        who = f"rival {RIVAL - item.client}"
     return f"{who}: after {item.pause_ms} ms: {item.kind} {item.name} {item.number or ''}".rstrip()
