@@ -34,6 +34,8 @@ from actors.progress import Time
 ROWS_AT_ONCE: Final = 65_536
 BYTES_AT_ONCE: Final = 1 << 20
 """Slices have as many rows as the smaller of the two allows."""
+RESIDENT_BYTES_MAX: Final = 64 << 20
+"""Of all runs' files, before a walk over them gives back what it has passed."""
 
 
 class View(msgspec.Struct, frozen=True, gc=False):
@@ -66,21 +68,21 @@ class View(msgspec.Struct, frozen=True, gc=False):
             yield from _summed(parts, self.before, names)
             return
         rows = sum(run.rows for run in runs)
-        row_bytes = sum(run.bytes for run in runs) // max(1, rows)
-        step = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // max(1, row_bytes)))
+        bytes_ = sum(run.bytes for run in runs)
+        step = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE * rows // max(1, bytes_)))
+        passed = [run for run in runs if bytes_ > RESIDENT_BYTES_MAX]
         if len(runs) == 1 and is_plain(runs[0], self.before):
             for block in runs[0].blocks:
                 for start in range(0, block.values.num_rows, step):
                     yield block.values.slice(start, step)
-                    runs[0].passed()
+                    _let_go(passed)
             return
         lower = np.uint64(0)
         count = rows // step + 1
         for upper in [*boundaries(runs, count), None]:
             parts = [(run, batch) for run in runs for batch in run.between(lower, upper)]
             yield from _summed(parts, self.before, names)
-            for run in runs:
-                run.passed()
+            _let_go(passed)
             if upper is not None:
                 lower = upper
 
@@ -105,6 +107,11 @@ class View(msgspec.Struct, frozen=True, gc=False):
 
     def _counting(self) -> list[Run]:
         return [run for run in self.runs if run.time_min < self.before]
+
+
+def _let_go(runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.passed()
 
 
 def is_plain(run: Run, before: Time) -> bool:

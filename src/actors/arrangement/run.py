@@ -32,8 +32,6 @@ from actors.progress import Time
 
 HASH: Final = "__hash"
 _SAMPLES_PER_BLOCK: Final = 1024
-_RESIDENT_BYTES_MAX: Final = 64 << 20
-"""Of a file, before a walk over it gives back what it has passed."""
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -106,7 +104,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, eq=False):
     def passed(self) -> None:
         """A walk over all rows has read on: what it touched need not stay resident. Harmless to
         those who read it still, or again."""
-        if self.mapping is not None and self.bytes > _RESIDENT_BYTES_MAX:
+        if self.mapping is not None:
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
     def remove(self) -> None:
