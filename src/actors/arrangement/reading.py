@@ -32,7 +32,7 @@ from actors.plan.updates import FEW_ROWS_MAX, consolidate
 from actors.progress import Time
 
 ROWS_AT_ONCE: Final = 65_536
-BYTES_AT_ONCE: Final = 1 << 20
+BYTES_AT_ONCE: Final = 2 << 20
 """Slices have as many rows as the smaller of the two allows."""
 RESIDENT_BYTES_MAX: Final = 64 << 20
 """Of all runs' files, before a walk over them gives back what it has passed."""
@@ -79,7 +79,11 @@ class View(msgspec.Struct, frozen=True, gc=False):
             return
         lower = np.uint64(0)
         count = rows // step + 1
-        for upper in [*boundaries(runs, count), None]:
+        # Where a block of the largest run begins, too: it would meet itself in a slice.
+        largest = max(runs, key=lambda run: run.rows, default=None)
+        firsts = [] if largest is None else [block.hashes[0] for block in largest.blocks[1:]]
+        cuts = np.unique(np.append(boundaries(runs, count), np.array(firsts, np.uint64)))
+        for upper in [*cuts, None]:
             parts = [(run, batch) for run in runs for batch in run.between(lower, upper)]
             yield from _summed(parts, self.before, names)
             _let_go(passed)
