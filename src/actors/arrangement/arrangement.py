@@ -57,7 +57,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     memory_runs_max: int = 8
     """Beyond this an insert merges small runs itself, so that lookups stay fast between calls
     of `maintain`."""
-    block_bytes: int = 16 << 20
+    block_bytes: int = 64 << 20
     """Target size of a block of a merged run: what a merge holds in memory."""
 
 
