@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from actors import Client, cli, terminal
 from actors.errors import AddressInUse, BadSettings, UnknownObject
+from actors.inspection import doing
 
 runner = CliRunner()
 
@@ -134,6 +135,20 @@ async def penstock(*arguments: str) -> tuple[int, str, str]:
             [sys.executable, "-m", "actors.cli", *arguments], check=False
         )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_status_tells_how_far_an_object_has_read_its_first_contents() -> None:
+    mib = 1024 * 1024
+    found = {
+        "text": "",
+        "parts_read": 3,
+        "parts_total": 8,
+        "bytes_read": mib,
+        "bytes_total": 5 * mib // 2,
+    }
+    assert doing(found) == "3 of 8 parts read, 1.0 of 2.5 MiB"
+    assert doing(found | {"text": "slow"}) == "3 of 8 parts read, 1.0 of 2.5 MiB; slow"
+    assert doing(found | {"text": "slow", "parts_total": 0}) == "slow"
 
 
 async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:

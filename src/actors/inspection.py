@@ -34,7 +34,7 @@ def status(
         print(
             f"{found['name']:<24} {found['kind']:<7} {found['state'] or found['mode']:<12} "
             f"{found['since']:>15} {format_frontier(found['upper']):>15} "
-            f"{found['lag_ms']:>6} ms {found['steps']:>5}  {_held(found)}{found['text']}".rstrip()
+            f"{found['lag_ms']:>6} ms {found['steps']:>5}  {_held(found)}{doing(found)}".rstrip()
         )
 
 
@@ -47,6 +47,18 @@ def _held(found: dict[str, Any]) -> str:
         f"{found['held_rows']} rows, {found['held_bytes_memory'] / mib:.1f} MiB in memory, "
         f"{found['held_bytes_mapped'] / mib:.1f} MiB in files "
     )
+
+
+def doing(found: dict[str, Any]) -> str:
+    """What an object says of itself, and how far it has read its first contents."""
+    if not found["parts_total"]:
+        return str(found["text"])
+    mib = 1024 * 1024
+    read = (
+        f"{found['parts_read']} of {found['parts_total']} parts read, "
+        f"{found['bytes_read'] / mib:.1f} of {found['bytes_total'] / mib:.1f} MiB"
+    )
+    return f"{read}; {found['text']}" if found["text"] else read
 
 
 async def _status(target: Target) -> dict[str, Any]:

@@ -56,6 +56,29 @@ async def test_an_index_is_installed_on_every_worker(tmp_path: Path, workers: in
         assert sorted(later_rows) == [(1, 7, -1), (3, 6, 1)]
 
 
+async def test_an_index_tells_how_far_it_has_read_its_first_contents(tmp_path: Path) -> None:
+    async with surroundings() as (system, persist):
+        await shard(persist, "numbers", NUMBERS)
+        for upper in range(2, 6):
+            await write(persist, "numbers", upper, table(NUMBERS, (upper, upper - 1, 1)))
+        sizes = [p.bytes for b in (await persist.state("numbers")).batches for p in b.parts]
+        assert len(sizes) == 4
+        imports = (SourceImport("numbers", NUMBERS),)
+        description = DataflowDescription("t1", "i", imports, IndexExport(("a",), NUMBERS), 4)
+        house = House(system, persist, tmp_path, description)
+        await house.address.send(Scheduled())
+        await house.reported(5)
+        statuses = house.workers[0].statuses
+        read = [(s.parts_read, s.bytes_read) for s in statuses if s.parts_total]
+        assert {(s.parts_total, s.bytes_total) for s in statuses if s.parts_total} == {
+            (4, sum(sizes))
+        }
+        assert read == sorted(read)
+        assert (read[0][0], read[-1]) == (0, (4, sum(sizes)))
+        assert all(s.state == "hydrating" for s in statuses if s.parts_total)
+        assert (statuses[-1].state, statuses[-1].parts_total) == ("gathering", 0)
+
+
 async def test_a_subscribe_is_contiguous_from_its_snapshot_to_until(tmp_path: Path) -> None:
     async with surroundings() as (system, persist):
         house = await pass_through(system, persist, tmp_path, SubscribeExport(NUMBERS), until=8)

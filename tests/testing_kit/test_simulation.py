@@ -50,7 +50,7 @@ FOUND = {
     "lease_released_early": 7262,
     "no_nonce_check": 7024,
     "nonce_used_again": 7000,
-    "past_a_failed_fetch": 7017,
+    "past_a_failed_fetch": 7032,
     "peeks_not_forgotten": 7186,
     "stash_forgotten": 7074,
 }

@@ -114,6 +114,10 @@ def _status(desk: Desk, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
         prepared=status.prepared,
         recomputed=status.recomputed,
         rejected=status.rejected,
+        parts_read=status.parts_read,
+        parts_total=status.parts_total,
+        bytes_read=status.bytes_read,
+        bytes_total=status.bytes_total,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from actors.dataflow.gather import Reading
 from actors.dataflow.view import Outcome
 from actors.progress import ObjectId
 from actors.protocol.internal import DataflowStatus
@@ -40,8 +41,11 @@ class Measures(msgspec.Struct):
         measure(STEP_ROWS_OUT, self.rows_out, dataflow)
         measure(STEP_SECONDS, self.step_ms / 1000, dataflow)
 
-    def status(self, dataflow: ObjectId, state: str, text: str) -> DataflowStatus:
-        """The dataflow's word about itself."""
+    def status(
+        self, dataflow: ObjectId, state: str, text: str, reading: Reading | None = None
+    ) -> DataflowStatus:
+        """The dataflow's word about itself; `reading`: how far its first contents were read."""
+        far = reading or Reading()
         return DataflowStatus(
             dataflow=dataflow,
             state=state,
@@ -54,4 +58,8 @@ class Measures(msgspec.Struct):
             prepared=self.prepared,
             recomputed=self.recomputed,
             rejected=self.rejected,
+            parts_read=far.parts_read,
+            parts_total=far.parts_total,
+            bytes_read=far.bytes_read,
+            bytes_total=far.bytes_total,
         )

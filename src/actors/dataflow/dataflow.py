@@ -234,6 +234,8 @@ class Dataflow(Actor[_Message]):
             effects = self._machine.handle(broken)
         for effect in effects:
             await self._perform(effect)
+        if isinstance(event, Described | Fetched) and self._machine.reading() is not None:
+            self._show("hydrating", "")
 
     async def _stage_done(self, event: m.Event, result: Any) -> None:
         match event:
@@ -385,18 +387,11 @@ class Dataflow(Actor[_Message]):
         self._outcome = None
         rows_in = sum(table.num_rows for tables in step.deltas for table in tables)
         self._measures = Measures(self.ctx.monotonic_ms(), rows_in)
-        computed = m.Computed(step.number)
-        view, passing = self._view, self._passing
-        if view is not None:
-            self._run_stage(
-                step.number, lambda: view.compute(step), lambda made: StageDone(computed, made)
-            )
-        elif passing is not None:
-            self._run_stage(
-                step.number,
-                lambda: passing.compute(step),
-                lambda made: StageDone(computed, made),
-            )
+        computed, work = m.Computed(step.number), self._view or self._passing
+        assert work is not None, "made at the start"
+        self._run_stage(
+            step.number, lambda: work.compute(step), lambda made: StageDone(computed, made)
+        )
 
     def _commit(self, effect: m.Commit) -> None:
         view, step = self._view, effect.step
@@ -479,7 +474,7 @@ class Dataflow(Actor[_Message]):
 
     def _show(self, state: str, text: str) -> None:
         machine = self._machine
-        status = self._measures.status(self._description.id, state, text)
+        status = self._measures.status(self._description.id, state, text, machine.reading())
         self._workers[0].reply(msgspec.structs.replace(status, hi=machine.lo, steps=machine.steps))
 
     def _move_holds(self, lo: Frontier) -> None:

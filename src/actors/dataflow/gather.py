@@ -55,6 +55,22 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     bytes: int
 
 
+class Reading(msgspec.Struct):
+    """How far a snapshot has been read: parts, and bytes of them."""
+
+    parts_read: int = 0
+    parts_total: int = 0
+    bytes_read: int = 0
+    bytes_total: int = 0
+
+    def add(self, other: Reading) -> None:
+        """Sums up."""
+        self.parts_read += other.parts_read
+        self.parts_total += other.parts_total
+        self.bytes_read += other.bytes_read
+        self.bytes_total += other.bytes_total
+
+
 class _Group(msgspec.Struct):
     pieces: int
     bytes: int
@@ -73,6 +89,7 @@ class Source:
         """Outstanding fetches per time; a time without any is absent."""
         self.held: list[Held] = []
         self.held_bytes = 0
+        self.reading = Reading()
         self._groups: dict[int, _Group] = {}
         """Descriptions not yet answered."""
         self._described = 0
@@ -101,6 +118,9 @@ class Source:
                 self.waiting.append(piece)
             else:
                 idle.append(piece)
+        if snapshot:
+            read = sum(piece.part.bytes for piece in idle)
+            self.reading.add(Reading(len(idle), len(described.parts), read, size))
         self.progress = described.upper
         return idle
 
@@ -143,6 +163,8 @@ class Source:
         self.counts[message.time] -= 1
         if not self.counts[message.time]:
             del self.counts[message.time]
+        if piece.snapshot:
+            self.reading.add(Reading(parts_read=1, bytes_read=piece.part.bytes))
         return piece, _of_interest(message.updates, piece, self.as_of)
 
     def hold(self, *tables: pa.Table) -> None:
@@ -192,6 +214,8 @@ class Source:
             assert pieces, "an answered fetch is still listed"
             counted[time] = counted.get(time, 0) + len(pieces)
         assert counted == self.counts, f"fetches are counted {self.counts}, listed {counted}"
+        assert self.reading.parts_read <= self.reading.parts_total
+        assert self.reading.bytes_read <= self.reading.bytes_total
         assert self.held_bytes == sum(each.bytes for each in self.held)
         assert all(piece.upper <= self.progress for piece in self.pending() if not piece.snapshot)
 

@@ -78,7 +78,7 @@ from actors.dataflow.events import (
     StartTasks,
     Step,
 )
-from actors.dataflow.gather import Piece, Source, ask_parts
+from actors.dataflow.gather import Piece, Reading, Source, ask_parts
 from actors.errors import PenstockError
 from actors.progress import EMPTY, Frontier, Time
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
@@ -440,6 +440,15 @@ class Machine:
         self.step = None
         self.sources = ()
         return [CancelWork()]
+
+    def reading(self) -> Reading | None:
+        """How far the snapshots of this incarnation have been read; None: none is due."""
+        if not self._snapshot_due:
+            return None
+        whole = Reading()
+        for source in self.sources:
+            whole.add(source.reading)
+        return whole
 
     # -- checks ------------------------------------------------------------------------------------
 

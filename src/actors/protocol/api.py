@@ -256,6 +256,11 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     """Of an index: updates that the workers hold, with their bytes in memory and in files."""
     held_bytes_memory: int = 0
     held_bytes_mapped: int = 0
+    parts_read: int = 0
+    """While it hydrates: parts of its inputs that were read, of `parts_total`; bytes alike."""
+    parts_total: int = 0
+    bytes_read: int = 0
+    bytes_total: int = 0
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
