@@ -412,7 +412,12 @@ async def test_status_shows_all(tmp_path: Path) -> None:
         assert (table.name, table.kind, table.upper, table.lag_ms) == ("t", "table", later + 1, 0)
         assert (view.since, view.upper, view.lag_ms) == (time, time + 1, later - time)
         assert (view.state, view.steps, view.mode) == ("gathering", 3, "incremental")
-        far = {"parts_read": 3, "parts_total": 8, "bytes_read": 30, "bytes_total": 80}
+        far: dict[str, Any] = {
+            "parts_read": 3,
+            "parts_total": 8,
+            "bytes_read": 30,
+            "bytes_total": 80,
+        }
         world.replica.respond(DataflowStatus("u2", "hydrating", **far))
         world.replica.respond(Frontiers("u2", write=later + 1))
         await world.ask(WaitFor(world.number(), "v", later), Done)
