@@ -29,7 +29,7 @@ from actors.cluster.address import Address
 from actors.cluster.security import for_dialler
 from actors.cluster.transport import dial
 from actors.compute.finishing import Finisher
-from actors.controller.client_link import Exchange, Link
+from actors.controller.client_link import Exchange, Link, Slot
 from actors.controller.client_rows import Condition as Condition
 from actors.controller.client_rows import Rows as Rows
 from actors.controller.client_rows import Wish, column_of, encode, expand
@@ -71,7 +71,7 @@ from actors.protocol.api import (
     objects_of,
 )
 from actors.settings import Settings
-from actors.spans import accept, outgoing, root, span_below
+from actors.spans import accept, begin_root, carrying, outgoing, root, span_below
 from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
 
 
@@ -338,9 +338,23 @@ class Client:
     ) -> AsyncGenerator[pa.Table, None]:
         """Rows with their weight, finished; at least one table."""
         number = self._exchange.number()
-        with root(CLIENT_REQUEST, number, name) as opened:
-            request = wish.read(number, name, as_of, deadline_ms, outgoing(opened))
-            slot = await self._exchange.open(request)
+        opened = begin_root(CLIENT_REQUEST, number, name)
+        request = wish.read(number, name, as_of, deadline_ms, outgoing(opened))
+        failed: BaseException | None = None
+        try:
+            with carrying(None if opened is None else opened.traceparent):
+                slot = await self._exchange.open(request)
+            async with contextlib.aclosing(self._answers(number, slot, wish)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            if opened is not None:
+                opened.end(failed)
+
+    async def _answers(self, number: int, slot: Slot, wish: Wish) -> AsyncGenerator[pa.Table, None]:
         finisher: Finisher | None = None
         ended = over = told = False
         try:

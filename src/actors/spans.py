@@ -261,6 +261,13 @@ def root(hop: Hop, *values: Value) -> Spanning:
     return _Spanning(hop, values, TRACEPARENT.get(), ())
 
 
+def begin_root(hop: Hop, *values: Value) -> Opened | None:
+    """As `root`, for a span that one block cannot hold: whoever has it ends it."""
+    if _exporting is None or not _exporting.begins:
+        return None
+    return _open(hop, values, TRACEPARENT.get(), ())
+
+
 def begin(hop: Hop, *values: Value, parent: str | None, links: Iterable[str] = ()) -> Opened | None:
     """As `span_below`, for a span that one block cannot hold: whoever has it ends it."""
     return None if parent is None or _exporting is None else _open(hop, values, parent, links)
