@@ -49,6 +49,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
 	@$(BIN)/python tests/proof/absent_client.py
 	@$(BIN)/python tests/proof/network_campaign.py
+	@$(BIN)/python tests/proof/controller_campaign.py
 	@$(BIN)/python tests/proof/fuzz_protocol.py
 	@$(BIN)/python tests/proof/large_peek.py
 	@$(BIN)/penstock simulate --runs 20000

@@ -24,6 +24,7 @@ HEAVY = (
     "spark/test_child.py",
     "spark/test_connect.py",
     "spark/test_connect_recovery.py",
+    "cluster/test_controller_campaign.py",
     "demo/test_proof.py",
     "views/test_relational_on_spark.py",
     "spark/test_hydration.py",
