@@ -60,8 +60,8 @@ from actors.testing.engine import InMemoryExecutor
 SCRIPT: Final = Path(__file__).with_name("controller_script.py")
 PERIOD_S: Final = 0.05
 """Between two writes."""
-LAG: Final = 2_000
-"""Times below its upper that a shard can be read."""
+LAG: Final = 500
+"""Times below its upper that a shard can be read: few, so that a run is soon past filling up."""
 COMPACT_S: Final = 1.0
 RETAIN: Final = "retain"
 START_S: Final = 60.0
