@@ -377,6 +377,17 @@ async def test_a_peer_that_reads_nothing_but_lives_is_found_within_the_idle_limi
         assert reader is not None
 
 
+async def test_who_is_canceled_while_it_closes_holds_no_place() -> None:
+    async with listening(echo, QUICK) as listener:
+        connection = await connect(listener, QUICK)
+        await connection.send(Ping(1))
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await connection.aclose()
+        while listener.connections:
+            await anyio.sleep(0.01)
+
+
 async def test_a_slow_reader_that_goes_on_is_not_cut_off() -> None:
     async def flood(connection: FramedConnection[Any, Any]) -> None:
         for number in range(6):

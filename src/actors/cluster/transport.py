@@ -119,14 +119,17 @@ class FramedConnection(Generic[S, R]):
         self._stream.abort()
 
     async def aclose(self) -> None:
-        """Sends what waits (for at most ``connect_timeout_ms``) and closes. Twice is harmless."""
+        """Sends what waits (for at most ``connect_timeout_ms``) and closes; at once where the
+        caller is being canceled. Twice is harmless."""
         if self._closed and self._stream.is_over:
             return
         self._closed = True
-        with anyio.move_on_after(self._close_s):
-            async with self._lock:  # a frame that has been begun is finished
-                pass
-        await self._stream.aclose(self._close_s)
+        try:
+            with anyio.move_on_after(self._close_s):
+                async with self._lock:  # a frame that has been begun is finished
+                    pass
+        finally:
+            await self._stream.aclose(self._close_s)
 
 
 async def dial(

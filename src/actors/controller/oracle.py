@@ -13,7 +13,7 @@ reads: those name a time that was written.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -63,16 +63,6 @@ class Oracle:
         assert self.last < time < self.reserved, (self.last, time, self.reserved)
         self.last = time
         return time
-
-
-class Versioned(Protocol):
-    """A consensus value with its sequence number."""
-
-    @property
-    def seqno(self) -> int: ...
-
-    @property
-    def data(self) -> bytes: ...
 
 
 def decode_reservation(data: bytes) -> Time:
