@@ -37,6 +37,7 @@ from actors.protocol.compute import (
     Peek,
     Replay,
     Response,
+    Schedule,
     SubscribeBatch,
     SubscribeResponse,
     Tagged,
@@ -235,9 +236,9 @@ class ChannelAdapter(Actor[AdapterMessage]):
             await self._from_worker(tagged)
 
     async def _command(self, nonce: Nonce, command: Command | Replay) -> None:
-        parent = command.traceparent if isinstance(command, Peek) else None
+        parent = command.traceparent if isinstance(command, Peek | Schedule) else None
         with span_below(parent, ADAPTER_COMMAND, nonce, self._index) as opened:
-            if opened is not None and isinstance(command, Peek):
+            if opened is not None and isinstance(command, Peek | Schedule):
                 command = replace(command, traceparent=opened.traceparent)
             await self._down(Tagged(nonce, command))
 

@@ -192,7 +192,7 @@ class Client:
         else:
             made = tuple(column_of(column, text) for column, text in columns.items())
             schema = Schema(made, tuple(primary_key))
-        await self._done(CreateTable(self._exchange.number(), name, schema, retain_history_ms))
+        await self._change(CreateTable(self._exchange.number(), name, schema, retain_history_ms))
 
     async def create_view(
         self,
@@ -214,16 +214,16 @@ class Client:
         request = CreateView(
             self._exchange.number(), name, sql, retain_history_ms, dict(conf or {}), refresh_policy
         )
-        await self._done(request)
+        await self._change(request)
 
     async def create_index(self, name: str, on: str, key: Sequence[str]) -> None:
         """Keeps a table or view ready for peeks by these columns. Raises `UnknownObject`,
         `ObjectExists`, `InvalidUsage`."""
-        await self._done(CreateIndex(self._exchange.number(), name, on, tuple(key)))
+        await self._change(CreateIndex(self._exchange.number(), name, on, tuple(key)))
 
     async def drop(self, name: str) -> None:
         """Drops a table, view or index. Raises `UnknownObject`, `ObjectInUse`."""
-        await self._done(Drop(self._exchange.number(), name))
+        await self._change(Drop(self._exchange.number(), name))
 
     async def status(self) -> StatusReport:
         """All objects: frontiers, lag, state and step times."""
@@ -435,6 +435,10 @@ class Client:
                 return
             if not (paused and answer.code == Canceled.__name__):
                 raise from_wire(answer.code, answer.text, answer.determinate)
+
+    async def _change(self, statement: CreateTable | CreateView | CreateIndex | Drop) -> None:
+        with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
+            await self._done(msgspec.structs.replace(statement, traceparent=outgoing(opened)))
 
     async def _done(self, request: Request) -> None:
         await self._exchange.ask(request, Done)

@@ -110,6 +110,12 @@ CLIENT_REQUEST: Final = Hop("send", "request", _CLIENT, (REQUEST, OBJECT), "send
 """The client, from sending a request until it is answered."""
 SESSION_REQUEST: Final = Hop("process", "request", _SERVER, (REQUEST, OBJECT, SESSION), "process")
 """The session, from reading a request until its answer is on its way."""
+STATEMENT: Final = Hop("process", "statement", _INTERNAL, (REQUEST, OBJECT))
+"""A change of the catalog, from its turn until it is durable."""
+HYDRATION: Final = Hop(
+    "process", "hydration", _CONSUMER, (DATAFLOW, OBJECT, INCARNATION), "process", True
+)
+"""A dataflow that was let run, until its first contents are durable, or read."""
 GROUP_COMMIT: Final = Hop("commit", "group", _CONSUMER, (BATCH,), "process")
 """The table writer: one group of writes, made durable at one time. Links to all its writes."""
 APPEND: Final = Hop("append", "shard", _PRODUCER, (SHARD, LO, HI, ROWS, BYTES), "send")
@@ -160,6 +166,8 @@ HOPS: Final[dict[str, Hop]] = {
     for hop in (
         CLIENT_REQUEST,
         SESSION_REQUEST,
+        STATEMENT,
+        HYDRATION,
         GROUP_COMMIT,
         APPEND,
         LISTEN,

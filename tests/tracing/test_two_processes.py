@@ -50,7 +50,7 @@ def spans(
     recorded: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Received]:
-    """All that the three processes have told of one insert and two reads."""
+    """All that the three processes have told of an insert, two reads and a view."""
     log = (tmp_path_factory.mktemp("log") / "service.log").open("wb")
     command = [sys.executable, "-m", "actors.cli", "serve", "--listen", "127.0.0.1:0"]
     command += ["--state-dir", str(tmp_path_factory.mktemp("state") / "state")]
@@ -127,11 +127,12 @@ def test_nothing_is_refused_and_no_parent_is_missing(
     assert {span.service for span in spans} == {CLIENT, SERVICE, ENGINE}
     assert len({span.resource["process.pid"] for span in spans}) == 3
     assert [span.name for span in spans if span.status == 2] == []
-    # one insert and two reads, and nothing of what went before
+    # one insert, two reads and a view, and nothing of what went before
     assert [root.attributes["penstock.object"] for root in roots(spans)] == [
         "flights",
         "by_carrier",
         "flights",
+        "ids",
     ]
 
 
@@ -214,7 +215,7 @@ def test_an_insert_is_one_tree_down_to_spark_and_the_subscriber(spans: list[Rece
 
 
 def test_a_read_is_one_tree_down_to_every_worker(spans: list[Received]) -> None:
-    _, by_index, by_shard = roots(spans)
+    _, by_index, by_shard, _ = roots(spans)
     for root, workers in ((by_index, [0, 1]), (by_shard, None)):
         mine = tree_of(spans, root)
         session = the(mine, names.SESSION_REQUEST)
@@ -232,6 +233,32 @@ def test_a_read_is_one_tree_down_to_every_worker(spans: list[Received]) -> None:
         assert len(mine) == 4 + len(reads)
 
 
+def test_a_new_view_is_one_tree_from_its_statement_to_its_first_contents(
+    spans: list[Received],
+) -> None:
+    root = roots(spans)[-1]
+    mine = tree_of(spans, root)
+    session = the(mine, names.SESSION_REQUEST)
+    below(session, root)
+    statement = the(mine, names.STATEMENT, object="ids", request="CreateView")
+    below(statement, session)
+    jobs = [span for span in mine if span.name == names.SPARK_JOB.name]
+    assert any(job.parent_id == statement.span_id for job in jobs), "Spark has analysed the text"
+    command = the(mine, names.CONNECTION_COMMAND)
+    below(command, session)
+    adapter = the(mine, names.ADAPTER_COMMAND)
+    below(adapter, command)
+    hydration = the(mine, names.HYDRATION, object="ids")
+    below(hydration, adapter)
+    (whole,) = [job for job in jobs if job.parent_id == hydration.span_id]
+    engine = the(mine, names.ENGINE_JOB)
+    below(engine, whole)
+    assert {s.parent_id for s in mine if s.name == names.ENGINE_STAGE.name} == {engine.span_id}
+    append = the(mine, names.APPEND)
+    assert append.parent_id == hydration.span_id
+    assert append.attributes["penstock.shard"].startswith(command.attributes["penstock.object"])
+
+
 def test_the_file_of_the_service_is_drawn_as_trees(spans: list[Received], recorded: Path) -> None:
     drawn = subprocess.run(
         [sys.executable, "-m", "actors.cli", "trace", str(recorded)],
@@ -240,7 +267,7 @@ def test_the_file_of_the_service_is_drawn_as_trees(spans: list[Received], record
         check=True,
     ).stdout
     service_side = [span for span in spans if span.service != CLIENT]
-    assert sum(line.startswith("trace ") for line in drawn.splitlines()) == 3
+    assert sum(line.startswith("trace ") for line in drawn.splitlines()) == 4
     for hop in {span.name for span in service_side}:
         assert hop in drawn
     assert "(its parent was not recorded)" in drawn, "the client wrote to no file"

@@ -16,7 +16,7 @@ WAIT_MS = 100_000
 
 
 async def run(address: str) -> None:
-    """One insert, which a subscriber of the view sees, and one read of the view by an index."""
+    """One insert, which a subscriber of the view sees, two reads, and one more view."""
     tracing = setup.running()
     assert tracing is not None, "the variables say where traces go"
     async with await Client.connect(address) as client:
@@ -43,6 +43,9 @@ async def run(address: str) -> None:
         assert rows.to_pylist() == [{"carrier": "AA", "n": 1}]
         whole = await client.peek("flights", time)
         assert whole.num_rows == 2
+        await client.create_view("ids", "SELECT id % 2 AS odd, sum(id) s FROM flights GROUP BY 1")
+        tracing.ratio = 0.0
+        await client.wait_for("ids", time, deadline_ms=WAIT_MS)
     print(time)
 
 

@@ -39,6 +39,7 @@ from actors.protocol.compute import (
     Refused,
     Replay,
     Response,
+    Schedule,
 )
 from actors.settings import TOKEN_BYTES_MAX, Settings
 from actors.spans import accept, span_below
@@ -141,10 +142,15 @@ class Connection(Actor[ConnectionMessage]):
             self._end(error)
             return
         nonce = self._hello.nonce
-        parent = accept(command.traceparent) if isinstance(command, Peek) else None
+        parent = accept(command.traceparent) if isinstance(command, Peek | Schedule) else None
         with span_below(parent, CONNECTION_COMMAND) as opened:
-            if opened is not None and isinstance(command, Peek):
-                opened.describe(nonce, command.uuid, command.target.id)
+            if opened is not None and isinstance(command, Peek | Schedule):
+                named = (
+                    (command.uuid, command.target.id)
+                    if isinstance(command, Peek)
+                    else ("", command.id)
+                )
+                opened.describe(nonce, *named)
                 command = msgspec.structs.replace(command, traceparent=opened.traceparent)
             for part, split in self._parts.split(command):
                 if part == 0 and self._replaying and not isinstance(split, Hello):

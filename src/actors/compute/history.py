@@ -59,6 +59,8 @@ class ComputeHistory:
 
     def push(self, command: Command) -> None:
         """Appends a command, reducing when the list has doubled."""
+        if isinstance(command, Schedule):
+            command = Schedule(command.id)  # a replay serves nobody who waits
         self._commands.append(command)
         if len(self._commands) > 2 * max(self._reduced_length, 8):
             self.reduce()

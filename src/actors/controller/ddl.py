@@ -41,6 +41,8 @@ from actors.plan.schema import Column, Schema, arrow_type
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
 from actors.settings import Settings
+from actors.spans import span
+from actors.telemetry import SPARK_JOB
 from actors.views.compile import compile_view
 from actors.views.policy import with_policy
 
@@ -186,7 +188,8 @@ class CatalogStore:
     ) -> Analyzed:
         self._analyses += 1
         job = Analyze(f"analyze-{self._analyses}", tables, texts, conf)
-        answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
+        with span(SPARK_JOB, job.job_id, ""):
+            answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
         if not isinstance(answer, Analyzed):
             raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
         return answer

@@ -39,13 +39,12 @@ from actors.protocol.api import (
     Changes,
     Contents,
     Failed,
-    Read,
     Request,
     Subscribe,
+    Traced,
     Unsubscribe,
     Welcome,
     Welcomed,
-    Write,
     objects_of,
 )
 from actors.settings import Settings
@@ -208,7 +207,7 @@ class Session(Actor[_SessionMessage]):
             self._answer(Failed(number, *to_wire(error)))
 
     def _begin_span(self, request: Request) -> Opened | None:
-        if not isinstance(request, Write | Read | Subscribe):
+        if not isinstance(request, Traced):
             return None
         traceparent = request.traceparent
         opened = begin_request(SESSION_REQUEST, traceparent=traceparent)

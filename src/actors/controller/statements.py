@@ -27,6 +27,8 @@ from actors.kernel import Address
 from actors.progress import EMPTY, ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView, Done, Drop
 from actors.protocol.compute import AllowCompaction, CreateDataflow, Schedule
+from actors.spans import span_below
+from actors.telemetry import STATEMENT, TRACEPARENT
 
 log = logging.getLogger("penstock.controller")
 
@@ -43,13 +45,21 @@ class StatementDone(msgspec.Struct, frozen=True, gc=False):
     read_back: tuple[Catalog, int | None] | None = None
 
 
+class _Queued(msgspec.Struct, frozen=True, gc=False):
+    """A statement, who wants it, and the context it came in."""
+
+    session: Address[Any]
+    statement: Statement
+    traceparent: str | None = None
+
+
 class Statements:
     """The queue of statements, and what follows each."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._queue: deque[tuple[Address[Any], Statement]] = deque()
-        self._current: tuple[Address[Any], Statement] | None = None
+        self._queue: deque[_Queued] = deque()
+        self._current: _Queued | None = None
         self._closing: set[ObjectId] = set()
         self._zombies: list[tuple[ShardId, str, int]] = []
         self._opening = False
@@ -60,14 +70,14 @@ class Statements:
 
     def submit(self, session: Address[Any], statement: Statement) -> None:
         """Queues a statement."""
-        self._queue.append((session, statement))
+        self._queue.append(_Queued(session, statement, TRACEPARENT.get()))
         self._next()
 
     def describe(self) -> str:
         """What is under way."""
         if self._current is None:
             return "no statement under way"
-        statement = self._current[1]
+        statement = self._current.statement
         waiting = len(self._queue)
         return f"{type(statement).__name__} {statement.name} under way, {waiting} wait"
 
@@ -75,12 +85,15 @@ class Statements:
         if self._current is not None or not self._queue:
             return
         self._current = self._queue.popleft()
-        statement = self._current[1]
-        self._desk.ctx.effect(lambda: self._carry_out(statement), done=lambda done: done)
+        queued = self._current
+        self._desk.ctx.effect(lambda: self._carry_out(queued), done=lambda done: done)
 
-    async def _carry_out(self, statement: Statement) -> StatementDone:
+    async def _carry_out(self, queued: _Queued) -> StatementDone:
+        statement = queued.statement
+        values = (type(statement).__name__, statement.name)
         try:
-            return StatementDone(await self._change(statement))
+            with span_below(queued.traceparent, STATEMENT, *values):
+                return StatementDone(await self._change(statement))
         except Exception as error:
             if not isinstance(error, PenstockError):
                 log.error("a statement failed by a fault of this program", exc_info=error)
@@ -166,7 +179,8 @@ class Statements:
     def done(self, message: StatementDone) -> CatalogObject | None:
         """A statement ended; the object that it dropped, if it dropped one."""
         assert self._current is not None
-        (session, statement), self._current = self._current, None
+        queued, self._current = self._current, None
+        session, statement = queued.session, queued.statement
         result = message.result
         if message.read_back is not None and isinstance(result, PenstockError):
             result = self._settled(statement, message.read_back, result)
@@ -174,7 +188,7 @@ class Statements:
         if isinstance(result, Changed):
             self._desk.catalog, self._desk.seqno = result.catalog, result.seqno
             if result.created is not None:
-                self._created(result.created)
+                self._created(result.created, queued.traceparent)
             if result.dropped is not None:
                 dropped = result.dropped
                 self._dropped(dropped)
@@ -207,7 +221,7 @@ class Statements:
                 return Changed(catalog, seqno, dropped=entry)
         return error
 
-    def _created(self, entry: CatalogObject) -> None:
+    def _created(self, entry: CatalogObject, traceparent: str | None) -> None:
         desk = self._desk
         if entry.shard is not None:
             retain = entry.retain_history_ms or desk.settings.retain_history_ms
@@ -215,14 +229,20 @@ class Statements:
         if entry.kind == TABLE:
             self.open_times()
         else:
-            self.build(entry, entry.as_of)
+            self.build(entry, entry.as_of, traceparent=traceparent)
 
-    def build(self, entry: CatalogObject, as_of: Time, upper: Time = 0) -> None:
+    def build(
+        self,
+        entry: CatalogObject,
+        as_of: Time,
+        upper: Time = 0,
+        traceparent: str | None = None,
+    ) -> None:
         """Makes the replica maintain a view or an index from `as_of` on."""
         desk = self._desk
         desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
         desk.command(CreateDataflow(describe_dataflow(desk.catalog, entry, as_of)))
-        desk.command(Schedule(entry.id))
+        desk.command(Schedule(entry.id, traceparent))
 
     def _dropped(self, entry: CatalogObject) -> None:
         desk = self._desk

@@ -204,6 +204,7 @@ class Dataflow(Actor[_Message]):
             case Emitted(incarnation=incarnation):
                 await self._acknowledged(incarnation, 0, message.upper)
             case Scheduled():
+                self._traces.scheduled()
                 await self._feed(m.Schedule())
             case Progress():
                 far = f"{message.tasks_done} of {message.tasks} tasks done"
@@ -332,6 +333,7 @@ class Dataflow(Actor[_Message]):
     def _restore(self, effect: m.Restore) -> None:
         incarnation, lo = effect.incarnation, effect.lo
         view, passing = self._view, self._passing
+        restoring = self._traces.restoring
         if view is not None:
             self._restoring = effect
             writable = self._writable
@@ -343,7 +345,8 @@ class Dataflow(Actor[_Message]):
                 in_error = bool(found.output_errors)
                 return StageDone(m.Restored(incarnation, found.lo, as_of, none, in_error=in_error))
 
-            self._run_stage(0, lambda: view.restore(incarnation, writable=writable), resumed)
+            restore = restoring(incarnation, lambda: view.restore(incarnation, writable=writable))
+            self._run_stage(0, restore, resumed)
         elif passing is not None:
 
             def started(event: m.Restored | ViewInError | ReadBelowSince) -> StageDone:
@@ -352,7 +355,8 @@ class Dataflow(Actor[_Message]):
                     return StageDone(m.Drop())
                 return StageDone(event)
 
-            self._run_stage(0, lambda: passing.restore(incarnation, lo), started)
+            restart = restoring(incarnation, lambda: passing.restore(incarnation, lo))
+            self._run_stage(0, restart, started)
 
     def _warm(self, incarnation: int) -> None:
         """Readies state beside the machine. A step that needs it looks for itself, and meets

@@ -24,8 +24,8 @@ from actors.persist import PersistClient
 from actors.progress import Frontier, Time
 from actors.protocol.compute import DataflowDescription, SubscribeBatch
 from actors.protocol.internal import Described
-from actors.spans import Opened, begin, carrying
-from actors.telemetry import PREPARED, ROWS_OUT, SPARK_MS, STEP, TRACEPARENT
+from actors.spans import Opened, begin, carrying, span_below
+from actors.telemetry import HYDRATION, PREPARED, ROWS_OUT, SPARK_MS, STEP, TRACEPARENT
 from actors.tracing.trail import NOTES_MAX
 
 T = TypeVar("T")
@@ -41,11 +41,34 @@ class StepTraces:
         """(source, lower, upper, context) of what was described."""
         self._step: tuple[int, int] | None = None
         self._opened: Opened | None = None
+        self._scheduled: str | None = None
+        """The context in which the dataflow was let run, until it has its first contents."""
 
     @property
     def here(self) -> str | None:
         """The context of the step at hand."""
         return None if self._opened is None else self._opened.traceparent
+
+    def scheduled(self) -> None:
+        """Notes the context in which the suspension ends."""
+        self._scheduled = TRACEPARENT.get()
+
+    def restoring(
+        self, incarnation: int, run: Callable[[], Awaitable[T]]
+    ) -> Callable[[], Awaitable[T]]:
+        """The start of an incarnation: a hydration, in the context that asked for it."""
+        parent = self._scheduled
+        if parent is None:
+            return run
+        named = (self._description.id, self._description.name, incarnation)
+
+        async def traced() -> T:
+            with span_below(parent, HYDRATION, *named):
+                result = await run()
+            self._scheduled = None
+            return result
+
+        return traced
 
     def described(self, message: Described) -> None:
         """Notes the context in which it came."""

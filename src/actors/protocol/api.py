@@ -41,6 +41,7 @@ class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
     name: str
     schema: Schema
     retain_history_ms: int | None = None
+    traceparent: str | None = None
 
 
 class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -53,6 +54,7 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     conf: dict[str, str] = {}
     refresh_policy: str = "auto"
     """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
+    traceparent: str | None = None
 
 
 class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -62,6 +64,7 @@ class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
     name: str
     on: str
     key: tuple[str, ...]
+    traceparent: str | None = None
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -69,6 +72,7 @@ class Drop(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     request: int
     name: str
+    traceparent: str | None = None
 
 
 class TableChange(msgspec.Struct, frozen=True, gc=False):
@@ -302,7 +306,11 @@ Answer: TypeAlias = (
 )
 
 
-def objects_of(request: Write | Read | Subscribe) -> str:
+Traced: TypeAlias = Write | Read | Subscribe | CreateTable | CreateView | CreateIndex | Drop
+"""Requests that bring a trace context, and whose way is traced."""
+
+
+def objects_of(request: Traced) -> str:
     """The names of the objects that a request is about, for people."""
     if isinstance(request, Write):
         return ",".join(change.table for change in request.changes)

@@ -110,6 +110,8 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Lets a dataflow run."""
 
     id: ObjectId
+    traceparent: str | None = None
+    """Sampled W3C trace context of who wants it."""
 
 
 class AllowWrites(msgspec.Struct, frozen=True, gc=False, tag=True):
