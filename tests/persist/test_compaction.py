@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from actors.persist import compaction
 from actors.persist.compaction import BATCH_BYTES_MIN, Merger, choose, row_hashes
 from actors.persist.shard import Batch, NewShard, Part, ShardState, created
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
@@ -93,7 +95,7 @@ def test_merging_sums_equal_rows_with_and_without_files(spills: bool, tmp_path: 
     assert scratch.exists() is spills
     found: Counter[tuple[int, str, int]] = Counter()
     biggest = 0
-    for merged in merger.merged():
+    for merged in iter(merger.take, None):
         biggest = max(biggest, merged.nbytes)
         for a, b, time, diff in zip(*[c.to_pylist() for c in merged.columns], strict=True):
             assert (a, b, time) not in found, "equal rows meet"
@@ -106,15 +108,52 @@ def test_merging_sums_equal_rows_with_and_without_files(spills: bool, tmp_path: 
     assert not scratch.exists()
 
 
+def test_what_outlives_its_caller_finds_the_merger_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "spill"
+    merger = Merger(SCHEMA, to=1, rows=90, errors=False, bytes_max=100, scratch=scratch)
+    rows = table([(n, str(n), 0, 1) for n in range(30)])
+    merger.add(rows)
+    inside, goes_on = threading.Event(), threading.Event()
+
+    def slow(given: pa.Table) -> object:
+        inside.set()
+        assert goes_on.wait(10)
+        return row_hashes(given)
+
+    monkeypatch.setattr(compaction, "row_hashes", slow)
+    failed: list[BaseException] = []
+
+    def add() -> None:
+        try:
+            merger.add(rows)
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    adding, closing = threading.Thread(target=add), threading.Thread(target=merger.close)
+    adding.start()
+    assert inside.wait(10)
+    closing.start()
+    assert scratch.exists(), "what is being written stays until it is"
+    goes_on.set()
+    adding.join()
+    closing.join()
+    merger.add(rows)
+    assert merger.take() is None
+    assert failed == []
+    assert not scratch.exists()
+
+
 def test_errors_meet_parts_without_errors() -> None:
     merger = Merger(SCHEMA, to=5, rows=3, errors=True, bytes_max=1 << 20, scratch=None)
     merger.add(table([(1, "x", 2, 1)]))
     bad = table([(None, None, 3, 1)]).append_column(ERROR, pa.array(["bad"], pa.string()))
     merger.add(bad)
-    (merged,) = merger.merged()
+    (merged,) = iter(merger.take, None)
     assert sorted(merged[ERROR].to_pylist(), key=str) == [None, "bad"]
     merger.add(bad.set_column(3, DIFF, pa.array([-1], pa.int64())))
-    (merged,) = merger.merged()
+    (merged,) = iter(merger.take, None)
     assert merged[ERROR].to_pylist() == [None]
 
 

@@ -85,7 +85,7 @@ class World:
         for batch in inputs:
             for part in batch.parts:
                 merger.add(read(part))
-        parts = tuple(part for table in merger.merged() for part in made_of(table))
+        parts = tuple(part for table in iter(merger.take, None) for part in made_of(table))
         after = compacted(self.state, inputs, parts)
         assert after is not None
         self.become(after)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,7 +62,11 @@ def choose(
 
 
 class Merger:
-    """Merges updates, spilling by hash beyond a budget. Blocking; one after the other."""
+    """Merges updates, spilling by hash beyond a budget. Blocking, and one call after the other.
+
+    A call whose caller was cancelled goes on in its thread: `close` waits for it, and one that
+    comes later still finds the merger closed.
+    """
 
     def __init__(
         self,
@@ -84,10 +89,30 @@ class Merger:
         self._held_bytes = 0
         self._held_rows = 0
         self._writers: list[Any] = []
+        self._turn = threading.Lock()
+        self._closed = False
+        self._tables: Iterator[pa.Table] | None = None
 
     def add(self, updates: pa.Table) -> None:
         """Takes the updates of one part. Raises `StorageError`, `StoreFull`."""
-        table = updates
+        with self._turn:
+            if not self._closed:
+                self._add(updates)
+
+    def take(self) -> pa.Table | None:
+        """The next of the merged updates, each table consolidated, no update in two of them;
+        None: that was all. Raises `StorageError`."""
+        with self._turn:
+            if self._closed:
+                return None
+            if self._tables is None:
+                self._tables = self._merged()
+            table = next(self._tables, None)
+            if table is None:
+                self._tables = None
+            return table
+
+    def _add(self, table: pa.Table) -> None:
         if ERROR in self._shape.names and ERROR not in table.column_names:
             table = table.append_column(ERROR, pa.nulls(table.num_rows, pa.string()))
         table = advance(table.select(self._shape.names), self._to)
@@ -130,8 +155,7 @@ class Merger:
         except OSError as error:
             raise storage_error(f"spill to {self._scratch}", error) from error
 
-    def merged(self) -> Iterator[pa.Table]:
-        """The merged updates, table by table, each consolidated, none in two of them."""
+    def _merged(self) -> Iterator[pa.Table]:
         if not self._writers:
             if self._held:
                 yield consolidate(pa.concat_tables(self._held))
@@ -152,6 +176,11 @@ class Merger:
 
     def close(self) -> None:
         """Removes the files."""
+        with self._turn:
+            self._closed = True
+            self._close()
+
+    def _close(self) -> None:
         self._held = []
         if self._writers:
             for writer, sink in self._writers:

@@ -140,9 +140,8 @@ class Upkeep:
                 for part in batch.parts:
                     updates = await self._parts.fetch(part, state.schema)
                     await self._clock.run_blocking(partial(merger.add, updates))
-            tables = merger.merged()
             while True:
-                table = await self._clock.run_blocking(lambda: next(tables, None))
+                table = await self._clock.run_blocking(merger.take)
                 if table is None:
                     return tuple(written)
                 inline = 0 if to_blob or written else limits.inline_part_bytes_max
