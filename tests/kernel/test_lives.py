@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -283,3 +284,43 @@ async def test_a_cancelled_effect_sends_nothing_though_its_wait_was_over() -> No
             to.send_nowait(Do("cancel"))
             await anyio.wait_all_tasks_blocked()
     assert heard == ["cancel"]
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """As many messages are: out of the garbage collector's sight."""
+
+    error: Exception
+
+
+class Large:
+    """Something that is worth freeing."""
+
+
+class Trying(Actor[Do | Failure]):
+    """Starts an effect that fails."""
+
+    def __init__(self) -> None:
+        self.heard: list[Exception] = []
+
+    def receive(self, message: Do | Failure) -> None:
+        if isinstance(message, Failure):
+            self.heard.append(message.error)
+            return
+
+        async def run() -> None:
+            large = Large()
+            raise ValueError(large)
+
+        self.ctx.effect(run, done=lambda _: None, failed=Failure)
+
+
+async def test_an_effect_that_failed_is_freed_with_its_error() -> None:
+    trying = Trying()
+    async with System() as system:
+        address = system.spawn(lambda: trying, "trying")
+        await address.send(Do("fail"))
+        await anyio.wait_all_tasks_blocked()
+        assert len(trying.heard) == 1
+        trying.heard.clear()
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, Large)]

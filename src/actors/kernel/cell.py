@@ -250,6 +250,7 @@ class Cell(Generic[M]):
     ) -> None:
         HANDLING.set(None)
         TRACEPARENT.set(None)  # most effects outlive their cause; others name theirs
+        message: M | None = None
         try:
             with scope:
                 try:
@@ -267,6 +268,9 @@ class Cell(Generic[M]):
                 assert self.task is not None, "it serves"
                 self.task.cancel()
         finally:
+            # An error holds this frame by its traceback, and the message may hold the error where
+            # the garbage collector does not look (a struct without gc): nobody would free them.
+            message = None
             self.forget(scope)
 
     def cancel_effects(self) -> None:
@@ -353,6 +357,7 @@ class Cell(Generic[M]):
                     if mailbox.urgent is not None:
                         mailbox.close(unhandled=len(batch) - taken)
                         return
+                del message  # an actor that waits holds nothing of what it has handled
             except BaseException:
                 mailbox.put_back(batch[taken:])
                 raise
