@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from actors.protocol.compute import (
     Hello,
     IndexTarget,
     InitializationComplete,
+    Lot,
     Peek,
     PeekCanceled,
     PeekError,
@@ -39,6 +41,7 @@ from actors.protocol.compute import (
     SubscribeResponse,
     Tagged,
     TaggedResponse,
+    TaggedResponses,
 )
 from actors.protocol.internal import (
     CompactionAllowed,
@@ -83,8 +86,10 @@ class House:
         self.workers: list[Address[Any]] = []
         self.next = 0
         self.nonce = ""
+        self.came: deque[tuple[int, Response]] = deque()
+        """The rest of a lot of responses."""
 
-    async def do(self, *commands: Command) -> None:
+    async def do(self, *commands: Command | Lot) -> None:
         for command in commands:
             await self.worker.send(Sequenced(self.next, 1, command))
             self.next += 1
@@ -96,10 +101,17 @@ class House:
 
     async def response(self, kind: type[Response] | Any) -> Any:
         """The next response; its window is opened again."""
-        tagged = await self.adapter.expect(TaggedResponse, nonce=self.nonce)
-        assert isinstance(tagged.response, kind), tagged
-        await self.worker.send(Passed(self.nonce, (tagged.serial,)))
-        return tagged.response
+        if not self.came:
+            tagged: Any = await self.adapter.expect(object, nonce=self.nonce)
+            if isinstance(tagged, TaggedResponse):
+                self.came.append((tagged.serial, tagged.response))
+            else:
+                assert isinstance(tagged, TaggedResponses)
+                self.came.extend(tagged.responses)
+        serial, response = self.came.popleft()
+        assert isinstance(response, kind), response
+        await self.worker.send(Passed(self.nonce, (serial,)))
+        return response
 
     async def statistics(self) -> WorkerStatistics:
         statistics: WorkerStatistics = await self.worker.ask(InspectWorker)
@@ -247,6 +259,25 @@ async def test_a_fresh_incarnation_replaces_the_index(stage: Isolation, tmp_path
         assert rows_of(await h.response(PeekResponse)) == [(3, "x", 1)]
         await h.do(Peek("p2", IndexTarget("i1"), 4))  # the snapshot does not know it any more
         assert (await h.response(PeekResponse)).result.code == "ReadBelowSince"
+
+
+async def test_commands_of_a_lot_take_effect_one_after_the_other(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path) as h:
+        await h.connect("a", CreateDataflow(index()))
+        dataflow = await h.dataflows.expect()
+        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
+        await h.response(Frontiers)
+        peeks = [Peek(uuid, IndexTarget("i1"), 5, ("k",), _ipc(k=[1])) for uuid in ("p1", "p2")]
+        await h.do(Lot((peeks[0], AllowCompaction("i1", EMPTY), peeks[1])))
+        await stage.idle()
+        assert isinstance(h.adapter.received[0], TaggedResponses)
+        # The first peek was answered before the index was dropped.
+        assert rows_of(await h.response(PeekResponse)) == [(1, "a", 1)]
+        late = await h.response(PeekResponse)
+        assert late.uuid == "p2"
+        assert late.result.code == "UnknownObject"
 
 
 async def test_an_install_that_fails_is_tried_again_and_says_so(

@@ -34,14 +34,15 @@ from actors.kernel import Actor, Address, Reply
 from actors.progress import Nonce
 from actors.protocol.compute import (
     Command,
+    Lot,
     Peek,
-    Replay,
     Response,
     Schedule,
     SubscribeBatch,
     SubscribeResponse,
     Tagged,
     TaggedResponse,
+    TaggedResponses,
 )
 from actors.spans import span_below
 from actors.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE
@@ -67,7 +68,7 @@ class FromClient(msgspec.Struct, frozen=True, gc=False):
     """A command of a connection, or several, to be tagged."""
 
     nonce: Nonce
-    command: Command | Replay
+    command: Command | Lot
 
 
 class Took(msgspec.Struct, frozen=True, gc=False):
@@ -84,6 +85,15 @@ class FromWorker(msgspec.Struct, frozen=True, gc=False):
     nonce: Nonce
     response: Response
     serial: int = 0
+
+
+class ManyFromWorker(msgspec.Struct, frozen=True, gc=False):
+    """Adapter → client: several responses of worker number `worker`, in order: (serial, response)
+    each, as in `FromWorker`."""
+
+    worker: int
+    nonce: Nonce
+    responses: tuple[tuple[int, Response], ...]
 
 
 class Passed(msgspec.Struct, frozen=True, gc=False):
@@ -115,7 +125,7 @@ class InspectAdapter(msgspec.Struct, frozen=True, gc=False):
 
 
 AdapterMessage: TypeAlias = (
-    Connect | Disconnect | FromClient | Took | TaggedResponse | InspectAdapter
+    Connect | Disconnect | FromClient | Took | TaggedResponse | TaggedResponses | InspectAdapter
 )
 
 
@@ -173,7 +183,7 @@ class StashRules:
     def judge(self, tagged: TaggedResponse) -> Verdict:
         """What becomes of a response; a `STASH` is kept here."""
         if tagged.nonce == self.current:
-            self._clear()
+            self.clear()
             return Verdict.FORWARD if self.connected else Verdict.DROP
         if tagged.nonce in self._served:
             return Verdict.DROP
@@ -183,7 +193,8 @@ class StashRules:
         self._size += 1
         return Verdict.STASH
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """A response of the current nonce has come: all that is stashed is older."""
         self._stash.clear()
         self._size = 0
 
@@ -211,6 +222,8 @@ class ChannelAdapter(Actor[AdapterMessage]):
         match message:
             case TaggedResponse():
                 await self._from_worker(message)
+            case TaggedResponses():
+                await self._many_from_worker(message)
             case FromClient():
                 if message.nonce == self._rules.current and self._rules.connected:
                     await self._command(message.nonce, message.command)
@@ -235,7 +248,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         for tagged in held:
             await self._from_worker(tagged)
 
-    async def _command(self, nonce: Nonce, command: Command | Replay) -> None:
+    async def _command(self, nonce: Nonce, command: Command | Lot) -> None:
         parent = command.traceparent if isinstance(command, Peek | Schedule) else None
         with span_below(parent, ADAPTER_COMMAND, nonce, self._index) as opened:
             if opened is not None and isinstance(command, Peek | Schedule):
@@ -262,6 +275,16 @@ class ChannelAdapter(Actor[AdapterMessage]):
             case Verdict.HOLD:
                 self._held.append(tagged)
 
+    async def _many_from_worker(self, tagged: TaggedResponses) -> None:
+        """Those of the current nonce go on together; others are judged one by one."""
+        if tagged.nonce == self._rules.current and self._rules.connected:
+            self._rules.clear()
+            await self._drop_held()
+            self._forward_many(tagged.nonce, tagged.responses)
+            return
+        for serial, response in tagged.responses:
+            await self._from_worker(TaggedResponse(tagged.nonce, response, serial))
+
     async def _drop_held(self) -> None:
         """The first response of the current nonce proves that all strangers are older."""
         while self._held:
@@ -279,6 +302,15 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 batch = replace(response.batch, traceparent=opened.traceparent)
                 response = SubscribeResponse(response.id, batch)
             self._client.reply(FromWorker(self._index, nonce, response, tagged.serial))
+
+    def _forward_many(self, nonce: Nonce, responses: tuple[tuple[int, Response], ...]) -> None:
+        assert self._client is not None
+        if any(_parent(response) is not None for _, response in responses):
+            for serial, response in responses:
+                self._forward(TaggedResponse(nonce, response, serial))
+            return
+        self._forwarded += len(responses)
+        self._client.reply(ManyFromWorker(self._index, nonce, responses))
 
     async def _down(self, message: Tagged | Passed | ClientGone) -> None:
         with suppress(Closed, Broken):

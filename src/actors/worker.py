@@ -72,6 +72,7 @@ from actors.protocol.compute import (
     IndexExport,
     Tagged,
     TaggedResponse,
+    TaggedResponses,
 )
 from actors.protocol.internal import (
     DataflowProgress,
@@ -203,8 +204,12 @@ class Worker(Actor[WorkerMessage]):
         """Handles one message and sends what may go to the adapter."""
         self._peeking.new_turn()
         match message:
-            case Tagged() | Sequenced():
+            case Tagged():
                 await self._feed(message)
+            case Sequenced():
+                for effects in self._state.steps(message):
+                    for effect in effects:
+                        await self._perform(effect)
             case FromDataflow():
                 await self._from_dataflow(message)
             case Passed():
@@ -243,9 +248,12 @@ class Worker(Actor[WorkerMessage]):
         nonce = self._outbox.nonce
         if nonce is None:
             return
-        adapter = self._adapters[self._index]
-        for serial, response in self._outbox.take():
-            adapter.reply(TaggedResponse(nonce, response, serial))
+        going = self._outbox.take()
+        if len(going) == 1:
+            ((serial, response),) = going
+            self._adapters[self._index].reply(TaggedResponse(nonce, response, serial))
+        elif going:
+            self._adapters[self._index].reply(TaggedResponses(nonce, tuple(going)))
 
     # -- effects -----------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ STRUCTS = [
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)
     and kind.__module__ == compute.__name__
-    and kind not in (compute.Tagged, compute.TaggedResponse, compute.Replay)
+    and kind not in (compute.Tagged, compute.TaggedResponse, compute.TaggedResponses, compute.Lot)
 ]
 
 

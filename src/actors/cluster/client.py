@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import anyio
@@ -17,7 +18,7 @@ from actors.cluster.address import Address as Place
 from actors.cluster.connection import (
     Accept,
     AcceptorMessage,
-    ClientCommand,
+    ClientCommands,
     ConnectionMessage,
     Leave,
 )
@@ -79,6 +80,16 @@ class _LocalOutlet:
         self._queue.append(response)
         self._notify()
 
+    def offer(self, responses: Sequence[Response]) -> int:
+        """Takes the first so many of them without waiting."""
+        if self._error is not None:
+            raise self._error
+        taken = responses[: max(0, LOCAL_QUEUE_MAX - len(self._queue))]
+        if taken:
+            self._queue.extend(taken)
+            self._notify()
+        return len(taken)
+
     async def take(self) -> Response:
         """The next response; what came before the end is still delivered."""
         while not self._queue:
@@ -119,7 +130,7 @@ class LocalClient:
             raise self._outlet.error
         if self._connection is not None:
             try:
-                await self._connection.send(ClientCommand(command))
+                await self._connection.send(ClientCommands((command,)))
             except (Closed, Broken):
                 raise self._outlet.error or Broken("the cluster is gone") from None
             return

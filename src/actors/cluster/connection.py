@@ -8,8 +8,8 @@ attaches to every adapter *before* it passes Hello on, splits commands, merges r
 (`Partitioned`) and hands them to its `Outlet`, one batch at a time.
 
 Flow: ``client → connection → adapters`` waits for room. Upwards, each worker's window bounds
-what is on its way: a response that completed a merged one is acknowledged (`Took`) when the
-outlet has taken it, any other at once.
+what is on its way: a response that completed a merged one has left when the outlet has taken it,
+any other at once; workers are told (`Took`) as `Acknowledgements` says.
 
 A client that breaks a rule is told so by a last response (`Refused`) and loses its connection.
 """
@@ -24,7 +24,8 @@ from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 
-from actors.channel_adapter import Connect, Disconnect, FromClient, FromWorker, Took
+from actors.channel_adapter import Connect, Disconnect, FromClient, FromWorker, ManyFromWorker, Took
+from actors.cluster.acknowledging import Acknowledgements
 from actors.cluster.partitioned import Limits, Partitioned
 from actors.cluster.rules import CommandRules, check_instance, check_name
 from actors.errors import Broken, Closed, Displaced, PenstockError, RemoteProtocolError, to_wire
@@ -34,10 +35,10 @@ from actors.protocol.compute import (
     Command,
     CreateInstance,
     Hello,
+    Lot,
     Peek,
     PeekResponse,
     Refused,
-    Replay,
     Response,
     Schedule,
 )
@@ -54,8 +55,8 @@ def refusal(error: PenstockError) -> Refused:
     return Refused(code, text)
 
 
-REPLAY_MAX: Final = 256
-"""Commands of a replay that are passed on together."""
+LOT_MAX: Final = 256
+"""Commands that are passed on together."""
 
 
 class Outlet(Protocol):
@@ -65,26 +66,30 @@ class Outlet(Protocol):
         """Sends one, waiting while the client is slow. Raises `Broken` or `Closed`."""
         ...
 
+    def offer(self, responses: Sequence[Response], /) -> int:
+        """Sends the first so many of them, without waiting. Raises as `send`."""
+        ...
+
     def end(self, error: PenstockError, /) -> None:
         """The connection is over, and why. The first reason counts."""
         ...
 
 
-class ClientCommand(msgspec.Struct, frozen=True, gc=False):
-    """A command of the client."""
+class ClientCommands(msgspec.Struct, frozen=True, gc=False):
+    """Commands of the client, in order."""
 
-    command: Command
+    commands: tuple[Command, ...]
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
-    count: int
+    """All that was being sent."""
 
 
 class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
     error: Exception
 
 
-ConnectionMessage: TypeAlias = ClientCommand | FromWorker | _Sent | _OutletFailed
+ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _OutletFailed
 
 
 class Connection(Actor[ConnectionMessage]):
@@ -109,104 +114,151 @@ class Connection(Actor[ConnectionMessage]):
         self._queue: deque[tuple[Response, int, int]] = deque()
         """Merged, with the worker and the number of the response that completed it."""
         self._sending: list[tuple[Response, int, int]] = []
-        self._replaying = True
-        self._replay: list[Command] = []
-        """Before InitializationComplete: nothing of it takes effect, so it is passed on in lots."""
+        self._acks = Acknowledgements(
+            len(adapters), settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
+        )
+        self._lot: list[Command] = []
+        """To be passed on together. Before InitializationComplete nothing takes effect, so it may
+        fill up; afterwards nothing stays here."""
 
     async def on_start(self) -> None:
         """Takes over all adapters, then says Hello and CreateInstance to them."""
         for adapter in self._adapters:
             await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
-        await self._command(self._hello)
-        await self._command(self._instance)
+        await self._commands((self._hello, self._instance))
 
     async def receive(self, message: ConnectionMessage) -> None:
-        """Handles a command of the client or a response of a worker."""
+        """Handles commands of the client or responses of a worker."""
         match message:
-            case ClientCommand(command=command):
-                await self._command(command)
-            case FromWorker():
-                await self._response(message)
+            case ClientCommands(commands=commands):
+                await self._commands(commands)
+            case FromWorker(worker, nonce, response, serial):
+                await self._responses(worker, nonce, ((serial, response),))
+            case ManyFromWorker(worker, nonce, responses):
+                await self._responses(worker, nonce, responses)
             case _Sent():
-                await self._sent()
+                sent, self._sending = self._sending, []
+                self._have_left(sent)
+                self._send_next()
+                await self._acknowledge()
             case _OutletFailed(error=error):
                 named = error if isinstance(error, PenstockError) else Broken(str(error))
                 self._end(named)
             case _:
                 assert_never(message)
 
+    # -- downwards -----------------------------------------------------------------------------
+
+    async def _commands(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            try:
+                self._rules.check(command)
+            except PenstockError as error:
+                await self._pass_on()
+                self._end(error)
+                return
+            if isinstance(command, Peek | Schedule) and command.traceparent is not None:
+                await self._traced(command)
+            else:
+                await self._command(command)
+        if self._rules.complete:
+            await self._pass_on()
+
     async def _command(self, command: Command) -> None:
-        try:
-            self._rules.check(command)
-        except PenstockError as error:
-            self._end(error)
+        for part, split in self._parts.split(command):
+            if part == 0 and not isinstance(split, Hello):
+                self._lot.append(split)
+            else:
+                await _send(self._adapters[part], FromClient(self._hello.nonce, split))
+        if len(self._lot) >= LOT_MAX:
+            await self._pass_on()
+
+    async def _traced(self, command: Peek | Schedule) -> None:
+        """One with a context: one that is let in goes on alone, to be seen on its way."""
+        parent = accept(command.traceparent)
+        if parent is None:
+            await self._command(msgspec.structs.replace(command, traceparent=None))
             return
-        nonce = self._hello.nonce
-        parent = accept(command.traceparent) if isinstance(command, Peek | Schedule) else None
+        if self._rules.complete:
+            await self._pass_on()
         with span_below(parent, CONNECTION_COMMAND) as opened:
-            if opened is not None and isinstance(command, Peek | Schedule):
-                named = (
-                    (command.uuid, command.target.id)
-                    if isinstance(command, Peek)
-                    else ("", command.id)
-                )
-                opened.describe(nonce, *named)
-                command = msgspec.structs.replace(command, traceparent=opened.traceparent)
-            for part, split in self._parts.split(command):
-                if part == 0 and self._replaying and not isinstance(split, Hello):
-                    self._replay.append(split)
+            if opened is not None:
+                if isinstance(command, Peek):
+                    opened.describe(self._hello.nonce, command.uuid, command.target.id)
                 else:
-                    await _send(self._adapters[part], FromClient(nonce, split))
-        if self._replaying and (self._rules.complete or len(self._replay) >= REPLAY_MAX):
-            replay, self._replay = Replay(tuple(self._replay)), []
-            self._replaying = not self._rules.complete
-            await _send(self._adapters[0], FromClient(nonce, replay))
+                    opened.describe(self._hello.nonce, "", command.id)
+                command = msgspec.structs.replace(command, traceparent=opened.traceparent)
+            await self._command(command)
+            if self._rules.complete:
+                await self._pass_on()
 
-    async def _response(self, message: FromWorker) -> None:
-        if message.nonce != self._hello.nonce:
+    async def _pass_on(self) -> None:
+        if not self._lot:
             return
-        try:
-            merged = self._parts.absorb(message.worker, message.response)
-        except PenstockError as error:
-            log.error("%s: %s", self.ctx.path, error)
-            self._end(error)
+        lot, self._lot = self._lot, []
+        command = lot[0] if len(lot) == 1 else Lot(tuple(lot))
+        await _send(self._adapters[0], FromClient(self._hello.nonce, command))
+
+    # -- upwards -------------------------------------------------------------------------------
+
+    async def _responses(
+        self, worker: int, nonce: Nonce, responses: tuple[tuple[int, Response], ...]
+    ) -> None:
+        if nonce != self._hello.nonce:
             return
-        # What the client may do from now on is known before it can know it.
-        for id in self._parts.ended:
-            self._rules.ended(id)
-        self._parts.ended.clear()
-        if merged is None:
-            await self._took(message.worker, (message.serial,))
-            return
-        if isinstance(merged, PeekResponse):
-            self._rules.answered(merged.uuid)
-        self._queue.append((merged, message.worker, message.serial))
+        for serial, response in responses:
+            try:
+                merged = self._parts.absorb(worker, response)
+            except PenstockError as error:
+                log.error("%s: %s", self.ctx.path, error)
+                self._end(error)
+                return
+            # What the client may do from now on is known before it can know it.
+            for id in self._parts.ended:
+                self._rules.ended(id)
+            self._parts.ended.clear()
+            if merged is None:
+                self._acks.left(worker, serial, response)
+                continue
+            if isinstance(merged, PeekResponse):
+                self._rules.answered(merged.uuid)
+            self._queue.append((merged, worker, serial))
         self._send_next()
+        await self._acknowledge()
 
-    async def _took(self, worker: int, serials: tuple[int, ...]) -> None:
-        await _send(self._adapters[worker], Took(self._hello.nonce, serials))
+    async def _acknowledge(self) -> None:
+        for worker, serials in self._acks.due():
+            await _send(self._adapters[worker], Took(self._hello.nonce, serials))
 
     def _send_next(self) -> None:
+        """What can leave without waiting leaves now, in one write; the rest beside the actor."""
         if self._sending or not self._queue:
             return
-        self._sending = batch = list(self._queue)
+        batch = list(self._queue)
         self._queue.clear()
+        try:
+            count = self._outlet.offer([response for response, _, _ in batch])
+        except PenstockError as error:
+            self._end(error)
+            return
+        self._have_left(batch[:count])
+        self._sending = batch[count:]
+        if not self._sending:
+            return
+        rest = [response for response, _, _ in self._sending]
 
-        async def run() -> int:
-            for response, _, _ in batch:
-                await self._outlet.send(response)
-            return len(batch)
+        async def run() -> None:
+            sent = 0
+            while sent < len(rest):
+                await self._outlet.send(rest[sent])
+                sent += 1
+                sent += self._outlet.offer(rest[sent:])
 
-        self.ctx.effect(run, done=_Sent, failed=_OutletFailed)
+        self.ctx.effect(run, done=lambda _: _Sent(), failed=_OutletFailed)
 
-    async def _sent(self) -> None:
-        sent, self._sending = self._sending, []
-        taken: dict[int, list[int]] = {}
-        for _, worker, serial in sent:
-            taken.setdefault(worker, []).append(serial)
-        for worker, serials in taken.items():
-            await self._took(worker, tuple(serials))
-        self._send_next()
+    def _have_left(self, sent: list[tuple[Response, int, int]]) -> None:
+        for response, worker, serial in sent:
+            self._acks.left(worker, serial, response)
 
     def _end(self, error: PenstockError) -> None:
         self._outlet.end(error)
@@ -297,12 +349,13 @@ class Acceptor(Actor[AcceptorMessage]):
                 assert_never(message)
 
     async def _accept(self, message: Accept) -> None:
-        nonce = message.hello.nonce
+        hello, instance, outlet = message.hello, message.instance, message.outlet
+        nonce = hello.nonce
         try:
             check_name(nonce, "the nonce of Hello", TOKEN_BYTES_MAX)
             if nonce in self._nonces:
                 raise RemoteProtocolError(f"nonce {nonce} was used before: choose a fresh one")
-            check_instance(self._running, message.instance)
+            check_instance(self._running, instance)
         except PenstockError as error:
             message.reply.fail(error)
             return
@@ -314,11 +367,13 @@ class Acceptor(Actor[AcceptorMessage]):
             await self._release(Displaced(f"a newer connection ({nonce}) took over"))
         self._count += 1
         address = self.ctx.spawn(
+            # Not over the message: the garbage collector does not look into it, and what an outlet
+            # holds at its end (an error, its traceback, this connection) would never be freed.
             lambda: Connection(
-                message.hello,
-                message.instance,
+                hello,
+                instance,
                 self._adapters,
-                message.outlet,
+                outlet,
                 self._running,
                 self._limits,
                 self._settings,
@@ -326,7 +381,7 @@ class Acceptor(Actor[AcceptorMessage]):
             f"connection-{self._count}",
             policy=STOP,
         )
-        self._current = (nonce, address, message.outlet)
+        self._current = (nonce, address, outlet)
         self.ctx.watch(address, _Ended(nonce))
         message.reply.set(address)
 

@@ -57,27 +57,34 @@ KINDS = ("write", "input", "output")
 
 
 class _Meets:
-    """Frontiers of one object: by kind, one a part, and what was emitted."""
+    """Frontiers of one object: by kind, what was emitted and then one a part. There is one for
+    each object, so it is kept small."""
+
+    __slots__ = ("_frontiers",)
 
     def __init__(self, parts: int) -> None:
-        self.parts: dict[str, list[Frontier]] = {kind: [0] * parts for kind in KINDS}
-        self.emitted: dict[str, Frontier] = dict.fromkeys(KINDS, 0)
+        self._frontiers: list[Frontier] = [0] * (len(KINDS) * (parts + 1))
 
     def absorb(self, part: int, response: Frontiers) -> Frontiers | None:
+        frontiers = self._frontiers
+        width = len(frontiers) // len(KINDS)
         news: dict[str, Frontier] = {}
-        for kind in KINDS:
+        for emitted, kind in zip(range(0, len(frontiers), width), KINDS, strict=True):
             frontier = getattr(response, kind)
             if frontier is None:
                 continue
-            frontiers = self.parts[kind]
-            frontiers[part] = max(frontiers[part], frontier)
-            meet = min(frontiers)
-            if meet > self.emitted[kind]:
-                self.emitted[kind] = news[kind] = meet
+            place = emitted + 1 + part
+            if frontier > frontiers[place]:
+                frontiers[place] = frontier
+            meet = min(frontiers[emitted + 1 : emitted + width])
+            if meet > frontiers[emitted]:
+                frontiers[emitted] = news[kind] = meet
         return Frontiers(response.id, **news) if news else None
 
     def ended(self) -> bool:
-        return all(is_empty(meet) for meet in self.emitted.values())
+        frontiers = self._frontiers
+        width = len(frontiers) // len(KINDS)
+        return all(is_empty(meet) for meet in frontiers[::width])
 
 
 class _Subscribe:

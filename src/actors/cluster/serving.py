@@ -3,21 +3,23 @@
 One coroutine a socket. The first two frames must be a Hello and a CreateInstance, and come within
 ``connect_timeout_ms``; only then the acceptor hears of the client, so neither a stranger nor a
 client of another instance displaces anybody, and none holds its place by saying nothing. Then
-frames become `ClientCommand`s, waiting while the cluster is busy; whatever ends the conversation
+frames become `ClientCommands`, waiting while the cluster is busy; whatever ends the conversation
 is told to the peer, if it still listens.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 
 from actors.cluster.connection import (
+    LOT_MAX,
     Accept,
     AcceptorMessage,
-    ClientCommand,
+    ClientCommands,
     ConnectionMessage,
     Leave,
     refusal,
@@ -40,6 +42,10 @@ class WireOutlet:
     async def send(self, response: Response) -> None:
         """Sends one, waiting while the peer is slow."""
         await self._connection.send(response)
+
+    def offer(self, responses: Sequence[Response]) -> int:
+        """Sends the first so many of them without waiting."""
+        return self._connection.offer(responses)
 
     def end(self, error: PenstockError) -> None:
         """The connection is over, and why."""
@@ -111,7 +117,9 @@ class Server:
             nonlocal failure
             try:
                 while True:
-                    await address.send(ClientCommand(await connection.receive()))
+                    first = await connection.receive()
+                    lot = (first, *connection.at_hand(LOT_MAX - 1))
+                    await address.send(ClientCommands(lot))
             except PenstockError as error:
                 failure = error
                 group.cancel_scope.cancel()

@@ -185,6 +185,11 @@ class ByteStream(asyncio.BufferedProtocol):
         """Whether nothing more can be written."""
         return self.error is not None or self._transport.is_closing()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a write would leave at once, as far as this side knows."""
+        return not self._full and not self._inside and not self.is_over
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Hands bytes to the transport."""
         self._last_write = self._loop.time()

@@ -25,7 +25,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
@@ -35,7 +35,7 @@ from actors.cluster import sockets
 from actors.cluster.address import Address
 from actors.cluster.handshake import BUSY_MAGIC, Opening, admit, exchange, show
 from actors.cluster.security import Security
-from actors.cluster.stream import ByteStream
+from actors.cluster.stream import SLICE_BYTES, ByteStream
 from actors.errors import Broken, Closed, PenstockError, Unauthenticated
 from actors.protocol.frames import FrameBuffer, FrameCodec
 from actors.settings import Settings
@@ -65,7 +65,7 @@ class FramedConnection(Generic[S, R]):
         self._close_s = settings.connect_timeout_ms / 1000
         self._error: PenstockError | None = None
         self._closed = False
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self.peer = stream.peer
         stream.watch()
 
@@ -83,6 +83,33 @@ class FramedConnection(Generic[S, R]):
             if self._closed:
                 raise self._closed_here()
             await self._stream.write_frame(frame)
+
+    def offer(self, messages: Sequence[S]) -> int:
+        """Sends the first so many of them, in one write, and never waits: as many as fit a slice
+        while the peer is not slow and nobody is sending. 0: `send` waits.
+
+        Raises as `send` does, for the first message.
+        """
+        if self._closed:
+            raise self._closed_here()
+        stream = self._stream
+        if self._lock.locked() or not stream.is_ready:
+            return 0
+        data = bytearray()
+        taken = 0
+        for message in messages:
+            try:
+                data += self._send_codec.encode(message)
+            except PenstockError:
+                if taken:
+                    break  # those before it leave; it is told of when it is the first
+                raise
+            taken += 1
+            if len(data) >= SLICE_BYTES:
+                break
+        if taken:
+            stream.write(data)
+        return taken
 
     # -- receiving --
 
@@ -107,6 +134,22 @@ class FramedConnection(Generic[S, R]):
             except PenstockError as error:
                 self._error = self._closed_here() if self._closed else error
                 raise self._error from None
+
+    def at_hand(self, count_max: int) -> list[R]:
+        """What has come already and follows what `receive` gave last, without waiting. What is
+        wrong with the one after them is told by the next `receive`."""
+        found: list[R] = []
+        stream = self._stream
+        while len(found) < count_max and self._error is None and not self._closed:
+            try:
+                body = stream.frames.next()
+                if body is None:
+                    break
+                stream.frame_taken()
+                found.append(self._receive_codec.decode(body))
+            except PenstockError as error:
+                self._error = error
+        return found
 
     def _closed_here(self) -> Closed:
         return Closed(f"the connection to {self.peer} was closed by this side")

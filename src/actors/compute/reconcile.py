@@ -91,15 +91,15 @@ def flags(running: Running, wanted: DataflowDescription) -> tuple[Flag, ...]:
     """All that speaks against serving the wanted description by the running dataflow."""
     old = running.description
     exports = (old.export, wanted.export)
-    found = {
-        Flag.SUBSCRIBE: any(isinstance(export, SubscribeExport) for export in exports),
-        Flag.COPY: any(isinstance(export, CopyToExport) for export in exports),
-        Flag.IMPORTS: old.imports != wanted.imports,
-        Flag.EXPORT: old.export != wanted.export,
-        Flag.AS_OF: old.as_of > wanted.as_of,
-        Flag.COMPACTED: running.allowed > wanted.as_of,
-    }
-    return tuple(flag for flag, against in found.items() if against)
+    found = (
+        (Flag.SUBSCRIBE, any(isinstance(export, SubscribeExport) for export in exports)),
+        (Flag.COPY, any(isinstance(export, CopyToExport) for export in exports)),
+        (Flag.IMPORTS, old.imports != wanted.imports),
+        (Flag.EXPORT, old.export != wanted.export),
+        (Flag.AS_OF, old.as_of > wanted.as_of),
+        (Flag.COMPACTED, running.allowed > wanted.as_of),
+    )
+    return tuple(flag for flag, against in found if against)
 
 
 def reconcile(running: Mapping[ObjectId, Running], commands: Iterable[Command]) -> Reconciliation:

@@ -26,6 +26,7 @@ that another worker must decide alike.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final, assert_never
 
 import msgspec
@@ -67,8 +68,8 @@ from actors.protocol.compute import (
     Frontiers,
     Hello,
     InitializationComplete,
+    Lot,
     Peek,
-    Replay,
     Schedule,
     SubscribeBatch,
     SubscribeDropped,
@@ -134,7 +135,7 @@ class ComputeState:
             case Tagged():
                 return self._tagged(event)
             case Sequenced():
-                return self._sequenced(event)
+                return [effect for effects in self.steps(event) for effect in effects]
             case ClientLost():
                 return self._client_lost(event)
             case PeekDone():
@@ -196,18 +197,19 @@ class ComputeState:
             return []
         return [Offer(Propose(self.generation, event.command))]
 
-    def _sequenced(self, event: Sequenced) -> list[Effect]:
+    def steps(self, event: Sequenced) -> Iterator[list[Effect]]:
+        """What each command of a lot leads to, to be performed before the next one is looked at.
+
+        Raises `LocalProtocolError` when the one order of commands has a gap.
+        """
         if event.index != self.next_index:
             raise LocalProtocolError(
                 f"worker {self.index} got command {event.index}, {self.next_index} is next"
             )
         self.next_index += 1
-        if not isinstance(event.command, Replay):
-            return self._ordered(event.command)
-        effects: list[Effect] = []
-        for command in event.command.commands:
-            effects += self._ordered(command)
-        return effects
+        command = event.command
+        for one in command.commands if isinstance(command, Lot) else (command,):
+            yield self._ordered(one)
 
     def _ordered(self, command: Command) -> list[Effect]:
         if isinstance(command, Hello):

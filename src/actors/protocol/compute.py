@@ -385,9 +385,9 @@ Response: TypeAlias = (
 )
 
 
-class Replay(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Commands of a connection that initializes, in order; InitializationComplete at most last.
-    None takes effect before that, so they go together. Inside the cluster only."""
+class Lot(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Commands of one connection that were there at the same time, in order: they go together,
+    and each takes effect as if it had come alone. Inside the cluster only."""
 
     commands: tuple[Command, ...]
 
@@ -396,7 +396,7 @@ class Tagged(msgspec.Struct, frozen=True, gc=False):
     """A command, or several, with the nonce of its connection."""
 
     nonce: Nonce
-    command: Command | Replay
+    command: Command | Lot
 
 
 class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
@@ -406,3 +406,11 @@ class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
     nonce: Nonce
     response: Response
     serial: int = 0
+
+
+class TaggedResponses(msgspec.Struct, frozen=True, gc=False):
+    """Several of a worker's responses for one connection, in order: (serial, response) each, as
+    in `TaggedResponse`."""
+
+    nonce: Nonce
+    responses: tuple[tuple[int, Response], ...]

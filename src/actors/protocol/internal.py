@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from actors.errors import PenstockError
 from actors.progress import Frontier, ObjectId, ShardId, Time
-from actors.protocol.compute import Command, Replay, SubscribeBatch
+from actors.protocol.compute import Command, Lot, SubscribeBatch
 
 # -- the sequencer: one order of all that renders ----------------------------------------------
 
@@ -24,7 +24,7 @@ class Propose(msgspec.Struct, frozen=True, gc=False, tag=True):
     of connections so far: commands of a displaced connection are dropped, never applied late."""
 
     generation: int
-    command: Command | Replay
+    command: Command | Lot
 
 
 class Sequenced(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -32,7 +32,7 @@ class Sequenced(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     index: int
     generation: int
-    command: Command | Replay
+    command: Command | Lot
 
 
 # -- listen and fetch --------------------------------------------------------------------------

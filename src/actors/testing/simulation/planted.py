@@ -121,7 +121,7 @@ def stash_forgotten() -> Iterator[None]:
     def judge(self: StashRules, tagged: TaggedResponse) -> Verdict:
         verdict = right(self, tagged)
         if verdict is Verdict.STASH:
-            self._clear()
+            self.clear()
             return Verdict.DROP
         return verdict
 

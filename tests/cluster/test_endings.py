@@ -1,0 +1,49 @@
+"""Connections that have ended leave nothing behind, however they ended."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from actors.channel_adapter import Disconnect, ManyFromWorker
+from actors.cluster.connection import Accept, Acceptor, ClientCommands, Connection
+from actors.errors import Broken, PenstockError
+from actors.protocol.compute import CreateInstance, Frontiers, Hello, InitializationComplete
+from actors.settings import Settings
+from actors.testing.isolation import Isolation
+
+
+class Failing:
+    """An outlet whose peer is gone: it raises the same error for ever, as a stream does."""
+
+    def __init__(self) -> None:
+        self.lost: PenstockError = Broken("connection reset by peer")
+        self.ended: PenstockError | None = None
+
+    async def send(self, response: Any) -> None:
+        raise self.lost
+
+    def offer(self, responses: Any) -> int:
+        return 0
+
+    def end(self, error: PenstockError) -> None:
+        self.ended = self.ended or error
+
+
+async def test_a_connection_that_failed_while_it_sent_is_freed(stage: Isolation) -> None:
+    adapter, settings = stage.probe("adapter"), Settings(workers=1)
+    acceptor = stage.start(lambda: Acceptor([adapter.address], settings), "acceptor")
+    for number in range(3):
+        nonce, outlet = f"n{number}", Failing()
+        connection = await acceptor.ask(
+            lambda reply, n=nonce, o=outlet: Accept(Hello(n), CreateInstance(1), o, reply)  # type: ignore[misc]
+        )
+        await connection.send(ClientCommands((InitializationComplete(),)))
+        connection.reply(ManyFromWorker(0, nonce, ((1, Frontiers("v", write=7)),)))
+        await stage.idle()
+        assert outlet.ended is outlet.lost
+        await adapter.pick(Disconnect, nonce=nonce)
+        adapter.received.clear()
+    del connection, outlet
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Connection)]
