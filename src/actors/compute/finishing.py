@@ -98,6 +98,8 @@ class Finisher:
         if self._finishing.order_by:
             self._gathered.append(rows)
             return None
+        if self._skip == 0 and self._left is None:
+            return finished(rows, None, self._project)
         piece = _cut(rows, self._skip, self._left)
         self._skip = max(0, self._skip - _weight(rows))
         if self._left is not None:

@@ -6,6 +6,7 @@ the table's columns.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from actors.compute.finishing import Finisher
 from actors.controller.names import fold
 from actors.errors import InvalidUsage, TypeMismatch
+from actors.plan.one_row import Form, form_of
 from actors.plan.schema import DIFF, Column
 from actors.plan.updates import to_ipc
 from actors.progress import Time
@@ -39,7 +41,8 @@ def expand(contents: pa.Table) -> pa.Table:
     """Rows repeated by their weight, without it."""
     diffs = contents[DIFF]
     rows = contents.drop_columns([DIFF])
-    if rows.num_rows == 0 or pc.max(diffs).as_py() == 1:
+    few = rows.num_rows <= 1
+    if (few and diffs.to_pylist() in ([], [1])) or (not few and pc.max(diffs).as_py() == 1):
         return rows
     numbers = [row for row, diff in enumerate(diffs.to_pylist()) for _ in range(diff)]
     return rows.take(pa.array(numbers, pa.int64()))
@@ -90,8 +93,21 @@ def encode_keys(
     rows = [key] if isinstance(key, Mapping) else list(key)
     if not rows or not rows[0] or any(set(row) != set(rows[0]) for row in rows):
         raise InvalidUsage(f"key of {name}: give one or more dicts with the same columns")
+    names = tuple(rows[0])
+    if len(rows) == 1 and all(type(value) is int for value in rows[0].values()):
+        integers = _form_of_integers(names)
+        found = None if integers is None else integers.write(tuple(rows[0].values()))
+        if found is not None:
+            return found, names
     table = _from_dicts(f"key of {name}", rows)
     return to_ipc(table), tuple(table.column_names)
+
+
+@functools.lru_cache(maxsize=256)
+def _form_of_integers(names: tuple[str, ...]) -> Form | None:
+    """Of one row of integers, as Arrow makes them of Python's."""
+    schema = pa.schema([(name, pa.int64()) for name in names])
+    return form_of(to_ipc(pa.table([pa.array([0], pa.int64()) for _ in names], schema=schema)))
 
 
 Condition: TypeAlias = tuple[str, str] | tuple[str, str, Any]

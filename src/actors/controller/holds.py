@@ -35,6 +35,8 @@ class Retained(msgspec.Struct):
 
     retain_ms: int
     since: Time
+    wanted: Time = 0
+    """Where the hold may stand already: a move to there was asked for."""
 
 
 class RetainHolds:
@@ -59,13 +61,21 @@ class RetainHolds:
             return None
         target = max(0, upper - max(1, kept.retain_ms))
         grain = max(1, min(self._grain_ms, kept.retain_ms), kept.retain_ms // 20)
-        return target if target - kept.since >= grain else None
+        if target - kept.since < grain:
+            return None
+        kept.wanted = target
+        return target
 
     def moved(self, shard: ShardId, since: Time) -> None:
         """The hold stands at `since`."""
         kept = self._shards.get(shard)
         if kept is not None:
             kept.since = max(kept.since, since)
+
+    def keeps(self, shard: ShardId, time: Time) -> bool:
+        """Whether the hold alone makes the shard readable at that time; if not, it may be so."""
+        kept = self._shards.get(shard)
+        return kept is not None and time >= max(kept.since, kept.wanted)
 
     def since(self, shard: ShardId) -> Time:
         """Where the hold stands (0 for a stranger)."""

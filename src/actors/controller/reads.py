@@ -1,9 +1,10 @@
 """Reads and waits: each is pending until it is sealed, answered, canceled or late.
 
-A read: name and key are checked → the since is checked against durable state → it waits until
-its time is sealed → one Peek → one answer. Index or shard is chosen when the peek is sent: an
-index on the object with just these key columns that is ready and readable at that time, else
-the shard. Every pending thing has a deadline; what it waited for is told when that passes.
+A read: name and key are checked → the since is checked (against durable state, where our own hold
+does not reach so far back) → it waits until its time is sealed → one Peek → one answer. Index or
+shard is chosen when the peek is sent: an index on the object with just these key columns that is
+ready and readable at that time, else the shard. Every pending thing has a deadline; what it
+waited for is told when that passes.
 
 A result in the stash goes to the session part by part, the next one when the last was written to
 the client, so that one part is held here. The deadline ends with the peek's answer; the parts go
@@ -119,6 +120,10 @@ class Reads:
         self._pending[number].peek = peek
         shard = entry.shard
         assert shard is not None, entry.name
+        if desk.retain.keeps(shard, time):
+            self._pending[number].ready = True
+            self._go_on(number)
+            return
         desk.ctx.effect(
             lambda: desk.persist.state(shard),
             done=lambda state: SinceRead(number, state.since),
