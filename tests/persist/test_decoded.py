@@ -12,7 +12,7 @@ from persist_world import SCHEMA, add  # type: ignore[import-not-found]
 from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.persist import NewShard, PersistClient
-from actors.persist.decoded import LARGEST_SHARE, DecodedParts
+from actors.persist.decoded import LARGEST_SHARE, DecodedParts, held_bytes
 from actors.persist.shard import Part
 from actors.settings import Settings
 
@@ -42,7 +42,7 @@ class Store:
 
 
 async def test_who_comes_meanwhile_waits_and_all_get_one_reading() -> None:
-    decoded, store, found = DecodedParts(1000), Store(), []
+    decoded, store, found = DecodedParts(100_000), Store(), []
 
     async def get() -> None:
         found.append(await decoded.get(part("p"), store.read))
@@ -62,7 +62,7 @@ async def test_who_comes_meanwhile_waits_and_all_get_one_reading() -> None:
 
 
 async def test_a_failure_is_told_to_its_caller_only() -> None:
-    decoded, store, told = DecodedParts(1000), Store(), []
+    decoded, store, told = DecodedParts(100_000), Store(), []
     store.errors = [StorageError("the disk is gone", determinate=False)]
 
     async def get() -> None:
@@ -80,7 +80,7 @@ async def test_a_failure_is_told_to_its_caller_only() -> None:
 
 
 async def test_a_canceled_reader_leaves_the_others_alone() -> None:
-    decoded, store, found = DecodedParts(1000), Store(), []
+    decoded, store, found = DecodedParts(100_000), Store(), []
 
     async def get(scope: anyio.CancelScope) -> None:
         with scope:
@@ -98,14 +98,34 @@ async def test_a_canceled_reader_leaves_the_others_alone() -> None:
 
 
 def test_it_is_bounded_by_bytes_and_keeps_what_was_used_last() -> None:
-    decoded = DecodedParts(LARGEST_SHARE * 80)
+    size = held_bytes("p0", rows(10))
+    decoded = DecodedParts(LARGEST_SHARE * size)
     decoded.put(part("large"), rows(11))
     assert decoded.bytes == 0, "it would drive out the others"
     for number in range(LARGEST_SHARE + 1):
         decoded.put(part(f"p{number}"), rows(10))
-    assert decoded.bytes == LARGEST_SHARE * 80
-    decoded.put(part("", b"inline"), rows(10))
-    assert decoded.bytes == LARGEST_SHARE * 80
+    assert decoded.bytes == LARGEST_SHARE * size
+    decoded.put(part("", b"inline"), rows(9))
+    assert LARGEST_SHARE * (size - 8) < decoded.bytes <= LARGEST_SHARE * size
+    for number in range(LARGEST_SHARE + 1):
+        decoded.drop(f"p{number}")
+    assert decoded.bytes == held_bytes(b"inline", rows(9))
+
+
+def test_parts_of_a_few_rows_count_with_what_a_table_takes() -> None:
+    decoded = DecodedParts(1 << 20)
+    for number in range(5000):
+        decoded.put(part("", b"%d" % number + bytes(700)), rows(3))
+    # Arrow's own objects and the bytes of the part take some 2 KiB, the values 24 bytes.
+    kept = [n for n in range(5000) if _kept(decoded, b"%d" % n + bytes(700))]
+    assert 100 < len(kept) < (1 << 20) // 1900
+    assert kept == list(range(5000 - len(kept), 5000))
+
+
+def _kept(decoded: DecodedParts, inline: bytes) -> bool:
+    before = decoded.bytes
+    decoded.drop(inline)
+    return decoded.bytes < before
 
 
 @pytest.mark.parametrize("bytes_max", [1, 1 << 20])

@@ -68,6 +68,8 @@ PERIOD_S: Final = 0.05
 LAG: Final = 500
 """Times below its upper that a shard can be read: few, so that a run is soon past filling up."""
 COMPACT_S: Final = 1.0
+DECODED_BYTES: Final = 4 << 20
+"""Of decoded parts that are kept: a cache that is soon full."""
 RETAIN: Final = "retain"
 START_S: Final = 60.0
 """For a controller to be ready: on a busy machine this finds what hangs, not what is slow."""
@@ -218,7 +220,12 @@ def _rows(at: int) -> pa.Table:
 @asynccontextmanager
 async def house(folder: Path, catalog: Path, views_max: int) -> AsyncIterator[House]:
     """Everything runs until the block ends."""
-    settings = Settings(workers=WORKERS, maintenance_ms=100, index_history_ms=100)
+    settings = Settings(
+        workers=WORKERS,
+        maintenance_ms=100,
+        index_history_ms=100,
+        decoded_parts_bytes_max=DECODED_BYTES,
+    )
     warm_up()
     seen, plan = Seen(), await compiled()
     async with System() as system:

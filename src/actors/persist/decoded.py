@@ -4,8 +4,9 @@ Theory of operation. All dataflows of one source want the same part at about the
 a view on a view wants what was just written. Who comes first reads the part, who comes
 meanwhile waits for that, who comes later finds it; what this process writes is there already.
 
-Invariants: the tables kept take at most `bytes_max` bytes, the least recently used go first, and
-one that is larger than an eighth of that is not kept (it would drive out all the small ones). A
+Invariants: the tables kept take at most `bytes_max` bytes, with what a table takes besides its
+values (most parts are of a few rows, and that is most of them); the least recently used go first,
+and one that is larger than an eighth of that is not kept (it would drive out all the small ones). A
 part never changes, so nothing here is ever stale. Whoever waits for a reader that failed or was
 canceled reads for itself: a failure is told to its own caller only.
 
@@ -24,6 +25,9 @@ import pyarrow as pa
 from actors.persist.shard import Part
 
 LARGEST_SHARE: Final = 8
+TABLE_BYTES: Final = 1024
+CHUNK_BYTES: Final = 256
+"""About what a table, and a chunk of a column, take besides the values: measured."""
 
 Key: TypeAlias = str | bytes
 
@@ -34,7 +38,7 @@ class DecodedParts:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._tables: OrderedDict[Key, pa.Table] = OrderedDict()
+        self._tables: OrderedDict[Key, tuple[pa.Table, int]] = OrderedDict()
         self._reading: dict[Key, anyio.Event] = {}
 
     @property
@@ -49,7 +53,7 @@ class DecodedParts:
             found = self._tables.get(key)
             if found is not None:
                 self._tables.move_to_end(key)
-                return found
+                return found[0]
             reading = self._reading.get(key)
             if reading is None:
                 break
@@ -67,20 +71,28 @@ class DecodedParts:
 
     def put(self, part: Part, table: pa.Table) -> None:
         """Keeps a part's updates. `table` must not be a slice of a larger one."""
-        key, size = _key(part), table.nbytes
+        key = _key(part)
+        size = held_bytes(key, table)
         if size > self._bytes_max // LARGEST_SHARE or key in self._tables:
             return
-        self._tables[key] = table
+        self._tables[key] = table, size
         self._bytes += size
         while self._bytes > self._bytes_max:
-            _, gone = self._tables.popitem(last=False)
-            self._bytes -= gone.nbytes
+            _, (_, gone) = self._tables.popitem(last=False)
+            self._bytes -= gone
 
-    def drop(self, part_key: str) -> None:
-        """The part's blob was deleted: nobody will ask for it."""
-        gone = self._tables.pop(part_key, None)
+    def drop(self, key: Key) -> None:
+        """The part was deleted: nobody will ask for it."""
+        gone = self._tables.pop(key, None)
         if gone is not None:
-            self._bytes -= gone.nbytes
+            self._bytes -= gone[1]
+
+
+def held_bytes(key: Key, table: pa.Table) -> int:
+    """About what keeping a table takes."""
+    chunks = sum(column.num_chunks for column in table.columns)
+    inline = len(key) if isinstance(key, bytes) else 0
+    return int(table.nbytes) + TABLE_BYTES + CHUNK_BYTES * chunks + inline
 
 
 def _key(part: Part) -> Key:
