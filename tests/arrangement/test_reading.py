@@ -186,3 +186,25 @@ def test_times_after_the_moment_do_not_count(tmp_path: Path) -> None:
     made.insert(table([(1, "x", 0.5, t, 1, None) for t in range(5)]), 5)
     assert TIME not in next(made.view(3).rows()).schema.names
     assert read(made.view(3).rows()) == {"(1, 'x', 0.5)": 3}
+
+
+def test_rows_that_meet_are_summed_together_over_the_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 100)
+    arrangement = Arrangement(tmp_path, SCHEMA, ("k",))
+    rows = [(k, "s", 1.0, 1, 1, None) for k in range(2000)]
+    gone = [(k, "s", 1.0, 2, -1, None) for k in range(0, 2000, 50)]
+    changed = [(k, "t", 1.0, 2, 1, None) for k in range(0, 2000, 100)]
+    arrangement.insert(table(rows), 2, consolidated=True)
+    arrangement.insert(table(gone + changed), 3, consolidated=True)
+    batches = list(arrangement.view(3).rows())
+    assert read(batches) == expected(rows + gone + changed, 3)[0]
+    # About 20 slices, each with a changed row or two: all of those come in a batch of their own.
+    assert sum("t" in batch.column("s").to_pylist() for batch in batches) == 1
+    assert len(batches) > 15
+    everything = [(k, "s", 1.0, 3, -1, None) for k in range(2000) if k % 50]
+    arrangement.insert(table(everything), 4, consolidated=True)
+    left = list(arrangement.view(4).rows())
+    assert read(left) == {repr((k, "t", 1.0)): 1 for k in range(0, 2000, 100)}
+    assert max(batch.num_rows for batch in left) <= 200, "what is gathered is bounded"

@@ -7,7 +7,8 @@ and sums each by itself. Within a slice only rows that could meet another go thr
 those whose hash occurs in more than one run, or twice in a run that is not *plain*. A run is
 plain if it holds every row once, at one time that counts, and no errors: its rows are the answer
 as they stand. So a large run with few changes beside it is handed out without being copied where
-nothing changed.
+nothing changed. Rows that meet are few in most slices, and grouping a few costs as much as
+grouping many: they are gathered over the slices, as many as a slice may hold, and summed together.
 
 Rules. Every row comes once over all batches, with its sum in `DIFF`, never zero; a negative sum
 is left to the caller. Error updates are no rows: `errors` sums them. The walk may be ended at any
@@ -65,7 +66,9 @@ class View(msgspec.Struct, frozen=True, gc=False):
         runs = self._counting()
         if wanted is not None:
             parts = [(run, batch) for run in runs for batch in run.find(wanted)]
-            yield from _summed(parts, self.before, names)
+            rest = _Rest()
+            yield from _summed(parts, self.before, names, rest)
+            yield from rest.take()
             return
         rows = sum(run.rows for run in runs)
         bytes_ = sum(run.bytes for run in runs)
@@ -83,12 +86,16 @@ class View(msgspec.Struct, frozen=True, gc=False):
         largest = max(runs, key=lambda run: run.rows, default=None)
         firsts = [] if largest is None else [block.hashes[0] for block in largest.blocks[1:]]
         cuts = np.unique(np.append(boundaries(runs, count), np.array(firsts, np.uint64)))
+        rest = _Rest()
         for upper in [*cuts, None]:
             parts = [(run, batch) for run in runs for batch in run.between(lower, upper)]
-            yield from _summed(parts, self.before, names)
+            yield from _summed(parts, self.before, names, rest)
+            if rest.rows >= step:
+                yield from rest.take()
             _let_go(passed)
             if upper is not None:
                 lower = upper
+        yield from rest.take()
 
     def point(self, wanted: int) -> list[tuple[Run, Block, int, int]] | None:
         """Where the rows of one hash stand: (run, block, first, beyond) each. None: there are
@@ -138,10 +145,27 @@ def _rows_of(batch: pa.RecordBatch, run: Run, before: Time) -> pa.RecordBatch:
     return batch
 
 
+class _Rest:
+    """Rows of whole slices that may meet another, with their hashes, not summed yet."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self.rows = 0
+
+    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self._batches += batches
+        self.rows += sum(batch.num_rows for batch in batches)
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        batches, self._batches, self.rows = self._batches, [], 0
+        if batches:
+            yield from _grouped(pa.Table.from_batches(batches)).to_batches()
+
+
 def _summed(
-    parts: Sequence[tuple[Run, pa.RecordBatch]], before: Time, names: list[str]
+    parts: Sequence[tuple[Run, pa.RecordBatch]], before: Time, names: list[str], rest: _Rest
 ) -> Iterator[pa.RecordBatch]:
-    """Sums the parts of one slice."""
+    """Sums the parts of one slice: what can meet nothing is handed out, the others go to `rest`."""
     counting = [(run, _rows_of(batch, run, before)) for run, batch in parts]
     counting = [(run, batch) for run, batch in counting if batch.num_rows]
     if not counting:
@@ -152,13 +176,13 @@ def _summed(
     meeting = _meeting(base.column(HASH).to_numpy(), others, is_plain(run, before))
     wanted = [HASH, *names]
     if meeting is not None:
-        others.append(base.filter(pa.array(meeting)))
-        base = base.filter(pa.array(~meeting))
+        others.append(base.take(pa.array(np.flatnonzero(meeting))))
+        # Only what is handed out is worth copying.
+        base = base.select(names).filter(pa.array(~meeting))
     if base.num_rows:
         yield from _without_zeros(base.select(names), run)
     if others:
-        rest = pa.Table.from_batches([batch.select(wanted) for batch in others])
-        yield from _grouped(rest).to_batches()
+        rest.add([batch.select(wanted) for batch in others])
 
 
 def _meeting(
