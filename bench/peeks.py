@@ -32,10 +32,11 @@ from actors import Client, Service, Settings
 from actors.arrangement import Arrangement
 from actors.cluster import Cluster, WireClient, connect
 from actors.compute.peeks import index_answer
+from actors.controller.client_rows import encode_keys
 from actors.kernel import System, SystemClock
 from actors.persist import Append, NewShard, PersistClient
 from actors.plan.schema import Column, Schema
-from actors.plan.updates import from_ipc, opening_of, stream_of, to_ipc, with_time
+from actors.plan.updates import from_ipc, to_ipc, with_time
 from actors.protocol.compute import (
     AllowWrites,
     Command,
@@ -70,8 +71,6 @@ CHUNK = 200_000
 KEY_TARGET = 4.0
 CLIENTS_TARGET = 1 / 0.15
 SCAN_TARGET = 2.0
-KEYS = pa.schema([pa.field("id", pa.int64())])
-KEYS_OPENING = opening_of(KEYS)
 SOURCE = SourceImport("s1", SCHEMA)
 INDEX = DataflowDescription("i1", "by_id", (SOURCE,), IndexExport(("id",), SCHEMA), 1)
 
@@ -161,8 +160,7 @@ class Replica:
         uuid, event = str(self._count), anyio.Event()
         answer: list[Any] = []
         self._waiting[uuid] = (event, answer)
-        batch = pa.record_batch([pa.array([key], pa.int64())], KEYS)
-        keys = stream_of(KEYS_OPENING, (batch,))
+        keys, _ = encode_keys("i1", {"id": key})
         await self._client.send(Peek(uuid, IndexTarget("i1"), 9, ("id",), keys))
         await event.wait()
         (result,) = answer

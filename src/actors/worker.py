@@ -262,10 +262,15 @@ class Worker(Actor[WorkerMessage]):
             case e.Offer():
                 with suppress(Closed, Broken):
                     await self._sequencer.send(effect.propose)
-            case e.SwitchClient():
-                self._deliver(self._outbox.switch(effect.nonce))
             case e.Respond(response=response, number=number, receipt=receipt):
                 self._outbox.push(response, None if receipt is None else (number, receipt))
+            case e.StartPeek():
+                nonce = self._state.nonce or ""
+                done = self._peeking.start(effect, self._live.get(effect.number), nonce)
+                if done is not None:
+                    await self._feed(done)
+            case e.SwitchClient():
+                self._deliver(self._outbox.switch(effect.nonce))
             case e.Receipt():
                 self._deliver([(effect.number, effect.emitted)])
             case e.Render():
@@ -282,11 +287,6 @@ class Worker(Actor[WorkerMessage]):
                 self._children.drop(self._live[effect.number])
             case e.Reconciled():
                 self._reconciled(effect)
-            case e.StartPeek():
-                nonce = self._state.nonce or ""
-                done = self._peeking.start(effect, self._live.get(effect.number), nonce)
-                if done is not None:
-                    await self._feed(done)
             case e.StopPeek():
                 self._peeking.stop(effect.ticket)
 

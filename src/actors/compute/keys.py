@@ -123,6 +123,15 @@ def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) ->
     return found if found is not None and found.types == types else None
 
 
+def is_fitted(names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes) -> bool:
+    """Whether a stream of keys is one row of integers of just these types, so that nothing about
+    it needs to be brought to them. False says nothing."""
+    if len(data) > _FEW_BYTES_MAX or not all(map(pa.types.is_integer, types)):
+        return False
+    found = _one_key(names, data)
+    return found is not None and found.types == types and None not in found.values
+
+
 def select_keys(rows: R, keys: pa.Table) -> R:
     """Rows whose key columns equal a row of `keys`."""
     mask: Any = None

@@ -7,9 +7,10 @@ and closed for both when one end closes; what was sent before the close is still
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from actors.errors import Broken, Closed
+from actors.errors import Broken, Closed, WouldBlock
 from actors.kernel import Mailbox, Traced
 
 S = TypeVar("S")
@@ -37,6 +38,19 @@ class MemoryConnection(Generic[S, R]):
             await self._outbox.send(message)
         except Closed:
             raise Broken(f"{self.peer} closed the connection") from None
+
+    def offer(self, messages: Sequence[S]) -> int:
+        """Sends the first so many of them, without waiting. Raises as `send`."""
+        if self._closed:
+            raise Closed(f"the connection to {self.peer} was closed by this side")
+        for count, message in enumerate(messages):
+            try:
+                self._outbox.send_nowait(message)
+            except WouldBlock:
+                return count
+            except Closed:
+                raise Broken(f"{self.peer} closed the connection") from None
+        return len(messages)
 
     async def receive(self) -> R:
         """The next message. Raises `Closed`, or `Broken` when the other end is gone."""

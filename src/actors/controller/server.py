@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeGuard, assert_never
 
 import anyio
@@ -71,6 +71,10 @@ class Connection(Protocol):
 
     async def send(self, message: Any, /) -> None:
         """Sends, waiting while the peer is slow."""
+        ...
+
+    def offer(self, messages: Sequence[Any], /) -> int:
+        """Sends the first so many of them, without waiting."""
         ...
 
     async def receive(self) -> Any:
@@ -265,6 +269,7 @@ class Session(Actor[_SessionMessage]):
     def _write(self) -> None:
         if self._writing:
             return
+        self._write_at_once()
         if not self._out:
             if self._ending:
                 self.ctx.stop()
@@ -276,6 +281,20 @@ class Session(Actor[_SessionMessage]):
             done=lambda _: _Wrote(answer),
             failed=lambda error: _WriteFailed(answer, _peer_error(error)),
         )
+
+    def _write_at_once(self) -> None:
+        """What the connection takes without waiting, and nobody waits to see written."""
+        bare = 0
+        while bare < len(self._out) and not _is_one_of_many(self._out[bare]):
+            bare += 1
+        if not bare:
+            return
+        try:
+            count = self._connection.offer([self._out[number] for number in range(bare)])
+        except PenstockError:
+            return  # to be met by the way that waits
+        for _ in range(count):
+            self._out_bytes -= _size(self._out.popleft())
 
     def _write_failed(self, answer: ToClient, error: PenstockError) -> None:
         if not isinstance(error, LocalProtocolError) or isinstance(answer, Welcomed | Failed):

@@ -10,10 +10,12 @@ import pyarrow as pa
 
 from actors.compute.filtering import Filter
 from actors.compute.finishing import check_finishing
+from actors.compute.keys import is_fitted
 from actors.controller.catalog import CatalogObject
 from actors.controller.ddl import columns_named
 from actors.controller.rows import fit
 from actors.errors import InvalidUsage, PenstockError
+from actors.plan.schema import arrow_type
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import Time
 from actors.protocol.api import Read
@@ -34,6 +36,9 @@ def fit_keys(entry: CatalogObject, request: Read) -> tuple[tuple[str, ...], byte
     if request.key is None:
         return (), None
     columns = columns_named(entry, request.key_columns)
+    types = {column.name: column.type for column in entry.schema.columns}
+    if is_fitted(columns, tuple(arrow_type(types[name]) for name in columns), request.key):
+        return columns, request.key
     rows = _decoded(entry, request.key)
     if rows.num_columns != len(columns):
         raise InvalidUsage(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -93,6 +93,17 @@ class End:
         if self._wire.ended or not self._out.put(message):
             self._wire.sever()
             raise Broken(f"{self.peer} is gone")
+
+    def offer(self, messages: Sequence[Any]) -> int:
+        """Sends the first so many of them, without waiting. Raises as `send`."""
+        self._check()
+        for count, message in enumerate(messages):
+            if len(self._out.queue) >= MESSAGES_MAX or self._wire.ended:
+                return count
+            if not self._out.put(message):
+                self._wire.sever()
+                raise Broken(f"{self.peer} is gone")
+        return len(messages)
 
     async def receive(self) -> Any:
         """The next message. Raises `Closed` or `Broken`. Cancelling it loses nothing."""
