@@ -92,7 +92,7 @@ def held_bytes(key: Key, table: pa.Table) -> int:
     """About what keeping a table takes."""
     chunks = sum(column.num_chunks for column in table.columns)
     inline = len(key) if isinstance(key, bytes) else 0
-    return int(table.nbytes) + TABLE_BYTES + CHUNK_BYTES * chunks + inline
+    return int(table.nbytes + TABLE_BYTES + CHUNK_BYTES * chunks + inline)
 
 
 def _key(part: Part) -> Key:
