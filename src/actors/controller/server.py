@@ -9,6 +9,7 @@ connection closed. What a session asked for ends with it: the controller watches
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -127,6 +128,10 @@ class Session(Actor[_SessionMessage]):
         self._out_bytes = 0
         self._writing = False
         self._reading: Effect | None = None
+        self._turn = asyncio.Event()
+        """The next request may come."""
+        self._expecting = False
+        """It may, and has not come yet."""
         self._ending = False
 
     async def on_start(self) -> None:
@@ -141,7 +146,7 @@ class Session(Actor[_SessionMessage]):
     async def receive(self, message: _SessionMessage) -> None:
         match message:
             case _Got(got):
-                self._reading = None
+                self._expecting = False
                 await self._handle(got)
                 self._read()
             case _ReadFailed(error):
@@ -167,13 +172,25 @@ class Session(Actor[_SessionMessage]):
     # -- reading -------------------------------------------------------------------------------
 
     def _read(self) -> None:
+        """Lets the next request come, unless too much waits to be written."""
         full = self._out_bytes > self._settings.frame_bytes_max
-        if self._reading is None and not self._ending and not full:
+        if self._expecting or self._ending or full:
+            return
+        self._expecting = True
+        self._turn.set()
+        if self._reading is None:
             self._reading = self.ctx.effect(
-                self._connection.receive,
-                done=_Got,
+                self._receive_all,
+                done=lambda _: None,
                 failed=lambda error: _ReadFailed(_peer_error(error)),
             )
+
+    async def _receive_all(self) -> None:
+        """One request after the other, each when it is its turn."""
+        while True:
+            await self._turn.wait()
+            self._turn.clear()
+            self.ctx.self.reply(_Got(await self._connection.receive()))
 
     def _read_failed(self, error: PenstockError) -> None:
         if isinstance(error, ProtocolError):

@@ -257,6 +257,8 @@ class Mailbox(Generic[M]):
 
     def take(self) -> list[M | Traced[M]]:
         """All that waits, which may be nothing."""
+        if not self._queue and not self._senders:
+            return []
         batch, self._queue = self._queue, []
         if len(batch) > self._depth_max:
             self._depth_max = len(batch)
