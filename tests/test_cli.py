@@ -162,6 +162,13 @@ async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:
         assert "flights" in text
         status, text, _ = await penstock("status", "--connect", address, "--json")
         assert json.loads(text)["objects"][0]["name"] == "flights"
+        for arguments in (["relations"], ["peek", "penstock"]):
+            status, text, _ = await penstock(*arguments, "--connect", address)
+            assert status == 0
+            assert {"penstock.objects", "penstock.steps"} <= set(text.split())
+        arguments = ["peek", "penstock.objects", "--filter", "name = flights", "--columns", "key"]
+        status, text, _ = await penstock(*arguments, "--connect", address, "--json")
+        assert (status, json.loads(text)) == (0, {"key": "id"})
         status, text, _ = await penstock("actors", "--connect", address, "--interval", "0.05")
         assert status == 0
         paths = [line.split()[0] for line in text.splitlines()]

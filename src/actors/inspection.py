@@ -71,6 +71,8 @@ async def _status(target: Target) -> dict[str, Any]:
         return report
 
 
+LISTED: Final = "penstock"
+"""Read alone it lists the relations, unless an object has that name."""
 _CONDITION: Final = re.compile(
     r"\s*`?([^`\s<>=!]+)`?\s*(<=|>=|<>|!=|=|<|>|is\s+not\s+null|is\s+null)\s*(.*?)\s*",
     re.IGNORECASE,
@@ -80,7 +82,9 @@ _CONDITION: Final = re.compile(
 @speaks_to_a_service
 def peek(
     target: Target,
-    name: Annotated[str, typer.Argument(help="A table or view.")],
+    name: Annotated[
+        str, typer.Argument(help="A table or view, or a relation such as penstock.steps.")
+    ],
     as_of: Annotated[int | None, typer.Option(help="At which time; else the latest.")] = None,
     conditions: Annotated[
         list[str] | None,
@@ -96,7 +100,11 @@ def peek(
     offset: Annotated[int, typer.Option(min=0, help="Skips so many rows first.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a row.")] = False,
 ) -> None:
-    """Prints rows of a table or view, with tabs between, as they come."""
+    """Prints rows of a table or view, with tabs between, as they come.
+
+    What the service tells of itself is read in the same way: `penstock relations` lists what
+    there is, and so does `penstock peek penstock`.
+    """
     set_up_logging("warning")
     wish: dict[str, Any] = {
         "columns": [part.strip() for part in columns.split(",")] if columns else None,
@@ -116,15 +124,15 @@ async def _peek(
     as_json: bool,
 ) -> None:
     from actors.client import Client
+    from actors.protocol.relations import PREFIX, is_relation, relation_of
 
     async with await Client.connect(target.address, settings=target.settings) as client:
-        where: list[Any] = []
-        if conditions:
-            report = await client.status()
-            schema = next(
-                (o.schema for o in report.objects if o.name.lower() == name.lower()), None
-            )
-            where = [parse_condition(text, schema) for text in conditions]
+        objects = (await client.status()).objects if conditions or name == LISTED else ()
+        known = {found.name.lower(): found.schema for found in objects}
+        if name == LISTED and LISTED not in known:
+            name = f"{PREFIX}relations"
+        schema = relation_of(name).schema if is_relation(name) else known.get(name.lower())
+        where: list[Any] = [parse_condition(text, schema) for text in conditions]
         first = True
         async for table in client.peek_batches(name, as_of, where=where, **wish):
             if first and not as_json:
@@ -164,6 +172,14 @@ def parse_condition(text: str, schema: Schema | None) -> tuple[Any, ...]:
         raise InvalidUsage(
             f"--filter {text!r}: {value!r} is not a {types[column.lower()]}"
         ) from None
+
+
+@speaks_to_a_service
+def relations(target: Target) -> None:
+    """Lists the relations of a running service about itself, to be read with `penstock peek`."""
+    set_up_logging("warning")
+    wish: dict[str, Any] = {"columns": ["name", "kept_by", "text"]}
+    run_loop(lambda: _peek(target, "penstock.relations", None, [], wish, as_json=False))
 
 
 @speaks_to_a_service

@@ -118,6 +118,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     subscribe_idle_ms: int = 60_000
     """A subscriber that takes nothing of what waits for it for so long is cut off."""
     error_text_bytes_max: int = 4096
+    log_rows_max: int = 1024
+    """Steps, and jobs of the engine, that are remembered for the relations of the service."""
 
     # engine
     spark_master: str = "local[*]"

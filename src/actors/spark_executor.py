@@ -42,6 +42,7 @@ from actors.errors import (
     from_wire,
 )
 from actors.kernel import Actor, Clock, Effect
+from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     Answer,
     Cancel,
@@ -49,6 +50,7 @@ from actors.plan.jobs import (
     EngineReady,
     ExecutorMessage,
     Forget,
+    InspectJobs,
     Job,
     JobFailed,
     Prepare,
@@ -139,6 +141,7 @@ class SparkExecutor(Actor[_Message]):
         self._plans: dict[str, Prepare] = {}
         self._waiting: deque[_Entry] = deque()
         self._flying: dict[str, _Entry] = {}
+        self._log = JobLog(settings.log_rows_max)
 
     async def on_start(self) -> None:
         """Cleans the folder and starts the first child."""
@@ -158,6 +161,8 @@ class SparkExecutor(Actor[_Message]):
                 self._run(message)
             case CancelJob():
                 self._cancel(message.job_id)
+            case InspectJobs():
+                message.reply.set(self._log.notes(self.ctx.monotonic_ms()))
             case _Answered() if message.number == self._number:
                 self._answered(message.answer)
             case _Answered():
@@ -222,22 +227,28 @@ class SparkExecutor(Actor[_Message]):
             )
         else:
             self._order += 1
+            self._log.asked(job, self.ctx.now_ms(), self.ctx.monotonic_ms())
             self._waiting.append(_Entry(run, self._order))
 
     def _cancel(self, job_id: str) -> None:
         for entry in self._waiting:
             if entry.job.job_id == job_id:
                 self._waiting.remove(entry)
-                entry.run.reply.fail(Canceled(f"job {job_id} was canceled"))
+                self._fail(entry, Canceled(f"job {job_id} was canceled"))
                 return
         flying = self._flying.get(job_id)
         if flying is None or flying.canceled:
             return
         flying.canceled = True
-        flying.run.reply.fail(Canceled(f"job {job_id} was canceled"))
+        self._fail(flying, Canceled(f"job {job_id} was canceled"))
         self._send(Cancel(job_id))
         overdue = _CancelOverdue(self._number, job_id)
         flying.overdue = self.ctx.after(self._settings.engine_cancel_timeout_ms, overdue)
+
+    def _fail(self, entry: _Entry, error: PenstockError) -> None:
+        """Answers a job with an error."""
+        self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), error)
+        entry.run.reply.fail(error)
 
     def _overdue(self, job_id: str) -> None:
         entry = self._flying.get(job_id)
@@ -249,12 +260,14 @@ class SparkExecutor(Actor[_Message]):
         while self._process is not None and self._waiting and len(self._flying) < limit:
             entry = self._waiting.popleft()
             if entry.run.reply.answered:  # the caller has gone
+                self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), Canceled.__name__)
                 continue
             try:
                 self._process.send(entry.job)
             except PenstockError as error:  # too large for a frame: nothing was sent
-                entry.run.reply.fail(error)
+                self._fail(entry, error)
                 continue
+            self._log.started(entry.job.job_id, self.ctx.monotonic_ms())
             self._flying[entry.job.job_id] = entry
             if isinstance(entry.job, Prepare):
                 self._plans[entry.job.dataflow] = entry.job
@@ -265,6 +278,7 @@ class SparkExecutor(Actor[_Message]):
 
     def _answered(self, answer: Answer) -> None:
         if isinstance(answer, Progress):
+            self._log.progressed(answer)
             running = self._flying.get(answer.job_id)
             if running is not None and running.run.watcher is not None:
                 with suppress(Closed, Broken):
@@ -279,9 +293,10 @@ class SparkExecutor(Actor[_Message]):
             self._failures = 0
             if isinstance(entry.job, Prepare) and self._plans.get(entry.job.dataflow) is entry.job:
                 del self._plans[entry.job.dataflow]
-            entry.run.reply.fail(from_wire(answer.code, answer.text, True))
+            self._fail(entry, from_wire(answer.code, answer.text, True))
         else:
             self._failures = 0
+            self._log.ended(answer.job_id, self.ctx.monotonic_ms(), answer)
             if entry.run.reply.answered:  # the caller has gone
                 self._discard(answer)
             entry.run.reply.set(answer)
@@ -342,7 +357,7 @@ class SparkExecutor(Actor[_Message]):
         elif self._failures >= START_FAILURES_MAX or not self._deaths:
             self._unavailable = error or EngineUnavailable("the engine ended while it started")
             for entry in self._waiting:
-                entry.run.reply.fail(EngineUnavailable(str(self._unavailable)))
+                self._fail(entry, EngineUnavailable(str(self._unavailable)))
             self._waiting.clear()
         self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
 
@@ -356,15 +371,18 @@ class SparkExecutor(Actor[_Message]):
             if entry.canceled:
                 continue
             if entry.attempts >= self._settings.engine_attempts_max:
-                entry.run.reply.fail(
+                self._fail(
+                    entry,
                     EngineLost(
                         f"the engine died {entry.attempts} times while "
                         f"{type(entry.job).__name__} {entry.job.job_id} was running; "
                         f"last: {why}"
-                    )
+                    ),
                 )
             elif not entry.run.reply.answered:
                 again.append(entry)
+            else:
+                self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), Canceled.__name__)
         self._flying.clear()
         self._waiting.extendleft(sorted(again, key=lambda entry: -entry.order))
 

@@ -27,7 +27,6 @@ then stops its tasks and removes its partition, and only then reports the end.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +59,7 @@ from actors.compute.live import (
     TasksTurn,
     Tick,
 )
+from actors.compute.logs import Logs
 from actors.compute.outbox import Outbox
 from actors.compute.peeking import Peeking
 from actors.compute.reconcile import Flag
@@ -176,8 +176,7 @@ class Worker(Actor[WorkerMessage]):
         self._live: dict[int, Live] = {}
         self._parked: dict[int, dict[str, FromDataflow]] = {}
         """Of dataflows that worker 0 rendered and this one has not yet: the latest of a kind."""
-        self._reused = 0
-        self._replaced: Counter[str] = Counter()
+        self._logs = Logs(self._state, self._live, settings.log_rows_max, cast.shared)
 
     async def on_start(self) -> None:
         """Makes the parts that need the context, and starts the maintenance timer."""
@@ -194,7 +193,7 @@ class Worker(Actor[WorkerMessage]):
         )
         self._tasks = Tasks(site)
         self._installs = Installs(site)
-        self._peeking = Peeking(site, self._persist)
+        self._peeking = Peeking(site, self._persist, self._logs)
         if self._index == 0:
             self._peeking.clear_stash()
         self._children = Children(site, self._tasks, self._state.commands_for)
@@ -307,8 +306,7 @@ class Worker(Actor[WorkerMessage]):
 
     def _reconciled(self, done: e.Reconciled) -> None:
         """Counts, and on worker 0 logs: all workers decide alike."""
-        self._reused += done.reused
-        self._replaced.update(flag.value for each in done.replaced for flag in each.flags)
+        self._logs.reconciliation.note(done)
         if self._index != 0:
             return
         measure(RECONCILED_REUSED, done.reused)
@@ -363,6 +361,7 @@ class Worker(Actor[WorkerMessage]):
             case DataflowProgress():
                 await self._feed(e.Progressed(number, message))
             case DataflowStatus() if self._index == 0:
+                self._note_step(number, message)
                 await self._feed(e.StatusSeen(number, message))
             case Emit() if self._index == 0:
                 await self._feed(e.Emitting(number, self._signed(message)))
@@ -370,6 +369,11 @@ class Worker(Actor[WorkerMessage]):
                 self._tasks.start(live, message, signed.dataflow)
             case Install() if live.index is not None:
                 await self._installs.queue(live, message, signed.dataflow)
+
+    def _note_step(self, number: int, status: DataflowStatus) -> None:
+        rendered = self._state.by_number(number)
+        if rendered is not None:
+            self._logs.steps.note(rendered, status, self.ctx.now_ms())
 
     # -- for people --------------------------------------------------------------------------------
 
@@ -382,8 +386,8 @@ class Worker(Actor[WorkerMessage]):
             responses_waiting=len(self._outbox),
             commands_ignored=state.ignored,
             commands_applied=state.next_index,
-            dataflows_reused=self._reused,
-            dataflows_replaced=tuple(sorted(self._replaced.items())),
+            dataflows_reused=self._logs.reconciliation.total["reused"],
+            dataflows_replaced=self._logs.reconciliation.flags(),
             indexes=tuple(
                 held
                 for live in self._live.values()

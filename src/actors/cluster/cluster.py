@@ -66,6 +66,7 @@ def cast_of(
         fetch=lambda schema, dataflow, incarnation, number, consumer: FetchTask(
             persist, schema, dataflow, incarnation, number, consumer, settings
         ),
+        shared=arrangements.statistics,
     )
 
 

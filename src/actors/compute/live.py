@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actors.arrangement import Arrangement
+from actors.arrangement import Arrangement, SharedStatistics
 from actors.compute.events import Event, PeekDone
 from actors.compute.index import IndexPartition, Insertion
 from actors.kernel import Actor, Address, Context
@@ -33,6 +33,8 @@ class Cast(msgspec.Struct, frozen=True, gc=False):
     """(source, dataflow, incarnation, source number, consumer)."""
     fetch: Callable[[Schema, ObjectId, int, int, Address[Any]], Actor[Any]]
     """(schema, dataflow, incarnation, source number, consumer)."""
+    shared: Callable[[], list[SharedStatistics]] = list
+    """The arrangements that dataflows share just now."""
 
 
 class FromDataflow(msgspec.Struct, frozen=True, gc=False):

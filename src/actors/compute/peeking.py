@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 from actors.compute.events import PeekDone, PeekResult, StartPeek
 from actors.compute.live import Live, Read, Site
+from actors.compute.logs import PARTS_IN_FLIGHT, Logs, answer
 from actors.compute.peeks import Share, at_once, error_of, index_answer
 from actors.compute.shard_reads import shard_answer
 from actors.compute.stash import Stash
-from actors.errors import Closed, PenstockError
+from actors.errors import ActorDead, Broken, Closed, DeadlineExceeded, PenstockError
 from actors.kernel import Effect
 from actors.persist import PersistClient
-from actors.protocol.compute import Peek, PeekRows, PeekStashed, ShardTarget
+from actors.protocol.compute import LogTarget, Peek, PeekRows, PeekStashed, ShardTarget
+from actors.protocol.internal import InspectSources, SourceStatistics
+from actors.protocol.relations import worker_relation
 from actors.spans import span_below
 from actors.telemetry import BYTES, WORKER_PEEK
 
 log = logging.getLogger("penstock.worker")
 
+INSPECT_TIMEOUT_MS: Final = 1_000
+"""A dataflow tells of its sources within so long, or is left out."""
 AT_ONCE_MAX: Final = 64
 """Reads in one turn of a worker that use no thread; each takes far below a millisecond."""
 
@@ -32,9 +38,10 @@ AT_ONCE_MAX: Final = 64
 class Peeking:
     """Starts, stops and bounds them."""
 
-    def __init__(self, site: Site, persist: PersistClient) -> None:
+    def __init__(self, site: Site, persist: PersistClient, logs: Logs) -> None:
         self._site = site
         self._persist = persist
+        self._logs = logs
         self._share = Share(site.index, site.count)
         self._running: dict[int, Effect] = {}
         self._at_once = 0
@@ -97,6 +104,9 @@ class Peeking:
                 ),
             )
             return None
+        if isinstance(peek.target, LogTarget):
+            self._run(effect, nonce, lambda: self._log_answer(peek, effect.bytes_max, inline_max))
+            return None
         assert arrangement is not None, "a sealed index has an arrangement"
         if self._at_once < AT_ONCE_MAX and peek.traceparent is None:
             self._at_once += 1
@@ -111,6 +121,27 @@ class Peeking:
         made = index_answer(arrangement, peek, inline_max)
         self._run(effect, nonce, lambda: stash.answer(made, effect.bytes_max))
         return None
+
+    async def _log_answer(self, peek: Peek, bytes_max: int, inline_max: int) -> PeekResult:
+        relation = worker_relation(peek.target.id)
+        sources: list[SourceStatistics] = []
+        if relation.name == PARTS_IN_FLIGHT:
+            sources = await self._sources()
+        made = answer(relation, self._logs.rows(relation.name, sources), peek, inline_max)
+        return await self.stash.answer(made, bytes_max)
+
+    async def _sources(self) -> list[SourceStatistics]:
+        """What the dataflows say of their sources; one that does not answer is left out."""
+        found: list[SourceStatistics] = []
+        for live in list(self._site.live.values()):
+            if self._site.index != 0 or live.dataflow is None or live.dropping:
+                continue
+            with suppress(Closed, Broken, ActorDead, DeadlineExceeded):
+                told: tuple[SourceStatistics, ...] = await live.dataflow.ask(
+                    InspectSources, INSPECT_TIMEOUT_MS
+                )
+                found += told
+        return found
 
     def _run(
         self, effect: StartPeek, nonce: str, read: Callable[[], Awaitable[PeekResult]]

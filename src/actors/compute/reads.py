@@ -3,7 +3,8 @@
 A peek is answered exactly once, or not at all when its connection is gone. One of an index waits
 until its time is sealed in this worker's partition, and holds back compaction until it is
 answered. One of a shard is read by a single worker, chosen by its uuid; the others answer at
-once that they have no rows.
+once that they have no rows. One of a relation is answered by each worker with its own rows, as
+they are then.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from actors.protocol.compute import (
     PeekResult,
     ShardTarget,
 )
+from actors.protocol.relations import worker_relation
 
 
 class Reads:
@@ -61,14 +63,16 @@ class Reads:
         return self._start(self.pending.add(peek, number))
 
     def _number_for(self, peek: Peek) -> int:
-        """The index's number (0: a shard). Raises what refuses the peek."""
+        """The index's number (0: a shard, or a relation of the worker's own). Raises what refuses
+        the peek."""
         self.pending.check_room()
         if peek.finishing is not None:
             check_finishing(peek.finishing)
         if isinstance(peek.target, ShardTarget):
             return 0
         if isinstance(peek.target, LogTarget):
-            raise UnknownObject(f"this worker keeps no relation {peek.target.id}")
+            worker_relation(peek.target.id)
+            return 0
         rendered = self._rendered.get(peek.target.id)
         if rendered is None or not rendered.is_index:
             raise UnknownObject(f"there is no index {peek.target.id}")

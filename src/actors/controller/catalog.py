@@ -20,6 +20,7 @@ from actors.errors import Corrupt, ObjectExists, ObjectInUse, StateDirectoryErro
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import Schema
 from actors.progress import ObjectId, ShardId, Time
+from actors.protocol.relations import refuse_relation
 
 CATALOG_KEY: Final = "catalog"
 FORMAT_VERSION: Final = 2
@@ -100,7 +101,8 @@ class Catalog:
         return self._by_id[id_]
 
     def find(self, name: str) -> CatalogObject:
-        """The object of a name. Raises `UnknownObject`."""
+        """The object of a name. Raises `UnknownObject`, and `InvalidUsage` for a relation."""
+        refuse_relation(name, "the object")
         entry = self._by_name.get(fold(name))
         if entry is None:
             raise UnknownObject(f"there is no table, view or index named {name!r}")

@@ -38,6 +38,7 @@ from actors.controller.messages import (
     TablesAdvanced,
 )
 from actors.controller.reads import DeadlinePassed, PartRead, Reads, SinceRead
+from actors.controller.relations import Peer, RelationRead, Relations
 from actors.controller.replica import Connect, ReplicaTask
 from actors.controller.statements import StatementDone, Statements
 from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
@@ -84,6 +85,7 @@ from actors.protocol.compute import (
     UpdateConfiguration,
 )
 from actors.protocol.compute import Status as DataflowStatus
+from actors.protocol.relations import is_relation
 from actors.settings import Settings
 from actors.spans import measure, measuring
 from actors.telemetry import LAG_MS, TRACEPARENT
@@ -116,6 +118,7 @@ ControllerMessage: TypeAlias = (
     | PartRead
     | Held
     | StatusRead
+    | RelationRead
     | _HoldsDue
     | _HoldsMoved
 )
@@ -143,7 +146,8 @@ class Controller(Actor[ControllerMessage]):
         self._scratch = scratch
         self._maintenance = maintenance
         self._statistics = statistics
-        self._sessions: set[str] = set()
+        self._sessions: dict[str, Peer] = {}
+        self._executor = executor
         self._incarnation = 0
         self._holds_moving = False
 
@@ -163,6 +167,9 @@ class Controller(Actor[ControllerMessage]):
         self._statements = Statements(desk)
         self._reads = Reads(desk)
         self._subscribes = Subscribes(desk)
+        self._relations = Relations(
+            desk, self._reads, self._subscribes, self._sessions, self._executor
+        )
         desk.maintenance = self._maintenance
         desk.writer = self.ctx.spawn(
             lambda: TableWriter(
@@ -201,13 +208,13 @@ class Controller(Actor[ControllerMessage]):
 
     async def receive(self, message: ControllerMessage) -> None:
         match message:
-            case Submit(session, request):
-                self._submit(session, request)
+            case Submit(session, request, peer):
+                self._submit(session, request, peer)
             case Delivered(session_path, request_number, size):
                 if not self._reads.delivered(session_path, request_number):
                     self._subscribes.passed_on(session_path, request_number, size)
             case SessionClosed(session_path):
-                self._sessions.discard(session_path)
+                self._sessions.pop(session_path, None)
                 self._reads.session_closed(session_path)
                 self._subscribes.session_closed(session_path)
             case TablesAdvanced(upper):
@@ -226,6 +233,7 @@ class Controller(Actor[ControllerMessage]):
             case StatementDone():
                 dropped = self._statements.done(message)
                 if dropped is not None:
+                    self._relations.forget(dropped.id)
                     self._reads.dropped(dropped)
                     self._subscribes.dropped(dropped)
             case SinceRead():
@@ -238,6 +246,8 @@ class Controller(Actor[ControllerMessage]):
                 self._subscribes.held(message)
             case StatusRead():
                 message.session.reply(report(self._desk, message))
+            case RelationRead():
+                self._relations.answered(message)
             case _HoldsDue():
                 self._move_holds()
             case _HoldsMoved(moves, error):
@@ -247,10 +257,12 @@ class Controller(Actor[ControllerMessage]):
 
     # -- requests ------------------------------------------------------------------------------
 
-    def _submit(self, session: Address[Any], request: Request) -> None:
-        if session.path not in self._sessions:
-            self._sessions.add(session.path)
+    def _submit(self, session: Address[Any], request: Request, peer: str) -> None:
+        known = self._sessions.get(session.path)
+        if known is None:
+            known = self._sessions[session.path] = Peer(peer, self.ctx.now_ms())
             self.ctx.watch(session, SessionClosed(session.path))
+        known.requests += 1
         try:
             self._handle(session, request)
         except PenstockError as error:
@@ -263,6 +275,8 @@ class Controller(Actor[ControllerMessage]):
         match request:
             case Write():
                 self._write(session, request)
+            case Read(name=name) if is_relation(name):
+                self._relations.read(session, request)
             case Read():
                 self._reads.read(session, request)
             case WaitFor():
@@ -339,6 +353,7 @@ class Controller(Actor[ControllerMessage]):
                 self._subscribes.responded(response)
             case DataflowStatus():
                 self._desk.frontiers.note(response)
+                self._relations.note(response)
             case CopyToResponse() | Refused():
                 log.warning("the replica says what nobody asked for: %s", response)
             case _:

@@ -34,6 +34,8 @@ class Submit(msgspec.Struct, frozen=True, gc=False):
 
     session: Address[Any]
     request: api.Request
+    peer: str = ""
+    """Where the client is, for people."""
 
 
 class Delivered(msgspec.Struct, frozen=True, gc=False):

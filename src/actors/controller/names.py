@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from actors.errors import InvalidUsage
+from actors.protocol.relations import refuse_relation
 
 NAME_CHARACTERS_MAX: Final = 128
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
@@ -21,6 +22,7 @@ def fold(name: str) -> str:
 
 def check_name(what: str, name: str) -> str:
     """The name itself. Raises `InvalidUsage` when it is not an identifier or is reserved."""
+    refuse_relation(name, what)
     if not _IDENTIFIER.match(name):
         raise InvalidUsage(
             f"{what} {name!r} is not a valid name: a letter or underscore, then letters, digits "

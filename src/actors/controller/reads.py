@@ -13,7 +13,9 @@ when they have been passed on, or when nobody wants them any more.
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
 
 import msgspec
 
@@ -45,6 +47,9 @@ from actors.protocol.compute import (
     PeekTarget,
 )
 from actors.telemetry import TRACEPARENT
+
+RELATION: Final = "relation"
+"""Kind of what stands for a relation of the service about itself, in place of an object."""
 
 
 class SinceRead(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +83,8 @@ class _Pending(msgspec.Struct):
     """None: a wait."""
     deadline_ms: int
     timer: Effect
+    since_ms: float
+    """On the monotonic clock."""
     peek: Peek | None = None
     """What will be asked, but for its uuid and, where an index serves, its target."""
     ready: bool = False
@@ -130,6 +137,17 @@ class Reads:
             failed=lambda error: SinceRead(number, 0, fault(error)),
         )
 
+    def read_relation(
+        self, session: Address[Any], request: Read, entry: CatalogObject, peek: Peek
+    ) -> None:
+        """Reads what every worker keeps about itself, as it is now. Raises `InvalidUsage`."""
+        number = self._begin(
+            session, request.request, entry, peek.time, request, request.deadline_ms
+        )
+        self._pending[number].peek = peek
+        self._pending[number].ready = True
+        self._go_on(number)
+
     def wait_for(self, session: Address[Any], request: WaitFor) -> None:
         """Begins a wait. Raises `InvalidUsage` and its children."""
         desk = self._desk
@@ -159,7 +177,15 @@ class Reads:
         number = self._numbers
         timer = desk.ctx.after(wait_ms, DeadlinePassed(number))
         self._pending[number] = _Pending(
-            session, request, entry, time, read, wait_ms, timer, traceparent=TRACEPARENT.get()
+            session,
+            request,
+            entry,
+            time,
+            read,
+            wait_ms,
+            timer,
+            desk.ctx.monotonic_ms(),
+            traceparent=TRACEPARENT.get(),
         )
         self._by_request[session.path, request] = number
         return number
@@ -192,7 +218,10 @@ class Reads:
     def _go_on(self, number: int) -> None:
         pending = self._pending[number]
         id_ = pending.entry.id
-        if self._desk.frontiers.upper(pending.entry) <= pending.time:
+        sealed = pending.entry.kind == RELATION or (
+            self._desk.frontiers.upper(pending.entry) > pending.time
+        )
+        if not sealed:
             self._waiting.setdefault(id_, {})[number] = None
             return
         self._waits_no_more(number, id_)
@@ -338,6 +367,34 @@ class Reads:
         for number, pending in list(self._pending.items()):
             if pending.entry.id == entry.id:
                 self._fail(number, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    # -- for people ----------------------------------------------------------------------------
+
+    def by_session(self) -> Counter[str]:
+        """How many a session has."""
+        return Counter(path for path, _ in self._by_request)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """All of them, as ``penstock.peeks`` tells them."""
+        now = self._desk.ctx.monotonic_ms()
+        for pending in self._pending.values():
+            if pending.course is not None:
+                state = "streaming"
+            elif pending.uuid is not None:
+                state = "asked"
+            else:
+                state = "waiting" if pending.ready else "checking"
+            yield (
+                pending.session.path,
+                pending.request,
+                "wait" if pending.read is None else "read",
+                pending.entry.name,
+                pending.time,
+                state,
+                now - pending.since_ms,
+                pending.deadline_ms,
+                pending.uuid,
+            )
 
     def _fail(self, number: int, error: PenstockError, *, answered: bool = False) -> None:
         pending = self._pending[number]

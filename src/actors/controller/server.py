@@ -223,7 +223,7 @@ class Session(Actor[_SessionMessage]):
         opened = self._begin_span(message)
         try:
             with carrying(None if opened is None else opened.traceparent):
-                await self._controller.send(Submit(self.ctx.self, message))
+                await self._controller.send(Submit(self.ctx.self, message, self._connection.peer))
         except (Closed, Broken) as error:
             self._answer(Failed(number, *to_wire(error)))
 

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -279,6 +280,28 @@ class Subscribes:
                 moves.append((made.shard, holder, since))
         self._tell(self._fanout.compact())
         return moves
+
+    # -- for people ----------------------------------------------------------------------------
+
+    def by_session(self) -> Counter[str]:
+        """How many a session has."""
+        return Counter(path for path, _ in self._by_request)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """All of them, as ``penstock.subscribes`` tells them."""
+        now = self._desk.ctx.monotonic_ms()
+        for made in self._by_request.values():
+            yield (
+                made.session.path,
+                made.request,
+                made.name,
+                None if is_empty(made.told) else made.told,
+                None if is_empty(made.delivered) else made.delivered,
+                made.hold if made.held else None,
+                made.in_flight,
+                now - made.taken_ms if made.in_flight else None,
+                None if made.stream is None else made.stream.id,
+            )
 
     # -- ending --------------------------------------------------------------------------------
 

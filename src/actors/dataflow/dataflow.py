@@ -57,6 +57,7 @@ from actors.protocol.internal import (
     Fetched,
     FetchFailed,
     Grant,
+    InspectSources,
     Installed,
     ListenFailed,
     Release,
@@ -206,6 +207,9 @@ class Dataflow(Actor[_Message]):
             case Scheduled():
                 self._traces.scheduled()
                 await self._feed(m.Schedule())
+            case InspectSources(reply):
+                named = zip(self._machine.sources, self._description.imports, strict=False)
+                reply.set(tuple(s.statistics(self._description.id, i.shard) for s, i in named))
             case Progress():
                 far = f"{message.tasks_done} of {message.tasks} tasks done"
                 self._show(self._machine.state.value, far)

@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 from actors.errors import LocalProtocolError
 from actors.plan.schema import TIME
 from actors.plan.updates import advance, between
-from actors.progress import EMPTY, Frontier, Time, format_frontier
-from actors.protocol.internal import Described, DescribedPart, Fetched
+from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time, format_frontier
+from actors.protocol.internal import Described, DescribedPart, Fetched, SourceStatistics
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -206,6 +206,21 @@ class Source:
                 taken.append(between(each.rows, each.first, hi))
                 self.hold(between(each.rows, hi, EMPTY))
         return _joined(taken)
+
+    def statistics(self, dataflow: ObjectId, shard: ShardId) -> SourceStatistics:
+        """What it has before it."""
+        return SourceStatistics(
+            dataflow,
+            self.index,
+            shard,
+            self.progress,
+            len(self.waiting),
+            sum(piece.part.bytes for piece in self.waiting),
+            sum(self.counts.values()),
+            self.outstanding_bytes(),
+            sum(each.rows.num_rows for each in self.held),
+            self.held_bytes,
+        )
 
     def validate(self) -> None:
         """Asserts the invariants (tests call it after every event)."""

@@ -264,4 +264,11 @@ class CancelJob(msgspec.Struct, frozen=True, gc=False, tag=True):
     job_id: str
 
 
-ExecutorMessage: TypeAlias = Run | CancelJob
+class InspectJobs(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """To the executor actor: answer `reply` (a `kernel.Reply`) with the jobs that are there and
+    those that ended last (`job_log.JobNote`s)."""
+
+    reply: Any
+
+
+ExecutorMessage: TypeAlias = Run | CancelJob | InspectJobs

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import PenstockError
+from actors.kernel import Reply
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import Command, Lot, SubscribeBatch
 
@@ -240,6 +241,31 @@ class Emitted(msgspec.Struct, frozen=True, gc=False, tag=True):
     upper: Frontier
 
 
+class SourceStatistics(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """What one source of a dataflow has before it; sizes in bytes."""
+
+    dataflow: ObjectId
+    source: int
+    shard: ShardId
+    described: Frontier
+    """To which its parts are known."""
+    waiting: int
+    bytes_waiting: int
+    """Parts known and not asked for."""
+    fetching: int
+    bytes_fetching: int
+    """Parts asked for and not here."""
+    rows_fetched: int
+    bytes_fetched: int
+    """Rows that wait for their step."""
+
+
+class InspectSources(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0 → dataflow: asks for `SourceStatistics` of all its sources."""
+
+    reply: Reply[tuple[SourceStatistics, ...]]
+
+
 DataflowMessage: TypeAlias = (
     Scheduled
     | CompactionAllowed
@@ -251,6 +277,7 @@ DataflowMessage: TypeAlias = (
     | FetchFailed
     | Installed
     | Emitted
+    | InspectSources
 )
 """What a dataflow hears from others (its own effects' results come on top)."""
 

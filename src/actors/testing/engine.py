@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from actors.errors import Canceled, InvalidUsage, PenstockError
 from actors.kernel import Actor, Effect, Reply
 from actors.plan.delta import DeltaPlan
+from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     Analyze,
     Analyzed,
@@ -33,6 +34,7 @@ from actors.plan.jobs import (
     Difference,
     ExecutorMessage,
     Forget,
+    InspectJobs,
     Job,
     Prepare,
     Prepared,
@@ -104,6 +106,7 @@ class Controls:
 
 class _Finished(msgspec.Struct, frozen=True):
     job_id: str
+    answer: Answer | PenstockError
 
 
 class InMemoryExecutor(Actor[Any]):
@@ -113,11 +116,15 @@ class InMemoryExecutor(Actor[Any]):
         self.controls = controls or Controls()
         self._plans: dict[str, DeltaPlan] = {}
         self._running: dict[str, tuple[Effect, Reply[Answer]]] = {}
+        self._log = JobLog(256)
 
     async def receive(self, message: ExecutorMessage | _Finished) -> None:
         """One message."""
         if isinstance(message, _Finished):
             self._running.pop(message.job_id, None)
+            self._log.ended(message.job_id, self.ctx.monotonic_ms(), message.answer)
+        elif isinstance(message, InspectJobs):
+            message.reply.set(self._log.notes(self.ctx.monotonic_ms()))
         elif isinstance(message, CancelJob):
             self._cancel(message.job_id)
         elif isinstance(message.job, Cancel):
@@ -139,6 +146,7 @@ class InMemoryExecutor(Actor[Any]):
         if found is not None:
             effect, reply = found
             effect.cancel()
+            self._log.ended(job_id, self.ctx.monotonic_ms(), Canceled.__name__)
             reply.fail(Canceled(f"job {job_id} was canceled"))
 
     def plan_of(self, job: Prepare) -> DeltaPlan:
@@ -149,16 +157,22 @@ class InMemoryExecutor(Actor[Any]):
         if isinstance(job, Prepare):
             self._plans[job.dataflow] = self.plan_of(job)  # at once: jobs that follow may name it
 
-        async def run() -> None:
+        self._log.asked(job, self.ctx.now_ms(), self.ctx.monotonic_ms())
+        self._log.started(job.job_id, self.ctx.monotonic_ms())
+
+        async def run() -> _Finished:
             try:
                 self.controls.begin(job)
                 await self.controls.held(job)
                 with localcontext(WIDE):
-                    reply.set(self.answer(job))
+                    answer = self.answer(job)
+                reply.set(answer)
+                return _Finished(job.job_id, answer)
             except PenstockError as error:
                 reply.fail(error)
+                return _Finished(job.job_id, error)
 
-        effect = self.ctx.effect(run, done=lambda _: _Finished(job.job_id))
+        effect = self.ctx.effect(run, done=lambda finished: finished)
         self._running[job.job_id] = (effect, reply)
 
     def answer(self, job: Job) -> Answer:

@@ -23,6 +23,7 @@ from sqlglot.errors import SqlglotError
 
 from actors.errors import QueryRejected, UnknownObject
 from actors.plan.schema import Schema
+from actors.protocol.relations import refuse_relation
 from actors.views.dialect import VerbatimSpark
 
 DIALECT: Final = VerbatimSpark
@@ -121,6 +122,7 @@ def _sources(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
             continue
         name = table.name.lower()
         if table.args.get("db"):
+            refuse_relation(f"{table.db}.{table.name}", "a query over")
             raise UnknownObject(
                 f"{table.sql(dialect=DIALECT)}: names are not qualified here; write {table.name}"
             )

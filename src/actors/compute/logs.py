@@ -1,0 +1,331 @@
+"""What a worker tells of itself, as rows. Pure: state in, rows out.
+
+A worker answers a peek of a relation (`LogTarget`) with its own rows as they are at the moment
+at which it handles the peek; the client gets the rows of all workers together. What only worker
+0 has (dataflow actors, and what they say) it alone tells. Keys, filter, columns, order and limit
+are applied to the rows as to those of any other read (`compute.peeks`).
+
+Bounds: a row a dataflow, arrangement or pending peek, which have limits of their own; of steps
+the last `log_rows_max`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from actors.arrangement.hashing import Hashes
+from actors.arrangement.shared import SharedStatistics
+from actors.compute.events import Reconciled
+from actors.compute.live import Live
+from actors.compute.peeks import Wish
+from actors.compute.rendered import Rendered
+from actors.compute.stash import Piece
+from actors.compute.state import ComputeState
+from actors.plan.schema import DIFF, ERROR
+from actors.progress import Frontier, is_empty
+from actors.protocol.compute import (
+    CopyToExport,
+    DataflowDescription,
+    IndexExport,
+    IndexTarget,
+    Peek,
+    ShardTarget,
+    SubscribeExport,
+    ViewExport,
+)
+from actors.protocol.internal import DataflowStatus, SourceStatistics
+from actors.protocol.relations import PREFIX, Relation, worker_relation
+
+Row: TypeAlias = tuple[Any, ...]
+
+_HYDRATING: Final = ("suspended", "hydrating")
+PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
+"""The one for which dataflows are asked."""
+
+
+def frontier_or_null(frontier: Frontier | None) -> int | None:
+    """A frontier as a relation shows it: NULL when it is empty."""
+    return None if frontier is None or is_empty(frontier) else frontier
+
+
+def lag_ms(ahead: Frontier, behind: Frontier) -> int | None:
+    """By how much one frontier is behind another; NULL when one of them has no time."""
+    if is_empty(ahead) or is_empty(behind):
+        return 0 if is_empty(behind) else None
+    return max(0, ahead - behind)
+
+
+# -- rows as contents ------------------------------------------------------------------------------
+
+
+def table_of(relation: Relation, rows: Iterable[Row]) -> pa.Table:
+    """Rows as a table with `DIFF`."""
+    gathered = list(rows)
+    fields = [*relation.schema.arrow(), pa.field(DIFF, pa.int64())]
+    columns = list(zip(*gathered, strict=True)) or [()] * len(relation.columns)
+    arrays = [
+        pa.array(values, field.type) for values, field in zip(columns, fields[:-1], strict=True)
+    ]
+    arrays.append(pa.array([1] * len(gathered), pa.int64()))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class TableContents:
+    """A table as a peek reads it."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def errors(self) -> pa.Table:
+        """There are none."""
+        return pa.table({ERROR: pa.array([], pa.string()), DIFF: pa.array([], pa.int64())})
+
+    def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows, whatever is wanted: it is little."""
+        yield from self._table.to_batches()
+
+
+def answer(
+    relation: Relation, rows: Iterable[Row], peek: Peek, piece_bytes: int
+) -> Iterator[Piece]:
+    """What the peek wants of the rows. Raises `InvalidUsage`."""
+    wish = Wish(relation.schema, peek)
+    return wish.answer(TableContents(table_of(relation, rows)), None, piece_bytes)
+
+
+# -- what is remembered ----------------------------------------------------------------------------
+
+
+class StepLog:
+    """The last steps of all dataflows of a worker."""
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows: deque[tuple[int, DataflowDescription, DataflowStatus]] = deque(maxlen=rows_max)
+
+    def note(self, rendered: Rendered, seen: DataflowStatus, now_ms: int) -> None:
+        """A dataflow spoke; it is a step if it has done one more since it spoke last. (Call it
+        before the status is taken over.)"""
+        known = 0 if rendered.status is None else rendered.status.steps
+        if seen.steps and seen.steps != known:
+            self._rows.append((now_ms, rendered.description, seen))
+
+    def rows(self, worker: int) -> Iterator[Row]:
+        """Oldest first."""
+        for at_ms, description, seen in self._rows:
+            yield (
+                worker,
+                at_ms,
+                description.id,
+                description.name,
+                seen.steps,
+                frontier_or_null(seen.hi),
+                seen.rows_in,
+                seen.rows_read,
+                seen.rows_out,
+                seen.step_ms,
+                seen.spark_ms,
+                seen.prepared,
+                seen.recomputed,
+            )
+
+
+class ReconciliationLog:
+    """Counts of what reconciliations decided."""
+
+    def __init__(self) -> None:
+        self.total: Counter[str] = Counter()
+        self._last: Counter[str] = Counter()
+
+    def note(self, done: Reconciled) -> None:
+        """One more."""
+        self._last = Counter(
+            reused=done.reused,
+            created=done.created,
+            dropped=done.dropped,
+            replaced=len(done.replaced),
+        )
+        self._last.update(flag.value for each in done.replaced for flag in each.flags)
+        self.total.update(self._last)
+
+    def flags(self) -> tuple[tuple[str, int], ...]:
+        """Why dataflows were replaced, with counts."""
+        return tuple(sorted((f, n) for f, n in self.total.items() if f not in _OUTCOMES))
+
+    def rows(self, worker: int) -> Iterator[Row]:
+        """The outcomes first, then the flags."""
+        for outcome in _OUTCOMES:
+            yield worker, outcome, self._last[outcome], self.total[outcome]
+        for flag, total in self.flags():
+            yield worker, flag, self._last[flag], total
+
+
+_OUTCOMES: Final = ("reused", "created", "dropped", "replaced")
+
+
+# -- what is there ---------------------------------------------------------------------------------
+
+
+class Logs:
+    """The relations of one worker. `shared` gives the arrangements that views share."""
+
+    def __init__(
+        self,
+        state: ComputeState,
+        live: dict[int, Live],
+        rows_max: int,
+        shared: Callable[[], list[SharedStatistics]],
+    ) -> None:
+        self._state = state
+        self._live = live
+        self._shared = shared
+        self.steps = StepLog(rows_max)
+        self.reconciliation = ReconciliationLog()
+
+    def rows(self, name: str, sources: Sequence[SourceStatistics] = ()) -> Iterator[Row]:
+        """The rows of a relation. `sources`: what dataflows said, for `parts_in_flight`. Raises
+        `UnknownObject` for one that the workers do not keep."""
+        relation = worker_relation(name)
+        worker = self._state.index
+        match relation.name.removeprefix(PREFIX):
+            case "dataflows":
+                return self._dataflows(worker)
+            case "frontiers":
+                return self._frontiers(worker)
+            case "arrangements":
+                return self._arrangements(worker)
+            case "worker_peeks":
+                return self._peeks(worker)
+            case "steps":
+                return self.steps.rows(worker)
+            case "parts_in_flight":
+                return (_source_row(worker, each) for each in sources)
+            case "hydration":
+                return self._hydration(worker)
+            case _:
+                return self.reconciliation.rows(worker)
+
+    def _dataflows(self, worker: int) -> Iterator[Row]:
+        if worker != 0:
+            return
+        for rendered in self._state.rendered.values():
+            status = rendered.status
+            unscheduled = "running" if rendered.scheduled else "suspended"
+            yield _dataflow_row(
+                rendered.description,
+                rendered.allowed,
+                rendered.scheduled,
+                unscheduled if status is None else status.state,
+                "" if status is None else status.text,
+                0 if status is None else status.steps,
+            )
+        for number in self._state.dropping:
+            live = self._live.get(number)
+            if live is not None:
+                yield _dataflow_row(live.description, None, False, "dropping", "", 0)
+
+    def _frontiers(self, worker: int) -> Iterator[Row]:
+        for rendered in self._state.rendered.values():
+            described = rendered.description
+            upper = rendered.emitted if rendered.is_subscribe else rendered.output
+            yield (
+                worker,
+                described.id,
+                described.name,
+                frontier_or_null(rendered.allowed),
+                frontier_or_null(rendered.input),
+                frontier_or_null(rendered.write),
+                frontier_or_null(upper),
+                None if rendered.is_subscribe else lag_ms(rendered.input, upper),
+            )
+
+    def _arrangements(self, worker: int) -> Iterator[Row]:
+        for live in self._live.values():
+            held = None if live.index is None else live.index.statistics(live.id)
+            if held is None or not isinstance(live.description.export, IndexExport):
+                continue
+            key = ", ".join(live.description.export.key)
+            users = len(self._state.reads.pending.of(live.number))
+            sizes = held.rows, held.runs, held.bytes_memory, held.bytes_mapped
+            yield (worker, "index", held.id, key, *sizes, users)
+        if worker != 0:
+            return
+        for shared in self._shared():
+            inner = shared.arrangement
+            sizes = inner.rows, inner.runs, inner.bytes_memory, inner.bytes_mapped
+            yield (worker, "shared", shared.shard, ", ".join(shared.key), *sizes, shared.users)
+
+    def _peeks(self, worker: int) -> Iterator[Row]:
+        for pending in self._state.reads.pending.all():
+            peek = pending.peek
+            kind = "relation"
+            if isinstance(peek.target, IndexTarget):
+                kind = "index"
+            elif isinstance(peek.target, ShardTarget):
+                kind = "shard"
+            yield worker, peek.uuid, kind, peek.target.id, peek.time, pending.started
+
+    def _hydration(self, worker: int) -> Iterator[Row]:
+        if worker != 0:
+            return
+        for rendered in self._state.rendered.values():
+            status = rendered.status
+            state = "suspended" if status is None else status.state
+            if rendered.is_subscribe or state not in _HYDRATING:
+                continue
+            read = (None,) * 4
+            if status is not None and status.parts_total:
+                read = (
+                    status.parts_read,
+                    status.parts_total,
+                    status.bytes_read,
+                    status.bytes_total,
+                )  # type: ignore[assignment]
+            yield (worker, rendered.id, rendered.description.name, state, *read)
+
+
+def kind_of(description: DataflowDescription) -> str:
+    """What a dataflow makes."""
+    match description.export:
+        case ViewExport():
+            return "view"
+        case IndexExport():
+            return "index"
+        case SubscribeExport():
+            return "subscribe"
+        case CopyToExport():
+            return "copy"
+
+
+def _dataflow_row(
+    description: DataflowDescription,
+    since: Frontier | None,
+    scheduled: bool,
+    state: str,
+    text: str,
+    steps: int,
+) -> Row:
+    return (
+        0,
+        description.id,
+        description.name,
+        kind_of(description),
+        description.as_of,
+        frontier_or_null(description.until),
+        frontier_or_null(since),
+        scheduled,
+        state,
+        text,
+        steps,
+        ", ".join(source.shard for source in description.imports),
+    )
+
+
+def _source_row(worker: int, each: SourceStatistics) -> Row:
+    values = msgspec.structs.astuple(each)
+    dataflow, source, shard, described, *sizes = values
+    return (worker, dataflow, source, shard, frontier_or_null(described), *sizes)

@@ -1,0 +1,369 @@
+"""The relations of the service about itself: their names, columns, types and units. One table.
+
+A relation is read like a table, by `Client.peek` and ``penstock peek``, with the same filter,
+columns, order, limit and offset. It is a snapshot of the moment at which it is asked for: it has
+no history, so that an `as_of` and a subscribe are refused. `kept_by` says who answers: every
+worker its own rows (the client gets all of them; `worker` is a column), or the controller.
+
+A frontier that is empty (nothing more will come) is NULL, and so is what is not known.
+`docs/relations.md` is made from this table, which a test sees to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from actors.errors import InvalidUsage, UnknownObject
+from actors.plan.schema import Column, Schema
+
+PREFIX: Final = "penstock."
+"""Names that begin so are relations; no object may have one."""
+
+
+class RelationColumn(msgspec.Struct, frozen=True):
+    """A column: its Spark type, and what it means, with its unit."""
+
+    name: str
+    type: str
+    text: str
+
+
+class Relation(msgspec.Struct, frozen=True):
+    """One relation."""
+
+    name: str
+    kept_by: Literal["workers", "controller"]
+    text: str
+    columns: tuple[RelationColumn, ...]
+
+    @property
+    def schema(self) -> Schema:
+        """Its columns; any may be NULL."""
+        return Schema(tuple(Column(column.name, column.type) for column in self.columns))
+
+
+def _relation(
+    name: str,
+    kept_by: Literal["workers", "controller"],
+    text: str,
+    *columns: tuple[str, str, str],
+) -> Relation:
+    made = tuple(RelationColumn(*column) for column in columns)
+    return Relation(f"{PREFIX}{name}", kept_by, text, made)
+
+
+_WORKER: Final = ("worker", "int", "which of the workers")
+_ID: Final = ("id", "string", "of the dataflow; an object's dataflow has the object's id")
+_NAME: Final = ("name", "string", "of the object that it maintains")
+
+_BY_WORKERS: Final = (
+    _relation(
+        "dataflows",
+        "workers",
+        "Every dataflow that runs or is being dropped, as worker 0 sees it.",
+        _WORKER,
+        _ID,
+        _NAME,
+        ("kind", "string", "view, index, subscribe or copy"),
+        ("as_of", "bigint", "time from which it has contents"),
+        ("until", "bigint", "frontier at which it ends"),
+        ("since", "bigint", "nobody reads its contents below this time"),
+        ("scheduled", "boolean", "whether it may run; others wait for their turn"),
+        ("state", "string", "what it does: hydrating, gathering, running, stalled, dropping, …"),
+        ("text", "string", "its own words, if it says more"),
+        ("steps", "bigint", "steps since it was started"),
+        ("imports", "string", "shards that it reads, with commas between"),
+    ),
+    _relation(
+        "frontiers",
+        "workers",
+        "How far each dataflow is, on each worker.",
+        _WORKER,
+        _ID,
+        _NAME,
+        ("since", "bigint", "nobody reads its contents below this time"),
+        ("input", "bigint", "frontier to which it has taken its inputs"),
+        ("write", "bigint", "frontier to which its output is durable, or this partition is in"),
+        ("output", "bigint", "frontier to which its output can be read here"),
+        ("lag_ms", "bigint", "ms by which the output is behind the input"),
+    ),
+    _relation(
+        "arrangements",
+        "workers",
+        "Rows kept by key: a partition of every index on every worker, and on worker 0 the "
+        "arrangements that views share for their lookups.",
+        _WORKER,
+        ("kind", "string", "index, or shared"),
+        ("id", "string", "of the index, or of the shard that is arranged"),
+        ("key", "string", "key columns, with commas between"),
+        ("rows", "bigint", "updates held, before equal ones are summed up"),
+        ("runs", "bigint", "sorted runs, which merging makes fewer"),
+        ("bytes_memory", "bigint", "bytes in memory"),
+        ("bytes_mapped", "bigint", "bytes in files: in memory only as far as they are read"),
+        ("users", "bigint", "views that share it; of an index: reads that wait or run"),
+    ),
+    _relation(
+        "worker_peeks",
+        "workers",
+        "Reads that a worker has not answered. Those of clients are in `penstock.peeks`.",
+        _WORKER,
+        ("uuid", "string", "name of the peek"),
+        ("kind", "string", "index, shard or relation"),
+        ("target", "string", "id of what is read"),
+        ("time", "bigint", "at which time"),
+        ("started", "boolean", "false: it waits until that time is sealed"),
+    ),
+    _relation(
+        "steps",
+        "workers",
+        "The last steps of all dataflows, on worker 0: at most `log_rows_max`.",
+        _WORKER,
+        ("at_ms", "bigint", "when it was done: ms since 1970"),
+        _ID,
+        _NAME,
+        ("step", "bigint", "its number since the dataflow was started"),
+        ("hi", "bigint", "frontier that it reached"),
+        ("rows_in", "bigint", "changes taken in"),
+        ("rows_read", "bigint", "rows of state that were looked up"),
+        ("rows_out", "bigint", "changes made"),
+        ("ms", "double", "ms in all"),
+        ("spark_ms", "double", "ms of them in Spark"),
+        ("prepared", "boolean", "whether Spark's plans were there already"),
+        ("recomputed", "boolean", "whether it was computed whole in place of the changes"),
+    ),
+    _relation(
+        "parts_in_flight",
+        "workers",
+        "What each source of each dataflow has before it, on worker 0.",
+        _WORKER,
+        _ID,
+        ("source", "int", "number of the import"),
+        ("shard", "string", "that is read"),
+        ("described", "bigint", "frontier to which its parts are known"),
+        ("waiting", "bigint", "parts known and not asked for"),
+        ("bytes_waiting", "bigint", "their bytes"),
+        ("fetching", "bigint", "parts asked for and not here"),
+        ("bytes_fetching", "bigint", "their bytes"),
+        ("rows_fetched", "bigint", "rows that are here and wait for their step"),
+        ("bytes_fetched", "bigint", "their bytes in memory"),
+    ),
+    _relation(
+        "hydration",
+        "workers",
+        "Dataflows that read their first contents, on worker 0.",
+        _WORKER,
+        _ID,
+        _NAME,
+        ("state", "string", "suspended: it waits for its turn (hydrations_max)"),
+        ("parts_read", "bigint", "parts of its inputs that were read"),
+        ("parts_total", "bigint", "of so many that are known"),
+        ("bytes_read", "bigint", "bytes of the parts that were read"),
+        ("bytes_total", "bigint", "of so many"),
+    ),
+    _relation(
+        "reconciliation",
+        "workers",
+        "What became of running dataflows when a client connected, on each worker.",
+        _WORKER,
+        ("flag", "string", "reused, created, dropped, replaced, or why one was replaced"),
+        ("last", "bigint", "dataflows, the last time"),
+        ("total", "bigint", "dataflows, since the start"),
+    ),
+)
+
+_OBJECT: Final = ("object", "string", "name of the table, view or index")
+_SESSION: Final = ("session", "string", "connection that asked, as in `penstock.connections`")
+_REQUEST: Final = ("request", "bigint", "its number within the connection")
+
+_BY_CONTROLLER: Final = (
+    _relation(
+        "relations",
+        "controller",
+        "These relations.",
+        ("name", "string", "to read it by"),
+        ("kept_by", "string", "workers or controller"),
+        ("columns", "int", "how many"),
+        ("text", "string", "what it tells"),
+    ),
+    _relation(
+        "objects",
+        "controller",
+        "The catalog, and how far each object is.",
+        ("id", "string", "of the object"),
+        ("name", "string", "of the object"),
+        ("kind", "string", "table, view or index"),
+        ("state", "string", "what it does"),
+        ("mode", "string", "how a view is maintained"),
+        ("since", "bigint", "earliest time that can be read"),
+        ("upper", "bigint", "frontier below which it is sealed"),
+        ("lag_ms", "bigint", "ms behind the tables"),
+        ("as_of", "bigint", "time from which it has contents"),
+        ("depends", "string", "objects that it reads, with commas between"),
+        ("key", "string", "key columns, with commas between"),
+        ("columns", "string", "columns with their types"),
+        ("sql", "string", "a view's query"),
+        ("retain_history_ms", "bigint", "ms of history kept, if it says so itself"),
+    ),
+    _relation(
+        "operators",
+        "controller",
+        "The plans of views, a row a node in the order of `penstock explain`.",
+        ("id", "string", "of the view"),
+        ("name", "string", "of the view"),
+        ("number", "int", "from 0, the root"),
+        ("depth", "int", "of the node below the root"),
+        ("operator", "string", "kind of the node"),
+        ("text", "string", "the node in full"),
+        ("mode", "string", "of the view: incremental, keyed or opaque"),
+        ("reason", "string", "why it is not incremental"),
+        ("policy", "string", "refresh policy"),
+    ),
+    _relation(
+        "shards",
+        "controller",
+        "Where contents lie: of tables and views, and the hidden states of groupings.",
+        ("shard", "string", "its id"),
+        _OBJECT,
+        ("role", "string", "contents, or hidden"),
+        ("since", "bigint", "earliest time that can be read"),
+        ("upper", "bigint", "frontier below which it is sealed"),
+        ("batches", "bigint", "intervals of times that it consists of"),
+        ("parts", "bigint", "files and inline parts"),
+        ("rows", "bigint", "updates in them"),
+        ("bytes", "bigint", "bytes in them"),
+        ("leases", "bigint", "readers that have parts of it in flight"),
+    ),
+    _relation(
+        "holds",
+        "controller",
+        "Who keeps history: a shard's since is the least of its holds and leases.",
+        ("shard", "string", "whose history"),
+        _OBJECT,
+        ("kind", "string", "hold, or lease"),
+        ("holder", "string", "who"),
+        ("since", "bigint", "reads what is at this time and later"),
+        ("behind_ms", "bigint", "ms behind the shard's upper"),
+    ),
+    _relation(
+        "peeks",
+        "controller",
+        "Reads and waits of clients that have no answer yet.",
+        _SESSION,
+        _REQUEST,
+        ("kind", "string", "read, wait or query"),
+        _OBJECT,
+        ("time", "bigint", "at which time"),
+        ("state", "string", "checking, waiting until sealed, asked, or streaming"),
+        ("waited_ms", "double", "ms since it was asked for"),
+        ("deadline_ms", "bigint", "it fails after so many ms"),
+        ("uuid", "string", "of its peek, as in `penstock.worker_peeks`"),
+    ),
+    _relation(
+        "subscribes",
+        "controller",
+        "Clients that hear the changes of an object.",
+        _SESSION,
+        _REQUEST,
+        _OBJECT,
+        ("told", "bigint", "frontier to which it was told"),
+        ("delivered", "bigint", "frontier to which changes are here"),
+        ("hold", "bigint", "time from which history is kept for it"),
+        ("bytes_in_flight", "bigint", "bytes sent and not yet taken"),
+        ("idle_ms", "double", "ms since it took some of what waits for it"),
+        ("dataflow", "string", "that feeds it; subscribers that are as far share one"),
+    ),
+    _relation(
+        "connections",
+        "controller",
+        "Clients that are connected and have asked for something.",
+        _SESSION,
+        ("peer", "string", "where it comes from"),
+        ("since_ms", "bigint", "its first request: ms since 1970"),
+        ("requests", "bigint", "requests in all"),
+        ("peeks", "bigint", "of them reads and waits that have no answer yet"),
+        ("subscribes", "bigint", "and subscribes that run"),
+    ),
+    _relation(
+        "errors",
+        "controller",
+        "Objects that cannot go on or hold an error, and since when.",
+        ("id", "string", "of the object"),
+        _OBJECT,
+        ("state", "string", "errored: reads fail until the data change; stalled and frozen: tried "
+         "again; failed: not"),
+        ("text", "string", "what is wrong"),
+        ("since_ms", "bigint", "since when: ms since 1970"),
+    ),
+    _relation(
+        "spark_jobs",
+        "controller",
+        "Jobs of the engine: those that wait or run, then the last `log_rows_max` that ended.",
+        ("id", "string", "dataflow/incarnation/step/what"),
+        ("dataflow", "string", "that wants it"),
+        ("kind", "string", "Step, Difference, Select, Prepare, Analyze, …"),
+        ("state", "string", "waiting, running, done, failed or canceled"),
+        ("asked_ms", "bigint", "when it was asked for: ms since 1970"),
+        ("waited_ms", "double", "ms until it went to Spark"),
+        ("ms", "double", "ms since then"),
+        ("spark_ms", "double", "ms that Spark took, of jobs that make rows"),
+        ("rows", "bigint", "rows that it made"),
+        ("tasks_done", "bigint", "Spark's tasks that are done, of jobs that take long"),
+        ("tasks", "bigint", "of so many that are known"),
+        ("error", "string", "class of the error"),
+    ),
+    _relation(
+        "actors",
+        "controller",
+        "Every live actor of the service.",
+        ("path", "string", "its name in the tree"),
+        ("state", "string", "idle, handles X, asks /path, …"),
+        ("doing", "string", "its own words"),
+        ("depth", "bigint", "messages that wait"),
+        ("depth_max", "bigint", "the most that ever waited"),
+        ("received", "bigint", "messages so far"),
+        ("busy_ms", "double", "ms in handlers so far"),
+        ("effects", "bigint", "effects that run"),
+        ("crashes", "bigint", "times that it was started anew"),
+    ),
+)  # fmt: skip
+
+RELATIONS: Final[Mapping[str, Relation]] = {
+    relation.name: relation for relation in (*_BY_CONTROLLER, *_BY_WORKERS)
+}
+"""All of them, by name."""
+
+
+def is_relation(name: str) -> bool:
+    """Whether the name is one of a relation, known or not."""
+    return name.lower().startswith(PREFIX)
+
+
+def relation_of(name: str) -> Relation:
+    """The relation of a name. Raises `UnknownObject`, which names those that there are."""
+    found = RELATIONS.get(name.lower())
+    if found is None:
+        raise UnknownObject(
+            f"the service has no relation {name!r} about itself; it has {', '.join(RELATIONS)}"
+        )
+    return found
+
+
+def worker_relation(name: str) -> Relation:
+    """A relation that workers keep. Raises `UnknownObject`."""
+    found = RELATIONS.get(name)
+    if found is None or found.kept_by != "workers":
+        kept = [each.name for each in RELATIONS.values() if each.kept_by == "workers"]
+        raise UnknownObject(f"this worker keeps no relation {name}; it keeps {', '.join(kept)}")
+    return found
+
+
+def refuse_relation(name: str, what: str) -> None:
+    """Raises `InvalidUsage` for what a relation cannot be used for."""
+    if is_relation(name):
+        raise InvalidUsage(
+            f"{what} {name}: names that begin with {PREFIX!r} are relations of the service about "
+            "itself, which can only be read (peek)"
+        )
