@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from actors import Client, cli, terminal
 from actors.errors import AddressInUse, BadSettings, UnknownObject
-from actors.inspection import doing
+from actors.watching import doing
 
 runner = CliRunner()
 

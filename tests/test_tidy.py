@@ -42,6 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("client",),
     ("service",),
     ("terminal",),
+    ("watching",),
     ("inspection",),
     ("demo", "cli"),
 )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from actors.errors import InvalidUsage
-from actors.progress import format_frontier
 from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service
 
 if TYPE_CHECKING:
@@ -21,44 +20,42 @@ if TYPE_CHECKING:
 @speaks_to_a_service
 def status(
     target: Target,
+    seconds: Annotated[
+        float, typer.Argument(min=0.05, help="With --watch: how often to look.")
+    ] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Looks again and again, until SIGINT.")
+    ] = False,
 ) -> None:
-    """Shows every table, view and index of a running service, with frontiers and lag."""
+    """Shows every table, view and index of a running service, with frontiers and lag.
+
+    With --watch also what the service does now: connections, reads, steps a second, parts in
+    flight, reconciliations, errors. On a terminal in place, else block after block.
+    """
     set_up_logging("warning")
+    from actors.watching import object_lines
+
+    if watch:
+        run_loop(lambda: _watch(target, seconds))
+        return
     report = run_loop(lambda: _status(target))
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    print(f"{'name':<24} {'kind':<7} {'state':<12} {'since':>15} {'upper':>15} {'lag':>9} steps")
-    for found in report["objects"]:
-        print(
-            f"{found['name']:<24} {found['kind']:<7} {found['state'] or found['mode']:<12} "
-            f"{found['since']:>15} {format_frontier(found['upper']):>15} "
-            f"{found['lag_ms']:>6} ms {found['steps']:>5}  {_held(found)}{doing(found)}".rstrip()
-        )
+    for line in object_lines(report["objects"]):
+        print(line)
 
 
-def _held(found: dict[str, Any]) -> str:
-    """What the workers hold of an index, for people."""
-    if not found["held_rows"]:
-        return ""
-    mib = 1 << 20
-    return (
-        f"{found['held_rows']} rows, {found['held_bytes_memory'] / mib:.1f} MiB in memory, "
-        f"{found['held_bytes_mapped'] / mib:.1f} MiB in files "
+async def _watch(target: Target, seconds: float) -> None:
+    from rich.console import Console
+
+    from actors.client import Client
+    from actors.watching import watch
+
+    await watch(
+        lambda: Client.connect(target.address, settings=target.settings), seconds, Console()
     )
-
-
-def doing(found: dict[str, Any]) -> str:
-    """What an object says of itself, and how far it has read its first contents."""
-    if not found["parts_total"]:
-        return str(found["text"])
-    mib = 1024 * 1024
-    read = (
-        f"{found['parts_read']} of {found['parts_total']} parts read, "
-        f"{found['bytes_read'] / mib:.1f} of {found['bytes_total'] / mib:.1f} MiB"
-    )
-    return f"{read}; {found['text']}" if found["text"] else read
 
 
 async def _status(target: Target) -> dict[str, Any]:

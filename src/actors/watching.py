@@ -1,0 +1,272 @@
+"""What a running service does, told to people: the lines of `penstock status`, once or again and
+again.
+
+A `Sight` is what was seen at one moment: the objects, and rows of the relations of the service
+about itself. `lines` and `picture` draw it, for a file or a terminal, and are pure; rates come
+from two sights. `watch` looks every few seconds until it is interrupted; a service that goes
+away is waited for.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Protocol
+
+import anyio
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from actors.client import Client
+from actors.errors import Broken, Busy, Closed, DeadlineExceeded, PenstockError
+from actors.progress import format_frontier
+from actors.protocol.relations import PREFIX
+
+MIB: Final = 1 << 20
+ERRORS_SHOWN_MAX: Final = 8
+_LOOKED_AT: Final[dict[str, tuple[str, ...]]] = {
+    "dataflows": ("state", "steps"),
+    "connections": ("session",),
+    "peeks": ("kind", "state", "waited_ms"),
+    "subscribes": ("bytes_in_flight",),
+    "spark_jobs": ("state",),
+    "parts_in_flight": ("waiting", "fetching", "bytes_fetching", "bytes_fetched"),
+    "hydration": ("state", "parts_read", "parts_total"),
+    "reconciliation": ("worker", "flag", "total"),
+    "errors": ("object", "state", "text", "since_ms"),
+}
+"""Relations that a look reads, and their columns."""
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """What was seen at one moment: `at_ms` is of a monotonic clock of ours, `time` the
+    service's."""
+
+    at_ms: float
+    time: int
+    objects: list[dict[str, Any]]
+    rows: dict[str, list[dict[str, Any]]]
+
+
+class Connect(Protocol):
+    """Makes a client of the service that is watched."""
+
+    def __call__(self) -> Awaitable[Client]:
+        """Raises as `Client.connect` does."""
+        ...
+
+
+async def look(client: Client) -> Sight:
+    """Sees what is there now."""
+    report = msgspec.to_builtins(await client.status())
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, columns in _LOOKED_AT.items():
+        wanted: Any = [("state", "=", "running")] if name == "spark_jobs" else []
+        found = await client.peek(f"{PREFIX}{name}", columns=columns, where=wanted)
+        rows[name] = found.to_pylist()
+    return Sight(anyio.current_time() * 1000, report["time"], report["objects"], rows)
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+HEADINGS: Final = ("name", "kind", "state", "since", "upper", "lag", "steps", "")
+
+
+def cells(found: dict[str, Any]) -> tuple[str, ...]:
+    """An object's line, by `HEADINGS`."""
+    return (
+        found["name"],
+        found["kind"],
+        found["state"] or found["mode"],
+        str(found["since"]),
+        format_frontier(found["upper"]),
+        f"{found['lag_ms']} ms",
+        str(found["steps"]),
+        f"{held(found)}{doing(found)}".rstrip(),
+    )
+
+
+def object_lines(objects: list[dict[str, Any]]) -> Iterator[str]:
+    """All objects, with a line of headings."""
+    yield f"{'name':<24} {'kind':<7} {'state':<12} {'since':>15} {'upper':>15} {'lag':>9} steps"
+    for found in objects:
+        name, kind, state, since, upper, lag, steps, rest = cells(found)
+        yield (
+            f"{name:<24} {kind:<7} {state:<12} {since:>15} {upper:>15} {lag:>9} {steps:>5}  {rest}"
+        ).rstrip()
+
+
+def held(found: dict[str, Any]) -> str:
+    """What the workers hold of an index, for people."""
+    if not found["held_rows"]:
+        return ""
+    return (
+        f"{found['held_rows']} rows, {found['held_bytes_memory'] / MIB:.1f} MiB in memory, "
+        f"{found['held_bytes_mapped'] / MIB:.1f} MiB in files "
+    )
+
+
+def doing(found: dict[str, Any]) -> str:
+    """What an object says of itself, and how far it has read its first contents."""
+    if not found["parts_total"]:
+        return str(found["text"])
+    read = (
+        f"{found['parts_read']} of {found['parts_total']} parts read, "
+        f"{found['bytes_read'] / MIB:.1f} of {found['bytes_total'] / MIB:.1f} MiB"
+    )
+    return f"{read}; {found['text']}" if found["text"] else read
+
+
+def summary(sight: Sight, before: Sight | None) -> list[tuple[str, str]]:
+    """What the service does, as (what, how much); rates are those since `before`."""
+    rows = sight.rows
+    totals = {(row["worker"], row["flag"]): row["total"] for row in rows["reconciliation"]}
+    workers = {worker for worker, _ in totals}
+    reads = [row for row in rows["peeks"] if row["kind"] != "wait"]
+    oldest = max((row["waited_ms"] for row in reads), default=0.0)
+    parts = rows["parts_in_flight"]
+    in_flight = sum(row["bytes_fetching"] + row["bytes_fetched"] for row in parts)
+    told = [
+        ("workers", str(len(workers))),
+        ("connections", str(len(rows["connections"]))),
+        ("subscribes", str(len(rows["subscribes"]))),
+        ("peeks", f"{len(reads)} wait" + (f", the oldest {oldest:.0f} ms" if reads else "")),
+        ("dataflows", _states(row["state"] for row in rows["dataflows"])),
+        ("steps a second", _rate(sight, before)),
+        ("Spark jobs", f"{len(rows['spark_jobs'])} run"),
+        (
+            "parts in flight",
+            f"{sum(row['fetching'] for row in parts)} fetched now, "
+            f"{sum(row['waiting'] for row in parts)} wait, {in_flight / MIB:.1f} MiB",
+        ),
+    ]
+    if rows["hydration"]:
+        done = sum(row["parts_read"] or 0 for row in rows["hydration"])
+        of = sum(row["parts_total"] or 0 for row in rows["hydration"])
+        told.append(("hydrating", f"{len(rows['hydration'])}, {done} of {of} parts read"))
+    counted = [f"{flag} {n}" for (worker, flag), n in totals.items() if worker == 0 and n]
+    told.append(("reconciled", ", ".join(counted) or "nothing"))
+    errors = rows["errors"]
+    told.append(("errors", str(len(errors)) if errors else "none"))
+    for error in errors[:ERRORS_SHOWN_MAX]:
+        seconds = max(0, sight.time - error["since_ms"]) // 1000
+        what = f"{error['state']} for {seconds} s"
+        told.append((f"  {error['object']}", f"{what}: {' '.join(error['text'].split())}"))
+    if len(errors) > ERRORS_SHOWN_MAX:
+        told.append(("", f"and {len(errors) - ERRORS_SHOWN_MAX} more: penstock.errors"))
+    return told
+
+
+def _states(states: Iterator[str]) -> str:
+    counts: dict[str, int] = {}
+    for state in states:
+        counts[state] = counts.get(state, 0) + 1
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
+
+
+def _rate(sight: Sight, before: Sight | None) -> str:
+    """Steps since `before`. A dataflow that began afresh counts from 0: it is no negative rate."""
+    if before is None:
+        return "…"
+    seconds = max(1e-3, (sight.at_ms - before.at_ms) / 1000)
+    done = _steps(sight) - _steps(before)
+    return f"{max(0, done) / seconds:.1f}"
+
+
+def _steps(sight: Sight) -> int:
+    return sum(row["steps"] for row in sight.rows["dataflows"])
+
+
+def lines(sight: Sight, before: Sight | None) -> Iterator[str]:
+    """A sight as plain lines."""
+    yield from object_lines(sight.objects)
+    yield ""
+    for what, much in summary(sight, before):
+        yield f"{what:<24} {much}".rstrip()
+
+
+def picture(sight: Sight, before: Sight | None, note: str = "") -> Group:
+    """A sight for a terminal; `note` says what is wrong just now."""
+    objects = Table(box=None, pad_edge=False)
+    for heading in HEADINGS:
+        right = heading in ("since", "upper", "lag", "steps")
+        objects.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for found in sight.objects:
+        objects.add_row(*map(Text, cells(found)))
+    does = Table(box=None, pad_edge=False, show_header=False)
+    for what, much in summary(sight, before):
+        does.add_row(Text(what, "bold"), Text(much))
+    said = [Text(note, "bold red")] if note else []
+    return Group(objects, Text(""), does, *said)
+
+
+# -- again and again -------------------------------------------------------------------------------
+
+
+async def watch(connect: Connect, seconds: float, console: Console) -> None:
+    """Shows what the service does every so many seconds, until SIGINT or SIGTERM.
+
+    Raises what the first connection fails with; later ones are tried again for ever.
+    """
+    client = await connect()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_until_stopped, group.cancel_scope)
+        if not console.is_terminal:
+            await _look_on(connect, client, seconds, partial(_print, console))
+            return
+        with Live(console=console, auto_refresh=False) as screen:
+
+            def show(sight: Sight, before: Sight | None, note: str) -> None:
+                screen.update(picture(sight, before, note), refresh=True)
+
+            await _look_on(connect, client, seconds, show)
+
+
+def _print(console: Console, sight: Sight, before: Sight | None, note: str) -> None:
+    told = [note] if note else [*lines(sight, before), ""]
+    print(*told, sep="\n", file=console.file, flush=True)
+
+
+async def _until_stopped(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+async def _look_on(
+    connect: Connect,
+    client: Client,
+    seconds: float,
+    show: Callable[[Sight, Sight | None, str], None],
+) -> None:
+    before: Sight | None = None
+    last: Sight | None = None
+    lost = False
+    try:
+        while True:
+            try:
+                if lost:
+                    client, before, lost = await connect(), None, False
+                sight = await look(client)
+                show(sight, before, "")
+                before = last = sight
+            except (Broken, Closed, Busy, DeadlineExceeded, OSError) as error:
+                if last is None:
+                    raise
+                await _close(client)
+                lost = True
+                show(last, None, f"reconnecting: {type(error).__name__}: {error}")
+            await anyio.sleep(seconds)
+    finally:
+        await _close(client)
+
+
+async def _close(client: Client) -> None:
+    with anyio.CancelScope(shield=True), suppress(PenstockError, OSError):
+        await client.aclose()
