@@ -162,6 +162,11 @@ async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:
         assert "flights" in text
         status, text, _ = await penstock("status", "--connect", address, "--json")
         assert json.loads(text)["objects"][0]["name"] == "flights"
+        sql = "SELECT id AS number FROM flights WHERE id > 5"
+        status, text, _ = await penstock("query", sql, "--connect", address)
+        assert (status, text.split()) == (0, ["number", "7"])
+        status, text, _ = await penstock("query", f"{sql} LIMIT 0", "--connect", address, "--json")
+        assert (status, text) == (0, "")
         for arguments in (["relations"], ["peek", "penstock"]):
             status, text, _ = await penstock(*arguments, "--connect", address)
             assert status == 0

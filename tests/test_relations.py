@@ -148,7 +148,7 @@ async def test_what_waits_is_told(tmp_path: Path) -> None:
 
             async def waits() -> bool:
                 found = await world.rows("peeks", where=[("object", "=", "w")])
-                return [row["state"] for row in found] == ["waiting"]
+                return [row["state"] for row in found] == ["waiting until sealed"]
 
             await until(waits)
             [waiting] = await world.rows(

@@ -21,7 +21,7 @@ import anyio
 import typer
 
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
-from actors.inspection import actors, explain, peek, relations, status, trace, tracing
+from actors.inspection import actors, explain, peek, query, relations, status, trace, tracing
 from actors.settings import Settings, load
 from actors.terminal import (
     Authority,
@@ -300,7 +300,7 @@ def simulate(
         raise typer.Exit(STATUS_WRONG)
 
 
-for _command in (status, peek, relations, actors, tracing, trace, explain):
+for _command in (status, peek, query, relations, actors, tracing, trace, explain):
     app.command()(_command)
 
 

@@ -29,10 +29,19 @@ from actors.cluster.address import Address
 from actors.cluster.security import for_dialler
 from actors.cluster.transport import dial
 from actors.compute.finishing import Finisher
+from actors.controller.client_answers import Change as Change
+from actors.controller.client_answers import change_of, contents
 from actors.controller.client_link import Exchange, Link, Slot
+from actors.controller.client_rows import (
+    NO_WISH,
+    Wish,
+    column_of,
+    empty_batch,
+    encode,
+    expand,
+)
 from actors.controller.client_rows import Condition as Condition
 from actors.controller.client_rows import Rows as Rows
-from actors.controller.client_rows import Wish, column_of, encode, expand
 from actors.controller.server import MAGIC, MAGIC_VERSION, FromClient, ToClient
 from actors.errors import (
     Canceled,
@@ -40,14 +49,12 @@ from actors.errors import (
     RemoteProtocolError,
     from_wire,
 )
-from actors.plan.schema import Schema
+from actors.plan.schema import DIFF, Schema
 from actors.plan.updates import from_ipc
 from actors.progress import Frontier, Time
 from actors.protocol.api import (
     PROTOCOL_VERSION,
     ActorReport,
-    Changes,
-    Contents,
     CreateIndex,
     CreateTable,
     CreateView,
@@ -56,6 +63,7 @@ from actors.protocol.api import (
     Explain,
     Failed,
     ListActors,
+    Query,
     Request,
     SetTracing,
     Status,
@@ -71,18 +79,8 @@ from actors.protocol.api import (
     objects_of,
 )
 from actors.settings import Settings
-from actors.spans import accept, begin_root, carrying, outgoing, root, span_below
-from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
-
-
-class Change(msgspec.Struct, frozen=True):
-    """Updates of a subscribe with ``lower <= time < upper``, complete: a subscriber that has
-    taken it resumes with ``from_=upper``. `table` has the object's columns, ``__time`` and
-    ``__diff`` (+1 a row came, -1 a row went); None when there was only progress."""
-
-    lower: Frontier
-    upper: Frontier
-    table: pa.Table | None = None
+from actors.spans import begin_root, carrying, outgoing, root
+from actors.telemetry import CLIENT_REQUEST
 
 
 class TableWrite(msgspec.Struct, frozen=True):
@@ -379,6 +377,42 @@ class Client:
         if rest is not None:
             yield rest
 
+    async def query(
+        self, sql: str, *, as_of: Time | None = None, deadline_ms: int | None = None
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Rows of a Spark SQL query over tables and views at `as_of`, batch by batch and in its
+        order: at least one batch. None: the greatest time at which all that it names is sealed.
+
+        A plain read of one object (columns, comparisons with literals, order, limit) is answered
+        from an index or a shard; everything else is run by Spark, over the contents at the same
+        time. Waits until that time is sealed, up to `deadline_ms`, which counts until the rows are
+        there (default: `query_deadline_ms`). Neither side holds more than a few batches. Leave the
+        loop to end it sooner. Raises `QueryRejected`, `DefiniteError` (the data make it fail),
+        `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`,
+        `Busy` and `InvalidUsage`.
+        """
+        async with contextlib.aclosing(self._queried(sql, as_of, deadline_ms)) as pieces:
+            async for piece in pieces:
+                table = expand(piece)
+                for batch in table.to_batches() or [empty_batch(table.schema)]:
+                    yield batch
+
+    async def _queried(
+        self, sql: str, as_of: Time | None, deadline_ms: int | None, *, engine: bool = False
+    ) -> AsyncGenerator[pa.Table, None]:
+        """As `_pieces`. `engine`: Spark answers also what a read could."""
+        number = self._exchange.number()
+        slot = await self._exchange.open(Query(number, sql, as_of, deadline_ms, engine))
+        told = await self._exchange.read_instead(number, slot)
+        if told is None:
+            found, names = self._answers(number, slot, NO_WISH), None
+        else:
+            wish = Wish(None, (), told.filter, told.project, told.finishing)
+            found, names = self._pieces(told.name, told.as_of, wish, deadline_ms), told.names
+        async with contextlib.aclosing(found) as pieces:
+            async for piece in pieces:
+                yield piece if names is None else piece.rename_columns([*names, DIFF])
+
     async def wait_for(self, name: str, time: Time, *, deadline_ms: int | None = None) -> None:
         """Waits until every time up to and including `time` is sealed in the object. Raises
         `DeadlineExceeded`, `ReadTooFarAhead`, `UnknownObject`."""
@@ -420,7 +454,7 @@ class Client:
                     if isinstance(answer, Done | Failed):
                         ended = True
                         break
-                    change = _change(answer)
+                    change = change_of(answer)
                     yield change
                     frontier, start = change.upper, None
                     if not paused and slot.bytes > self._settings.subscribe_inflight_bytes_max:
@@ -442,24 +476,3 @@ class Client:
 
     async def _done(self, request: Request) -> None:
         await self._exchange.ask(request, Done)
-
-
-def contents(answer: Any) -> Contents:
-    """One answer of a read. Raises what the service says instead."""
-    if isinstance(answer, Failed):
-        raise from_wire(answer.code, answer.text, answer.determinate)
-    if not isinstance(answer, Contents):
-        raise RemoteProtocolError(f"the service answered Read with {type(answer).__name__}")
-    return answer
-
-
-def _change(answer: Any) -> Change:
-    if not isinstance(answer, Changes):
-        raise RemoteProtocolError(f"the service answered Subscribe with {type(answer).__name__}")
-    arrow = answer.arrow
-    if arrow is None:
-        return Change(answer.lower, answer.upper)
-    with span_below(accept(answer.traceparent), CLIENT_CHANGES) as opened:
-        if opened is not None:
-            opened.describe(answer.request, answer.lower, answer.upper, len(arrow))
-        return Change(answer.lower, answer.upper, from_ipc(arrow))

@@ -132,15 +132,8 @@ async def _peek(
         where: list[Any] = [parse_condition(text, schema) for text in conditions]
         first = True
         async for table in client.peek_batches(name, as_of, where=where, **wish):
-            if first and not as_json:
-                print(*table.column_names, sep="\t")
+            _print_rows(table, as_json, headed=first)
             first = False
-            for row in table.to_pylist():
-                if as_json:
-                    print(json.dumps(row, default=str))
-                else:
-                    values = ("NULL" if value is None else value for value in row.values())
-                    print(*values, sep="\t")
 
 
 def parse_condition(text: str, schema: Schema | None) -> tuple[Any, ...]:
@@ -281,3 +274,46 @@ async def _explain(view: str, target: Target) -> str:
 
     async with await Client.connect(target.address, settings=target.settings) as client:
         return await client.explain(view)
+
+
+@speaks_to_a_service
+def query(
+    target: Target,
+    sql: Annotated[str, typer.Argument(help="A Spark SQL query over tables and views.")],
+    as_of: Annotated[
+        int | None, typer.Option(help="At which time; else the latest of all that it names.")
+    ] = None,
+    deadline_ms: Annotated[
+        int | None, typer.Option(help="Its rows must be there within so many ms.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a row.")] = False,
+) -> None:
+    """Prints the rows of a query over tables and views at one time, in its order.
+
+    A plain read of one object is answered from an index or a shard, everything else by Spark.
+    """
+    set_up_logging("warning")
+    run_loop(lambda: _query(target, sql, as_of, deadline_ms, as_json))
+
+
+async def _query(
+    target: Target, sql: str, as_of: int | None, deadline_ms: int | None, as_json: bool
+) -> None:
+    from actors.client import Client
+
+    async with await Client.connect(target.address, settings=target.settings) as client:
+        first = True
+        async for batch in client.query(sql, as_of=as_of, deadline_ms=deadline_ms):
+            _print_rows(batch, as_json, headed=first)
+            first = False
+
+
+def _print_rows(rows: Any, as_json: bool, *, headed: bool) -> None:
+    """With tabs between, or as lines of JSON; `headed`: names come first."""
+    if headed and not as_json:
+        print(*rows.schema.names, sep="\t")
+    for row in rows.to_pylist():
+        if as_json:
+            print(json.dumps(row, default=str))
+        else:
+            print(*("NULL" if value is None else value for value in row.values()), sep="\t")

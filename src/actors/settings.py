@@ -68,6 +68,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     oracle_reserve_ms: int = 5_000
     read_ahead_ms_max: int = 60_000
     peek_deadline_ms: int = 30_000
+    query_deadline_ms: int = 300_000
+    """A query's rows must be there by then, unless it says otherwise."""
+    queries_in_flight_max: int = 4
+    """Queries that Spark runs for clients at a time; more are refused with `Busy`."""
     group_commit_ms: int = 2
     """How long the first write of a group waits for company."""
     hold_downgrade_ms: int = 1_000

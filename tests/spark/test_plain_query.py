@@ -1,16 +1,33 @@
-"""The Query job: plain Spark over Parquet files as they are; and the cores of a local master."""
+"""Plain Spark: the Query job over Parquet files as they are, the Select job over contents, clients'
+queries on a service that has Spark; and the cores of a local master."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
+import anyio
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-not-found]
 
-from actors.plan.jobs import JobFailed, Query
+from actors.client import Client
+from actors.controller.client_rows import expand
+from actors.errors import DefiniteError, QueryRejected
+from actors.plan.jobs import JobFailed, Query, Rows, RowsDone, Select
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.updates import to_ipc
+from actors.service import Service
+from actors.settings import Settings
 from actors.spark.session import local_cores
+from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
+
+T = Schema((Column("k", "bigint"), Column("v", "string")))
 
 
 def test_cores_of_a_local_master() -> None:
@@ -31,3 +48,90 @@ def test_a_query_has_its_own_columns_and_no_others(child: ChildProcess, tmp_path
     refused = child.ask(Query(job_id(), "SELECT nothing FROM t", (("t", str(path)),)))
     assert isinstance(refused, JobFailed)
     assert refused.code == "QueryRejected"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> None:
+    updates = pa.table(
+        {
+            "k": pa.array([1, 2, 2, 3, 1], pa.int64()),
+            "v": ["a", "b", "b", None, "a"],
+            TIME: pa.array([5] * 5, pa.int64()),
+            DIFF: pa.array([1, 1, 1, 1, -1], pa.int64()),
+        }
+    )
+    tables = (("t", Rows(T, arrow=to_ipc(updates))),)
+    sql = "SELECT v, k FROM t ORDER BY k DESC"
+    output = Schema((Column("v", "string"), Column("k", "bigint")))
+    answer = child.ask(Select(job_id(), sql, tables, output, into_files=True))
+    rows = [{"v": None, "k": 3}, {"v": "b", "k": 2}, {"v": "b", "k": 2}]
+    assert table_of(answer).to_pylist() == rows
+    failing = Select(job_id(), "SELECT 1 div (k - 3) AS x FROM t", tables, Schema(T.columns[:1]))
+    refused = child.ask(failing)
+    assert isinstance(refused, JobFailed)
+    assert refused.code == "DefiniteError"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_large_select_goes_into_files_that_keep_the_order(
+    child: ChildProcess, tmp_path: Path
+) -> None:
+    count = 5_000_000
+    path = tmp_path / "t.parquet"
+    values = np.random.default_rng(3).integers(0, 1 << 62, count)
+    ones = np.ones(count, np.int64)
+    pq.write_table(pa.table({"x": values, TIME: ones, DIFF: ones}), path)
+    schema = Schema((Column("x", "bigint"),))
+    tables = (("t", Rows(schema, files=(str(path),))),)
+    sql = "SELECT x FROM t ORDER BY x"
+    answer = child.ask(Select(job_id(), sql, tables, schema, into_files=True))
+    assert isinstance(answer, RowsDone)
+    assert answer.files is not None
+    assert answer.rows == sum(file.rows for file in answer.files) == count
+    found = np.concatenate([pq.read_table(file.path)["x"].to_numpy() for file in answer.files])
+    assert (found == np.sort(values)).all()
+    for file in answer.files:
+        Path(file.path).unlink()
+
+
+async def _all(pieces: Any) -> pa.Table:
+    async with aclosing(pieces):
+        return expand(pa.concat_tables([piece async for piece in pieces]))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path) -> None:
+    dice = random.Random(5)
+    settings = Settings(
+        state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", spark_master="local[2]"
+    )
+    with anyio.fail_after(240):
+        async with Service(settings) as service, await Client.connect(service.address) as client:
+            await client.create_table("t", COLUMNS, ["k"])
+            await client.insert("t", rows_of(dice))
+            await client.create_view("w", "SELECT s, count(*) AS n FROM t GROUP BY s")
+            time = await client.delete("t", [{"k": k} for k in range(0, 40, 7)])
+            for number in range(40):
+                sql, ordered = sql_of(dice)
+                read = await _all(client._queried(sql, None, None))
+                made = await _all(client._queried(sql, None, None, engine=True))
+                assert read.schema.equals(made.schema), (number, sql)
+                left, right = (
+                    [tuple(row.values()) for row in table.to_pylist()] for table in (read, made)
+                )
+                assert left == right if ordered else Counter(left) == Counter(right), sql
+            joined = (
+                "SELECT w.s, sum(w.n) AS n FROM t JOIN w ON t.s <=> w.s GROUP BY w.s ORDER BY n"
+            )
+            batches = [batch async for batch in client.query(joined, as_of=time)]
+            counts = Counter((await client.peek("t", time))["s"].to_pylist())
+            found = pa.Table.from_batches(batches)
+            assert sorted(found["n"].to_pylist()) == sorted(n * n for n in counts.values())
+            assert found["n"].to_pylist() == sorted(found["n"].to_pylist())
+            for wrong, kind in (("nothing", QueryRejected), ("1 div 0", DefiniteError)):
+                with pytest.raises(kind):
+                    async for _ in client.query(f"SELECT {wrong} AS x FROM t"):
+                        pass

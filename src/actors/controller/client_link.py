@@ -23,7 +23,17 @@ from actors.errors import (
     from_wire,
     to_wire,
 )
-from actors.protocol.api import Failed, Read, Request, Subscribe, Unsubscribe, WaitFor, Write
+from actors.protocol.api import (
+    Failed,
+    Query,
+    Read,
+    ReadInstead,
+    Request,
+    Subscribe,
+    Unsubscribe,
+    WaitFor,
+    Write,
+)
 from actors.settings import Settings
 
 A = TypeVar("A")
@@ -110,10 +120,26 @@ class Exchange:
             raise broken from None
         except BaseException:
             self.close(request.request)
-            if isinstance(request, Subscribe | Read | WaitFor):
+            if isinstance(request, Subscribe | Read | WaitFor | Query):
                 await self.cancel(request.request)
             raise
         return slot
+
+    async def read_instead(self, number: int, slot: Slot) -> ReadInstead | None:
+        """Which read answers a query; None: its own answers come, by `next_answer`."""
+        try:
+            answer = await self.next_answer(slot)
+        except BaseException:
+            self.close(number)
+            if self.lost is None:
+                await self.cancel(number)
+            raise
+        if isinstance(answer, ReadInstead):
+            self.close(number)
+            return answer
+        slot.answers.appendleft(answer)
+        slot.bytes += _size(answer)
+        return None
 
     def close(self, number: int) -> None:
         """No more answers of this request are wanted."""

@@ -185,6 +185,15 @@ class Wish(msgspec.Struct, frozen=True):
         )
 
 
+NO_WISH: Final = Wish(None, (), (), None, None)
+"""All rows, as they come."""
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """No rows."""
+    return pa.RecordBatch.from_pylist([], schema=schema)
+
+
 def _comparison_of(name: str, condition: Condition) -> Comparison:
     column, sign, *rest = condition
     op = next((known for known in _OPERATORS if known == " ".join(sign.lower().split())), None)

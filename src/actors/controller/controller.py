@@ -37,6 +37,7 @@ from actors.controller.messages import (
     Submit,
     TablesAdvanced,
 )
+from actors.controller.queries import Queries, QueryEnded, QueryLate, QueryPiece
 from actors.controller.reads import DeadlinePassed, PartRead, Reads, SinceRead
 from actors.controller.relations import Peer, RelationRead, Relations
 from actors.controller.replica import Connect, ReplicaTask
@@ -58,6 +59,7 @@ from actors.protocol.api import (
     Drop,
     Explain,
     ListActors,
+    Query,
     Read,
     Request,
     SetTracing,
@@ -119,6 +121,9 @@ ControllerMessage: TypeAlias = (
     | Held
     | StatusRead
     | RelationRead
+    | QueryPiece
+    | QueryEnded
+    | QueryLate
     | _HoldsDue
     | _HoldsMoved
 )
@@ -167,8 +172,9 @@ class Controller(Actor[ControllerMessage]):
         self._statements = Statements(desk)
         self._reads = Reads(desk)
         self._subscribes = Subscribes(desk)
+        self._queries = Queries(desk, self._executor, self._scratch / "queries")
         self._relations = Relations(
-            desk, self._reads, self._subscribes, self._sessions, self._executor
+            desk, self._reads, self._subscribes, self._queries, self._sessions, self._executor
         )
         desk.maintenance = self._maintenance
         desk.writer = self.ctx.spawn(
@@ -211,11 +217,13 @@ class Controller(Actor[ControllerMessage]):
             case Submit(session, request, peer):
                 self._submit(session, request, peer)
             case Delivered(session_path, request_number, size):
-                if not self._reads.delivered(session_path, request_number):
+                known = self._reads.delivered(session_path, request_number)
+                if not known and not self._queries.delivered(session_path, request_number):
                     self._subscribes.passed_on(session_path, request_number, size)
             case SessionClosed(session_path):
                 self._sessions.pop(session_path, None)
                 self._reads.session_closed(session_path)
+                self._queries.session_closed(session_path)
                 self._subscribes.session_closed(session_path)
             case TablesAdvanced(upper):
                 if self._desk.frontiers.advance_tables(upper):
@@ -248,6 +256,8 @@ class Controller(Actor[ControllerMessage]):
                 message.session.reply(report(self._desk, message))
             case RelationRead():
                 self._relations.answered(message)
+            case QueryPiece() | QueryEnded() | QueryLate():
+                self._queries.turn(message)
             case _HoldsDue():
                 self._move_holds()
             case _HoldsMoved(moves, error):
@@ -281,12 +291,14 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.read(session, request)
             case WaitFor():
                 self._reads.wait_for(session, request)
+            case Query():
+                self._queries.query(session, request)
             case Subscribe():
                 self._subscribes.subscribe(session, request)
             case Unsubscribe(number, target):
                 path = session.path
-                if not self._subscribes.cancel(path, target):
-                    self._reads.cancel(path, target)
+                parts = (self._subscribes, self._reads, self._queries)
+                any(part.cancel(path, target) for part in parts)
                 session.reply(Done(number))
             case Status(number):
                 read_sinces(self._desk, session, number)
@@ -422,6 +434,7 @@ class Controller(Actor[ControllerMessage]):
     def describe(self) -> str:
         return (
             f"{len(self._desk.catalog.objects)} objects, {len(self._sessions)} sessions, "
-            f"{len(self._reads)} reads and waits, {len(self._subscribes)} subscribes; "
+            f"{len(self._reads)} reads and waits, {len(self._queries)} queries, "
+            f"{len(self._subscribes)} subscribes; "
             f"{self._statements.describe()}"
         )

@@ -383,7 +383,7 @@ class Reads:
             elif pending.uuid is not None:
                 state = "asked"
             else:
-                state = "waiting" if pending.ready else "checking"
+                state = "waiting until sealed" if pending.ready else "checking"
             yield (
                 pending.session.path,
                 pending.request,

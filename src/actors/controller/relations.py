@@ -13,6 +13,7 @@ refused by name, with the remedy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from actors.compute.logs import Row, answer, frontier_or_null
 from actors.controller.catalog import INDEX, TABLE, CatalogObject
 from actors.controller.desk import Desk, fault, refuse
+from actors.controller.queries import Queries
 from actors.controller.reads import RELATION, Reads
 from actors.controller.status import lag_ms
 from actors.controller.subscribes import Subscribes
@@ -76,12 +78,14 @@ class Relations:
         desk: Desk,
         reads: Reads,
         subscribes: Subscribes,
+        queries: Queries,
         sessions: dict[str, Peer],
         executor: Address[ExecutorMessage],
     ) -> None:
         self._desk = desk
         self._reads = reads
         self._subscribes = subscribes
+        self._queries = queries
         self._sessions = sessions
         self._executor = executor
         self._wrong: dict[ObjectId, int] = {}
@@ -92,7 +96,7 @@ class Relations:
             "operators": lambda _: self._operators(),
             "shards": self._shards,
             "holds": self._holds,
-            "peeks": lambda _: self._reads.rows(),
+            "peeks": lambda _: chain(self._reads.rows(), self._queries.rows()),
             "subscribes": lambda _: self._subscribes.rows(),
             "connections": lambda _: self._connections(),
             "errors": lambda _: self._errors(),
@@ -264,7 +268,8 @@ class Relations:
                 yield state.id, entry.name, kind, holder, frontier_or_null(since), behind
 
     def _connections(self) -> Iterator[Row]:
-        reads, subscribes = self._reads.by_session(), self._subscribes.by_session()
+        reads = self._reads.by_session() + self._queries.by_session()
+        subscribes = self._subscribes.by_session()
         for path, peer in self._sessions.items():
             asked = peer.peer, peer.since_ms, peer.requests
             yield (path, *asked, reads[path], subscribes[path])

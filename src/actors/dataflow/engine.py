@@ -41,6 +41,7 @@ from actors.plan.jobs import (
     Rows,
     RowsDone,
     Run,
+    Select,
 )
 from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import Schema
@@ -113,7 +114,7 @@ class Engine:
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
             self._announced, self._prepared = None, True
 
-    async def _ask_beside(self, job: StepJob | Difference) -> Answer:
+    async def _ask_beside(self, job: StepJob | Difference | Select) -> Answer:
         """A job while its plan is checked, which the engine knows as soon as it hears of it."""
         refused: list[Exception] = []
         answers: list[Answer] = []
@@ -164,7 +165,7 @@ class Engine:
         if path is not None:
             await self.clock.run_blocking(lambda: Path(path).unlink(missing_ok=True))
 
-    async def run(self, job: StepJob | Difference) -> Made:
+    async def run(self, job: StepJob | Difference | Select) -> Made:
         """Runs a job. Raises `DefiniteError`, `EngineLost` and whatever else it failed with."""
         with span(SPARK_JOB, job.job_id, self.dataflow) as opened:
             if opened is not None:
@@ -185,7 +186,7 @@ class Engine:
             raise LocalProtocolError(f"{job.job_id} was answered without rows or a file")
         return Made(from_ipc(inline), answer.spark_ms, answer.prepared)
 
-    async def _ask(self, job: Prepare | Rehearse | StepJob | Difference) -> Answer:
+    async def _ask(self, job: Prepare | Rehearse | StepJob | Difference | Select) -> Answer:
         def run(reply: Reply[Answer]) -> ExecutorMessage:
             return Run(job, reply, self._watcher)
 

@@ -150,6 +150,21 @@ class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
     conf: tuple[tuple[str, str], ...] = ()
 
 
+class Select(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A query over the contents of its tables, which are as in `Difference`, as it is written:
+    the answer's rows have the columns of `output`, without time or diff, in the query's order.
+    """
+
+    job_id: str
+    sql: str
+    tables: tuple[tuple[str, Rows], ...]
+    output: Schema
+    conf: tuple[tuple[str, str], ...] = ()
+    into_files: bool = False
+    """A large answer is wanted as files, in order."""
+    traceparent: str | None = None
+
+
 class Forget(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Drops a prepared plan. No answer."""
 
@@ -163,7 +178,7 @@ class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True):
     job_id: str
 
 
-Job: TypeAlias = Analyze | Prepare | Step | Rehearse | Difference | Query | Forget | Cancel
+Job: TypeAlias = Analyze | Prepare | Step | Rehearse | Difference | Query | Forget | Cancel | Select
 
 
 class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -188,8 +203,8 @@ class FileDone(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The updates that a Step or Difference made: Arrow IPC stream inline, an IPC file, or (when
-    they were asked for) Parquet `files`, whose rows are not consolidated.
+    """The updates that a Step or Difference made, or a query's rows: Arrow IPC stream inline, an
+    IPC file, or (when they were asked for) Parquet `files`, whose rows are not consolidated.
 
     The reader removes the files when it has read them.
     """

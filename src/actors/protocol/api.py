@@ -177,6 +177,18 @@ class SetTracing(msgspec.Struct, frozen=True, gc=False, tag=True):
     ratio: float | None = None
 
 
+class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A one-off query at `as_of` (None: the greatest time at which all its inputs are sealed).
+    Answered by `ReadInstead`, or by `Contents` in the query's order."""
+
+    request: int
+    sql: str
+    as_of: Time | None = None
+    deadline_ms: int | None = None
+    engine: bool = False
+    """Whether the engine answers also what a read could."""
+
+
 Request: TypeAlias = (
     CreateTable
     | CreateView
@@ -191,6 +203,7 @@ Request: TypeAlias = (
     | Explain
     | ListActors
     | SetTracing
+    | Query
 )
 
 
@@ -292,6 +305,19 @@ class TracingReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     ratio: float
 
 
+class ReadInstead(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The answer of a `Query` that is a plain read: what the client is to read. `names` are the
+    query's columns, one for each of `project`."""
+
+    request: int
+    name: str
+    as_of: Time | None
+    project: tuple[str, ...]
+    names: tuple[str, ...]
+    filter: tuple[Comparison, ...] = ()
+    finishing: Finishing | None = None
+
+
 class Failed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The request failed; `code` is an error class of `actors.errors`."""
 
@@ -302,7 +328,15 @@ class Failed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 Answer: TypeAlias = (
-    Done | Written | Contents | Changes | StatusReport | ActorReport | TracingReport | Failed
+    Done
+    | Written
+    | Contents
+    | Changes
+    | StatusReport
+    | ActorReport
+    | TracingReport
+    | Failed
+    | ReadInstead
 )
 
 

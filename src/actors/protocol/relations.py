@@ -250,16 +250,17 @@ _BY_CONTROLLER: Final = (
     _relation(
         "peeks",
         "controller",
-        "Reads and waits of clients that have no answer yet.",
+        "Reads, waits and queries of clients that have no answer yet.",
         _SESSION,
         _REQUEST,
         ("kind", "string", "read, wait or query"),
         _OBJECT,
         ("time", "bigint", "at which time"),
-        ("state", "string", "checking, waiting until sealed, asked, or streaming"),
+        ("state", "string", "checking, waiting until sealed, asked or streaming; of a query: "
+         "analysing, waiting until sealed, run by Spark, or streaming"),
         ("waited_ms", "double", "ms since it was asked for"),
         ("deadline_ms", "bigint", "it fails after so many ms"),
-        ("uuid", "string", "of its peek, as in `penstock.worker_peeks`"),
+        ("uuid", "string", "of its peek, as in `penstock.worker_peeks`; a query has none"),
     ),
     _relation(
         "subscribes",
@@ -283,7 +284,7 @@ _BY_CONTROLLER: Final = (
         ("peer", "string", "where it comes from"),
         ("since_ms", "bigint", "its first request: ms since 1970"),
         ("requests", "bigint", "requests in all"),
-        ("peeks", "bigint", "of them reads and waits that have no answer yet"),
+        ("peeks", "bigint", "of them reads, waits and queries that have no answer yet"),
         ("subscribes", "bigint", "and subscribes that run"),
     ),
     _relation(

@@ -8,14 +8,16 @@ keep the bits of a row (see `actors.spark.translate`).
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from actors.plan.jobs import Difference, Query, RowsDone
+from actors.plan.jobs import Difference, Query, Rows, RowsDone
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema, query
@@ -35,13 +37,48 @@ def run_difference(slot: Slot, job: Difference) -> RowsDone:
     Raises `QueryRejected` when the query does not make `job.output`, and Spark's own errors.
     """
     started = time.perf_counter()
-    loaded = {name: load(rows) for name, rows in job.tables}
     old = None if job.old is None else load(job.old)
-    all_rows = [*loaded.values(), *([] if old is None else [old])]
-    small = not any(rows.files for rows in all_rows) and (
-        sum(rows.bytes for rows in all_rows) <= SMALL_BYTES_MAX
+    with over_contents(slot, job.tables, job.conf, old) as opened:
+        bridge = opened.bridge
+        found = query(bridge, job.sql)
+        check_types(output_schema(found.schema), job.output, "the query", names=False)
+        found = found.toDF(*job.output.names)
+        slot.check()
+        if opened.small:
+            table = _subtract_here(bridge, found, old, job.output)
+        else:
+            table = _subtract_in_spark(bridge, found, old, job.output)
+    table = table.add_column(
+        len(job.output.columns),
+        pa.field(TIME, pa.int64()),
+        pa.repeat(pa.scalar(job.time, pa.int64()), table.num_rows),
     )
-    bridge = slot.sessions.get(job.conf, small=small)
+    elapsed = (time.perf_counter() - started) * 1000
+    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+
+
+class Opened(NamedTuple):
+    """A session with contents under their names; `bytes` of all that was given."""
+
+    bridge: Bridge
+    small: bool
+    bytes: int
+
+
+@contextmanager
+def over_contents(
+    slot: Slot,
+    tables: Sequence[tuple[str, Rows]],
+    conf: tuple[tuple[str, str], ...],
+    old: Loaded | None = None,
+) -> Iterator[Opened]:
+    """A session in which texts may name the contents of the tables; and whether all of it, `old`
+    included, is small."""
+    loaded = {name: load(rows) for name, rows in tables}
+    all_rows = [*loaded.values(), *([] if old is None else [old])]
+    read = sum(rows.bytes for rows in all_rows)
+    small = not any(rows.files for rows in all_rows) and read <= SMALL_BYTES_MAX
+    bridge = slot.sessions.get(conf, small=small)
     ready = {name: None if rows.files else _contents_here(rows.table)
              for name, rows in loaded.items()}  # fmt: skip
     raw = {name: f"__raw{index}" for index, name in enumerate(loaded) if ready[name] is None}
@@ -55,21 +92,7 @@ def run_difference(slot: Slot, job: Difference) -> RowsDone:
                 contents[name] = bridge.table(table)
         with bridge.views(contents):
             slot.check()
-            found = query(bridge, job.sql)
-            check_types(output_schema(found.schema), job.output, "the query", names=False)
-            found = found.toDF(*job.output.names)
-            slot.check()
-            if small:
-                table = _subtract_here(bridge, found, old, job.output)
-            else:
-                table = _subtract_in_spark(bridge, found, old, job.output)
-    table = table.add_column(
-        len(job.output.columns),
-        pa.field(TIME, pa.int64()),
-        pa.repeat(pa.scalar(job.time, pa.int64()), table.num_rows),
-    )
-    elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+            yield Opened(bridge, small, read)
 
 
 def run_query(slot: Slot, job: Query) -> RowsDone:

@@ -60,15 +60,17 @@ def too_large(error: Exception) -> bool:
     return _TOO_LARGE in str(error)
 
 
-def write_files(found: DataFrame, time: int, out: Path) -> tuple[FileDone, ...]:
-    """Runs the query into files, all rows at `time`. Raises Spark's own errors.
+def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone, ...]:
+    """Runs the query into files, all rows at `time` (None: without a time), in the order of the
+    files and of the rows in each. Raises Spark's own errors.
 
     The files lie in `out`, where whoever gets them removes them; they hold no metadata of Spark's.
     """
     name = uuid.uuid4().hex
     folder = out / f"{name}.parts"
     try:
-        rows = found.withColumn(TIME, lit(time).cast("bigint"))
+        timed = time is not None
+        rows = found.withColumn(TIME, lit(time).cast("bigint")) if timed else found
         rows.write.option("compression", "zstd").parquet(folder.resolve().as_uri())
         done = []
         for number, file in enumerate(sorted(folder.glob("part-*.parquet"))):

@@ -27,6 +27,7 @@ from actors.plan.jobs import (
     Query,
     Rehearse,
     RowsDone,
+    Select,
     Step,
 )
 from actors.settings import Settings
@@ -35,6 +36,7 @@ from actors.spark.difference import run_difference, run_query
 from actors.spark.failures import SparkGone, failed
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
+from actors.spark.selecting import run_select
 from actors.spark.session import ThreadSessions, name_call_site, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.spark.steps import Slot, rehearse, run_step
@@ -86,7 +88,7 @@ class Engine:
         if ticket.canceled.is_set():
             ticket.prepared = None
             return _canceled(job_id)
-        if isinstance(ticket.job, Step) and ticket.job.into_files and not self._here:
+        if isinstance(ticket.job, Step | Select) and ticket.job.into_files and not self._here:
             # what is written elsewhere need not be seen here, and would be missing silently
             ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
         slot.canceled, slot.group = ticket.canceled, ticket.group
@@ -188,6 +190,8 @@ def dispatch(slot: Slot, ticket: Ticket) -> Answer:
             return run_difference(slot, job)
         case Query():
             return run_query(slot, job)
+        case Select():
+            return run_select(slot, job)
         case _:
             raise InvalidUsage(f"{type(job).__name__} is not a job that runs")
 

@@ -11,7 +11,7 @@ and counts what was run. A held job can be cancelled: its caller gets `Canceled`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import localcontext
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +41,7 @@ from actors.plan.jobs import (
     Rehearse,
     Rows,
     RowsDone,
+    Select,
     Step,
 )
 from actors.plan.schema import DIFF, TIME, Schema, arrow_type
@@ -48,7 +49,7 @@ from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.testing.analysis import analyze
 from actors.testing.expressions import WIDE
 from actors.testing.nodes import Relation, Runner, consolidated, frozen
-from actors.testing.oracle import run_query
+from actors.testing.oracle import ordered_rows, run_query
 
 TO: Final = "__to"
 """The column whose bits say which deltas a row belongs to (see `DeltaPlan`)."""
@@ -195,6 +196,8 @@ class InMemoryExecutor(Actor[Any]):
             return _done(job.job_id, made)
         if isinstance(job, Difference):
             return _done(job.job_id, run_difference(job))
+        if isinstance(job, Select):
+            return _done(job.job_id, run_select(job))
         raise InvalidUsage(f"the in-memory engine cannot run {type(job).__name__}")
 
 
@@ -268,18 +271,32 @@ def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, Relation]:
 
 def run_difference(job: Difference) -> pa.Table:
     """What turns `old` into the query's result."""
-    tables = {}
-    for name, rows in job.tables:
-        contents: Counter[tuple[Any, ...]] = Counter()
-        for row, _, diff in relation_of(rows).updates:
-            contents[row] += diff
-        tables[name] = (rows.schema, contents)
-    result = run_query(job.sql, tables, job.output)
+    result = run_query(job.sql, _contents(job.tables), job.output)
     old = [] if job.old is None else relation_of(job.old).updates
     signed = [(row, job.time, count) for row, count in result.items()]
     signed += [(row, job.time, -diff) for row, _, diff in old]
     columns = tuple((column.name, column.type) for column in job.output.columns)
     return table_of(Relation(columns, consolidated(signed)))
+
+
+def run_select(job: Select) -> pa.Table:
+    """The query's rows in its order."""
+    rows = ordered_rows(job.sql, _contents(job.tables), job.output)
+    columns = tuple((column.name, column.type) for column in job.output.columns)
+    table = table_of(Relation(columns, [(row, 0, 1) for row in rows]))
+    return table.drop_columns([TIME, DIFF])
+
+
+def _contents(
+    tables: Sequence[tuple[str, Rows]],
+) -> dict[str, tuple[Schema, Counter[tuple[Any, ...]]]]:
+    found = {}
+    for name, rows in tables:
+        contents: Counter[tuple[Any, ...]] = Counter()
+        for row, _, diff in relation_of(rows).updates:
+            contents[row] += diff
+        found[name] = (rows.schema, contents)
+    return found
 
 
 def relation_of(rows: Rows) -> Relation:

@@ -71,6 +71,13 @@ def run_query(
     sql: str, tables: Mapping[str, tuple[Schema, Weighted]], output: Schema
 ) -> Counter[tuple[Any, ...]]:
     """The query's rows over given contents. Raises `DefiniteError` and `QueryRejected`."""
+    return Counter(ordered_rows(sql, tables, output))
+
+
+def ordered_rows(
+    sql: str, tables: Mapping[str, tuple[Schema, Weighted]], output: Schema
+) -> list[tuple[Any, ...]]:
+    """The same, each as often as it is there, in the query's order."""
     text = sqlite_text(sql)
     connection = apsw.Connection(":memory:")
     try:
@@ -85,9 +92,9 @@ def run_query(
     finally:
         connection.close()
     kinds = [column.type for column in output.columns]
-    return Counter(
+    return [
         tuple(_back(value, kind) for value, kind in zip(row, kinds, strict=True)) for row in rows
-    )
+    ]
 
 
 def sqlite_text(sql: str) -> str:

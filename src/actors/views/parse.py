@@ -56,7 +56,17 @@ def lower_columns(schema: Schema) -> dict[str, str]:
 
 
 def read_tables(sql: str, tables: Mapping[str, Schema]) -> tuple[Tree | None, str, tuple[str, ...]]:
-    """(tree or None, reason, sources). Raises `QueryRejected` and `UnknownObject`."""
+    """(tree or None, reason, sources) of a view. Raises `QueryRejected` and `UnknownObject`."""
+    tree, reason, sources = read_query(sql, tables, "a view")
+    if not sources:
+        raise QueryRejected("a maintained view must read at least one table or view")
+    return tree, reason, sources
+
+
+def read_query(
+    sql: str, tables: Mapping[str, Schema], what: str
+) -> tuple[Tree | None, str, tuple[str, ...]]:
+    """The same of any query, which may read nothing; `what` it is, for people."""
     catalog = {name.lower(): name for name in tables}
     try:
         statements = [tree for tree in sqlglot.parse(sql, dialect=DIALECT) if tree is not None]
@@ -64,10 +74,10 @@ def read_tables(sql: str, tables: Mapping[str, Schema]) -> tuple[Tree | None, st
         reason = f"the parser does not know this syntax: {_first_line(error)}"
         return None, reason, _words(sql, catalog)
     if len(statements) != 1:
-        raise QueryRejected(f"a view is one query, not {len(statements)} statements")
+        raise QueryRejected(f"{what} is one query, not {len(statements)} statements")
     tree = statements[0]
     if not isinstance(tree, exp.Query):
-        raise QueryRejected(f"a view is a query, not {tree.key.upper()}")
+        raise QueryRejected(f"{what} is a query, not {tree.key.upper()}")
     return tree, "", _sources(tree, catalog)
 
 
@@ -131,17 +141,12 @@ def _sources(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
         elif name not in ctes:
             known = ", ".join(sorted(catalog.values())[:20]) or "none"
             raise UnknownObject(f"no table or view named {table.name!r}; known: {known}")
-    if not found:
-        raise QueryRejected("a maintained view must read at least one table or view")
     return tuple(found)
 
 
 def _words(sql: str, catalog: Mapping[str, str]) -> tuple[str, ...]:
     words = re.findall(r"\w+", _without_literals(sql).lower())
-    found = tuple(dict.fromkeys(catalog[word] for word in words if word in catalog))
-    if not found:
-        raise QueryRejected("a maintained view must read at least one table or view")
-    return found
+    return tuple(dict.fromkeys(catalog[word] for word in words if word in catalog))
 
 
 def _without_literals(sql: str) -> str:

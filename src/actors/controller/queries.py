@@ -1,0 +1,439 @@
+"""One-off queries over tables and views, at one time.
+
+Theory of operation. A query that is a plain read of one object (`views.simple`) is not run here:
+the client is told which read answers it (`ReadInstead`), and an index or a shard does. Every
+other one goes through these stages, each in one effect of the controller, `_Run`:
+
+1. analysed: Spark says what its columns are, or why it is refused;
+2. held: a durable hold on every input at the query's time, then a look at their sinces: nothing
+   can slip away in between;
+3. opened and run: the inputs' parts are leased as for a view that is computed whole, which waits
+   until the time is sealed in all of them; then one Spark job makes the rows, in their order;
+4. streamed: piece by piece, the next one when the last was passed on to the client. The rows lie
+   in memory when they are few, else in files, of which one batch at a time is read.
+
+Without `as_of` the time is the greatest at which all inputs can be read, so that it waits only
+for a view that was never computed.
+
+Rules: holds, leases and files go when the run ends, however it ends; the run is cancelled, and
+with it its Spark job, when the client goes away, cancels, or the deadline passes (which counts
+until the rows are there). At most `queries_in_flight_max` run, more are refused with `Busy`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors.compute.stash import Piece, pieces, row_too_large
+from actors.controller.boot import latest, source_import
+from actors.controller.catalog import CatalogObject
+from actors.controller.desk import Desk, fault, refuse
+from actors.dataflow.engine import Engine, Made
+from actors.dataflow.recompute import opened
+from actors.errors import (
+    Busy,
+    Canceled,
+    DeadlineExceeded,
+    DefiniteError,
+    InvalidUsage,
+    PenstockError,
+    QueryRejected,
+    ReadBelowSince,
+    ViewInError,
+)
+from actors.kernel import Address, Effect
+from actors.plan.jobs import Analyze, Analyzed, ExecutorMessage, Run, Select
+from actors.plan.schema import DIFF, Schema
+from actors.plan.updates import opening_of
+from actors.progress import EMPTY, TIME_MAX, Time
+from actors.protocol.api import Contents, Query, ReadInstead
+from actors.protocol.relations import RELATIONS
+from actors.views.compile import CHANGES_MEANING
+from actors.views.parse import read_query
+from actors.views.simple import simple_read
+
+BATCH_ROWS: int = 16_384
+"""Rows of a file in memory at a time, about."""
+
+
+class QueryPiece(msgspec.Struct, frozen=True, gc=False):
+    """A run has rows for its client."""
+
+    number: int
+    arrow: bytes
+    last: bool
+
+
+class QueryEnded(msgspec.Struct, frozen=True, gc=False):
+    """A run is over; without an error all its rows were told."""
+
+    number: int
+    error: PenstockError | None = None
+
+
+class QueryLate(msgspec.Struct, frozen=True, gc=False):
+    """A deadline passed."""
+
+    number: int
+
+
+QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
+
+
+class _Running(msgspec.Struct):
+    session: Address[Any]
+    request: Query
+    time: Time
+    names: str
+    """Of its inputs, for people."""
+    deadline_ms: int
+    since_ms: float
+    timer: Effect
+    taken: anyio.Event
+    """Set when the client was sent the last piece."""
+    effect: Effect | None = None
+    telling: bool = False
+    state: str = "analysing"
+
+
+class Queries:
+    """All running queries."""
+
+    def __init__(self, desk: Desk, executor: Address[ExecutorMessage], scratch: Path) -> None:
+        self._desk = desk
+        self._executor = executor
+        self._scratch = scratch
+        self._numbers = 0
+        self._running: dict[int, _Running] = {}
+        self._by_request: dict[tuple[str, int], int] = {}
+        own = desk.settings.spark_conf
+        self._plain = not any(key.lower().startswith(CHANGES_MEANING) for key in own)
+        """Whether a text means to Spark what it means to us."""
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def query(self, session: Address[Any], request: Query) -> None:
+        """Begins a query, or says which read answers it. Raises `QueryRejected`, `UnknownObject`,
+        `InvalidUsage`, `ReadTooFarAhead` and `Busy`."""
+        desk, as_of = self._desk, request.as_of
+        sql = request.sql.strip().rstrip(";").strip()
+        if as_of is not None:
+            if not 0 <= as_of <= TIME_MAX:
+                raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
+            desk.check_ahead("query", as_of)
+        readable = desk.catalog.readable()
+        instead = self._read_instead(sql, request, readable)
+        if instead is not None:
+            session.reply(instead)
+            return
+        _, _, names = read_query(sql, readable, "what is asked")
+        inputs = [desk.catalog.find(name) for name in names]
+        time = self._readable_time(inputs) if as_of is None else as_of
+        limit = desk.settings.queries_in_flight_max
+        if len(self._running) >= limit:
+            raise Busy(f"{limit} queries run already (queries_in_flight_max): try again later")
+        deadline = request.deadline_ms
+        deadline = desk.settings.query_deadline_ms if deadline is None else deadline
+        if deadline <= 0:
+            raise InvalidUsage(f"deadline_ms = {deadline}: must be greater than zero")
+        self._begin(session, msgspec.structs.replace(request, sql=sql), inputs, time, deadline)
+
+    def _read_instead(
+        self, sql: str, request: Query, readable: dict[str, Schema]
+    ) -> ReadInstead | None:
+        relations = {name: relation.schema for name, relation in RELATIONS.items()}
+        found = simple_read(sql, readable | relations)
+        if found is None or request.engine or not self._plain:
+            return None
+        as_of = request.as_of
+        if as_of is None and found.name not in relations:
+            as_of = self._readable_time([self._desk.catalog.find(found.name)])
+        return ReadInstead(
+            request.request,
+            found.name,
+            as_of,
+            found.project,
+            found.names,
+            found.filter,
+            found.finishing,
+        )
+
+    def _readable_time(self, inputs: list[CatalogObject]) -> Time:
+        """The greatest time at which all can be read; of none: the latest written one."""
+        desk = self._desk
+        if not inputs:
+            return desk.latest_written()
+        uppers = min(desk.frontiers.upper(entry) for entry in inputs)
+        return max(latest(min(uppers, EMPTY)), *(entry.as_of for entry in inputs), 0)
+
+    def _begin(
+        self,
+        session: Address[Any],
+        request: Query,
+        inputs: list[CatalogObject],
+        time: Time,
+        deadline_ms: int,
+    ) -> None:
+        desk = self._desk
+        self._numbers += 1
+        number = self._numbers
+        running = self._running[number] = _Running(
+            session,
+            request,
+            time,
+            ", ".join(entry.name for entry in inputs),
+            deadline_ms,
+            desk.ctx.monotonic_ms(),
+            desk.ctx.after(deadline_ms, QueryLate(number)),
+            anyio.Event(),
+        )
+        self._by_request[session.path, request.request] = number
+        run = _Run(desk, self._executor, self._scratch / f"query-{number}", number, running, inputs)
+        running.effect = desk.ctx.effect(
+            run.carry_out,
+            done=lambda _: QueryEnded(number),
+            failed=lambda error: QueryEnded(number, fault(error)),
+        )
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def turn(self, message: QueryTurn) -> None:
+        """A run has rows, has ended, or is late."""
+        running = self._running.get(message.number)
+        if running is None:
+            return
+        match message:
+            case QueryPiece(arrow=arrow, last=last):
+                if not running.telling:
+                    running.telling = True
+                    running.timer.cancel()
+                answer = Contents(running.request.request, running.time, arrow, not last)
+                running.session.reply(answer)
+                if last:
+                    self._forget(message.number)
+            case QueryEnded(error=error):
+                if error is not None:
+                    self._fail(message.number, error)
+            case QueryLate():
+                text = (
+                    f"query over {running.names or 'no table'} at {running.time}: not within "
+                    f"{running.deadline_ms} ms: it was {running.state}"
+                )
+                self._fail(message.number, DeadlineExceeded(text))
+
+    def delivered(self, session: str, request: int) -> bool:
+        """The client was sent a piece; False when there is no such query."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._running[number].taken.set()
+        return True
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Cancels on the client's wish; False when there is no such query."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._fail(number, Canceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """Ends what a session asked for."""
+        for (path, _), number in list(self._by_request.items()):
+            if path == session:
+                self._forget(number)
+
+    def _fail(self, number: int, error: PenstockError) -> None:
+        running = self._running[number]
+        refuse(running.session, running.request.request, error)
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        running = self._running.pop(number)
+        del self._by_request[running.session.path, running.request.request]
+        running.timer.cancel()
+        if running.effect is not None:
+            running.effect.cancel()
+
+    # -- for people ----------------------------------------------------------------------------
+
+    def by_session(self) -> Counter[str]:
+        """How many a session has."""
+        return Counter(path for path, _ in self._by_request)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """All of them, as ``penstock.peeks`` tells them."""
+        now = self._desk.ctx.monotonic_ms()
+        for running in self._running.values():
+            yield (
+                running.session.path,
+                running.request.request,
+                "query",
+                running.names,
+                running.time,
+                "streaming" if running.telling else running.state,
+                now - running.since_ms,
+                running.deadline_ms,
+                None,
+            )
+
+
+class _Run:
+    """One query on its way, beside the controller."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        executor: Address[ExecutorMessage],
+        scratch: Path,
+        number: int,
+        running: _Running,
+        inputs: list[CatalogObject],
+    ) -> None:
+        self._desk = desk
+        self._executor = executor
+        self._scratch = scratch
+        self._number = number
+        self._running = running
+        self._inputs = inputs
+        clock, settings = desk.ctx.clock, desk.settings
+        self._name = f"query-{number}"
+        self._engine = Engine(executor, clock, settings, scratch, self._name)
+
+    async def carry_out(self) -> None:
+        """From the text to the last row."""
+        schema = await self._analysed()
+        made: Made | None = None
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(self._held())
+                self._running.state = "waiting until sealed"
+                made = await self._made(stack, schema)
+            await self._tell(made, schema)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._desk.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
+
+    async def _analysed(self) -> Schema:
+        tables = tuple((entry.name, entry.schema) for entry in self._inputs)
+        job = Analyze(f"{self._name}/analyze", tables, (self._running.request.sql,))
+        answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
+        if not isinstance(answer, Analyzed):
+            raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
+        (schema,) = answer.schemas
+        _check_columns(schema)
+        return schema
+
+    @contextlib.asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
+        """History is kept for the inputs meanwhile. Raises `ReadBelowSince`."""
+        persist, time = self._desk.persist, self._running.time
+        shards = [(entry, entry.shard) for entry in self._inputs if entry.shard is not None]
+        holder = f"query/{self._desk.transient_id()}"
+        try:
+            for entry, shard in shards:
+                with contextlib.suppress(ReadBelowSince):
+                    await persist.set_holds([(shard, holder, time)])
+                since = (await persist.state(shard)).since
+                if time < since:
+                    raise ReadBelowSince(
+                        f"{entry.kind} {entry.name} cannot be read at {time}: its history begins "
+                        f"at {since}"
+                    )
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                for _, shard in shards:
+                    with contextlib.suppress(PenstockError):
+                        await persist.drop_hold(shard, holder)
+
+    async def _made(self, stack: contextlib.AsyncExitStack, schema: Schema) -> Made:
+        request, engine = self._running.request, self._engine
+        imports = [source_import(entry) for entry in self._inputs]
+        try:
+            sources = await opened(
+                stack, engine, self._desk.persist, imports, self._running.time, (0, 0)
+            )
+        except DefiniteError as error:
+            raise ViewInError(str(error)) from None
+        self._running.state = "run by Spark"
+        names = [entry.name for entry in self._inputs]
+        return await engine.run(
+            Select(
+                job_id=engine.job_id(0, 0, "select"),
+                sql=request.sql,
+                tables=tuple(zip(names, sources, strict=True)),
+                output=schema,
+                into_files=True,
+            )
+        )
+
+    async def _tell(self, made: Made, schema: Schema) -> None:
+        """Hands the rows on, each piece when the one before was taken."""
+        settings, running = self._desk.settings, self._running
+        shape = pa.schema([*schema.arrow(), pa.field(DIFF, pa.int64())])
+        found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
+        while True:
+            piece: Piece = await self._desk.ctx.clock.run_blocking(lambda: next(found))
+            if len(piece.arrow) > settings.result_bytes_max:
+                raise InvalidUsage(row_too_large(settings.result_bytes_max).text)
+            running.taken = anyio.Event()
+            told = QueryPiece(self._number, piece.arrow, piece.last)
+            self._desk.ctx.self.reply(told)
+            if piece.last:
+                return
+            await running.taken.wait()
+
+
+def _batches(made: Made, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows in order, each once; of files one batch at a time."""
+    if made.files:
+        for file in made.files:
+            with pq.ParquetFile(file.path) as opened_file:
+                for batch in opened_file.iter_batches(BATCH_ROWS, use_threads=False):
+                    yield _weighted(batch, shape)
+        return
+    for batch in made.rows.to_batches(max_chunksize=BATCH_ROWS):
+        yield _weighted(batch, shape)
+
+
+def _weighted(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, list(shape)[:-1], strict=True)
+    ]
+    ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+    return pa.RecordBatch.from_arrays([*columns, ones], schema=shape)
+
+
+def _remove(made: Made | None, scratch: Path) -> None:
+    for file in () if made is None else made.files:
+        Path(file.path).unlink(missing_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_columns(schema: Schema) -> None:
+    """Raises `QueryRejected` for columns that could not be told apart."""
+    seen: set[str] = set()
+    for name in schema.names:
+        if name.lower() in seen:
+            raise QueryRejected(f"the query has two columns named {name!r}: give one an alias")
+        seen.add(name.lower())
+        if name.startswith("__"):
+            raise QueryRejected(f"column name {name!r} is reserved: give it an alias")

@@ -1,0 +1,55 @@
+"""A query over whole contents, as it is written: its own columns, in its own order.
+
+Over small inputs the answer is collected. Over larger ones (`engine_collected_bytes_max`), or
+when it turns out to be too large for that, it is made into Parquet files, whose order is the order
+of the rows, so that it never passes through the driver's heap. Where files are not seen here it
+is collected, and one that is too large is refused by name.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pyspark.sql import DataFrame
+
+from actors.errors import InvalidUsage
+from actors.plan.jobs import RowsDone, Select
+from actors.spark.analysis import check_types, output_schema, query
+from actors.spark.difference import over_contents
+from actors.spark.files import too_large, write_files
+from actors.spark.rows import done
+from actors.spark.steps import Slot
+
+
+def run_select(slot: Slot, job: Select) -> RowsDone:
+    """The query's rows. Raises `QueryRejected` when it does not make `job.output`,
+    `InvalidUsage` when they are too many, and Spark's own errors."""
+    started = time.perf_counter()
+    with over_contents(slot, job.tables, job.conf) as opened:
+        bridge = opened.bridge
+        found = query(bridge, job.sql)
+        check_types(output_schema(found.schema), job.output, "the query", names=False)
+        found = found.toDF(*job.output.names)
+        slot.check()
+        large = job.into_files and opened.bytes > slot.collected_bytes_max
+        try:
+            if large:
+                return _written(slot, job, found, started)
+            table = bridge.collect(found, job.output.arrow)
+        except Exception as error:
+            if large or not too_large(error):
+                raise
+            if not job.into_files:
+                raise InvalidUsage(
+                    "the answer of the query takes more than spark.driver.maxResultSize: "
+                    "aggregate or limit it"
+                ) from None
+            return _written(slot, job, found, started)
+    elapsed = (time.perf_counter() - started) * 1000
+    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+
+
+def _written(slot: Slot, job: Select, found: DataFrame, started: float) -> RowsDone:
+    files = write_files(found, None, slot.out)
+    elapsed = (time.perf_counter() - started) * 1000
+    return RowsDone(job.job_id, sum(file.rows for file in files), spark_ms=elapsed, files=files)

@@ -1,0 +1,369 @@
+"""One-off queries on the whole service, with the in-memory engine."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pyarrow as pa
+import pytest
+
+from actors.client import Client
+from actors.controller.client_rows import expand
+from actors.errors import (
+    Busy,
+    Canceled,
+    DeadlineExceeded,
+    DefiniteError,
+    InvalidUsage,
+    PenstockError,
+    QueryRejected,
+    ReadBelowSince,
+    ReadTooFarAhead,
+    UnknownObject,
+    ViewInError,
+)
+from actors.kernel import Address, System
+from actors.plan.jobs import ExecutorMessage
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.engine import Controls, InMemoryExecutor
+from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
+
+JOINED = "SELECT c.name, t.k FROM t JOIN c ON t.s = c.s ORDER BY t.k DESC"
+
+
+class World:
+    def __init__(self, service: Service, client: Client, controls: Controls) -> None:
+        self.service = service
+        self.client = client
+        self.controls = controls
+
+    async def rows(self, sql: str, **given: Any) -> list[dict[str, Any]]:
+        batches = [batch async for batch in self.client.query(sql, **given)]
+        found: list[dict[str, Any]] = pa.Table.from_batches(batches).to_pylist()
+        return found
+
+    async def by_engine(self, sql: str) -> pa.Table:
+        async with aclosing(self.client._queried(sql, None, None, engine=True)) as pieces:
+            return expand(pa.concat_tables([piece async for piece in pieces]))
+
+    async def by_read(self, sql: str) -> pa.Table:
+        async with aclosing(self.client._queried(sql, None, None)) as pieces:
+            return expand(pa.concat_tables([piece async for piece in pieces]))
+
+    @property
+    def selects(self) -> int:
+        """Queries that the engine has begun."""
+        return self.controls.counts["Select"]
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Asks again and again; every ask lets the service work."""
+    while not await holds():
+        await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
+    controls = Controls()
+
+    def engine(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+        address: Address[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
+        return address
+
+    given: dict[str, Any] = {
+        "state_dir": str(tmp_path / "state"),
+        "listen": "127.0.0.1:0",
+        "hold_downgrade_ms": 50,
+        "maintenance_ms": 20,
+    }
+    with anyio.fail_after(120):
+        async with (
+            Service(Settings(**(given | changes)), engine=engine) as service,
+            await Client.connect(service.address) as client,
+        ):
+            yield World(service, client, controls)
+
+
+async def fill(client: Client) -> int:
+    await client.create_table("t", COLUMNS, ["k"])
+    await client.create_table("c", {"s": "string", "name": "string"})
+    await client.insert("c", [{"s": "x", "name": "ex"}, {"s": "y", "name": "why"}])
+    return await client.insert("t", [{"k": k, "s": "xyz"[k % 3], "n": k} for k in range(6)])
+
+
+async def test_a_plain_read_needs_no_engine_and_everything_else_does(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        time = await fill(world.client)
+        plain = "SELECT n AS number, k FROM t WHERE s = 'x' ORDER BY k DESC LIMIT 5"
+        assert await world.rows(plain) == [{"number": 3, "k": 3}, {"number": 0, "k": 0}]
+        assert world.selects == 0
+        wanted = [
+            {"name": name, "k": k} for name, k in [("why", 4), ("ex", 3), ("why", 1), ("ex", 0)]
+        ]
+        assert await world.rows(JOINED) == wanted
+        assert world.selects == 1
+        assert await world.rows(f"{JOINED};", as_of=time) == wanted
+        assert await world.rows("SELECT 1 + 1 AS two") == [{"two": 2}]
+        empty = [
+            batch async for batch in world.client.query("SELECT k + 1 AS m FROM t WHERE k < 0")
+        ]
+        assert [(batch.num_rows, batch.schema.names) for batch in empty] == [(0, ["m"])]
+
+
+async def test_the_time_is_the_one_asked_for(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        first = await fill(world.client)
+        second = await world.client.insert("t", [{"k": 9, "s": "x", "n": 9}])
+        for sql in ("SELECT count(*) AS n FROM t", "SELECT k FROM t"):
+            before, after = await world.rows(sql, as_of=first), await world.rows(sql, as_of=second)
+            assert (len(before), before == after) in [(1, False), (6, False)]
+            assert await world.rows(sql) == after
+        with pytest.raises(ReadTooFarAhead):
+            await world.rows("SELECT count(*) AS n FROM t", as_of=second + 10**9)
+        with pytest.raises(InvalidUsage):
+            await world.rows("SELECT count(*) AS n FROM t", as_of=-1)
+
+
+async def test_a_query_waits_until_its_time_is_sealed_and_no_longer_than_its_deadline(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        client = world.client
+        await fill(client)
+        await client.create_view("v", "SELECT s, count(*) AS n FROM t GROUP BY s")
+        await client.wait_for("v", await client.write({}))
+        sql = "SELECT sum(n) AS n FROM v"
+        world.controls.hold("Step")
+        time = await client.insert("t", [{"k": 9, "s": "x", "n": 9}])
+        assert await world.rows(sql) == [{"n": 6}], "without a time it waits for nothing"
+        with pytest.raises(DeadlineExceeded, match="waiting until sealed"):
+            await world.rows(sql, as_of=time, deadline_ms=100)
+        async with anyio.create_task_group() as group:
+            found: list[Any] = []
+
+            async def ask() -> None:
+                found.extend(await world.rows(sql, as_of=time))
+
+            group.start_soon(ask)
+
+            async def waits() -> bool:
+                wanted = [("kind", "=", "query")]
+                told = await client.peek("penstock.peeks", where=wanted)
+                return bool(told["state"].to_pylist() == ["waiting until sealed"])
+
+            await until(waits)
+            assert found == []
+            world.controls.release("Step")
+        assert found == [{"n": 7}]
+
+
+async def test_below_the_since_is_an_error_and_history_is_held_meanwhile(tmp_path: Path) -> None:
+    async with running(tmp_path, retain_history_ms=1) as world:
+        client = world.client
+        first = await fill(client)
+        sql = "SELECT count(*) AS n FROM t"
+
+        async def holders() -> list[str]:
+            wanted: Any = [("object", "=", "t"), ("kind", "=", "hold")]
+            told = await client.peek("penstock.holds", where=wanted)
+            return [name for name in told["holder"].to_pylist() if name.startswith("query/")]
+
+        async def compacted() -> bool:
+            await client.write({})
+            told = await client.peek("penstock.shards", where=[("object", "=", "t")])
+            since: int = told["since"][0].as_py()
+            return since > first
+
+        world.controls.hold("Select")
+        async with anyio.create_task_group() as group:
+            found: list[Any] = []
+
+            async def ask() -> None:
+                found.extend(await world.rows(sql))
+
+            group.start_soon(ask)
+            await world.controls.wait_begun("Select")
+            assert len(await holders()) == 1
+            world.controls.release("Select")
+        assert found == [{"n": 6}]
+        assert await holders() == []
+        await until(compacted)
+        with pytest.raises(ReadBelowSince, match="history begins"):
+            await world.rows(sql, as_of=first)
+        assert await holders() == []
+
+
+async def test_errors_have_names(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        client = world.client
+        await fill(client)
+        await client.create_view("v", "SELECT 10 / n AS x FROM t")
+
+        async def refused(sql: str) -> PenstockError:
+            with pytest.raises(PenstockError) as raised:
+                await world.rows(sql)
+            return raised.value
+
+        assert isinstance(await refused("SELECT nothing FROM t"), QueryRejected)
+        assert isinstance(await refused("SELEC k FROM t WHERE"), QueryRejected)
+        assert isinstance(await refused("DROP TABLE t"), QueryRejected)
+        assert isinstance(await refused("SELECT k FROM t; SELECT k FROM t"), QueryRejected)
+        assert isinstance(await refused("SELECT k, k FROM t"), QueryRejected)
+        assert isinstance(await refused("SELECT count(*) AS n FROM unknown"), UnknownObject)
+        assert isinstance(await refused("SELECT max(k) AS k FROM penstock.steps"), InvalidUsage)
+        assert isinstance(await refused("SELECT 10 / n AS x FROM t"), DefiniteError)
+        await client.wait_for("v", await client.write({}))
+        for sql in ("SELECT x FROM v", "SELECT max(x) AS x FROM v"):
+            assert isinstance(await refused(sql), ViewInError), sql
+        world.controls.fail_next("Select", DefiniteError("as told"))
+        assert "as told" in str(await refused("SELECT count(*) AS n FROM t"))
+        with pytest.raises(InvalidUsage, match="deadline_ms"):
+            await world.rows("SELECT count(*) AS n FROM t", deadline_ms=0)
+        with pytest.raises(InvalidUsage, match="no history"):
+            await world.rows("SELECT ms FROM penstock.steps", as_of=5)
+        assert await world.rows("SELECT name FROM penstock.relations WHERE name = 'penstock.steps'")
+
+
+async def test_a_client_that_goes_away_or_is_late_cancels_the_job(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        client = world.client
+        await fill(client)
+        sql = "SELECT count(*) AS n FROM t"
+
+        async def canceled(count: int) -> None:
+            async def told() -> bool:
+                wanted: Any = [("kind", "=", "Select"), ("state", "=", "canceled")]
+                found = await client.peek("penstock.spark_jobs", where=wanted)
+                return bool(found.num_rows == count)
+
+            await until(told)
+
+        world.controls.hold("Select")
+        with pytest.raises(DeadlineExceeded, match="run by Spark"):
+            await world.rows(sql, deadline_ms=200)
+        await canceled(1)
+        with anyio.move_on_after(0.2) as scope:
+            await world.rows(sql)
+        assert scope.cancelled_caught
+        await canceled(2)
+        async with anyio.create_task_group() as group:
+            other = await Client.connect(world.service.address)
+
+            async def ask() -> None:
+                with pytest.raises(PenstockError):
+                    async for _ in other.query(sql):
+                        pass
+
+            begun = world.selects
+            group.start_soon(ask)
+            await world.controls.wait_begun("Select", begun + 1)
+            await other.aclose()
+        await canceled(3)
+
+        async def idle() -> bool:
+            found = await client.peek("penstock.peeks", where=[("kind", "=", "query")])
+            return not found.num_rows
+
+        await until(idle)
+        world.controls.release("Select")
+        assert await world.rows(sql) == [{"n": 6}]
+
+
+async def test_only_so_many_run_at_a_time(tmp_path: Path) -> None:
+    async with running(tmp_path, queries_in_flight_max=1) as world:
+        await fill(world.client)
+        world.controls.hold("Select")
+        sql = "SELECT count(*) AS n FROM t"
+        async with anyio.create_task_group() as group:
+            group.start_soon(world.rows, sql)
+            await world.controls.wait_begun("Select")
+            with pytest.raises(Busy, match="queries_in_flight_max"):
+                await world.rows(sql)
+            assert await world.rows("SELECT k FROM t WHERE k = 1") == [{"k": 1}], "a read goes on"
+            world.controls.release("Select")
+
+
+async def test_rows_stream_in_pieces_that_wait_for_the_client(tmp_path: Path) -> None:
+    async with running(tmp_path, inline_bytes_max=4_000) as world:
+        client = world.client
+        await client.create_table("wide", {"k": "bigint", "s": "string"})
+        await client.insert("wide", [{"k": k, "s": "x" * 90} for k in range(400)])
+        sql = "SELECT k + 1 AS k, s FROM wide ORDER BY k"
+        async with aclosing(client.query(sql)) as batches:
+            first = await anext(batches)
+            assert first.num_rows < 60
+            told = await client.peek("penstock.peeks", where=[("kind", "=", "query")])
+            assert told["state"].to_pylist() == ["streaming"]
+            rest = [batch async for batch in batches]
+        assert [k for batch in [first, *rest] for k in batch["k"].to_pylist()] == [*range(1, 401)]
+        async with aclosing(client.query(sql)) as batches:
+            await anext(batches)
+
+        async def idle() -> bool:
+            found = await client.peek("penstock.peeks", where=[("kind", "=", "query")])
+            return not found.num_rows
+
+        await until(idle)
+
+
+async def test_a_row_that_fits_no_message_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, result_bytes_max=9_000, inline_bytes_max=4_000) as world:
+        await world.client.create_table("wide", {"s": "string"})
+        await world.client.insert("wide", [{"s": "x" * 5_000}])
+        with pytest.raises(InvalidUsage, match="result_bytes_max"):
+            await world.rows("SELECT concat(s, s) AS s FROM wide")
+
+
+async def test_a_plain_read_and_the_engine_give_the_same_answer(tmp_path: Path) -> None:
+    dice = random.Random(11)
+    async with running(tmp_path, workers=3) as world:
+        client = world.client
+        await client.create_table("t", COLUMNS, ["k"])
+
+        rows = rows_of(dice)
+        await client.insert("t", rows)
+        await client.create_index("by_n", "t", ["n"])
+        await client.wait_for("by_n", await client.delete("t", [{"k": k} for k in range(0, 40, 7)]))
+        answered = 0
+        for number in range(200):
+            sql, ordered = sql_of(dice)
+            begun = world.selects
+            read = await world.by_read(sql)
+            assert world.selects == begun, f"this is no plain read: {sql}"
+            made = await world.by_engine(sql)
+            assert world.selects == begun + 1
+            assert read.schema.equals(made.schema), (number, sql)
+            left, right = (
+                [tuple(row.values()) for row in table.to_pylist()] for table in (read, made)
+            )
+            if ordered:
+                assert left == right, (number, sql)
+            else:
+                assert Counter(left) == Counter(right), (number, sql)
+            answered += len(left)
+        assert answered > 500, "the queries find something"
+
+
+async def test_cancel_on_request_is_named(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await fill(world.client)
+        world.controls.hold("Select")
+        exchange = world.client._exchange
+        async with anyio.create_task_group() as group:
+
+            async def ask() -> None:
+                with pytest.raises(Canceled):
+                    await world.rows("SELECT count(*) AS n FROM t")
+
+            group.start_soon(ask)
+            await world.controls.wait_begun("Select")
+            (number,) = exchange._slots
+            await exchange.cancel(number)
