@@ -25,6 +25,7 @@ from actors.dataflow.machine import Machine
 from actors.dataflow.passthrough import Passed, PassThrough
 from actors.dataflow.tasks import Tasks
 from actors.dataflow.traces import StepTraces
+from actors.dataflow.upkeep import Upkeep
 from actors.dataflow.view import Outcome, View
 from actors.errors import (
     Broken,
@@ -133,10 +134,7 @@ class Dataflow(Actor[_Message]):
         self._awaiting: set[int] = set()
         self._measures = Measures()
         self._traces = StepTraces(persist, description)
-        self._warming: Effect | None = None
-        self._merging = False
-        self._moving_holds = False
-        self._holds_moved_ms = float("-inf")
+        self._upkeep: Upkeep | None = None
 
     async def on_start(self) -> None:
         """Prepares the parts that need the context."""
@@ -158,6 +156,7 @@ class Dataflow(Actor[_Message]):
                 self._scratch,
                 self._arrangements,
             )
+            self._upkeep = Upkeep(self.ctx, self._view, self._settings.hold_downgrade_ms)
         else:
             self._passing = PassThrough(
                 description, len(self._workers), self._persist, self.ctx.clock
@@ -245,10 +244,12 @@ class Dataflow(Actor[_Message]):
     async def _stage_done(self, event: m.Event, result: Any) -> None:
         match event:
             case m.Restored(incarnation=incarnation) if incarnation == self._machine.incarnation:
-                self._warm(incarnation)
+                if self._upkeep is not None:
+                    self._upkeep.warm(incarnation)
             case m.Installed():
                 self._traces.installed(self._machine.step, self._measures)
-                self._merge()
+                if self._upkeep is not None:
+                    self._upkeep.merge()
             case m.Computed(number=number) if number == self._machine.number:
                 self._outcome = result
             case m.Committed(number=number) if number == self._machine.number:
@@ -362,29 +363,6 @@ class Dataflow(Actor[_Message]):
             restart = restoring(incarnation, lambda: passing.restore(incarnation, lo))
             self._run_stage(0, restart, started)
 
-    def _warm(self, incarnation: int) -> None:
-        """Readies state beside the machine. A step that needs it looks for itself, and meets
-        what made this fail."""
-        view = self._view
-        if view is not None:
-            self._warming = self.ctx.effect(
-                lambda: view.warm(incarnation),
-                done=lambda _: None,
-                failed=lambda error: log.info("%s: not warmed: %s", self.ctx.path, error),
-            )
-
-    def _merge(self) -> None:
-        """Off the path of the steps, one at a time."""
-        view = self._view
-        if view is None or self._merging or not view.merge_due():
-            return
-        self._merging = True
-
-        def merged(_: Any) -> None:
-            self._merging = False
-
-        self.ctx.effect(view.merge, done=merged, failed=merged)
-
     def _end_with(self, lo: Time, error: PenstockError) -> None:
         """A subscribe that cannot start, or go on: its one last batch says why."""
         upper = max(lo, self._description.as_of) + 1
@@ -447,10 +425,11 @@ class Dataflow(Actor[_Message]):
 
     def _cancel_work(self) -> None:
         self._traces.end()
-        for work in (self._stage, self._warming):
-            if work is not None:
-                work.cancel()
-        self._stage = self._warming = None
+        if self._stage is not None:
+            self._stage.cancel()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        self._stage = None
         self._held_commit = None
 
     # -- telling others ----------------------------------------------------------------------------
@@ -478,25 +457,13 @@ class Dataflow(Actor[_Message]):
         if not isinstance(self._description.export, SubscribeExport):
             self._tell_workers(DataflowProgress(self._description.id, frontier, frontier, frontier))
         self._show(self._machine.state.value, "")
-        self._move_holds(frontier)
+        if self._upkeep is not None and self._writable:
+            self._upkeep.move_holds(frontier)
 
     def _show(self, state: str, text: str) -> None:
         machine = self._machine
         status = self._measures.status(self._description.id, state, text, machine.reading())
         self._workers[0].reply(msgspec.structs.replace(status, hi=machine.lo, steps=machine.steps))
-
-    def _move_holds(self, lo: Frontier) -> None:
-        """Lazily: a move is a compare-and-set on every import."""
-        view, now = self._view, self.ctx.monotonic_ms()
-        due = now - self._holds_moved_ms >= self._settings.hold_downgrade_ms
-        if view is None or self._moving_holds or not due or not self._writable:
-            return
-        self._moving_holds, self._holds_moved_ms = True, now
-
-        def moved(_: Any) -> None:
-            self._moving_holds = False
-
-        self.ctx.effect(lambda: view.move_holds(lo), done=moved, failed=moved)
 
     def _delay_ms(self, attempt: int) -> float:
         """With jitter, so that many do not come back at once."""
