@@ -352,6 +352,27 @@ async def test_a_plain_read_and_the_engine_give_the_same_answer(tmp_path: Path) 
         assert answered > 500, "the queries find something"
 
 
+async def test_a_service_that_stops_lets_go_of_its_queries(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        await fill(world.client)
+        world.controls.hold("Select")
+        async with anyio.create_task_group() as group:
+
+            async def ask() -> None:
+                with pytest.raises(PenstockError):
+                    await world.rows("SELECT count(*) AS n FROM t")
+
+            group.start_soon(ask)
+            await world.controls.wait_begun("Select")
+            world.service.stop()
+            await world.client.aclose()
+    async with running(tmp_path) as world:
+        wanted: Any = [("object", "=", "t"), ("kind", "=", "hold")]
+        told = await world.client.peek("penstock.holds", where=wanted)
+        assert told["holder"].to_pylist() == ["retain"]
+        assert await world.rows("SELECT count(*) AS n FROM t") == [{"n": 6}]
+
+
 async def test_cancel_on_request_is_named(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         await fill(world.client)

@@ -23,6 +23,7 @@ from actors.errors import (
 )
 from actors.kernel import Address, Clock, Reply
 from actors.plan.delta import DeltaPlan
+from actors.plan.job_log import JobNote
 from actors.plan.jobs import (
     Analyze,
     Analyzed,
@@ -31,6 +32,7 @@ from actors.plan.jobs import (
     CancelJob,
     EngineReady,
     Forget,
+    InspectJobs,
     Job,
     JobFailed,
     Prepare,
@@ -275,6 +277,38 @@ async def test_cancel_of_a_waiting_and_of_a_running_job(stage: Isolation, tmp_pa
     bench.shop.children[0].answer(Analyzed("c", ()))
     await stage.answer(third)
     assert len(bench.shop.children) == 1
+
+
+async def test_jobs_are_told_with_their_fate(stage: Isolation, tmp_path: Path) -> None:
+    bench = Bench(stage, tmp_path, engine_jobs_in_flight_max=2, log_rows_max=3)
+
+    async def told() -> dict[str, str]:
+        await stage.idle()
+        notes: tuple[JobNote, ...] = await bench.executor.ask(InspectJobs)
+        assert all(note.waited_ms >= 0 for note in notes)
+        return {note.id: note.state for note in notes}
+
+    for name in "abcd":
+        await bench.run(analyze(name))
+    assert await told() == {"a": "running", "b": "running", "c": "waiting", "d": "waiting"}
+    await bench.executor.send(CancelJob("d"))
+    bench.shop.children[0].answer(Analyzed("a", ()))
+    assert await told() == {"b": "running", "c": "running", "d": "canceled", "a": "done"}
+    bench.shop.children[0].answer(JobFailed("b", "DefiniteError", "x"))
+    await stage.idle()
+    bench.shop.children[0].die()
+    await stage.idle()
+    assert (await told())["c"] == "running", "it waits for the next child, and is not asked anew"
+    await bench.restarted()
+    await bench.shop.sent(1, "c")
+    await bench.executor.send(CancelJob("c"))
+    assert await told() == {"c": "canceled", "b": "failed", "a": "done"}, (
+        "the last three that ended"
+    )
+    bench.shop.children[1].answer(JobFailed("c", "Canceled", ""))
+    oversized = Analyze("e", (), ("too large",))
+    await bench.run(oversized)
+    assert (await told())["e"] == "failed"
 
 
 async def test_a_child_that_does_not_let_go_is_replaced(stage: Isolation, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from actors.client import Client
 from actors.kernel import Actor, Address, Reply, System
 from actors.plan.jobs import ExecutorMessage
+from actors.protocol.relations import RELATIONS
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
@@ -73,6 +74,11 @@ async def whole_service(state: Path) -> None:
         assert (await client.peek("x")).to_pylist() == [{"n": 2}]
         assert (await client.peek("w", key={"v": 1})).to_pylist() == [{"v": 1, "n": 2}]
         await client.explain("x")
+        for relation in RELATIONS:
+            await client.peek(relation)
+        assert [batch.to_pylist() async for batch in client.query("SELECT sum(n) AS n FROM w")] == [
+            [{"n": 2}]
+        ]
         await client.status()
         await client.actors()
         stream = client.subscribe("w")

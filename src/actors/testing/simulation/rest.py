@@ -28,7 +28,9 @@ async def check_rest(world: World) -> None:
     world.fail(Violation(f"leaks: {'; '.join(left)}"))
 
 
-_CONTROLLER: Final = re.compile(r"0 objects, 0 sessions, 0 reads and waits, 0 subscribes")
+_CONTROLLER: Final = re.compile(
+    r"0 objects, 0 sessions, 0 reads and waits, 0 queries, 0 subscribes"
+)
 
 
 async def left_behind(world: World) -> list[str]:
