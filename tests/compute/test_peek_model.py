@@ -20,7 +20,7 @@ from actors.arrangement import Arrangement, partition
 from actors.cluster.partitioned import merge_results
 from actors.compute.finishing import Finisher, finished, thinned
 from actors.compute.peeks import Wish, index_answer
-from actors.compute.shard_reads import Gathered
+from actors.compute.shard_reads import Wanted
 from actors.compute.stash import Stash
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
@@ -165,8 +165,8 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     if case["shard"]:
         wish = Wish(SCHEMA, peek)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("actors.compute.shard_reads.HELD_BYTES_MAX", case["piece"] // 2)
-            gathered = Gathered(SCHEMA, 9, wish, place / "spilled")
+            patch.setattr("actors.arrangement.gathered.HELD_BYTES_MAX", case["piece"] // 2)
+            gathered = Wanted(SCHEMA, 9, wish, place / "spilled")
             for number in range(step):
                 gathered.add(updates_of(rows[number::step], number))
             # Of another time, and taken back: both are no part of the answer.

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
+from actors.arrangement.gathered import Contents, check_positive, raise_error
 from actors.arrangement.hashing import Hashes
 from actors.arrangement.reading import is_plain
 from actors.compute.answers import NOTHING
@@ -27,8 +27,8 @@ from actors.compute.filtering import Filter, checked_columns
 from actors.compute.finishing import thinned
 from actors.compute.keys import narrowed, one_key, select_keys, wanted_keys
 from actors.compute.stash import Piece, pieces
-from actors.errors import Corrupt, ViewInError, to_wire
-from actors.plan.schema import DIFF, ERROR, Schema
+from actors.errors import to_wire
+from actors.plan.schema import Schema
 from actors.plan.updates import opening_of, stream_of
 from actors.protocol.compute import Peek, PeekError, PeekRows
 
@@ -85,18 +85,6 @@ def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) 
     return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
 
 
-class Contents(Protocol):
-    """What is read: rows with their sums in `DIFF` and the errors held, at one time."""
-
-    def errors(self) -> pa.Table:
-        """Columns `ERROR` and `DIFF`."""
-        ...
-
-    def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
-        """User columns and `DIFF`."""
-        ...
-
-
 class Wish:
     """What a peek wants of a collection, checked: keys, filter, columns, finishing."""
 
@@ -145,21 +133,3 @@ def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterat
         if batch.num_rows:
             check_positive(batch)
             yield batch
-
-
-def raise_error(errors: pa.Table) -> None:
-    """Raises `ViewInError` for summed errors (`ERROR`, `DIFF`), `Corrupt` for a negative sum."""
-    for text, diff in zip(errors[ERROR].to_pylist(), errors[DIFF].to_pylist(), strict=True):
-        if diff < 0:
-            raise Corrupt(f"invalid data: the error {text!r} sums to {diff}", determinate=True)
-        raise ViewInError(text)
-
-
-def check_positive(batch: pa.RecordBatch) -> None:
-    """Raises `Corrupt` unless every row is there at least once."""
-    diffs = batch.column(DIFF)
-    if pc.min(diffs).as_py() < 0:
-        bad = batch.filter(pc.less(diffs, pa.scalar(0, pa.int64()))).slice(0, 1)
-        raise Corrupt(
-            f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
-        )

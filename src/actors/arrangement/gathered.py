@@ -1,0 +1,139 @@
+"""Updates of one time gathered from many parts, and summed up, in bounded memory. Blocking.
+
+What is added is kept in memory, and beyond `HELD_BYTES_MAX` in a throw-away arrangement on disk.
+When all is there, `contents` gives its rows with their sums, each once, a batch after another.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.arrangement.arrangement import Arrangement
+from actors.arrangement.hashing import Hashes, check_key_type
+from actors.arrangement.reading import ROWS_AT_ONCE
+from actors.errors import Corrupt, InvalidUsage, ViewInError
+from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.updates import consolidate, set_column
+
+HELD_BYTES_MAX: Final = 8 << 20
+"""Of the updates in memory."""
+
+
+class Contents(Protocol):
+    """A collection at one time."""
+
+    def errors(self) -> pa.Table:
+        """The errors that it holds, summed: columns `ERROR` and `DIFF`."""
+        ...
+
+    def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
+        """User columns and `DIFF`, summed and without zeros."""
+        ...
+
+
+class Gathered:
+    """Updates that all count at the same time; `place`: a folder that may be made."""
+
+    def __init__(self, schema: Schema, place: Path) -> None:
+        self._schema = schema
+        self._place = place
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._spilled: Arrangement | None = None
+
+    def add(self, updates: pa.Table) -> None:
+        """Takes updates (an `ERROR` column where there are errors). Raises `StoreFull`,
+        `StorageError`."""
+        if not updates.num_rows:
+            return
+        self._held.append(updates)
+        self._held_bytes += updates.nbytes
+        if self._held_bytes > HELD_BYTES_MAX:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._spilled is None:
+            self._spilled = Arrangement(self._place, self._schema, _hashable(self._schema))
+        held = pa.concat_tables(self._held, promote_options="default")
+        times = pa.repeat(pa.scalar(0, pa.int64()), held.num_rows)
+        self._spilled.fill(set_column(held, TIME, times))
+        self._held, self._held_bytes = [], 0
+
+    def contents(self) -> Contents:
+        """All that was added, summed."""
+        if self._spilled is None:
+            return _Held(self._held, self._schema)
+        if self._held:
+            self._spill()
+        self._spilled.insert(self._schema.arrow_updates().empty_table(), 1)
+        return self._spilled.view(1)
+
+    def close(self) -> None:
+        """Removes what was spilled. What is being read stays good."""
+        if self._spilled is not None:
+            self._spilled.close(remove=True)
+            shutil.rmtree(self._place, ignore_errors=True)
+
+
+class _Held:
+    """Updates in memory as `Contents`."""
+
+    def __init__(self, tables: list[pa.Table], schema: Schema) -> None:
+        self._tables = tables
+        shape = schema.arrow_updates()
+        self._rows = shape.remove(shape.get_field_index(TIME))
+
+    def errors(self) -> pa.Table:
+        shape = pa.schema([pa.field(ERROR, pa.string()), pa.field(DIFF, pa.int64())])
+        found = [
+            table.filter(pc.is_valid(table[ERROR])).select([ERROR, DIFF])
+            for table in self._tables
+            if ERROR in table.column_names
+        ]
+        return consolidate(pa.concat_tables(found)) if found else shape.empty_table()
+
+    def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
+        found = [
+            table.filter(pc.is_null(table[ERROR])) if ERROR in table.column_names else table
+            for table in self._tables
+        ]
+        if found:
+            names = self._rows.names
+            rows = pa.concat_tables([table.select(names).cast(self._rows) for table in found])
+            yield from consolidate(rows).to_batches(max_chunksize=ROWS_AT_ONCE)
+
+
+def raise_error(errors: pa.Table) -> None:
+    """Raises `ViewInError` for summed errors (`ERROR`, `DIFF`), `Corrupt` for a negative sum."""
+    for text, diff in zip(errors[ERROR].to_pylist(), errors[DIFF].to_pylist(), strict=True):
+        if diff < 0:
+            raise Corrupt(f"invalid data: the error {text!r} sums to {diff}", determinate=True)
+        raise ViewInError(text)
+
+
+def check_positive(batch: pa.RecordBatch) -> None:
+    """Raises `Corrupt` unless every row is there at least once."""
+    diffs = batch.column(DIFF)
+    if pc.min(diffs).as_py() < 0:
+        bad = batch.filter(pc.less(diffs, pa.scalar(0, pa.int64()))).slice(0, 1)
+        raise Corrupt(
+            f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
+        )
+
+
+def _hashable(schema: Schema) -> tuple[str, ...]:
+    """Columns to spread the rows by."""
+    names = []
+    for field in schema.arrow():
+        try:
+            check_key_type(field.name, field.type)
+        except InvalidUsage:
+            continue
+        names.append(field.name)
+    return tuple(names)
