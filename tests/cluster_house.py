@@ -15,6 +15,7 @@ from actors.kernel import Actor, Address, SystemClock
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import from_ipc
 from actors.protocol.compute import (
+    CopyToExport,
     DataflowDescription,
     IndexExport,
     PeekResponse,
@@ -128,6 +129,11 @@ class Stage:
 
 def index(id: str = "i1", as_of: int = 0, key: tuple[str, ...] = ("k",)) -> DataflowDescription:
     return DataflowDescription(id, id, (SOURCE,), IndexExport(key, SCHEMA), as_of)
+
+
+def copy(id: str = "c1", as_of: int = 10) -> DataflowDescription:
+    export = CopyToExport(SCHEMA, "out", "json", 1 << 20)
+    return DataflowDescription(id, id, (SOURCE,), export, as_of)
 
 
 def subscribe(id: str = "t1", as_of: int = 0, snapshot: bool = True) -> DataflowDescription:

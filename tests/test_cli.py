@@ -24,7 +24,18 @@ runner = CliRunner()
 
 @pytest.mark.parametrize(
     "command",
-    ["serve", "demo", "check-views", "status", "peek", "actors", "explain", "java", "version"],
+    [
+        "serve",
+        "demo",
+        "check-views",
+        "status",
+        "peek",
+        "copy-to",
+        "actors",
+        "explain",
+        "java",
+        "version",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     answer = runner.invoke(cli.app, [command, "--help"])

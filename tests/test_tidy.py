@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("service",),
     ("terminal",),
     ("watching",),
-    ("inspection",),
+    ("inspection", "egress"),
     ("demo", "cli"),
 )
 """Lowest first. A room imports only what stands lower, or itself. `testing` may import all."""

@@ -18,7 +18,7 @@ operation surely did not happen (False: it may have happened).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -29,8 +29,11 @@ from actors.cluster.address import Address
 from actors.cluster.security import for_dialler
 from actors.cluster.transport import dial
 from actors.compute.finishing import Finisher
-from actors.controller.client_answers import Change as Change
-from actors.controller.client_answers import change_of, contents
+from actors.controller.client_answers import contents
+from actors.controller.client_changes import Change as Change
+from actors.controller.client_changes import Wanted, follow
+from actors.controller.client_copies import CopiedTo as CopiedTo
+from actors.controller.client_copies import CopyFormat, copied
 from actors.controller.client_link import Exchange, Link, Slot
 from actors.controller.client_rows import (
     NO_WISH,
@@ -44,7 +47,6 @@ from actors.controller.client_rows import Condition as Condition
 from actors.controller.client_rows import Rows as Rows
 from actors.controller.server import MAGIC, MAGIC_VERSION, FromClient, ToClient
 from actors.errors import (
-    Canceled,
     PenstockError,
     RemoteProtocolError,
     from_wire,
@@ -53,8 +55,11 @@ from actors.plan.schema import DIFF, Schema
 from actors.plan.updates import from_ipc
 from actors.progress import Frontier, Time
 from actors.protocol.api import (
+    COPY_FILE_BYTES,
     PROTOCOL_VERSION,
     ActorReport,
+    CopyProgress,
+    CopyTo,
     CreateIndex,
     CreateTable,
     CreateView,
@@ -68,7 +73,6 @@ from actors.protocol.api import (
     SetTracing,
     Status,
     StatusReport,
-    Subscribe,
     TableChange,
     TracingReport,
     WaitFor,
@@ -439,36 +443,48 @@ class Client:
         `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
         `Broken`.
         """
-        frontier, start = from_, as_of
-        while True:
-            number = self._exchange.number()
-            with root(CLIENT_REQUEST, number, name) as opened:
-                request = Subscribe(
-                    number, name, frontier, start, outgoing(opened), up_to, snapshot, progress
-                )
-                slot = await self._exchange.open(request)
-            paused = ended = False
-            try:
-                while True:
-                    answer = await self._exchange.next_answer(slot)
-                    if isinstance(answer, Done | Failed):
-                        ended = True
-                        break
-                    change = change_of(answer)
-                    yield change
-                    frontier, start = change.upper, None
-                    if not paused and slot.bytes > self._settings.subscribe_inflight_bytes_max:
-                        # Too much waits here: end it, take what waits, go on from there.
-                        paused = True
-                        await self._exchange.cancel(number)
-            finally:
-                self._exchange.close(number)
-                if not ended and not paused and self._exchange.lost is None:
-                    await self._exchange.cancel(number)
-            if isinstance(answer, Done):
-                return
-            if not (paused and answer.code == Canceled.__name__):
-                raise from_wire(answer.code, answer.text, answer.determinate)
+        wish = Wanted(name, from_, as_of, up_to, snapshot, progress)
+        stream = follow(self._exchange, wish, self._settings.subscribe_inflight_bytes_max)
+        async with contextlib.aclosing(stream) as changes:
+            async for change in changes:
+                yield change
+
+    async def copy_to(
+        self,
+        name: str,
+        destination: str,
+        *,
+        as_of: Time | None = None,
+        format: CopyFormat = "parquet",
+        file_bytes_max: int = COPY_FILE_BYTES,
+        overwrite: bool = False,
+        deadline_ms: int | None = None,
+        progress: Callable[[CopyProgress], object] | None = None,
+    ) -> CopiedTo:
+        """Writes the contents of a table or view at `as_of` (None: the latest written time) into
+        files of the service's machine: ``parquet``, ``csv`` or ``json`` (an object a line).
+
+        `destination` is a folder below the service's `copy_dir`, as a path or ``file:`` URL. The
+        files have about `file_bytes_max` bytes; the manifest that names them comes last, so a copy
+        is there whole or not at all. A folder that holds a copy is refused, or with `overwrite`
+        takes the new one's place when that is whole. Waits until the time is sealed. When this is
+        canceled, the connection is lost, or `deadline_ms` have passed (`DeadlineExceeded`), the
+        copy is dropped. `progress` is told how far it is. Raises `InvalidUsage`, `Busy`,
+        `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `UnknownObject`, `StoreFull`,
+        `StorageError`.
+        """
+        request = CopyTo(
+            self._exchange.number(),
+            name,
+            destination,
+            format,
+            as_of,
+            file_bytes_max,
+            overwrite,
+            deadline_ms,
+            progress is not None,
+        )
+        return await copied(self._exchange, request, progress)
 
     async def _change(self, statement: CreateTable | CreateView | CreateIndex | Drop) -> None:
         with root(CLIENT_REQUEST, statement.request, statement.name) as opened:

@@ -125,6 +125,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_rows_max: int = 1024
     """Steps, and jobs of the engine, that are remembered for the relations of the service."""
 
+    # copies into files
+    copy_dir: str = ""
+    """Copies are written below this folder, and nowhere else; empty: `copies` of the state
+    directory."""
+    copies_max: int = 4
+    """Copies at a time, of all clients; more are refused with `Busy`."""
+
     # engine
     spark_master: str = "local[*]"
     spark_driver_memory: str = "1g"

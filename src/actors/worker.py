@@ -75,6 +75,7 @@ from actors.protocol.compute import (
     TaggedResponses,
 )
 from actors.protocol.internal import (
+    Copied,
     DataflowProgress,
     DataflowStatus,
     Emit,
@@ -365,6 +366,8 @@ class Worker(Actor[WorkerMessage]):
                 await self._feed(e.StatusSeen(number, message))
             case Emit() if self._index == 0:
                 await self._feed(e.Emitting(number, self._signed(message)))
+            case Copied() if self._index == 0:
+                await self._feed(e.CopyEnded(number, message.result))
             case StartSources():
                 self._tasks.start(live, message, signed.dataflow)
             case Install() if live.index is not None:

@@ -165,6 +165,8 @@ def test_what_waits_is_bounded() -> None:
 
 PLAN = DeltaPlan(("a", "b"), (SCHEMA, SCHEMA), SCHEMA, "select", "incremental", "")
 OTHER = SourceImport("s2", Schema((Column("k", "string"),)))
+NESTED = Schema((Column("l", "array<int>"),))
+DEEP = SourceImport("s2", NESTED)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,11 @@ OTHER = SourceImport("s2", Schema((Column("k", "string"),)))
             "needs 0 hidden shards, 1 were given",
         ),
         ({"as_of": 5, "until": 5}, "ends at 5, not after its as_of 5"),
-        ({"export": CopyToExport(SCHEMA, "x", "csv", 9)}, "is a copy"),
+        ({"export": CopyToExport(SCHEMA, "x", "csv", 9)}, "file_bytes_max = 9: must be at least"),
+        ({"export": CopyToExport(SCHEMA, "s3://b", "csv", 9_999)}, "s3: is not supported"),
+        ({"export": CopyToExport(NESTED, "x", "csv", 9_999), "imports": (DEEP,)}, "CSV cannot"),
+        ({"export": CopyToExport(SCHEMA, "x", "csv", 9_999), "imports": ()}, "needs 1 imports"),
+        ({"export": CopyToExport(SCHEMA, "x", "csv", 9_999), "imports": (OTHER,)}, "has the col"),
     ],
 )
 def test_a_description_must_fit_together(changes: dict[str, Any], text: str) -> None:

@@ -14,6 +14,10 @@ from actors.plan.updates import consolidate, from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowWrites,
+    CopyDone,
+    CopyDropped,
+    CopyFailed,
+    CopyToResponse,
     Frontiers,
     Hello,
     InitializationComplete,
@@ -294,3 +298,42 @@ def test_a_configuration_counts_when_the_replay_is_complete_and_outlives_its_cli
     assert isinstance(answer.result, PeekError)
     assert answer.result.limit == "bytes"
     assert "result_bytes_max (6)" in answer.result.text
+
+
+copy_results = st.one_of(
+    st.just(CopyDropped()),
+    st.builds(CopyFailed, st.just("StoreFull"), st.sampled_from("xy")),
+    st.builds(CopyDone, st.integers(0, 9), st.integers(0, 3), st.sampled_from(["", "m"])),
+)
+
+
+@given(parts_count, st.data())
+def test_a_copy_is_answered_once(count: int, data: st.DataObject) -> None:
+    """Dropped before Failed before the sum."""
+    parts = Partitioned(count, Limits(1000))
+    given = data.draw(st.lists(copy_results, min_size=count, max_size=count))
+    order = data.draw(st.permutations(range(count)))
+    answers = [parts.absorb(part, CopyToResponse("c", given[part])) for part in order]
+    assert answers[:-1] == [None] * (count - 1)
+    last = answers[-1]
+    assert isinstance(last, CopyToResponse)
+    assert parts.idle()
+    assert parts.ended == ["c"]
+    for kind in (CopyDropped, CopyFailed):
+        first = next((result for result in given if isinstance(result, kind)), None)
+        if first is not None:
+            assert last.result == first
+            return
+    done = [result for result in given if isinstance(result, CopyDone)]
+    rows, files = sum(d.rows for d in done), sum(d.files for d in done)
+    manifest = "m" if any(d.manifest for d in done) else ""
+    assert last.result == CopyDone(rows, files, manifest)
+
+
+def test_a_part_answers_a_copy_once() -> None:
+    parts = Partitioned(2, Limits(1000))
+    parts.absorb(1, CopyToResponse("c", CopyDone(0, 0, "")))
+    with pytest.raises(RemoteProtocolError, match="worker 1 answered copy c twice"):
+        parts.absorb(1, CopyToResponse("c", CopyDone(0, 0, "")))
+    parts.split(Hello("b"))
+    assert parts.idle()

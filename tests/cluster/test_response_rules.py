@@ -15,7 +15,9 @@ from actors.protocol.compute import (
     AllowCompaction,
     CancelPeek,
     Command,
+    CopyDone,
     CopyDropped,
+    CopyFailed,
     CopyToResponse,
     CreateDataflow,
     CreateInstance,
@@ -35,13 +37,14 @@ from actors.protocol.compute import (
     SubscribeResponse,
 )
 from actors.settings import Settings
-from cluster_house import index, subscribe  # type: ignore[import-not-found]
+from cluster_house import copy, index, subscribe  # type: ignore[import-not-found]
 
 START: list[Command] = [
     Hello("a"),
     CreateInstance(2),
     CreateDataflow(index("i1", 5)),
     CreateDataflow(subscribe("t1", 5)),
+    CreateDataflow(copy("c1", 5)),
     InitializationComplete(),
 ]
 DROPS: list[Command] = [AllowCompaction("i1", EMPTY), AllowCompaction("t1", EMPTY)]
@@ -80,6 +83,9 @@ def talk(*said: Command | Response) -> ResponseRules:
         [batch(0, 6), batch(6, 9), *DROPS, dropped(9)],
         [*DROPS, dropped(0)],
         [batch(0, 6), batch(6, EMPTY)],
+        [CopyToResponse("c1", CopyDone(1, 1, "m"))],
+        [AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDropped())],
+        [AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDone(1, 1, "m"))],
         [Status("unknown", "x"), Refused("Closed", "over")],
     ],
 )
@@ -113,6 +119,9 @@ def test_what_may_come(said: Said) -> None:
         ([*DROPS, dropped(0), batch(0, 6)], "t1, which this connection does not know"),
         ([SubscribeResponse("i1", SubscribeBatch(0, 6))], "i1, which is no subscribe"),
         ([CopyToResponse("t1", CopyDropped())], "copy t1 is none"),
+        ([CopyToResponse("c1", CopyFailed("X", "x"))] * 2, "copy c1 is none, or was answered"),
+        ([CopyToResponse("c2", CopyFailed("X", "x"))], "c2, which this connection does not know"),
+        ([Frontiers("c1", 7)], "a subscribe or a copy"),
     ],
 )
 def test_what_may_not(said: Said, text: str) -> None:
@@ -130,8 +139,9 @@ def test_nothing_comes_before_the_instance() -> None:
 
 def test_nothing_is_remembered_of_what_is_over() -> None:
     end = Frontiers("i1", EMPTY, EMPTY, EMPTY)
-    rules = talk(PEEK, ROWS, *DROPS, end, batch(0, 6), dropped(6))
-    assert rules.ended == ["i1", "t1"]
+    over: Said = [AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDropped())]
+    rules = talk(PEEK, ROWS, *DROPS, end, batch(0, 6), dropped(6), *over)
+    assert rules.ended == ["i1", "t1", "c1"]
     assert not rules._objects
     assert not rules._peeks
 

@@ -25,13 +25,14 @@ from actors.cluster.security import for_listener
 from actors.cluster.serving import Server
 from actors.cluster.transport import Listener
 from actors.compute.live import Cast
+from actors.dataflow.copying import Copying
 from actors.dataflow.dataflow import Dataflow
 from actors.fetch_task import FetchTask
-from actors.kernel import Address, System
+from actors.kernel import Actor, Address, System
 from actors.listen_task import ListenTask
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.protocol.compute import Command, Response
+from actors.protocol.compute import Command, CopyToExport, DataflowDescription, Response
 from actors.sequencer import Sequencer
 from actors.settings import Settings
 from actors.worker import InspectWorker, Worker, WorkerStatistics
@@ -56,10 +57,18 @@ def cast_of(
         lag_bytes_max=settings.arrangement_lag_bytes_max,
         slack=settings.arrangement_slack_ms,
     )
-    return Cast(
-        dataflow=lambda description, workers, scratch: Dataflow(
+
+    def dataflow(
+        description: DataflowDescription, workers: tuple[Address[Any], ...], scratch: Path
+    ) -> Actor[Any]:
+        if isinstance(description.export, CopyToExport):
+            return Copying(description, workers, persist, settings, scratch)
+        return Dataflow(
             description, workers, executor, persist, settings, scratch, arrangements=arrangements
-        ),
+        )
+
+    return Cast(
+        dataflow=dataflow,
         listen=lambda source, dataflow, incarnation, number, consumer: ListenTask(
             persist, source, dataflow, incarnation, number, consumer, settings, persist.trail
         ),

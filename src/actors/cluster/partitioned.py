@@ -14,7 +14,9 @@ Rules of `absorb`:
   disjoint rows) and their size is checked again;
 - subscribes: a batch is emitted when the meet of the parts' uppers advances, with the updates
   below it; the first error poisons the subscribe; the end (`SubscribeDropped`) is told once;
-- statuses pass through; so does the answer of a copy, which one part makes.
+- copies, when all have answered: Dropped before Failed before the sum, whose manifest is that of
+  the part that has one;
+- statuses pass through.
 
 `Limits` outlives connections, as what the workers were configured with does: a configuration
 counts from InitializationComplete on.
@@ -34,6 +36,10 @@ from actors.plan.updates import between, consolidate, from_ipc, to_ipc
 from actors.progress import EMPTY, Frontier, ObjectId, is_empty
 from actors.protocol.compute import (
     Command,
+    CopyDone,
+    CopyDropped,
+    CopyFailed,
+    CopyResult,
     CopyToResponse,
     Frontiers,
     Hello,
@@ -190,10 +196,11 @@ class Partitioned:
         self._meets: dict[ObjectId, _Meets] = {}
         self._peeks: dict[str, dict[int, PeekResult]] = {}
         self._subscribes: dict[ObjectId, _Subscribe] = {}
+        self._copies: dict[ObjectId, dict[int, CopyResult]] = {}
 
     def idle(self) -> bool:
         """Whether nothing is being merged."""
-        return not (self._peeks or self._meets or self._subscribes)
+        return not (self._peeks or self._meets or self._subscribes or self._copies)
 
     def split(self, command: Command) -> list[tuple[int, Command]]:
         """(part, command) for every part that gets it."""
@@ -217,7 +224,7 @@ class Partitioned:
     def absorb(self, part: int, response: Response) -> Response | None:
         """The merged response that this one completes, if it does.
 
-        Raises `RemoteProtocolError` when a part answers a peek twice.
+        Raises `RemoteProtocolError` when a part answers a peek or a copy twice.
         """
         match response:
             case Frontiers():
@@ -227,8 +234,7 @@ class Partitioned:
             case SubscribeResponse():
                 return self._subscribe(part, response)
             case CopyToResponse():
-                # One part copies, the others say nothing of it.
-                return response
+                return self._copy(part, response)
             case Status() | Refused():
                 return response
 
@@ -253,6 +259,18 @@ class Partitioned:
         results = [answers[number] for number in sorted(answers)]
         merged = merge_results(results, self._limits.result_bytes_max)
         return PeekResponse(response.uuid, merged, response.traceparent)
+
+    def _copy(self, part: int, response: CopyToResponse) -> CopyToResponse | None:
+        answers = self._copies.setdefault(response.id, {})
+        if part in answers:
+            raise RemoteProtocolError(f"worker {part} answered copy {response.id} twice")
+        answers[part] = response.result
+        if len(answers) < self._parts:
+            return None
+        del self._copies[response.id]
+        self.ended.append(response.id)
+        results = [answers[number] for number in sorted(answers)]
+        return CopyToResponse(response.id, merge_copies(results))
 
     def _subscribe(self, part: int, response: SubscribeResponse) -> SubscribeResponse | None:
         merging = self._subscribes.get(response.id)
@@ -300,6 +318,17 @@ def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
         (len(arrow) if rows else 0) + sum(part.size_bytes for part in parts),
         arrow if rows else None,
     )
+
+
+def merge_copies(results: list[CopyResult]) -> CopyResult:
+    """One answer out of all parts', by the precedence that the module's text gives."""
+    for kind in (CopyDropped, CopyFailed):
+        for result in results:
+            if isinstance(result, kind):
+                return result
+    done = [result for result in results if isinstance(result, CopyDone)]
+    manifest = next((result.manifest for result in done if result.manifest), "")
+    return CopyDone(sum(r.rows for r in done), sum(r.files for r in done), manifest)
 
 
 def _precedence(error: PeekError) -> tuple[int, float]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from actors.compute.transitions import OTHER, STAGES
+from actors.dataflow.copy_places import check_copy
 from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.schema import Schema
 from actors.progress import TIME_MAX, ObjectId, is_empty
@@ -238,7 +239,9 @@ def check_description(dataflow: DataflowDescription) -> None:
             _fits(id, "imports", 1, len(schemas))
             _same_columns(id, "the import", schemas[0], export.schema)
         case CopyToExport():
-            raise InvalidUsage(f"dataflow {id} is a copy: this cluster makes none")
+            _fits(id, "imports", 1, len(schemas))
+            _same_columns(id, "the import", schemas[0], export.schema)
+            check_copy(export)
 
 
 def check_name(text: str, what: str, bytes_max: int) -> None:

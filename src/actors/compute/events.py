@@ -12,6 +12,8 @@ import msgspec
 from actors.compute.reconcile import Replaced
 from actors.progress import Frontier, Nonce, Time
 from actors.protocol.compute import (
+    CopyDone,
+    CopyFailed,
     DataflowDescription,
     Peek,
     PeekError,
@@ -75,6 +77,13 @@ class Emitting(msgspec.Struct, frozen=True, gc=False):
     emit: Emit
 
 
+class CopyEnded(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: a copy is done, or failed."""
+
+    number: int
+    result: CopyDone | CopyFailed
+
+
 class PeekDone(msgspec.Struct, frozen=True, gc=False):
     """A started peek has its answer; None: its arrangement was replaced meanwhile."""
 
@@ -103,6 +112,7 @@ Event: TypeAlias = (
     | StatusSeen
     | Sealed
     | Emitting
+    | CopyEnded
     | PeekDone
     | Crashed
     | Stopped

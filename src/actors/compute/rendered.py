@@ -2,7 +2,7 @@
 
 Rules: frontiers never go back; none is reported below the `as_of` or twice; nothing follows the
 empty one. An index's write and output frontiers are those of this worker's own partition; a
-subscribe reports none.
+subscribe and a copy report none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import msgspec
 
 from actors.progress import EMPTY, Frontier, ObjectId, Time, is_empty
 from actors.protocol.compute import (
+    CopyToExport,
     DataflowDescription,
     Frontiers,
     IndexExport,
@@ -39,6 +40,8 @@ class Rendered(msgspec.Struct):
     output: Frontier = 0
     emitted: Frontier = 0
     """A subscribe: upper of the last batch."""
+    answered: bool = False
+    """A copy: its one answer was given."""
     status: Status | None = None
     reported: Frontiers | None = None
     """What the present client knows."""
@@ -58,6 +61,11 @@ class Rendered(msgspec.Struct):
         """Whether it streams to one client."""
         return isinstance(self.description.export, SubscribeExport)
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it writes files once."""
+        return isinstance(self.description.export, CopyToExport)
+
     def progressed(self, progress: DataflowProgress) -> None:
         """Takes over what the dataflow says."""
         self.input = max(self.input, progress.input)
@@ -73,7 +81,7 @@ class Rendered(msgspec.Struct):
 
     def news(self) -> Frontiers | None:
         """What the present client does not know yet; it is taken as told."""
-        if self.is_subscribe:
+        if self.is_subscribe or self.is_copy:
             return None
         as_of = self.description.as_of
         known = self.reported or Frontiers(self.id, 0, 0, 0)
@@ -95,7 +103,7 @@ class Rendered(msgspec.Struct):
 
     def end(self) -> Frontiers | None:
         """What is left to tell when it has been dropped and has stopped."""
-        if self.is_subscribe:
+        if self.is_subscribe or self.is_copy:
             return None
         known = self.reported or Frontiers(self.id)
         kinds = ("write", "input", "output")

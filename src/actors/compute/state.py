@@ -16,8 +16,9 @@ Rules:
   (`compute.reads`);
 - a drop is reported (all frontiers empty) only when the dataflow and its tasks have stopped;
 - of a subscribe only worker 0 sends batches; the others say at once that theirs are empty;
+- a copy is answered once: by worker 0 when it is done, failed or dropped, by the others at once;
 - a dataflow whose actor crashed is started afresh; a subscribe then ends with an error, since
-  what was sent cannot be sent again.
+  what was sent cannot be sent again, and a copy has failed.
 
 Invariants: `validate`. It performs nothing, reads no clock, and decides nothing by progress
 that another worker must decide alike.
@@ -33,6 +34,7 @@ import msgspec
 
 from actors.compute.events import (
     ClientLost,
+    CopyEnded,
     Crashed,
     DropDataflow,
     Effect,
@@ -63,6 +65,11 @@ from actors.protocol.compute import (
     AllowWrites,
     CancelPeek,
     Command,
+    CopyDone,
+    CopyDropped,
+    CopyFailed,
+    CopyResult,
+    CopyToResponse,
     CreateDataflow,
     DataflowDescription,
     Frontiers,
@@ -155,6 +162,8 @@ class ComputeState:
                 return self._sealed(rendered, event)
             case Emitting():
                 return self._emitting(rendered, event)
+            case CopyEnded():
+                return self._answer_copy(rendered, event.result)
             case Crashed():
                 return self._crashed(rendered, event.text)
             case _:
@@ -322,6 +331,8 @@ class ComputeState:
         if rendered.is_subscribe and self.index != 0 and not self.muted:
             nothing = SubscribeBatch(0, EMPTY)
             effects.append(Respond(SubscribeResponse(description.id, nothing)))
+        if rendered.is_copy and self.index != 0:
+            effects += self._answer_copy(rendered, CopyDone(0, 0, ""))
         return effects
 
     def _schedule(self, id: ObjectId) -> list[Effect]:
@@ -366,6 +377,8 @@ class ComputeState:
         if ends_here and not silently and not self.muted:
             dropped = SubscribeDropped(rendered.emitted)
             effects.append(Respond(SubscribeResponse(id, dropped)))
+        if rendered.is_copy and not silently:
+            effects += self._answer_copy(rendered, CopyDropped())
         return [*effects, DropDataflow(number)]
 
     def _stopped(self, event: Stopped) -> list[Effect]:
@@ -408,7 +421,16 @@ class ComputeState:
         )
         return SubscribeBatch(batch.lower, batch.upper, None, ("InvalidUsage", text))
 
+    def _answer_copy(self, rendered: Rendered, result: CopyResult) -> list[Effect]:
+        """Once. Who was gone meanwhile asks again, and hears it from a copy that finds it done."""
+        if rendered.answered:
+            return []
+        rendered.answered = True
+        return [] if self.muted else [Respond(CopyToResponse(rendered.id, result))]
+
     def _crashed(self, rendered: Rendered, text: str) -> list[Effect]:
+        if rendered.is_copy:
+            return self._answer_copy(rendered, CopyFailed("ActorDead", text))
         if not rendered.is_subscribe:
             stalled = self._show(rendered, DataflowStatus(rendered.id, "stalled", text))
             return [*stalled, Respawn(rendered.number)]

@@ -24,6 +24,7 @@ from actors.errors import (
     to_wire,
 )
 from actors.protocol.api import (
+    CopyTo,
     Failed,
     Query,
     Read,
@@ -116,11 +117,11 @@ class Exchange:
             self.close(request.request)
             self.lose(error)
             broken = Broken(f"the connection was lost while a request was sent: {error}")
-            broken.determinate = not isinstance(request, Write)
+            broken.determinate = not isinstance(request, Write | CopyTo)
             raise broken from None
         except BaseException:
             self.close(request.request)
-            if isinstance(request, Subscribe | Read | WaitFor | Query):
+            if isinstance(request, Subscribe | Read | WaitFor | Query | CopyTo):
                 await self.cancel(request.request)
             raise
         return slot

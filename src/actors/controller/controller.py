@@ -2,9 +2,9 @@
 
 It takes requests of sessions and answers each in the room the request reserved; sends commands
 to the replica; and follows frontiers. What it decides lies in its parts: `Statements` (the
-catalog), `Reads` (reads and waits), `Subscribes`; writes go to the `TableWriter`. All parts
-share one `Desk` and run in this actor's task. It never waits to send: a part that cannot take
-more says `Busy` to the client.
+catalog), `Reads` (reads and waits), `Subscribes`, `Copies`; writes go to the `TableWriter`. All
+parts share one `Desk` and run in this actor's task. It never waits to send: a part that cannot
+take more says `Busy` to the client.
 
 Children: table writer, replica task. A restart builds everything from the durable catalog: the
 dataflows of all objects are made again, each from where its durable output ends.
@@ -21,6 +21,7 @@ import msgspec
 from actors.controller.boot import Boot, describe_dataflow, restart_as_of
 from actors.controller.catalog import INDEX, TABLE, VIEW, CatalogObject
 from actors.controller.commit import PlannedWrite
+from actors.controller.copies import Copies, CopyHeld, CopyLate
 from actors.controller.ddl import CatalogStore
 from actors.controller.desk import Desk, Inspect, fault, refuse
 from actors.controller.frontiers import ObjectFrontiers
@@ -52,6 +53,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.progress import ShardId, Time, is_empty
 from actors.protocol.api import (
     ActorReport,
+    CopyTo,
     CreateIndex,
     CreateTable,
     CreateView,
@@ -119,6 +121,8 @@ ControllerMessage: TypeAlias = (
     | DeadlinePassed
     | PartRead
     | Held
+    | CopyHeld
+    | CopyLate
     | StatusRead
     | RelationRead
     | QueryPiece
@@ -176,6 +180,7 @@ class Controller(Actor[ControllerMessage]):
         self._relations = Relations(
             desk, self._reads, self._subscribes, self._queries, self._sessions, self._executor
         )
+        self._copies = Copies(desk)
         desk.maintenance = self._maintenance
         desk.writer = self.ctx.spawn(
             lambda: TableWriter(
@@ -218,13 +223,17 @@ class Controller(Actor[ControllerMessage]):
                 self._submit(session, request, peer)
             case Delivered(session_path, request_number, size):
                 known = self._reads.delivered(session_path, request_number)
-                if not known and not self._queries.delivered(session_path, request_number):
+                parts = (self._queries, self._copies)
+                if not known and not any(
+                    part.delivered(session_path, request_number) for part in parts
+                ):
                     self._subscribes.passed_on(session_path, request_number, size)
             case SessionClosed(session_path):
                 self._sessions.pop(session_path, None)
                 self._reads.session_closed(session_path)
                 self._queries.session_closed(session_path)
                 self._subscribes.session_closed(session_path)
+                self._copies.session_closed(session_path)
             case TablesAdvanced(upper):
                 if self._desk.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
@@ -244,6 +253,7 @@ class Controller(Actor[ControllerMessage]):
                     self._relations.forget(dropped.id)
                     self._reads.dropped(dropped)
                     self._subscribes.dropped(dropped)
+                    self._copies.dropped(dropped)
             case SinceRead():
                 self._reads.since_read(message)
             case DeadlinePassed(number):
@@ -252,6 +262,10 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.part_read(message)
             case Held():
                 self._subscribes.held(message)
+            case CopyHeld():
+                self._copies.held(message)
+            case CopyLate(id_):
+                self._copies.late(id_)
             case StatusRead():
                 message.session.reply(report(self._desk, message))
             case RelationRead():
@@ -297,9 +311,11 @@ class Controller(Actor[ControllerMessage]):
                 self._subscribes.subscribe(session, request)
             case Unsubscribe(number, target):
                 path = session.path
-                parts = (self._subscribes, self._reads, self._queries)
+                parts = (self._subscribes, self._copies, self._reads, self._queries)
                 any(part.cancel(path, target) for part in parts)
                 session.reply(Done(number))
+            case CopyTo():
+                self._copies.copy(session, request)
             case Status(number):
                 read_sinces(self._desk, session, number)
             case Explain():
@@ -366,7 +382,10 @@ class Controller(Actor[ControllerMessage]):
             case DataflowStatus():
                 self._desk.frontiers.note(response)
                 self._relations.note(response)
-            case CopyToResponse() | Refused():
+                self._copies.noted(response)
+            case CopyToResponse():
+                self._copies.responded(response)
+            case Refused():
                 log.warning("the replica says what nobody asked for: %s", response)
             case _:
                 assert_never(response)
@@ -435,6 +454,6 @@ class Controller(Actor[ControllerMessage]):
         return (
             f"{len(self._desk.catalog.objects)} objects, {len(self._sessions)} sessions, "
             f"{len(self._reads)} reads and waits, {len(self._queries)} queries, "
-            f"{len(self._subscribes)} subscribes; "
+            f"{len(self._subscribes)} subscribes, {len(self._copies)} copies; "
             f"{self._statements.describe()}"
         )

@@ -4,6 +4,7 @@ in which they act. One object, owned by the controller actor and touched by its 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -13,10 +14,10 @@ from actors.controller.ddl import CatalogStore
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.holds import RetainHolds
 from actors.controller.messages import Push
-from actors.errors import PenstockError, ReadTooFarAhead, to_wire
+from actors.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
 from actors.kernel import Address, Context
 from actors.persist import PersistClient
-from actors.progress import ObjectId, Time
+from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import Failed
 from actors.protocol.compute import Command
 from actors.settings import Settings
@@ -56,6 +57,30 @@ class Desk:
         """Tells the replica."""
         assert self.replica is not None
         self.replica.reply(Push(command))
+
+    def hold(
+        self,
+        shard: ShardId,
+        holder: str,
+        since: Time,
+        *,
+        done: Callable[[Time], Any],
+        failed: Callable[[PenstockError], Any],
+    ) -> None:
+        """Holds a shard at a time first, then looks at its since, of which `done` makes a message
+        to the controller: so nothing can slip away in between."""
+
+        async def hold() -> Time:
+            with contextlib.suppress(ReadBelowSince):
+                await self.persist.set_holds([(shard, holder, since)])
+            return (await self.persist.state(shard)).since
+
+        self.ctx.effect(hold, done=done, failed=lambda error: failed(fault(error)))
+
+    def drop_hold(self, shard: ShardId, holder: str) -> None:
+        """Lets go of a hold."""
+        store = self.store
+        self.ctx.effect(lambda: store.drop_hold(shard, holder), done=lambda _: None)
 
     def transient_id(self) -> ObjectId:
         """An id for a dataflow that is not in the catalog. Unique in this life, and unlike

@@ -30,6 +30,11 @@ def subscribe_holder(id_: ObjectId) -> str:
     return f"subscribe/{id_}"
 
 
+def copy_holder(id_: ObjectId) -> str:
+    """Holder of a running copy."""
+    return f"copy/{id_}"
+
+
 class Retained(msgspec.Struct):
     """One shard's retained history."""
 

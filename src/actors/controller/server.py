@@ -39,6 +39,7 @@ from actors.protocol.api import (
     Answer,
     Changes,
     Contents,
+    CopyProgress,
     Failed,
     Request,
     Subscribe,
@@ -262,7 +263,7 @@ class Session(Actor[_SessionMessage]):
     def _answer(self, answer: Answer) -> None:
         if isinstance(answer, Changes):
             answer = self._signed(answer)
-        elif not (isinstance(answer, Contents) and answer.more):
+        elif not _is_one_of_many(answer):
             self._open.discard(answer.request)
             if self._spans:
                 told = f"{answer.code}: {answer.text}" if isinstance(answer, Failed) else ""
@@ -339,11 +340,11 @@ class Session(Actor[_SessionMessage]):
         )
 
 
-def _is_one_of_many(answer: ToClient) -> TypeGuard[Changes | Contents]:
+def _is_one_of_many(answer: ToClient) -> TypeGuard[Changes | Contents | CopyProgress]:
     """Whether the controller waits until it was written, before it sends the next one."""
     if isinstance(answer, Contents):
         return answer.more
-    return isinstance(answer, Changes)
+    return isinstance(answer, Changes | CopyProgress)
 
 
 def _size(message: ToClient) -> int:

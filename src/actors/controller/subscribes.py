@@ -21,7 +21,6 @@ something waits already: then one is told when all of it was taken.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -31,7 +30,7 @@ import msgspec
 
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import Desk, fault, refuse
+from actors.controller.desk import Desk, refuse
 from actors.controller.fanout import Fanout, Member
 from actors.controller.holds import subscribe_holder
 from actors.controller.messages import changes_bytes
@@ -153,19 +152,13 @@ class Subscribes:
         self._hold(made)
 
     def _hold(self, made: _Subscription) -> None:
-        """Holds the shard first, then looks at its since: nothing can slip away in between."""
-        persist, shard = self._desk.persist, made.shard
-        holder, since = subscribe_holder(made.id), made.as_of
-
-        async def hold() -> Time:
-            with contextlib.suppress(ReadBelowSince):
-                await persist.set_holds([(shard, holder, since)])
-            return (await persist.state(shard)).since
-
-        self._desk.ctx.effect(
-            hold,
+        holder = subscribe_holder(made.id)
+        self._desk.hold(
+            made.shard,
+            holder,
+            made.as_of,
             done=lambda found: Held(holder, found),
-            failed=lambda error: Held(holder, 0, fault(error)),
+            failed=lambda error: Held(holder, 0, error),
         )
 
     def held(self, message: Held) -> None:
@@ -191,11 +184,7 @@ class Subscribes:
         """The hold came to stand after its subscribe had ended."""
         shard = self._ended_early.pop(holder, None)
         if shard is not None:
-            self._drop_hold(shard, holder)
-
-    def _drop_hold(self, shard: ShardId, holder: str) -> None:
-        store = self._desk.store
-        self._desk.ctx.effect(lambda: store.drop_hold(shard, holder), done=lambda _: None)
+            self._desk.drop_hold(shard, holder)
 
     def _tell(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -333,7 +322,7 @@ class Subscribes:
         del self._by_holder[holder]
         self._tell(self._fanout.leave(made))
         if made.held:
-            self._drop_hold(made.shard, holder)
+            self._desk.drop_hold(made.shard, holder)
         else:
             self._ended_early[holder] = made.shard
 

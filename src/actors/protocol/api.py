@@ -2,13 +2,14 @@
 
 Every request has a `request` number, unique within its connection; its answers carry the same.
 `Subscribe` is answered by many `Changes` until `Unsubscribe` or an error; `Read` by one or more
-`Contents`, the last without `more`; every other request by exactly one answer. Rows travel as
+`Contents`, the last without `more`; `CopyTo` by `CopyProgress` where it is wanted, then by one
+answer; every other request by exactly one answer. Rows travel as
 Arrow IPC streams. New fields last, with defaults.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -18,6 +19,8 @@ from actors.progress import Frontier, Time
 from actors.protocol.compute import Comparison, Finishing
 
 PROTOCOL_VERSION = 1
+COPY_FILE_BYTES: Final = 256 << 20
+"""Of one file of a copy, unless a client says otherwise."""
 
 
 class Welcome(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -189,6 +192,24 @@ class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Whether the engine answers also what a read could."""
 
 
+class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Writes the contents of an object at `as_of` (None: the latest written time) into files
+    below `destination`. Answered by `CopiedInto`."""
+
+    request: int
+    name: str
+    destination: str
+    format: Literal["parquet", "csv", "json"] = "parquet"
+    as_of: Time | None = None
+    file_bytes_max: int = COPY_FILE_BYTES
+    overwrite: bool = False
+    """A copy that is there gives way to this one when this one is whole."""
+    deadline_ms: int | None = None
+    """The copy is dropped when it is not done by then."""
+    progress: bool = False
+    """Whether `CopyProgress` is wanted."""
+
+
 Request: TypeAlias = (
     CreateTable
     | CreateView
@@ -204,6 +225,7 @@ Request: TypeAlias = (
     | ListActors
     | SetTracing
     | Query
+    | CopyTo
 )
 
 
@@ -327,6 +349,29 @@ class Failed(msgspec.Struct, frozen=True, gc=False, tag=True):
     determinate: bool = True
 
 
+class CopyProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """How far a copy is. `state`: "waiting" for its time to be sealed, or "copying"; `rows` are
+    those written."""
+
+    request: int
+    state: str
+    rows: int = 0
+    parts_read: int = 0
+    parts_total: int = 0
+    bytes_read: int = 0
+    bytes_total: int = 0
+
+
+class CopiedInto(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The copy is there: `manifest` names its files."""
+
+    request: int
+    rows: int
+    files: int
+    manifest: str
+    as_of: Time
+
+
 Answer: TypeAlias = (
     Done
     | Written
@@ -337,6 +382,8 @@ Answer: TypeAlias = (
     | TracingReport
     | Failed
     | ReadInstead
+    | CopyProgress
+    | CopiedInto
 )
 
 

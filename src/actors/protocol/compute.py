@@ -78,12 +78,18 @@ class SubscribeExport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopyToExport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The one import's contents at `as_of` as files below `destination`, a manifest last."""
+    """The one import's contents at `as_of` as files below `destination`, a manifest last.
+
+    `destination`: a folder, as a path or ``file:`` URL, below the replica's `copy_dir`. Files
+    have at most about `file_bytes_max` bytes.
+    """
 
     schema: Schema
     destination: str
     format: Literal["parquet", "csv", "json"]
     file_bytes_max: int
+    overwrite: bool = False
+    """A copy that is there gives way to this one when this one is whole."""
 
 
 Export: TypeAlias = ViewExport | IndexExport | SubscribeExport | CopyToExport
@@ -318,7 +324,8 @@ class SubscribeResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopyDone(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All files are there; `manifest` names them and was written last."""
+    """All files are there; `manifest` names them and was written last. A worker that had nothing
+    to copy says so with zeros and no manifest."""
 
     rows: int
     files: int

@@ -15,7 +15,7 @@ import pyarrow as pa
 from actors.errors import PenstockError
 from actors.kernel import Reply
 from actors.progress import Frontier, ObjectId, ShardId, Time
-from actors.protocol.compute import Command, Lot, SubscribeBatch
+from actors.protocol.compute import Command, CopyDone, CopyFailed, Lot, SubscribeBatch
 
 # -- the sequencer: one order of all that renders ----------------------------------------------
 
@@ -266,6 +266,13 @@ class InspectSources(msgspec.Struct, frozen=True, gc=False):
     reply: Reply[tuple[SourceStatistics, ...]]
 
 
+class Copied(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Dataflow → worker 0: a copy is done, or failed; said once."""
+
+    dataflow: ObjectId
+    result: CopyDone | CopyFailed
+
+
 DataflowMessage: TypeAlias = (
     Scheduled
     | CompactionAllowed
@@ -281,7 +288,9 @@ DataflowMessage: TypeAlias = (
 )
 """What a dataflow hears from others (its own effects' results come on top)."""
 
-DataflowReport: TypeAlias = StartSources | Install | Emit | DataflowProgress | DataflowStatus
+DataflowReport: TypeAlias = (
+    StartSources | Install | Emit | DataflowProgress | DataflowStatus | Copied
+)
 """What a worker hears from dataflows."""
 
 ListenMessage: TypeAlias = StartListen | Grant | Release

@@ -1,0 +1,94 @@
+"""A subscribe as its client follows it: changes out of answers, and back when too many wait."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from actors.controller.client_link import Exchange
+from actors.errors import Canceled, RemoteProtocolError, from_wire
+from actors.plan.updates import from_ipc
+from actors.progress import Frontier, Time
+from actors.protocol.api import Changes, Done, Failed, Subscribe
+from actors.spans import accept, outgoing, root, span_below
+from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Updates of a subscribe with ``lower <= time < upper``, complete: a subscriber that has
+    taken it resumes with ``from_=upper``. `table` has the object's columns, ``__time`` and
+    ``__diff`` (+1 a row came, -1 a row went); None when there was only progress."""
+
+    lower: Frontier
+    upper: Frontier
+    table: pa.Table | None = None
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a subscriber asks for; see `Client.subscribe`."""
+
+    name: str
+    from_: Frontier | None = None
+    as_of: Time | None = None
+    up_to: Frontier | None = None
+    snapshot: bool = True
+    progress: bool = True
+
+
+async def follow(
+    exchange: Exchange, wanted: Wanted, waiting_bytes_max: int
+) -> AsyncGenerator[Change, None]:
+    """The changes. When more than `waiting_bytes_max` wait here to be taken, the subscribe is
+    ended, what waits is taken, and another one goes on from there. Raises what the service says,
+    and `Broken`."""
+    name, frontier, start = wanted.name, wanted.from_, wanted.as_of
+    while True:
+        number = exchange.number()
+        with root(CLIENT_REQUEST, number, name) as opened:
+            request = Subscribe(
+                number,
+                name,
+                frontier,
+                start,
+                outgoing(opened),
+                wanted.up_to,
+                wanted.snapshot,
+                wanted.progress,
+            )
+            slot = await exchange.open(request)
+        paused = ended = False
+        try:
+            while True:
+                answer = await exchange.next_answer(slot)
+                if isinstance(answer, Done | Failed):
+                    ended = True
+                    break
+                change = _change(answer)
+                yield change
+                frontier, start = change.upper, None
+                if not paused and slot.bytes > waiting_bytes_max:
+                    paused = True
+                    await exchange.cancel(number)
+        finally:
+            exchange.close(number)
+            if not ended and not paused and exchange.lost is None:
+                await exchange.cancel(number)
+        if isinstance(answer, Done):
+            return
+        if not (paused and answer.code == Canceled.__name__):
+            raise from_wire(answer.code, answer.text, answer.determinate)
+
+
+def _change(answer: Any) -> Change:
+    if not isinstance(answer, Changes):
+        raise RemoteProtocolError(f"the service answered Subscribe with {type(answer).__name__}")
+    arrow = answer.arrow
+    if arrow is None:
+        return Change(answer.lower, answer.upper)
+    with span_below(accept(answer.traceparent), CLIENT_CHANGES) as opened:
+        if opened is not None:
+            opened.describe(answer.request, answer.lower, answer.upper, len(arrow))
+        return Change(answer.lower, answer.upper, from_ipc(arrow))

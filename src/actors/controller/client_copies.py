@@ -1,0 +1,50 @@
+"""A copy as its client waits for it: how far it is, then its one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from actors.controller.client_link import Exchange
+from actors.errors import RemoteProtocolError, from_wire
+from actors.progress import Time
+from actors.protocol.api import CopiedInto, CopyProgress, CopyTo, Failed
+
+CopyFormat: TypeAlias = Literal["parquet", "csv", "json"]
+
+
+class CopiedTo(msgspec.Struct, frozen=True):
+    """A copy that is there: `rows` in so many `files`, which `manifest` names; at `as_of`."""
+
+    rows: int
+    files: int
+    manifest: str
+    as_of: Time
+
+
+async def copied(
+    exchange: Exchange, request: CopyTo, progress: Callable[[CopyProgress], object] | None
+) -> CopiedTo:
+    """Sends the request and waits. Who is canceled drops the copy. Raises what the service says,
+    and `Broken`."""
+    number = request.request
+    slot = await exchange.open(request)
+    answered = False
+    try:
+        answer: Any = await exchange.next_answer(slot)
+        while isinstance(answer, CopyProgress):
+            if progress is not None:
+                progress(answer)
+            answer = await exchange.next_answer(slot)
+        answered = True
+    finally:
+        exchange.close(number)
+        if not answered and exchange.lost is None:
+            await exchange.cancel(number)
+    if isinstance(answer, Failed):
+        raise from_wire(answer.code, answer.text, answer.determinate)
+    if not isinstance(answer, CopiedInto):
+        raise RemoteProtocolError(f"the service answered CopyTo with {type(answer).__name__}")
+    return CopiedTo(answer.rows, answer.files, answer.manifest, answer.as_of)

@@ -1,0 +1,332 @@
+"""Rows as files: Parquet, CSV and lines of JSON. Blocking.
+
+`Files` takes rows piece by piece and writes them into files of at most about `file_bytes_max`,
+one at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory. What holds the
+files is a `Place`. Without rows there is no file.
+
+What a value looks like. *Parquet*: the column's own type. *CSV*: a line of names first, text in
+quotes, NULL as nothing (a NULL of a table with one column is therefore an empty line), binary as
+base64. *JSON*: an object a line; decimals are numbers with all their digits, dates and times
+are ISO 8601, binary is base64, what is not finite is "NaN", "Infinity" or "-Infinity", a map is
+an object with its keys as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Final, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from actors.errors import InvalidUsage
+from actors.plan.schema import DIFF, Schema
+from actors.protocol.compute import CopyToExport
+
+ROWS_AT_ONCE: Final = 65_536
+PIECE_BYTES: Final = 8 << 20
+"""Rows that are written at once; of Parquet, a row group."""
+FILE_BYTES_MIN: Final = 4_096
+"""The least that `file_bytes_max` may be."""
+
+
+class WrittenFile(msgspec.Struct, frozen=True):
+    """One file of a copy; `path` lies below the folder of its manifest."""
+
+    path: str
+    rows: int
+    bytes: int
+
+
+class Place(Protocol):
+    """Where a copy's files go: a folder, or a bucket. Blocking; raises `StorageError`.
+
+    Files have unique names and are nobody's until `publish` has named them, at once or not at
+    all. `abandon` removes them, and does nothing after `publish`.
+    """
+
+    def create(self, name: str) -> IO[bytes]:
+        """A new file; its bytes count when it was sealed."""
+        ...
+
+    def seal(self, file: IO[bytes]) -> None:
+        """The file is whole: it is made durable, with its name."""
+        ...
+
+    def path(self, name: str) -> str:
+        """The file's path as the manifest names it."""
+        ...
+
+    def publish(self, manifest: bytes) -> str:
+        """Puts the manifest in its place; where that is."""
+        ...
+
+    def abandon(self) -> None:
+        """Removes what was written."""
+        ...
+
+
+def check_format(schema: Schema, export: CopyToExport) -> None:
+    """Raises `InvalidUsage` for columns that the format cannot hold, and for files too small."""
+    if export.file_bytes_max < FILE_BYTES_MIN:
+        raise InvalidUsage(
+            f"file_bytes_max = {export.file_bytes_max}: must be at least {FILE_BYTES_MIN}"
+        )
+    if export.format == "csv":
+        nested = [f"{c.name} {c.type}" for c in schema.columns if "<" in c.type]
+        if nested:
+            raise InvalidUsage(
+                f"CSV cannot hold nested columns ({', '.join(nested)}): copy to parquet or json"
+            )
+
+
+def repeated(rows: pa.Table) -> Iterator[pa.Table]:
+    """Rows as often as their `DIFF` says, without it, in pieces of at most `ROWS_AT_ONCE`."""
+    diffs = rows[DIFF].to_numpy()
+    plain = rows.drop_columns([DIFF])
+    if not len(diffs) or diffs.max() == 1:
+        for start in range(0, plain.num_rows, ROWS_AT_ONCE):
+            yield plain.slice(start, ROWS_AT_ONCE)
+        return
+    ends = diffs.cumsum()
+    total = int(ends[-1])
+    for start in range(0, total, ROWS_AT_ONCE):
+        wanted = np.arange(start, min(total, start + ROWS_AT_ONCE))
+        yield plain.take(pa.array(np.searchsorted(ends, wanted, "right")))
+
+
+class Files:
+    """The files of one copy."""
+
+    def __init__(self, place: Place, schema: Schema, export: CopyToExport) -> None:
+        self._place = place
+        self._schema = schema.arrow()
+        self._format = export.format
+        self._bytes_max = export.file_bytes_max
+        self._piece_bytes = max(1, min(PIECE_BYTES, export.file_bytes_max // 4))
+        self._open: _Open | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
+        self.written: list[WrittenFile] = []
+
+    @property
+    def rows(self) -> int:
+        """So many were taken and are in files, or about to be."""
+        taken: int = sum(table.num_rows for table in self._waiting)
+        held = 0 if self._open is None else self._open.rows
+        return taken + held + sum(file.rows for file in self.written)
+
+    def add(self, rows: pa.Table) -> None:
+        """Rows with their `DIFF` (positive). Raises `InvalidUsage` for a value that the format
+        cannot hold, `StoreFull`, `StorageError`."""
+        for table in repeated(rows.select([*self._schema.names, DIFF])):
+            step = max(1, self._piece_bytes * table.num_rows // max(1, table.nbytes))
+            for start in range(0, table.num_rows, step):
+                piece = table.slice(start, step)
+                self._waiting.append(piece)
+                self._waiting_bytes += piece.nbytes
+                if self._waiting_bytes >= self._piece_bytes:
+                    self._write()
+
+    def finish(self) -> list[WrittenFile]:
+        """The last file is closed: all of them."""
+        if self._waiting:
+            self._write()
+        self._close()
+        return self.written
+
+    def abandon(self) -> None:
+        """Lets go of a file that is not whole; its bytes go nowhere."""
+        opened, self._open = self._open, None
+        self._waiting = []
+        if opened is not None:
+            opened.file.file = io.BytesIO()
+            opened.writer.close()
+
+    def _write(self) -> None:
+        rows = pa.concat_tables(self._waiting).cast(self._schema)
+        self._waiting, self._waiting_bytes = [], 0
+        if self._open is None:
+            name = f"{len(self.written) + 1:05d}.{self._format}"
+            file = Counted(self._place.create(name))
+            self._open = _Open(name, file, _WRITERS[self._format](file, self._schema))
+        opened = self._open
+        before = opened.file.size
+        try:
+            opened.writer.write(rows)
+        except (pa.ArrowInvalid, ValueError, OverflowError) as error:
+            raise InvalidUsage(
+                f"a value cannot be written as {self._format} ({error}): copy to parquet"
+            ) from None
+        opened.rows += rows.num_rows
+        # The next piece is about as large as this one.
+        if 2 * opened.file.size - before > self._bytes_max:
+            self._close()
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        opened.writer.close()
+        self._place.seal(opened.file.file)
+        path = self._place.path(opened.name)
+        self.written.append(WrittenFile(path, opened.rows, opened.file.size))
+
+
+class Counted:
+    """A file that counts what is written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        """All of it."""
+        view = memoryview(data)
+        self.size += view.nbytes
+        while view:
+            view = view[self.file.write(view) :]
+        return len(data)
+
+    def flush(self) -> None:
+        """Sealing makes it durable."""
+
+    def tell(self) -> int:
+        """The place of the next byte."""
+        return self.size
+
+    def readable(self) -> bool:
+        """It is written only."""
+        return False
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is not."""
+        return False
+
+
+class Writer(Protocol):
+    """One file of a format."""
+
+    def write(self, rows: pa.Table) -> None:
+        """Appends rows."""
+        ...
+
+    def close(self) -> None:
+        """Writes what ends the file."""
+        ...
+
+
+class _Open(msgspec.Struct):
+    name: str
+    file: Counted
+    writer: Writer
+    rows: int = 0
+
+
+class _Parquet:
+    def __init__(self, file: Counted, schema: pa.Schema) -> None:
+        self._writer = pa.parquet.ParquetWriter(file, schema, compression="zstd")
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Csv:
+    def __init__(self, file: Counted, schema: pa.Schema) -> None:
+        text = [pa.field(f.name, pa.string()) if pa.types.is_binary(f.type) else f for f in schema]
+        self._schema = pa.schema(text)
+        self._writer = pa.csv.CSVWriter(file, self._schema)
+
+    def write(self, rows: pa.Table) -> None:
+        for index, field in enumerate(rows.schema):
+            if pa.types.is_binary(field.type):
+                values = [_base64(value) for value in rows.column(index).to_pylist()]
+                rows = rows.set_column(index, field.name, pa.array(values, pa.string()))
+        self._writer.write_table(rows)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Json:
+    def __init__(self, file: Counted, schema: pa.Schema) -> None:
+        self._file = file
+        self._encoder = msgspec.json.Encoder(decimal_format="number")
+        self._changes = [(f.name, change) for f in schema if (change := _plain(f.type))]
+
+    def write(self, rows: pa.Table) -> None:
+        lines = rows.to_pylist()
+        for name, change in self._changes:
+            if pa.types.is_floating(rows.schema.field(name).type) and _all_finite(rows[name]):
+                continue
+            for line in lines:
+                if line[name] is not None:
+                    line[name] = change(line[name])
+        self._file.write(self._encoder.encode_lines(lines))
+
+    def close(self) -> None:
+        """Every line is whole."""
+
+
+_WRITERS: Final[dict[str, Callable[[Counted, pa.Schema], Writer]]] = {
+    "parquet": _Parquet,
+    "csv": _Csv,
+    "json": _Json,
+}
+_Change: TypeAlias = Callable[[Any], Any]
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _all_finite(column: pa.ChunkedArray) -> bool:
+    return bool(pc.all(pc.is_finite(column)).as_py() is not False)
+
+
+def _finite(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _plain(kind: pa.DataType) -> _Change | None:
+    """What makes a value (never NULL) of that type one that JSON has; None: it is one already."""
+    if pa.types.is_floating(kind):
+        return _finite
+    if pa.types.is_map(kind):
+        key, item = _plain(kind.key_type), _plain(kind.item_type)
+        return lambda pairs: {_text(_changed(k, key)): _changed(v, item) for k, v in pairs}
+    if pa.types.is_list(kind):
+        element = _plain(kind.value_type)
+        return element and (lambda values: [_changed(value, element) for value in values])
+    if pa.types.is_struct(kind):
+        fields = {field.name: _plain(field.type) for field in kind}
+        if not any(fields.values()):
+            return None
+        return lambda found: {name: _changed(found[name], how) for name, how in fields.items()}
+    return None
+
+
+def _changed(value: Any, change: _Change | None) -> Any:
+    return value if value is None or change is None else change(value)
+
+
+def _text(key: Any) -> str:
+    """A map's key as JSON has keys."""
+    return key if isinstance(key, str) else msgspec.json.encode(key).decode().strip('"')

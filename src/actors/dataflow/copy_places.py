@@ -1,0 +1,283 @@
+"""Where copies are written: a local folder, so that a copy is there whole or not at all.
+
+Theory of operation. A copy's files lie in a subfolder of its own, ``copy-ID``, and mean nothing
+by themselves. ``_manifest.json`` beside it names them. It is written last: into the subfolder,
+made durable, and renamed to its place; so it names files that are all there, whenever the
+process dies. What has no manifest naming it is the rest of a copy that failed, told apart by its
+name, and removed by the next copy to the same folder.
+
+Rules:
+
+- one copy at a time writes to a folder: it holds a lock on ``_lock``, which dies with its process;
+- a folder that has a manifest is refused, unless the copy is to overwrite it: then the new
+  manifest takes the old one's place at once, and the old one's files go afterwards;
+- a manifest of this very copy (it is named in it) means that the copy was done before, and only
+  its answer was lost: it is not done again;
+- folders lie below `copy_dir`, wherever ``..`` and symbolic links lead.
+
+Names that begin with ``_`` are not data to Spark. All of it blocks; errors of the operating
+system come as `StorageError`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Final, Protocol, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from actors.dataflow.copy_formats import Place, WrittenFile, check_format
+from actors.errors import Busy, InvalidUsage
+from actors.persist.blob_file import sync_folder
+from actors.persist.location import storage_error
+from actors.plan.schema import Column
+from actors.progress import ObjectId, Time
+from actors.protocol.compute import CopyToExport
+from actors.settings import Settings
+
+MANIFEST: Final = "_manifest.json"
+LOCK: Final = "_lock"
+VERSION: Final = 1
+"""Of the manifest."""
+_OWN: Final = re.compile(r"copy-[A-Za-z0-9_-]{1,64}")
+_FILE: Final = re.compile(r"\d{5,}\.(parquet|csv|json)|" + re.escape(MANIFEST))
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a whole copy consists of. Paths lie below the manifest's own folder."""
+
+    version: int
+    copy: ObjectId
+    """Names this copy and no other."""
+    object: str
+    as_of: Time
+    format: str
+    schema: tuple[Column, ...]
+    rows: int
+    bytes: int
+    files: tuple[WrittenFile, ...]
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """As people can read it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """A copy that is there already, and where its manifest is."""
+
+    manifest: Manifest
+    path: str
+
+
+class Begun(Place, Protocol):
+    """A `Place` that has been begun."""
+
+    def begin(self) -> Copied | None:
+        """Makes ready to write; what is there already when this copy was done before. Raises
+        `InvalidUsage` (there is another copy), `Busy`, `StorageError`."""
+        ...
+
+
+OpenPlace: TypeAlias = Callable[[str, ObjectId, bool], Begun]
+"""(destination, copy, overwrite). Raises `InvalidUsage`."""
+
+
+def local_path(destination: str) -> str:
+    """The path that a destination means. Raises `InvalidUsage` for what is no local folder."""
+    found = _SCHEME.match(destination)
+    scheme = "" if found is None else found[0][:-1].lower()
+    path = destination
+    if scheme == "file":
+        url = urlsplit(destination)
+        if url.netloc not in ("", "localhost") or url.query or url.fragment:
+            raise InvalidUsage(f"{destination!r}: write a file URL as file:///path")
+        path = unquote(url.path)
+    elif scheme:
+        raise InvalidUsage(
+            f"{destination!r}: copies go to a local folder, given as a path or file: URL; "
+            f"{scheme}: is not supported"
+        )
+    if not path.strip() or "\0" in path:
+        raise InvalidUsage(f"{destination!r} names no folder")
+    return path
+
+
+def check_copy(export: CopyToExport) -> None:
+    """Raises `InvalidUsage` for what can be seen to fail before it begins: columns that the
+    format cannot hold, files too small, a destination of another kind."""
+    check_format(export.schema, export)
+    local_path(export.destination)
+
+
+def place_of(destination: str, settings: Settings) -> Path:
+    """The folder that a destination names: a path is one below `copy_dir`, and must stay there.
+    Raises `InvalidUsage`. Looks at the file system, to follow links."""
+    below = Path(settings.copy_dir or Path(settings.state_dir) / "copies")
+    try:
+        allowed = below.resolve()
+        folder = (below / local_path(destination)).resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise InvalidUsage(f"{destination!r} cannot be looked up: {error}") from None
+    if allowed not in folder.parents:
+        raise InvalidUsage(
+            f"{destination!r} means {folder}: copies are written into folders below {allowed} "
+            "only (copy_dir)"
+        )
+    return folder
+
+
+class Folder:
+    """A copy's files below one folder: a `Begun` place."""
+
+    def __init__(self, folder: Path, copy: ObjectId, *, overwrite: bool) -> None:
+        self._name = f"copy-{copy}"
+        if _OWN.fullmatch(self._name) is None:
+            raise InvalidUsage(f"{copy!r} does not name a copy: letters, digits, - and _ do")
+        self._folder = folder
+        self._own = folder / self._name
+        self._copy = copy
+        self._overwrite = overwrite
+        self._lock: int | None = None
+        self._files: list[IO[bytes]] = []
+        self._replaced: Manifest | None = None
+        self._published = False
+
+    def begin(self) -> Copied | None:
+        """See `Begun`."""
+        with self._doing("begin a copy in"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            old = self._manifest()
+            if old is not None and old.copy == self._copy:
+                self._published = True
+                self._unlock()
+                return Copied(old, str(self._folder / MANIFEST))
+            if old is not None and not self._overwrite:
+                raise InvalidUsage(
+                    f"{self._folder} holds a copy of {old.object} at {old.as_of} already: choose "
+                    "another folder, or overwrite"
+                )
+            self._replaced = old
+            kept = set() if old is None else {Path(file.path).parts[0] for file in old.files}
+            for entry in list(self._folder.iterdir()):
+                if _OWN.fullmatch(entry.name) and entry.name not in kept:
+                    _remove(entry)
+            self._own.mkdir()
+            sync_folder(self._folder)
+            sync_folder(self._folder.parent)
+            return None
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._unlock()
+            raise Busy(f"another copy is being written into {self._folder}: wait for it") from None
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def _manifest(self) -> Manifest | None:
+        path = self._folder / MANIFEST
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            found = msgspec.json.decode(text, type=Manifest)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise InvalidUsage(
+                f"{path} is not the manifest of a copy: choose another folder"
+            ) from None
+        return found
+
+    def create(self, name: str) -> IO[bytes]:
+        """See `Place`."""
+        with self._doing("write"):
+            file: IO[bytes] = (self._own / name).open("xb", buffering=0)
+            self._files.append(file)
+            return file
+
+    def seal(self, file: IO[bytes]) -> None:
+        """See `Place`."""
+        with self._doing("write"):
+            os.fsync(file.fileno())
+            file.close()
+            self._files.remove(file)
+            sync_folder(self._own)
+
+    def path(self, name: str) -> str:
+        """See `Place`."""
+        return f"{self._name}/{name}"
+
+    def publish(self, manifest: bytes) -> str:
+        """See `Place`. When the last sync fails the copy is there, and may not survive a power
+        cut."""
+        place = self._folder / MANIFEST
+        with self._doing("write the manifest of a copy in"):
+            file = self.create(MANIFEST)
+            view = memoryview(manifest)
+            while view:
+                view = view[file.write(view) :]
+            self.seal(file)
+            os.rename(self._own / MANIFEST, place)
+        self._published = True
+        try:
+            sync_folder(self._folder)
+        except OSError as error:
+            raise storage_error(f"sync {self._folder}", error, determinate=False) from error
+        finally:
+            self._remove_replaced()
+            self._unlock()
+        return str(place)
+
+    def _remove_replaced(self) -> None:
+        """What could not be removed now goes with the next copy to this folder."""
+        if self._replaced is None:
+            return
+        for name in {Path(file.path).parts[0] for file in self._replaced.files}:
+            if _OWN.fullmatch(name) and name != self._name:
+                with suppress(OSError):
+                    _remove(self._folder / name)
+
+    def abandon(self) -> None:
+        """See `Place`."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+        if self._lock is None:
+            return
+        try:
+            with self._doing("remove what was written of a copy in"):
+                if not self._published:
+                    _remove(self._own)
+        finally:
+            self._unlock()
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise storage_error(f"{what} {self._folder}", error) from error
+
+
+def _remove(own: Path) -> None:
+    """A copy's subfolder, with the files that a copy makes; others stay, and it with them."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for entry in list(own.iterdir()):
+            if _FILE.fullmatch(entry.name):
+                entry.unlink(missing_ok=True)
+        with suppress(OSError):
+            own.rmdir()

@@ -1,0 +1,326 @@
+"""A copy: the contents of a shard at one time become files. One actor a copy.
+
+Theory of operation. It waits until it is scheduled and writes are allowed, then runs once: the
+shard is read at the `as_of` under a lease, part by part, and written into files piece by piece;
+last comes the manifest (`copy_places`). What came of it is said once, to worker 0 (`Copied`);
+after that the actor rests until it is dropped. It is never done over: a failure is the answer.
+
+Rules. Before a row is written the errors that the shard holds are looked at: a view in error
+fails the copy. Where no part retracts anything, rows are written as they are read; else all are
+summed up first, on disk when memory should not hold them. A row that is there several times is
+written as often. A drop stops it and removes what it has written, unless the manifest is there:
+the copy is whole then, though nobody was told.
+
+Memory: one part, one piece or row group, and what `Gathered` holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pyarrow as pa
+
+from actors.arrangement.gathered import Gathered, check_positive, raise_error
+from actors.arrangement.reading import ROWS_AT_ONCE
+from actors.dataflow.contents import error_sums, errors_held, split_errors
+from actors.dataflow.copy_formats import Files
+from actors.dataflow.copy_places import (
+    VERSION,
+    Begun,
+    Folder,
+    Manifest,
+    OpenPlace,
+    check_copy,
+    encoded,
+    place_of,
+)
+from actors.errors import InvalidUsage, PenstockError, StorageError, ViewInError, to_wire
+from actors.kernel import Actor, Address, Clock, Effect
+from actors.persist import Part, PersistClient
+from actors.plan.updates import between
+from actors.progress import ObjectId, Time
+from actors.protocol.compute import (
+    CopyDone,
+    CopyFailed,
+    CopyToExport,
+    DataflowDescription,
+)
+from actors.protocol.internal import (
+    Copied,
+    DataflowMessage,
+    DataflowReport,
+    DataflowStatus,
+    Scheduled,
+    WritesAllowed,
+)
+from actors.settings import Settings
+
+R = TypeVar("R")
+
+log = logging.getLogger("penstock.dataflow")
+
+
+class Work(Protocol):
+    """Runs a blocking call to its end."""
+
+    async def __call__(self, function: Callable[[], R], /) -> R:
+        """Its result."""
+        ...
+
+
+class Far(msgspec.Struct, frozen=True, gc=False):
+    """How far a copy is."""
+
+    parts_read: int
+    parts_total: int
+    bytes_read: int
+    bytes_total: int
+    rows: int
+
+
+class _Ended(msgspec.Struct, frozen=True, gc=False):
+    result: CopyDone | CopyFailed
+
+
+_Message: TypeAlias = DataflowMessage | Far | _Ended
+
+
+class Copying(Actor[_Message]):
+    """One copy. `open_place` says where destinations lie (tests put others in their place)."""
+
+    def __init__(
+        self,
+        description: DataflowDescription,
+        workers: tuple[Address[DataflowReport], ...],
+        persist: PersistClient,
+        settings: Settings,
+        scratch: Path,
+        *,
+        open_place: OpenPlace | None = None,
+    ) -> None:
+        self._description = description
+        self._worker = workers[0]
+        self._persist = persist
+        self._settings = settings
+        self._scratch = scratch
+        self._open_place = open_place or _folders(settings)
+        self._scheduled = self._writable = False
+        self._state = "suspended"
+        self._running: Effect | None = None
+
+    async def receive(self, message: _Message) -> None:
+        """Handles one message."""
+        match message:
+            case Scheduled():
+                self._scheduled = True
+                self._start()
+            case WritesAllowed():
+                self._writable = True
+                self._start()
+            case Far():
+                self._show("copying", message)
+            case _Ended(result):
+                text = "" if isinstance(result, CopyDone) else f"{result.code}: {result.text}"
+                self._show("copied" if isinstance(result, CopyDone) else "failed", text=text)
+                self._worker.reply(Copied(self._description.id, result))
+            case _:
+                pass  # nothing else concerns a copy: it has no sources and no readers
+
+    def _start(self) -> None:
+        if self._running is not None or not (self._scheduled and self._writable):
+            return
+        self._show("waiting")
+        description, clock = self._description, self.ctx.clock
+        make = self._open_place
+        far: Callable[[Far], Any] = self.ctx.self.reply
+        persist, scratch = self._persist, self._scratch
+
+        def failed(error: Exception) -> _Ended:
+            if not isinstance(error, PenstockError):
+                log.error("%s: the copy failed", self.ctx.path, exc_info=error)
+            code, text, _ = to_wire(error)
+            return _Ended(CopyFailed(code, text))
+
+        self._running = self.ctx.effect(
+            lambda: copy(persist, clock, description, make, scratch, far),
+            done=_Ended,
+            failed=failed,
+        )
+
+    def _show(self, state: str, far: Far | None = None, *, text: str = "") -> None:
+        self._state = state
+        status = DataflowStatus(self._description.id, state, text)
+        if far is not None:
+            status = msgspec.structs.replace(
+                status,
+                rows_out=far.rows,
+                parts_read=far.parts_read,
+                parts_total=far.parts_total,
+                bytes_read=far.bytes_read,
+                bytes_total=far.bytes_total,
+            )
+        self._worker.reply(status)
+
+    def describe(self) -> str:
+        """What it does, for people."""
+        return self._state
+
+
+def _folders(settings: Settings) -> OpenPlace:
+    def open_place(destination: str, id_: ObjectId, overwrite: bool) -> Begun:
+        return Folder(place_of(destination, settings), id_, overwrite=overwrite)
+
+    return open_place
+
+
+async def copy(
+    persist: PersistClient,
+    clock: Clock,
+    description: DataflowDescription,
+    open_place: OpenPlace,
+    scratch: Path,
+    far: Callable[[Far], Any],
+) -> CopyDone:
+    """Does the whole copy; waits until its time is sealed. `far` hears how far it is.
+
+    Raises `ViewInError`, `Corrupt`, `InvalidUsage`, `ReadBelowSince`, `Busy`, `StoreFull`,
+    `StorageError`; then nothing is left of it.
+    """
+
+    async def work(function: Callable[[], R], /) -> R:
+        """On a thread, and to its end: who is canceled removes what is there, and nothing of it
+        may be made meanwhile."""
+        with anyio.CancelScope(shield=True):
+            result = await clock.run_blocking(function)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        return result
+
+    export = description.export
+    if len(description.imports) != 1 or not isinstance(export, CopyToExport):
+        raise InvalidUsage(f"{description.id} is not a copy of one import")
+    check_copy(export)
+    place = await work(lambda: open_place(export.destination, description.id, export.overwrite))
+    files: Files | None = None
+    try:
+        found = await work(place.begin)
+        if found is not None:
+            return CopyDone(found.manifest.rows, len(found.manifest.files), found.path)
+        files = Files(place, export.schema, export)
+        await _fill(persist, work, description, files, scratch, far)
+        written = await work(files.finish)
+        manifest = Manifest(
+            VERSION,
+            description.id,
+            description.name,
+            description.as_of,
+            export.format,
+            export.schema.columns,
+            sum(file.rows for file in written),
+            sum(file.bytes for file in written),
+            tuple(written),
+        )
+        with anyio.CancelScope(shield=True):  # there is no way back from here
+            where = await clock.run_blocking(lambda: place.publish(encoded(manifest)))
+        return CopyDone(manifest.rows, len(written), where)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await clock.run_blocking(lambda: _give_up(place, files, description.id))
+
+
+def _give_up(place: Begun, files: Files | None, id_: ObjectId) -> None:
+    """Removes what is there of it, unless it is whole."""
+    try:
+        if files is not None:
+            files.abandon()
+        place.abandon()
+    except (StorageError, pa.ArrowException) as error:
+        log.warning("copy %s: what is left of it was not removed: %s", id_, error)
+
+
+async def _fill(
+    persist: PersistClient,
+    work: Work,
+    description: DataflowDescription,
+    files: Files,
+    scratch: Path,
+    far: Callable[[Far], Any],
+) -> None:
+    """Reads all parts and writes their rows."""
+    source, as_of = description.imports[0], description.as_of
+    reader = await persist.open_reader(source.shard, f"copy-{description.id}")
+    gathered: Gathered | None = None
+    try:
+        parts, _ = await reader.snapshot(as_of)
+        await _check_errors(persist, description, parts)
+        if any(part.retracts for part in parts):
+            gathered = Gathered(source.schema, scratch / "gathered")
+        take = files.add if gathered is None else gathered.add
+        bytes_total = sum(part.bytes for part in parts)
+        bytes_read = 0
+        for number, part in enumerate(parts):
+            updates = await persist.fetch(part, source.schema)
+            for rows in _pieces(updates):
+                await work(partial(_take, rows, as_of, take))
+            reader.release([part.key])
+            bytes_read += part.bytes
+            far(Far(number + 1, len(parts), bytes_read, bytes_total, files.rows))
+        if gathered is not None:
+            batches = await work(partial(_summed, gathered))
+            while await work(partial(_write_some, batches, files)):
+                far(Far(len(parts), len(parts), bytes_read, bytes_total, files.rows))
+    finally:
+        with anyio.CancelScope(shield=True):
+            await reader.close()
+            if gathered is not None:
+                await work(gathered.close)
+
+
+async def _check_errors(
+    persist: PersistClient, description: DataflowDescription, parts: Sequence[Part]
+) -> None:
+    """Raises `ViewInError` when the contents hold an error."""
+    errors = []
+    for part in parts:
+        if part.has_errors:
+            updates = await persist.fetch(part, description.imports[0].schema)
+            _, held = split_errors(between(updates, 0, description.as_of + 1))
+            if held is not None:
+                errors.append(held)
+    texts = errors_held(error_sums(errors))
+    if texts:
+        raise ViewInError(texts[0])
+
+
+def _pieces(updates: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, updates.num_rows, ROWS_AT_ONCE):
+        yield updates.slice(start, ROWS_AT_ONCE)
+
+
+def _take(updates: pa.Table, as_of: Time, take: Callable[[pa.Table], None]) -> None:
+    """Hands on what counts of some updates."""
+    plain, _ = split_errors(between(updates, 0, as_of + 1))
+    if plain.num_rows:
+        take(plain)
+
+
+def _summed(gathered: Gathered) -> Iterator[pa.RecordBatch]:
+    contents = gathered.contents()
+    raise_error(contents.errors())
+    return contents.rows()
+
+
+def _write_some(batches: Iterator[pa.RecordBatch], files: Files) -> bool:
+    """Writes a batch; False when there is none left."""
+    batch = next(batches, None)
+    if batch is None:
+        return False
+    check_positive(batch)
+    files.add(pa.Table.from_batches([batch]))
+    return True

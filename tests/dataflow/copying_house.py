@@ -1,0 +1,123 @@
+"""Copies as tests make them, and what they find in the folder."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from dataflow_house import (  # type: ignore[import-not-found]
+    NUMBERS,
+    SETTINGS,
+    InlineClock,
+    shard,
+    table,
+    write,
+)
+
+from actors.dataflow import copying
+from actors.dataflow.copy_places import LOCK, MANIFEST, Manifest
+from actors.dataflow.copying import copy
+from actors.persist import PersistClient
+from actors.plan.schema import Schema
+from actors.protocol.compute import (
+    CopyDone,
+    CopyToExport,
+    DataflowDescription,
+    SourceImport,
+)
+from actors.settings import Settings
+
+Row = tuple[Any, ...]
+
+
+def settings_of(place: Path, **changes: Any) -> Settings:
+    made: Settings = msgspec.structs.replace(SETTINGS, copy_dir=str(place / "copies"), **changes)
+    return made
+
+
+def described(
+    schema: Schema,
+    name: str = "numbers",
+    *,
+    format: Any = "parquet",
+    as_of: int = 4,
+    size: int = 1 << 20,
+    destination: str = "out",
+    overwrite: bool = False,
+    id: str = "t1",
+) -> DataflowDescription:
+    export = CopyToExport(schema, destination, format, size, overwrite)
+    return DataflowDescription(id, name, (SourceImport(name, schema),), export, as_of)
+
+
+async def copied(
+    persist: PersistClient, place: Path, description: DataflowDescription, **changes: Any
+) -> CopyDone:
+    """The copy, run to its end."""
+    make = copying._folders(settings_of(place))
+    given: dict[str, Any] = {"open_place": make} | changes
+    with anyio.fail_after(30):
+        return await copy(
+            persist,
+            InlineClock(),
+            description,
+            given["open_place"],
+            place / "scratch",
+            given.get("far", lambda far: None),
+        )
+
+
+def manifest_of(place: Path, destination: str = "out") -> Manifest:
+    path = place / "copies" / destination / MANIFEST
+    return msgspec.json.decode(path.read_bytes(), type=Manifest)
+
+
+def left_behind(place: Path, destination: str = "out") -> list[str]:
+    """All that lies in the folder, but for the lock."""
+    folder = place / "copies" / destination
+    found = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*")))
+    return [name for name in found if name != LOCK]
+
+
+def read(place: Path, schema: Schema, destination: str = "out") -> list[Row]:
+    """The rows that the manifest's files hold, as any reader of the format sees them."""
+    manifest = manifest_of(place, destination)
+    rows: list[Row] = []
+    for file in manifest.files:
+        path = place / "copies" / destination / file.path
+        assert path.stat().st_size == file.bytes
+        match manifest.format:
+            case "parquet":
+                found = pa.parquet.read_table(path)
+                assert found.schema.equals(schema.arrow())
+            case "csv":
+                types = {f.name: f.type for f in schema.arrow()}
+                types |= {n: pa.string() for n, t in types.items() if pa.types.is_binary(t)}
+                options = pa.csv.ConvertOptions(
+                    column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=False
+                )
+                parsing = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+                found = pa.csv.read_csv(path, convert_options=options, parse_options=parsing)
+            case _:
+                lines = [json.loads(t, parse_float=Decimal) for t in path.read_text().splitlines()]
+                assert len(lines) == file.rows
+                rows += [tuple(line.values()) for line in lines]
+                continue
+        assert found.num_rows == file.rows
+        rows += [tuple(row.values()) for row in found.to_pylist()]
+    assert sum(file.rows for file in manifest.files) == manifest.rows == len(rows)
+    return rows
+
+
+async def three_files(persist: PersistClient) -> DataflowDescription:
+    await shard(persist, "numbers", NUMBERS)
+    rows = [((n * 7_919) ** 3 % 1_000_000_007, 1, 1) for n in range(3_000)]
+    await write(persist, "numbers", 5, table(NUMBERS, *rows))
+    return described(NUMBERS, format="csv", size=12_000)

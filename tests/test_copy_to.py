@@ -1,0 +1,284 @@
+"""Copies through the whole service, on the in-memory engine; and one that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from anyio.streams.text import TextReceiveStream
+from typer.testing import CliRunner
+
+from actors import cli
+from actors.client import Client, CopiedTo
+from actors.controller.client_copies import CopyFormat
+from actors.egress import far
+from actors.errors import Broken, Busy, DeadlineExceeded, InvalidUsage, UnknownObject, ViewInError
+from actors.kernel import Address, System
+from actors.plan.jobs import ExecutorMessage
+from actors.protocol.api import CopyProgress
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.engine import InMemoryExecutor
+
+COLUMNS = {"id": "bigint", "s": "string", "d": "decimal(9,2)"}
+VIEW = "SELECT s, d, count(*) AS n FROM t GROUP BY s, d"
+CHILD = Path(__file__).with_name("copying_service.py")
+FORMATS: tuple[CopyFormat, ...] = ("parquet", "csv", "json")
+
+
+def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+    return address
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client, Service]]:
+    given: dict[str, Any] = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0"}
+    with anyio.fail_after(60):
+        async with (
+            Service(Settings(**(given | changes)), engine=in_memory) as service,
+            await Client.connect(service.address) as client,
+        ):
+            yield client, service
+
+
+def contents(manifest: str) -> list[tuple[Any, ...]]:
+    """The rows of a copy, read as its manifest says."""
+    place = Path(manifest)
+    said = json.loads(place.read_text())
+    rows: list[tuple[Any, ...]] = []
+    names = [column["name"] for column in said["schema"]]
+    for file in said["files"]:
+        path = place.parent / file["path"]
+        assert path.stat().st_size == file["bytes"]
+        match said["format"]:
+            case "parquet":
+                found = pa.parquet.read_table(path).to_pylist()
+            case "csv":
+                types = {"d": pa.decimal128(9, 2)}
+                convert = pa.csv.ConvertOptions(
+                    column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=False
+                )
+                found = pa.csv.read_csv(path, convert_options=convert).to_pylist()
+            case _:
+                lines = path.read_text().splitlines()
+                found = [json.loads(line, parse_float=Decimal) for line in lines]
+        assert len(found) == file["rows"]
+        rows += [tuple(row[name] for name in names) for row in found]
+    assert len(rows) == said["rows"]
+    return rows
+
+
+def bag(table: pa.Table) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row.values()) for row in table.to_pylist())
+
+
+def rows(count: int, start: int = 0) -> pa.Table:
+    ids = range(start, start + count)
+    strings = [None if n % 11 == 0 else f'text "{n % 7}", x' for n in ids]
+    decimals = [Decimal(n % 13) / 4 for n in ids]
+    shape = pa.schema([("id", pa.int64()), ("s", pa.string()), ("d", pa.decimal128(9, 2))])
+    return pa.Table.from_arrays(
+        [pa.array(ids), pa.array(strings), pa.array(decimals)], schema=shape
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_copy_equals_a_peek_at_the_same_time(tmp_path: Path, workers: int) -> None:
+    async with running(tmp_path, workers=workers) as (client, _):
+        await client.create_table("t", COLUMNS)
+        await client.create_view("v", VIEW)
+        first = await client.insert("t", rows(500))
+        await client.insert("t", rows(100))
+        await client.delete("t", rows(250))
+        for name in ("t", "v"):
+            for format in FORMATS:
+                for as_of in (first, None):
+                    place = f"{name}/{format}/{as_of}"
+                    done = await client.copy_to(
+                        name, place, as_of=as_of, format=format, file_bytes_max=4_096
+                    )
+                    expected = await client.peek(name, as_of=done.as_of)
+                    assert done.rows == expected.num_rows
+                    assert Counter(contents(done.manifest)) == bag(expected)
+                    assert as_of is None or done.as_of == as_of
+        again = "t/csv/None"
+        with pytest.raises(InvalidUsage, match="overwrite"):
+            await client.copy_to("t", again)
+        await client.insert("t", rows(10))
+        done = await client.copy_to("t", again, overwrite=True)
+        assert Counter(contents(done.manifest)) == bag(await client.peek("t"))
+        assert done.manifest == str(tmp_path / "state" / "copies" / again / "_manifest.json")
+
+
+async def test_what_cannot_be_copied_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as (client, service):
+        await client.create_table("n", {"a": "array<int>"})
+        await client.create_table("t", {"x": "string"})
+        await client.create_view("bad", "SELECT cast(x AS int) AS i FROM t")
+        await client.insert("t", [{"x": "one"}])
+        copies = Path(service.settings.state_dir) / "copies"
+        with pytest.raises(InvalidUsage, match="CSV cannot hold nested"):
+            await client.copy_to("n", "x", format="csv")
+        with pytest.raises(InvalidUsage, match="s3: is not supported"):
+            await client.copy_to("n", "s3://bucket/x")
+        with pytest.raises(InvalidUsage, match="copy_dir"):
+            await client.copy_to("n", str(tmp_path / "elsewhere"))
+        with pytest.raises(UnknownObject):
+            await client.copy_to("nothing", "x")
+        with pytest.raises(ViewInError):
+            await client.copy_to("bad", "bad")
+        assert [path for path in copies.rglob("*") if path.name != "_lock" and path.is_file()] == []
+
+
+async def test_a_copy_waits_for_its_time_until_a_deadline(tmp_path: Path) -> None:
+    async with running(tmp_path) as (client, _):
+        await client.create_table("t", COLUMNS)
+        time = await client.insert("t", rows(3))
+        told: list[CopyProgress] = []
+        ahead = time + 50_000
+        with pytest.raises(DeadlineExceeded, match="sealed below"):
+            await client.copy_to("t", "x", as_of=ahead, deadline_ms=300, progress=told.append)
+        assert [progress.state for progress in told] == ["waiting"]
+        with anyio.move_on_after(0.2) as scope:
+            await client.copy_to("t", "x", as_of=ahead)
+        assert scope.cancelled_caught
+        # Canceled, it has let go of the folder, and of its place.
+        done = await client.copy_to("t", "x", progress=told.append)
+        assert Counter(contents(done.manifest)) == bag(await client.peek("t"))
+        assert told[-1].rows == 3
+
+
+async def test_the_copy_of_a_client_that_goes_away_is_dropped(tmp_path: Path) -> None:
+    async with running(tmp_path, copies_max=1) as (client, service):
+        await client.create_table("t", COLUMNS)
+        time = await client.insert("t", rows(3))
+        waiting = anyio.Event()
+        async with anyio.create_task_group() as group:
+            other = await Client.connect(service.address)
+
+            async def copy() -> None:
+                with pytest.raises(Exception, match="closed"):
+                    await other.copy_to(
+                        "t", "x", as_of=time + 50_000, progress=lambda _: waiting.set()
+                    )
+
+            group.start_soon(copy)
+            await waiting.wait()
+            await other.aclose()
+        with anyio.fail_after(10):
+            while True:
+                try:
+                    done = await client.copy_to("t", "x")
+                    break
+                except Busy:
+                    continue
+        assert done.rows == 3
+
+
+# -- a process that is killed ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def process(state: Path) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
+    command = [sys.executable, str(CHILD), str(state)]
+    served = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
+    assert served.stdout is not None
+    try:
+        text = ""
+        while "\n" not in text:
+            text += await TextReceiveStream(served.stdout).receive()
+        client = await Client.connect(text.strip())
+        try:
+            yield client, served
+        finally:
+            await client.aclose()
+    finally:
+        if served.returncode is None:
+            served.kill()
+        await served.wait()
+        await served.aclose()
+
+
+def files(folder: Path) -> list[str]:
+    """Names of all files below, but for the lock; what goes meanwhile is not there."""
+    found = [name for _, _, names in os.walk(folder) for name in names]
+    return [name for name in found if name != "_lock"]
+
+
+async def test_a_killed_copy_has_no_manifest_and_the_next_one_works(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    folder = state / "copies" / "out"
+    with anyio.fail_after(120):
+        async with process(state) as (client, _):
+            await client.create_table("t", COLUMNS)
+            for start in range(0, 20_000, 10_000):
+                time = await client.insert("t", rows(10_000, start))
+        for after in (1, 20):
+            async with process(state) as (client, served):
+                async with anyio.create_task_group() as group:
+
+                    async def copy() -> None:
+                        with pytest.raises(Broken):
+                            await client.copy_to(
+                                "t", "out", as_of=time, format="csv", file_bytes_max=4_096
+                            )
+
+                    group.start_soon(copy)
+                    while await anyio.to_thread.run_sync(lambda: len(files(folder))) < after:
+                        pass
+                    served.kill()
+                found = files(folder)
+                assert len(found) >= after
+                assert "_manifest.json" not in found
+        async with process(state) as (client, _):
+            done = await client.copy_to("t", "out", as_of=time, format="csv")
+            assert Counter(contents(done.manifest)) == bag(await client.peek("t", as_of=time))
+            assert len(list(folder.glob("copy-*"))) == 1, "what was left is gone"
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_progress_reads_well() -> None:
+    mib = 1 << 20
+    assert far(CopyProgress(1, "waiting")) == "waiting until its time is sealed"
+    shown = far(CopyProgress(1, "copying", 1_000, 3, 8, mib, 5 * mib // 2))
+    assert shown == "3 of 8 parts read, 1.0 of 2.5 MiB; 1000 rows written"
+
+
+async def test_the_command_copies_and_says_where(tmp_path: Path) -> None:
+    runner = CliRunner()
+    async with running(tmp_path) as (client, service):
+        await client.create_table("t", COLUMNS)
+        await client.insert("t", rows(5))
+
+        async def penstock(*arguments: str) -> Any:
+            given = ["copy-to", "t", *arguments, "--connect", service.address]
+            return await anyio.to_thread.run_sync(lambda: runner.invoke(cli.app, given))
+
+        answer = await penstock("as-json", "--format", "json", "--json")
+        assert answer.exit_code == 0
+        done = CopiedTo(**json.loads(answer.output))
+        assert Counter(contents(done.manifest)) == bag(await client.peek("t", as_of=done.as_of))
+        answer = await penstock("as-text", "--file-bytes", "4096")
+        assert answer.output.startswith(f"5 rows at {done.as_of} in 1 files: ")
+        answer = await penstock("as-text")
+        assert isinstance(answer.exception, InvalidUsage)
+        answer = await penstock("as-text", "--overwrite", "--as-of", str(done.as_of))
+        assert answer.exit_code == 0
+        answer = await penstock("x", "--format", "xml")
+        assert "must be one of" in str(answer.exception)
