@@ -288,3 +288,55 @@ async def test_peek_by_key_names_its_columns() -> None:
 
             group.start_soon(answer)
             assert (await client.peek("t", key={"a": 1, "b": "x"})).num_rows == 0
+
+
+async def test_what_piles_up_in_the_midst_of_an_interval_is_not_taken_twice() -> None:
+    """Pieces of an interval that did not end are forgotten: all of it comes again."""
+    service = Service()
+    client = await service.connected(Settings(subscribe_inflight_bytes_max=1000))
+    with anyio.fail_after(5):
+        stream = client.subscribe("v")
+        async with anyio.create_task_group() as group:
+
+            async def answer() -> None:
+                first = await service.far.receive()
+
+                async def piece(request: int, lower: int, upper: int, *values: int) -> None:
+                    partial = lower == upper
+                    rows = _rows(*values)
+                    await service.far.send(Changes(request, lower, upper, rows, partial=partial))
+
+                await piece(first.request, 5, 5, 1)
+                await piece(first.request, 5, 5, 2)
+                await piece(first.request, 5, 6, 3)
+                await piece(first.request, 6, 6, 4)
+                await piece(first.request, 6, 7, 5)
+                await piece(first.request, 7, 7, 6)
+                await piece(first.request, 7, 7, 7)
+                peek = await service.far.receive()
+                await service.far.send(Contents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
+                cancel = await service.far.receive()
+                assert cancel == Unsubscribe(cancel.request, first.request)
+                await service.far.send(Done(cancel.request))
+                await service.far.send(Failed(first.request, "Canceled", "unsubscribed"))
+                again = await service.far.receive()
+                assert again == Subscribe(again.request, "v", 7)
+                await piece(again.request, 7, 7, 6)
+                await piece(again.request, 7, EMPTY, 7)
+                await service.far.send(Done(again.request))
+
+            group.start_soon(answer)
+            changes = [await anext(stream)]
+            await client.peek("w")
+            changes += [change async for change in stream]
+    values = [value for c in changes if c.table for value in c.table["x"].to_pylist()]
+    assert values == [1, 2, 3, 4, 5, 6, 7]
+    assert [(c.upper, c.partial) for c in changes] == [
+        (5, True),
+        (5, True),
+        (6, False),
+        (6, True),
+        (7, False),
+        (7, True),
+        (EMPTY, False),
+    ]

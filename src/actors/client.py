@@ -437,11 +437,11 @@ class Client:
         Without `snapshot` only the changes after that time. With `up_to` only what happens before
         it; the last change has the empty upper. Without `progress` no changes that hold no rows,
         but for the last. With `from_`, the changes with ``time >= from_`` only: a subscriber that
-        stopped goes on exactly with the `upper` of its last change. Ends when nothing more will
-        come; leave the loop to end it sooner. A client that takes changes more slowly than they
-        come holds back only itself; one that takes nothing for too long is cut off. Raises
-        `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
-        `Broken`.
+        stopped goes on exactly with the `upper` of its last change that was not `partial`: what
+        is too large comes in pieces (see `Change`). Ends when nothing more will come; leave the
+        loop to end it sooner. A client that takes changes more slowly than they come holds back
+        only itself; one that takes nothing for too long is cut off. Raises `ReadBelowSince`,
+        `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`, `Broken`.
         """
         wish = Wanted(name, from_, as_of, up_to, snapshot, progress)
         stream = follow(self._exchange, wish, self._settings.subscribe_inflight_bytes_max)

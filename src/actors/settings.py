@@ -113,11 +113,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     retry_delay_ms_min: int = 50
     retry_delay_ms_max: int = 10_000
     result_bytes_max: int = 48 * 1024 * 1024
-    """Of one peek; larger is an error to the reader."""
+    """Of a response's rows. More of a subscribe's changes go to the client by the stash; a row of
+    a peek that is larger is an error to its reader."""
     inline_bytes_max: int = 4 * 1024 * 1024
-    """Of one worker's part of a peek's result; larger parts go to the client by the stash."""
+    """Of one worker's part of a peek's result, and of what a subscribe begins with; larger ones go
+    to the client by the stash, in pieces of this size."""
     stash_orphan_ms: int = 600_000
-    """A stashed result that nobody has read by then is removed."""
+    """A stashed result or batch that nobody has read by then is removed."""
     subscribe_inflight_bytes_max: int = 16 * 1024 * 1024
     subscribe_idle_ms: int = 60_000
     """A subscriber that takes nothing of what waits for it for so long is cut off."""
@@ -192,6 +194,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # stopping
     shutdown_deadline_ms: int = 15_000
+
+    @property
+    def piece_bytes_max(self) -> int:
+        """Of a piece of what goes by the stash."""
+        return min(self.inline_bytes_max, self.result_bytes_max)
 
     def retry_delay_ms(self, failures: int) -> int:
         """How long to wait after so many failures in a row (from 1): doubled by each."""

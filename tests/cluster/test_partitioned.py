@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -216,6 +218,8 @@ def test_batches_are_contiguous_and_hold_every_update_once(count: int, data: st.
     parts = Partitioned(count, Limits(1000))
     queues: list[list[tuple[int, int, list[tuple[int, int, int]]]]] = []
     sent: list[tuple[int, int, int]] = []
+    blobs: dict[str, pa.Table] = {}
+    keys = (f"b{n}" for n in itertools.count())
     for _ in range(count):
         uppers = [*sorted(data.draw(st.sets(st.integers(1, 9), max_size=4))), EMPTY]
         lower, batches = 0, []
@@ -231,18 +235,30 @@ def test_batches_are_contiguous_and_hold_every_update_once(count: int, data: st.
         part = data.draw(st.sampled_from([n for n in range(count) if queues[n]]))
         lower, upper, updates = queues[part].pop(0)
         arrow = changes(*updates) if updates else None
-        merged = parts.absorb(part, batch(lower, upper, arrow))
+        stash: tuple[StashPart, ...] = ()
+        stashed: bool = data.draw(st.booleans())
+        if updates and stashed:  # too many for a response, or for some of it
+            half = data.draw(st.integers(0, len(updates) - 1))
+            arrow = changes(*updates[:half]) if half else None
+            key = next(keys)
+            blobs[key] = from_ipc(changes(*updates[half:]))
+            stash = (StashPart(key, len(updates) - half, 1000),)
+        said = SubscribeBatch(lower, upper, arrow, None, None, stash)
+        merged = parts.absorb(part, SubscribeResponse("s", said))
         if merged is None:
             continue
         assert isinstance(merged, SubscribeResponse)
         assert isinstance(merged.batch, SubscribeBatch)
         assert merged.batch.lower == reached < merged.batch.upper
         reached = merged.batch.upper
+        tables = [blobs.pop(part.key) for part in merged.batch.parts]  # each is told once
         if merged.batch.arrow is not None:
-            table = from_ipc(merged.batch.arrow)
+            tables.append(from_ipc(merged.batch.arrow))
+        for table in tables:
             assert all(merged.batch.lower <= t < reached for t in table[TIME].to_pylist())
             received.append(table)
     assert reached == EMPTY
+    assert not blobs
     assert parts.idle()
     if sent:
         found = consolidate(pa.concat_tables(received))

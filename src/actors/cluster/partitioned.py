@@ -13,7 +13,9 @@ Rules of `absorb`:
   stashed parts and rows make one stashed result; rows alone are concatenated (parts hold
   disjoint rows) and their size is checked again;
 - subscribes: a batch is emitted when the meet of the parts' uppers advances, with the updates
-  below it; the first error poisons the subscribe; the end (`SubscribeDropped`) is told once;
+  below it; blobs are not looked into, so what is emitted ends before a batch that has some, or
+  holds all of it; the first error poisons the subscribe; the end (`SubscribeDropped`) is told
+  once;
 - copies, when all have answered: Dropped before Failed before the sum, whose manifest is that of
   the part that has one;
 - statuses pass through.
@@ -27,6 +29,7 @@ emitted at most once; with nothing in flight nothing is kept (`idle`).
 
 from __future__ import annotations
 
+import msgspec
 import pyarrow as pa
 
 from actors.compute.history import merge_configuration
@@ -52,6 +55,7 @@ from actors.protocol.compute import (
     PeekStashed,
     Refused,
     Response,
+    StashPart,
     Status,
     SubscribeBatch,
     SubscribeDropped,
@@ -93,6 +97,15 @@ class _Meets:
         return all(is_empty(meet) for meet in frontiers[::width])
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    """Updates of ``lower <= time < upper`` that have not left: rows, or blobs, which are whole."""
+
+    lower: Frontier
+    upper: Frontier
+    arrow: bytes | None = None
+    parts: tuple[StashPart, ...] = ()
+
+
 class _Subscribe:
     """One subscribe: how far each part is, and the updates not yet below the meet."""
 
@@ -100,8 +113,7 @@ class _Subscribe:
         self.uppers: list[Frontier | None] = [None] * parts
         self.lowers: list[Frontier] = [0] * parts
         self.emitted: Frontier | None = None
-        self.stash: list[tuple[Frontier, bytes]] = []
-        """(upper, Arrow): updates below that upper."""
+        self.stash: list[_Kept] = []
         self.muted = False
         self.traceparent: str | None = None
         """Of updates that have not left yet."""
@@ -118,7 +130,10 @@ class _Subscribe:
             lower = batch.lower if self.emitted is None else self.emitted
             return SubscribeBatch(lower, max(batch.upper, lower + 1), None, batch.error)
         if batch.arrow is not None:
-            self.stash.append((batch.upper, batch.arrow))
+            self.stash.append(_Kept(batch.lower, batch.upper, batch.arrow))
+        if batch.parts:
+            self.stash.append(_Kept(batch.lower, batch.upper, None, batch.parts))
+        if batch.arrow is not None or batch.parts:
             self.traceparent = self.traceparent or batch.traceparent
         return self._emit()
 
@@ -128,29 +143,42 @@ class _Subscribe:
             return None
         # A part without data starts at the minimum; the one with data says where it begins.
         lower = max(self.lowers) if self.emitted is None else self.emitted
-        meet = min(uppers)
+        meet = self._whole(min(uppers))
         if meet <= lower:
             return None
         self.emitted = meet
-        arrow = self._take(meet)
-        if arrow is None:
+        arrow, parts = self._take(meet)
+        if arrow is None and not parts:
             return SubscribeBatch(lower, meet)
         traceparent, self.traceparent = self.traceparent, None
-        return SubscribeBatch(lower, meet, arrow, None, traceparent)
+        return SubscribeBatch(lower, meet, arrow, None, traceparent, parts)
 
-    def _take(self, meet: Frontier) -> bytes | None:
+    def _whole(self, meet: Frontier) -> Frontier:
+        """As far as can be told: blobs are not cut, so those that reach beyond wait whole."""
+        while True:
+            cut = [
+                kept.lower for kept in self.stash if kept.parts and kept.lower < meet < kept.upper
+            ]
+            if not cut:
+                return meet
+            meet = min(cut)
+
+    def _take(self, meet: Frontier) -> tuple[bytes | None, tuple[StashPart, ...]]:
         """Updates below the meet; the rest stays."""
-        if not self.stash:
-            return None
-        if len(self.stash) == 1 and self.stash[0][0] <= meet:
-            return self.stash.pop()[1]
-        rows: pa.Table = pa.concat_tables([from_ipc(arrow) for _, arrow in self.stash])
-        later = between(rows, meet, EMPTY)
-        self.stash.clear()
+        blobs = [kept for kept in self.stash if kept.parts]
+        rows = [kept for kept in self.stash if kept.arrow is not None]
+        parts = tuple(part for kept in blobs if kept.upper <= meet for part in kept.parts)
+        self.stash = [kept for kept in blobs if kept.upper > meet]
+        if not rows:
+            return None, parts
+        if len(rows) == 1 and rows[0].upper <= meet:
+            return rows[0].arrow, parts
+        table: pa.Table = pa.concat_tables([from_ipc(kept.arrow or b"") for kept in rows])
+        later = between(table, meet, EMPTY)
         if later.num_rows:
-            self.stash.append((EMPTY, to_ipc(later)))
-        due = consolidate(between(rows, 0, meet)).sort_by(TIME)
-        return to_ipc(due) if due.num_rows else None
+            self.stash.append(_Kept(meet, EMPTY, to_ipc(later)))
+        due = consolidate(between(table, 0, meet)).sort_by(TIME)
+        return to_ipc(due) if due.num_rows else None, parts
 
     def end(self, part: int, dropped: SubscribeDropped) -> SubscribeDropped | None:
         """A part was dropped; told once, unless the subscribe has reached its end or error."""

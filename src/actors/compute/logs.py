@@ -24,8 +24,8 @@ from actors.compute.events import Reconciled
 from actors.compute.live import Live
 from actors.compute.peeks import Wish
 from actors.compute.rendered import Rendered
-from actors.compute.stash import Piece
 from actors.compute.state import ComputeState
+from actors.plan.pieces import Piece
 from actors.plan.schema import DIFF, ERROR
 from actors.progress import Frontier, is_empty
 from actors.protocol.compute import (

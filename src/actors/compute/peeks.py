@@ -26,8 +26,8 @@ from actors.compute.answers import NOTHING
 from actors.compute.filtering import Filter, checked_columns
 from actors.compute.finishing import thinned
 from actors.compute.keys import narrowed, one_key, select_keys, wanted_keys
-from actors.compute.stash import Piece, pieces
 from actors.errors import to_wire
+from actors.plan.pieces import Piece, pieces
 from actors.plan.schema import Schema
 from actors.plan.updates import opening_of, stream_of
 from actors.protocol.compute import Peek, PeekError, PeekRows

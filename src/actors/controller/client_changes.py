@@ -20,11 +20,17 @@ from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
 class Change(msgspec.Struct, frozen=True):
     """Updates of a subscribe with ``lower <= time < upper``, complete: a subscriber that has
     taken it resumes with ``from_=upper``. `table` has the object's columns, ``__time`` and
-    ``__diff`` (+1 a row came, -1 a row went); None when there was only progress."""
+    ``__diff`` (+1 a row came, -1 a row went); None when there was only progress.
+
+    What is too large comes in pieces: `partial` ones, whose `upper` is `lower`, and then one with
+    the interval's upper. Until that has come, nothing of them is to be taken for whole: whose
+    subscribe breaks off before forgets the partial ones, and resumes from the upper of the last
+    change that was not."""
 
     lower: Frontier
     upper: Frontier
     table: pa.Table | None = None
+    partial: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -41,8 +47,9 @@ class Wanted(msgspec.Struct, frozen=True):
 async def follow(
     exchange: Exchange, wanted: Wanted, waiting_bytes_max: int
 ) -> AsyncGenerator[Change, None]:
-    """The changes. When more than `waiting_bytes_max` wait here to be taken, the subscribe is
-    ended, what waits is taken, and another one goes on from there. Raises what the service says,
+    """The changes. When more than `waiting_bytes_max` wait here to be taken, and not in the midst
+    of an interval, the subscribe is ended, what waits is taken, and another one goes on from
+    there. Raises what the service says,
     and `Broken`."""
     name, frontier, start = wanted.name, wanted.from_, wanted.as_of
     while True:
@@ -60,6 +67,7 @@ async def follow(
             )
             slot = await exchange.open(request)
         paused = ended = False
+        kept: list[Change] = []
         try:
             while True:
                 answer = await exchange.next_answer(slot)
@@ -67,7 +75,14 @@ async def follow(
                     ended = True
                     break
                 change = _change(answer)
+                if paused and change.partial:
+                    kept.append(change)  # the rest may not come: then all of it comes again
+                    continue
+                while kept:
+                    yield kept.pop(0)
                 yield change
+                if change.partial:
+                    continue
                 frontier, start = change.upper, None
                 if not paused and slot.bytes > waiting_bytes_max:
                     paused = True
@@ -87,8 +102,8 @@ def _change(answer: Any) -> Change:
         raise RemoteProtocolError(f"the service answered Subscribe with {type(answer).__name__}")
     arrow = answer.arrow
     if arrow is None:
-        return Change(answer.lower, answer.upper)
+        return Change(answer.lower, answer.upper, None, answer.partial)
     with span_below(accept(answer.traceparent), CLIENT_CHANGES) as opened:
         if opened is not None:
             opened.describe(answer.request, answer.lower, answer.upper, len(arrow))
-        return Change(answer.lower, answer.upper, from_ipc(arrow))
+        return Change(answer.lower, answer.upper, from_ipc(arrow), answer.partial)

@@ -44,7 +44,7 @@ from actors.controller.relations import Peer, RelationRead, Relations
 from actors.controller.replica import Connect, ReplicaTask
 from actors.controller.statements import StatementDone, Statements
 from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
-from actors.controller.subscribes import Held, Subscribes
+from actors.controller.subscribes import Held, PieceDue, PieceRead, Subscribes
 from actors.controller.tables import TableWriter
 from actors.errors import Busy, InvalidUsage, PenstockError, UnknownObject, WouldBlock
 from actors.kernel import Actor, Address
@@ -121,6 +121,8 @@ ControllerMessage: TypeAlias = (
     | DeadlinePassed
     | PartRead
     | Held
+    | PieceRead
+    | PieceDue
     | CopyHeld
     | CopyLate
     | StatusRead
@@ -262,6 +264,10 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.part_read(message)
             case Held():
                 self._subscribes.held(message)
+            case PieceRead():
+                self._subscribes.piece_read(message)
+            case PieceDue():
+                self._subscribes.piece_due(message)
             case CopyHeld():
                 self._copies.held(message)
             case CopyLate(id_):

@@ -101,6 +101,8 @@ class Told(msgspec.Struct, frozen=True, gc=False):
     lower: Frontier
     upper: Frontier
     arrow: bytes | None
+    parts: tuple[str, ...] = ()
+    """Keys of blobs with further ones, among others: what lies outside is not for the member."""
 
 
 class Fanout:
@@ -188,18 +190,20 @@ class Fanout:
         """A batch (without an error) of a stream: what its members are told.
 
         One that tells nothing new, as after a reconnection, is nobody's business. A member that
-        has had everything below its `up_to` must leave.
+        has had everything below its `up_to` must leave, and so must one that is told of parts:
+        it comes back when it has had them.
         """
         stream = self._streams.get(id_)
         if stream is None or batch.upper <= stream.upper:
             return [], []
         cuts = _Cuts(batch)
+        keys = tuple(part.key for part in batch.parts)
         told = []
         for member in stream.members.values():
             lower = member.delivered
             upper = min(batch.upper, member.up_to)
             if upper > lower:
-                told.append(Told(member, lower, upper, cuts.between(lower, upper)))
+                told.append(Told(member, lower, upper, cuts.between(lower, upper), keys))
                 member.delivered, member.snapshot = upper, False
         stream.lower, stream.upper, stream.snapshot = stream.upper, batch.upper, False
         return told, self._merge(stream)

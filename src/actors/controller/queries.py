@@ -35,7 +35,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.compute.stash import Piece, pieces, row_too_large
+from actors.compute.stash import row_too_large
 from actors.controller.boot import latest, source_import
 from actors.controller.catalog import CatalogObject
 from actors.controller.desk import Desk, fault, refuse
@@ -54,6 +54,7 @@ from actors.errors import (
 )
 from actors.kernel import Address, Effect
 from actors.plan.jobs import Analyze, Analyzed, ExecutorMessage, Run, Select
+from actors.plan.pieces import Piece, pieces
 from actors.plan.schema import DIFF, Schema
 from actors.plan.updates import opening_of
 from actors.progress import EMPTY, TIME_MAX, Time

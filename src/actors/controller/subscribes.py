@@ -13,6 +13,12 @@ do. Nobody else notices. One that takes nothing at all of what waits for it for
 `subscribe_idle_ms` is cut off with `SlowSubscriber`, and its hold goes: history is not kept for
 ever for somebody who does not read it.
 
+A batch that is too large for one answer comes as blobs. A subscribe that is told of one leaves
+its dataflow as a slow one does, takes the blobs piece by piece, the next when the client has
+taken most of the last, and comes back behind them. Each piece but the last says ``upper ==
+lower``, and `partial`. So a replica that goes away meanwhile, or a dataflow that starts over,
+changes nothing: a batch is heard of whole, and once.
+
 Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends
 the subscribe; the empty upper ends it with `Done`, and so does `up_to`, by an answer with the
 empty upper. Frontiers of progress alone pass too, unless
@@ -23,17 +29,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
-from actors.controller.desk import Desk, refuse
+from actors.controller.desk import Desk, fault, refuse
 from actors.controller.fanout import Fanout, Member
 from actors.controller.holds import subscribe_holder
 from actors.controller.messages import changes_bytes
+from actors.controller.pieces import Shelf, Way
 from actors.errors import (
     Broken,
     Canceled,
@@ -66,6 +73,21 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
+class PieceRead(msgspec.Struct, frozen=True, gc=False):
+    """A piece of a batch; None: it is gone. Or it could not be read."""
+
+    holder: str
+    key: str
+    arrow: bytes | None = None
+    error: PenstockError | None = None
+
+
+class PieceDue(msgspec.Struct, frozen=True, gc=False):
+    """Another try to read it."""
+
+    holder: str
+
+
 class _Subscription(Member, eq=False, kw_only=True):
     session: Address[Any]
     request: int
@@ -78,6 +100,8 @@ class _Subscription(Member, eq=False, kw_only=True):
     """Bytes that the session has not passed on."""
     taken_ms: float = 0.0
     """When it last passed some on, or got some after having none."""
+    way: Way | None = None
+    """Along a batch of which it has not had all."""
 
 
 class Subscribes:
@@ -198,7 +222,8 @@ class Subscribes:
         match response.batch:
             case SubscribeBatch(error=None) as batch:
                 self._batch(response.id, batch)
-            case SubscribeBatch(error=(code, text)):
+            case SubscribeBatch(error=(code, text)) as batch:
+                self._remove([part.key for part in batch.parts])
                 for made in members:
                     self._end(_subscription(made), from_wire(code, text, True))
             case SubscribeDropped():
@@ -209,25 +234,118 @@ class Subscribes:
     def _batch(self, id_: ObjectId, batch: SubscribeBatch) -> None:
         told, commands = self._fanout.batch(id_, batch)
         self._tell(commands)
-        traceparent = None if batch.arrow is None else accept(batch.traceparent)
+        traceparent = accept(batch.traceparent) if batch.arrow or batch.parts else None
+        keys = [part.key for part in batch.parts]
+        shelf = Shelf(keys, len(told))
+        if not told:
+            self._remove(keys)
         for each in told:
             made, arrow = _subscription(each.member), each.arrow
+            if keys:
+                made.way = Way(shelf, each.lower, each.upper)
+                self._tell(self._fanout.leave(made))
+                if arrow is not None:
+                    self._send(made, arrow, traceparent, partial=True)
+                self._next_piece(made)
+                continue
             over = each.upper >= made.up_to
             if arrow is not None or over or (made.progress and not made.in_flight):
                 self._send(made, arrow, None if arrow is None else traceparent)
             if over:
-                if not is_empty(each.upper):
-                    made.session.reply(Changes(made.request, each.upper, EMPTY))
-                made.session.reply(Done(made.request))
-                self._end(made, None)
+                self._over(made, each.upper)
             elif made.in_flight > self._desk.settings.subscribe_inflight_bytes_max:
                 self._tell(self._fanout.leave(made))
 
-    def _send(self, made: _Subscription, arrow: bytes | None, traceparent: str | None) -> None:
-        """Everything that was delivered and not told yet."""
-        changes = Changes(made.request, made.told, made.delivered, arrow, traceparent)
+    def _over(self, made: _Subscription, upper: Frontier) -> None:
+        """It has had everything below its `up_to`."""
+        if not is_empty(upper):
+            made.session.reply(Changes(made.request, upper, EMPTY))
+        made.session.reply(Done(made.request))
+        self._end(made, None)
+
+    # -- pieces --------------------------------------------------------------------------------
+
+    def _next_piece(self, made: _Subscription) -> None:
+        """Reads it, if there is room for it."""
+        way, limit = made.way, self._desk.settings.subscribe_inflight_bytes_max
+        if way is None or way.reading or made.in_flight > limit // 2:
+            return
+        way.reading = True
+        self.piece_due(PieceDue(subscribe_holder(made.id)))
+
+    def piece_due(self, message: PieceDue) -> None:
+        """Reads a piece."""
+        made, holder = self._by_holder.get(message.holder), message.holder
+        if made is None or made.way is None:
+            return
+        stashed, key = self._desk.persist.stashed, made.way.present
+        self._desk.ctx.effect(
+            lambda: stashed.get(key),
+            done=lambda arrow: PieceRead(holder, key, arrow),
+            failed=lambda error: PieceRead(holder, key, None, fault(error)),
+        )
+
+    def piece_read(self, message: PieceRead) -> None:
+        """A piece goes to the session; after the last, its subscribe goes on."""
+        made, settings = self._by_holder.get(message.holder), self._desk.settings
+        way = None if made is None else made.way
+        if made is None or way is None or way.present != message.key:
+            return
+        if message.error is not None:
+            way.attempts += 1
+            if way.attempts >= settings.fetch_attempts_max:
+                self._end(made, message.error)
+                return
+            delay = settings.retry_delay_ms(way.attempts)
+            self._desk.ctx.after(delay, PieceDue(message.holder))
+        elif message.arrow is None:
+            text = (
+                f"the subscribe to {made.name} did not take the changes at [{way.lower}, "
+                f"{way.upper}) within {settings.stash_orphan_ms} ms (stash_orphan_ms): subscribe "
+                f"again from {made.told}, or anew, and forget what came since"
+            )
+            self._end(made, SlowSubscriber(text))
+        else:
+            arrow, last = way.cut(message.arrow), way.last
+            self._remove(way.passed())
+            if last:
+                made.way = None
+                self._send(made, arrow, None)
+                if way.upper >= made.up_to:
+                    self._over(made, way.upper)
+                else:
+                    self._join(made)
+            else:
+                if arrow is not None:
+                    self._send(made, arrow, None, partial=True)
+                self._next_piece(made)
+
+    def _join(self, made: _Subscription) -> None:
+        """It goes on, if there is room."""
+        limit = self._desk.settings.subscribe_inflight_bytes_max
+        paused = made.held and made.stream is None and made.way is None
+        if paused and made.in_flight <= limit // 2:
+            self._tell(self._fanout.join(made))
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        """Blobs that nobody needs; one that cannot be removed now is collected later."""
+        stashed = self._desk.persist.stashed
+        if keys:
+            self._desk.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
+
+    def _send(
+        self,
+        made: _Subscription,
+        arrow: bytes | None,
+        traceparent: str | None,
+        *,
+        partial: bool = False,
+    ) -> None:
+        """Everything that was delivered and not told yet; `partial`: some of it."""
+        upper = made.told if partial else made.delivered
+        changes = Changes(made.request, made.told, upper, arrow, traceparent, partial)
         made.session.reply(changes)
-        made.told = made.delivered
+        made.told = upper
         if not made.in_flight:
             made.taken_ms = self._desk.ctx.monotonic_ms()
         made.in_flight += changes_bytes(changes)
@@ -239,10 +357,10 @@ class Subscribes:
             return
         made.in_flight = max(0, made.in_flight - size)
         made.taken_ms = self._desk.ctx.monotonic_ms()
-        limit = self._desk.settings.subscribe_inflight_bytes_max
-        if made.held and made.stream is None and made.in_flight <= limit // 2:
-            self._tell(self._fanout.join(made))
-        if made.progress and not made.in_flight and made.told < made.delivered:
+        self._next_piece(made)
+        self._join(made)
+        behind = made.told < made.delivered and made.way is None
+        if made.progress and not made.in_flight and behind:
             self._send(made, None, None)
 
     def cut_off(self) -> None:
@@ -317,6 +435,9 @@ class Subscribes:
     def _end(self, made: _Subscription, error: PenstockError | None) -> None:
         if error is not None:
             refuse(made.session, made.request, error)
+        if made.way is not None:
+            self._remove(made.way.abandoned())
+            made.way = None
         holder = subscribe_holder(made.id)
         del self._by_request[made.session.path, made.request]
         del self._by_holder[holder]

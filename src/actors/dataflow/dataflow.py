@@ -22,7 +22,7 @@ from actors.dataflow.events import Step
 from actors.dataflow.gather import Piece
 from actors.dataflow.hydrate import Resumed
 from actors.dataflow.machine import Machine
-from actors.dataflow.passthrough import Passed, PassThrough
+from actors.dataflow.passthrough import Opened, Passed, PassThrough
 from actors.dataflow.tasks import Tasks
 from actors.dataflow.traces import StepTraces
 from actors.dataflow.upkeep import Upkeep
@@ -35,12 +35,11 @@ from actors.errors import (
     LocalProtocolError,
     PenstockError,
     ReadBelowSince,
-    ViewInError,
 )
 from actors.kernel import Actor, Address, Effect
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage, Progress
-from actors.progress import EMPTY, Frontier, Time
+from actors.progress import EMPTY, Frontier
 from actors.protocol.compute import (
     DataflowDescription,
     SubscribeBatch,
@@ -130,6 +129,7 @@ class Dataflow(Actor[_Message]):
         self._stage: Effect | None = None
         self._outcome: Outcome | Passed | None = None
         self._held_commit: m.Commit | None = None
+        self._opened: m.Restored | None = None  # when the contents of a subscribe are taken
         self._restoring: m.Restore | None = None  # a view's, until it has ended
         self._awaiting: set[int] = set()
         self._measures = Measures()
@@ -159,7 +159,12 @@ class Dataflow(Actor[_Message]):
             self._upkeep = Upkeep(self.ctx, self._view, self._settings.hold_downgrade_ms)
         else:
             self._passing = PassThrough(
-                description, len(self._workers), self._persist, self.ctx.clock
+                description,
+                len(self._workers),
+                self._persist,
+                self.ctx.clock,
+                self._settings,
+                self._scratch,
             )
 
     async def on_stop(self) -> None:
@@ -244,8 +249,14 @@ class Dataflow(Actor[_Message]):
     async def _stage_done(self, event: m.Event, result: Any) -> None:
         match event:
             case m.Restored(incarnation=incarnation) if incarnation == self._machine.incarnation:
+                if isinstance(result, SubscribeBatch):
+                    self._opened = event  # what follows waits until the contents were taken
+                    self._emit(result)
+                    return
                 if self._upkeep is not None:
                     self._upkeep.warm(incarnation)
+            case m.Drop() if isinstance(result, SubscribeBatch):
+                self._emit(result)  # why it ends
             case m.Installed():
                 self._traces.installed(self._machine.step, self._measures)
                 if self._upkeep is not None:
@@ -265,7 +276,12 @@ class Dataflow(Actor[_Message]):
             await self._feed(m.SourcesReady(message.incarnation))
 
     async def _acknowledged(self, incarnation: int, worker: int, upper: Frontier) -> None:
-        """A worker has installed, or passed on, the step's updates."""
+        """A worker has installed, or passed on, the step's updates, or the contents before it."""
+        opened = self._opened
+        if opened is not None and (incarnation, upper) == (opened.incarnation, opened.lo):
+            self._opened = None
+            await self._feed(opened)
+            return
         step = self._machine.step
         if step is None or (incarnation, upper) != (step.incarnation, step.hi):
             return
@@ -285,8 +301,7 @@ class Dataflow(Actor[_Message]):
                 self._tasks.clear()
                 self._tell_workers(StartSources(self._description.id, incarnation))
             case m.Listen():
-                start = StartListen(effect.as_of, effect.snapshot)
-                await self._tasks.tell(effect.source, start)
+                await self._tasks.tell(effect.source, StartListen(effect.as_of, effect.snapshot))
             case m.Ask(source=source, piece=piece):
                 await self._ask(source, piece)
             case m.Return(source=source, keys=keys):
@@ -305,7 +320,9 @@ class Dataflow(Actor[_Message]):
             case m.Show(state=state, text=text):
                 self._show(state, text)
             case m.RetryLater(attempt=attempt):
-                self.ctx.after(self._delay_ms(attempt), m.RetryDue(attempt))
+                # With jitter, so that many do not come back at once.
+                delay = self._settings.retry_delay_ms(attempt)
+                self.ctx.after(delay * (0.5 + self.ctx.random.random() / 2), m.RetryDue(attempt))
             case m.CancelWork():
                 self._cancel_work()
             case m.Finish(lo=lo):
@@ -329,8 +346,7 @@ class Dataflow(Actor[_Message]):
             if not isinstance(error, PenstockError):
                 log.exception("%s: a stage failed", self.ctx.path, exc_info=error)
             text = f"{type(error).__name__}: {error}"
-            restart = isinstance(error, ReadBelowSince)
-            too_large = isinstance(error, EngineLost)
+            restart, too_large = isinstance(error, ReadBelowSince), isinstance(error, EngineLost)
             return StageDone(m.Failed(incarnation, number, text, restart, too_large))
 
         self._stage = self.ctx.effect(self._traces.inside(run), done=done, failed=failed)
@@ -354,19 +370,13 @@ class Dataflow(Actor[_Message]):
             self._run_stage(0, restore, resumed)
         elif passing is not None:
 
-            def started(event: m.Restored | ViewInError | ReadBelowSince) -> StageDone:
-                if isinstance(event, PenstockError):
-                    self._end_with(lo, event)
-                    return StageDone(m.Drop())
-                return StageDone(event)
+            def started(found: m.Restored | Opened) -> StageDone:
+                if isinstance(found, Opened):
+                    return StageDone(found.restored or m.Drop(), found.batch)
+                return StageDone(found)
 
             restart = restoring(incarnation, lambda: passing.restore(incarnation, lo))
             self._run_stage(0, restart, started)
-
-    def _end_with(self, lo: Time, error: PenstockError) -> None:
-        """A subscribe that cannot start, or go on: its one last batch says why."""
-        upper = max(lo, self._description.as_of) + 1
-        self._emit(SubscribeBatch(lo, upper, None, (type(error).__name__, str(error))))
 
     def _compute(self, step: Step) -> None:
         self._traces.begin(step)
@@ -464,7 +474,3 @@ class Dataflow(Actor[_Message]):
         machine = self._machine
         status = self._measures.status(self._description.id, state, text, machine.reading())
         self._workers[0].reply(msgspec.structs.replace(status, hi=machine.lo, steps=machine.steps))
-
-    def _delay_ms(self, attempt: int) -> float:
-        """With jitter, so that many do not come back at once."""
-        return self._settings.retry_delay_ms(attempt) * (0.5 + self.ctx.random.random() / 2)

@@ -22,10 +22,16 @@ class StashedBlobs:
     def __init__(self, blob: Blob, writer: str) -> None:
         self._blob = blob
         self._writer = writer
+        self._count = 0
 
     def key(self, name: str) -> str:
         """The key of a new blob; `name` is unique in this process."""
         return f"{FOLDER}/{self._writer}-{name}"
+
+    def fresh(self) -> str:
+        """The key of a new blob, for whoever counts none of its own."""
+        self._count += 1
+        return self.key(f"n{self._count:08x}")
 
     async def set(self, key: str, data: bytes) -> None:
         """Writes one. Raises `StoreFull`, `StorageError`."""

@@ -255,7 +255,11 @@ class Contents(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Updates with ``lower <= time < upper`` of a subscribe; `arrow` None: progress only."""
+    """Updates with ``lower <= time < upper`` of a subscribe; `arrow` None: progress only.
+
+    `partial`: only some of the updates of an interval that begins at `lower`, and `upper` is
+    `lower` too: the others follow, and the last of these answers has the interval's upper.
+    """
 
     request: int
     lower: Frontier
@@ -263,6 +267,7 @@ class Changes(msgspec.Struct, frozen=True, gc=False, tag=True):
     arrow: bytes | None = None
     traceparent: str | None = None
     """Sampled W3C trace context of a change among them."""
+    partial: bool = False
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, gc=False):

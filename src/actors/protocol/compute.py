@@ -245,7 +245,8 @@ class PeekRows(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class StashPart(msgspec.Struct, frozen=True, gc=False):
-    """A blob with a piece of a result: an Arrow IPC stream as in `PeekRows`."""
+    """A blob with a piece of a result: an Arrow IPC stream as in `PeekRows`, or of a batch: as
+    in `SubscribeBatch`."""
 
     key: str
     rows: int
@@ -300,6 +301,9 @@ class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     `arrow` is an IPC stream (columns, ``__time``, ``__diff``), None when there are none.
     `error` set: the view holds an error; the subscribe ends.
+
+    Updates that are too many for a response are in `parts`, as those of `PeekStashed` are: the
+    batch is all of them, and those of `arrow`.
     """
 
     lower: Frontier
@@ -308,6 +312,9 @@ class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
     error: tuple[str, str] | None = None
     traceparent: str | None = None
     """Sampled W3C trace context of a change among them."""
+    parts: tuple[StashPart, ...] = ()
+    """In no order. Who reads them removes them; what nobody reads is collected after
+    `stash_orphan_ms`."""
 
 
 class SubscribeDropped(msgspec.Struct, frozen=True, gc=False, tag=True):

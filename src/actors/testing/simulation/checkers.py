@@ -168,8 +168,8 @@ class ReadsChecker:
 
 class SubscribeChecker:
     """What a subscription was sent is the object's contents at its start, then every change:
-    intervals without gap or repeat, each update in its interval, sums equal to the contents at
-    each upper.
+    intervals without gap or repeat, in one answer or in pieces of which the last has the upper,
+    each update in its interval, sums equal to the contents at each upper.
 
     Does not cover: when it is told; a resumption after a lost connection is a subscription anew.
     """
@@ -178,6 +178,8 @@ class SubscribeChecker:
         self._history = history
         self._name = request.name
         self._upper: int | None = None
+        self._times: list[int] = []
+        """Of the updates of pieces whose interval has not ended."""
         self._bag: Bag = Counter()
 
     def told(self, changes: Changes) -> None:
@@ -192,17 +194,23 @@ class SubscribeChecker:
             )
         if changes.arrow is not None:
             table = from_ipc(changes.arrow)
-            times, diffs = table[TIME].to_pylist(), table[DIFF].to_pylist()
+            self._times += table[TIME].to_pylist()
             rows = table.drop_columns([TIME, DIFF])
             values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
-            for row, time, diff in zip(values, times, diffs, strict=True):
-                if not changes.lower <= time < changes.upper:
-                    raise Violation(
-                        f"subscribe: {name}: an update at {time} in [{changes.lower}, "
-                        f"{changes.upper})"
-                    )
+            for row, diff in zip(values, table[DIFF].to_pylist(), strict=True):
                 self._bag[row] += diff
         first, self._upper = self._upper is None, changes.upper
+        # A piece does not say where its interval ends; the last one does.
+        beyond = EMPTY if changes.partial else changes.upper
+        wrong = [time for time in self._times if not changes.lower <= time < beyond]
+        if wrong or (changes.partial and changes.upper != changes.lower):
+            raise Violation(
+                f"subscribe: {name}: updates at {wrong[:4]} in [{changes.lower}, {changes.upper})"
+                f"{', a piece' if changes.partial else ''}"
+            )
+        if changes.partial:
+            return
+        self._times.clear()
         if changes.upper >= EMPTY or (first and changes.upper == changes.lower):
             return
         found: Bag = Counter({row: n for row, n in self._bag.items() if n})

@@ -29,7 +29,7 @@ async def check_rest(world: World) -> None:
 
 
 _CONTROLLER: Final = re.compile(
-    r"0 objects, 0 sessions, 0 reads and waits, 0 queries, 0 subscribes"
+    r"0 objects, 0 sessions, 0 reads and waits, 0 queries, 0 subscribes, 0 copies"
 )
 
 

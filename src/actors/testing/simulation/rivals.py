@@ -160,6 +160,9 @@ class Rival:
             case SubscribeResponse(id=id_, batch=SubscribeBatch() as batch) if (
                 id_ in self._streams and batch.error is None
             ):
+                if batch.parts:  # as reads by the stash, they are checked at the clients
+                    del self._streams[id_]
+                    return
                 changes = Changes(0, batch.lower, batch.upper, batch.arrow)
                 self._streams[id_].told(changes)
             case _:
