@@ -31,6 +31,7 @@ runner = CliRunner()
         "status",
         "peek",
         "copy-to",
+        "subscribe",
         "actors",
         "explain",
         "java",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import anyio
 import typer
 
-from actors.egress import copy_to
+from actors.egress import copy_to, subscribe
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
 from actors.inspection import actors, explain, peek, query, relations, status, trace, tracing
 from actors.settings import Settings, load
@@ -304,6 +304,7 @@ def simulate(
 for _command in (status, peek, query, relations, actors, tracing, trace, explain):
     app.command()(_command)
 app.command("copy-to")(copy_to)
+app.command()(subscribe)
 
 
 @app.command()

@@ -1,17 +1,25 @@
-"""Commands that carry data out of a running service: into files of its machine."""
+"""Commands that carry data out of a running service: into files of its machine, and changes to
+the standard output."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
+import anyio
 import typer
 
 from actors.errors import BadSettings
+from actors.progress import EMPTY
 from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service
 
 if TYPE_CHECKING:
+    from actors.client import Change, Client
     from actors.controller.client_copies import CopiedTo, CopyFormat
     from actors.protocol.api import CopyProgress
 
@@ -103,3 +111,130 @@ def far(progress: CopyProgress) -> str:
         f"{progress.bytes_read / mib:.1f} of {progress.bytes_total / mib:.1f} MiB; "
         f"{progress.rows} rows written"
     )
+
+
+@speaks_to_a_service
+def subscribe(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="A table or view.")],
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot/--no-snapshot", help="Whether the contents come first.")
+    ] = True,
+    as_of: Annotated[
+        int | None, typer.Option(help="The time of the contents, and where changes begin.")
+    ] = None,
+    up_to: Annotated[int | None, typer.Option(help="Ends before this time.")] = None,
+    resume: Annotated[
+        int | None, typer.Option(help="Goes on from this frontier, without the contents.")
+    ] = None,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Says up to where all has been printed, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a change.")] = False,
+) -> None:
+    """Prints the changes of a table or view as they come, until it is interrupted.
+
+    Each row has its time, and how often it came (or, below zero, went). At the end the frontier
+    to resume from is told on stderr: `--resume` goes on there, without gap or repeat.
+    """
+    set_up_logging("warning")
+    given: dict[str, Any] = {
+        "from_": resume,
+        "as_of": as_of,
+        "up_to": up_to,
+        "snapshot": snapshot,
+        "progress": progress,
+    }
+    printed = Printed(as_json=as_json, progress=progress, upper=resume)
+    try:
+        run_loop(lambda: _follow(target, name, given, printed))
+    except* BrokenPipeError:
+        # Who reads has had enough; what Python flushes at its end must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        text = printed.resumption()
+        if text:
+            print(text, file=sys.stderr)
+
+
+class Printed:
+    """What has been printed of a subscribe, and how it is."""
+
+    def __init__(self, *, as_json: bool, progress: bool, upper: int | None) -> None:
+        self._as_json = as_json
+        self._progress = progress
+        self._named = as_json
+        """The line with the columns' names has been printed."""
+        self._partial = False
+        self.upper = upper
+        """Everything below it has been printed."""
+
+    def lines(self, change: Change) -> Iterator[str]:
+        """A change as it is printed."""
+        from actors.plan.schema import DIFF, TIME
+
+        if change.table is not None:
+            names = [n for n in change.table.column_names if n not in (TIME, DIFF)]
+            if not self._named:
+                self._named = True
+                yield "\t".join([TIME, DIFF, *names])
+            for row in change.table.select([TIME, DIFF, *names]).to_pylist():
+                if self._as_json:
+                    yield json.dumps(row, default=str)
+                else:
+                    yield "\t".join("NULL" if v is None else str(v) for v in row.values())
+        if self._progress and not change.partial:
+            upper = None if change.upper >= EMPTY else change.upper
+            if self._as_json:
+                yield json.dumps({"__upper": upper})
+            else:
+                yield "# the end" if upper is None else f"# upper {upper}"
+
+    def done(self, change: Change) -> None:
+        """All of it has been printed."""
+        self._partial = change.partial
+        if not change.partial:
+            self.upper = change.upper
+
+    def resumption(self) -> str:
+        """How to go on; empty when there is nothing to go on with."""
+        if self.upper is not None and self.upper >= EMPTY:
+            return ""
+        if self.upper is None:
+            return "nothing to resume from: the contents were not whole" if self._partial else ""
+        also = "; forget what was printed last, which was not whole" if self._partial else ""
+        return f"resume with --resume {self.upper}{also}"
+
+
+async def _follow(target: Target, name: str, given: dict[str, Any], printed: Printed) -> None:
+    """Until the end of the subscribe, or a signal."""
+    from actors.client import Client
+
+    async with (
+        anyio.create_task_group() as group,
+        await Client.connect(target.address, settings=target.settings) as client,
+    ):
+        group.start_soon(_end_on_signal, group.cancel_scope)
+        await _print(client, name, given, printed)
+        group.cancel_scope.cancel()
+
+
+async def _end_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+async def _print(client: Client, name: str, given: dict[str, Any], printed: Printed) -> None:
+    async with contextlib.aclosing(client.subscribe(name, **given)) as changes:
+        async for change in changes:
+            text = "".join(f"{line}\n" for line in printed.lines(change))
+            # On a thread: a reader that is slow holds back the changes, not the connection.
+            await anyio.to_thread.run_sync(_write, text, abandon_on_cancel=True)
+            printed.done(change)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
