@@ -45,6 +45,8 @@ R = TypeVar("R")
 
 log = logging.getLogger("penstock.transport")
 
+READ_TURNS: Final = 2
+"""Of the loop: one to look at the socket, one to read it."""
 ACCEPT_RETRY_S: Final = 0.1
 """After a failure to accept, as when there are no file descriptors left."""
 
@@ -171,6 +173,10 @@ class FramedConnection(Generic[S, R]):
             with anyio.move_on_after(self._close_s):
                 async with self._lock:  # a frame that has been begun is finished
                     pass
+                # What has come is read from the socket: closing over unread bytes would reset
+                # the connection, and the peer might lose what was sent last.
+                for _ in range(READ_TURNS):
+                    await asyncio.sleep(0)
         finally:
             await self._stream.aclose(self._close_s)
 
