@@ -14,9 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from actors.persist import compaction
-from actors.persist.compaction import BATCH_BYTES_MIN, Merger, choose, row_hashes
+from actors.persist.compaction import BATCH_BYTES_MIN, Merger, choose, row_hashes, summed
 from actors.persist.shard import Batch, NewShard, Part, ShardState, created
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.updates import consolidate
 
 SCHEMA = Schema((Column("a", "bigint"), Column("b", "string")))
 
@@ -187,3 +188,50 @@ def test_hashes_spread() -> None:
     counts = np.bincount((row_hashes(rows) % np.uint64(16)).astype(np.int64), minlength=16)
     assert counts.min() > 400
     assert counts.max() < 900
+
+
+def test_summing_is_consolidating() -> None:
+    random = np.random.default_rng(5)
+    for rows in (0, 1, 2, 50, 40_000):
+        spread = max(1, rows // 2)
+        many = pa.table(
+            {
+                "a": pa.array(random.integers(0, spread, rows)),
+                "b": pa.array([None if n % 11 == 0 else str(n % 3) for n in range(rows)]),
+                TIME: pa.array(random.integers(0, 2, rows)),
+                DIFF: pa.array(random.integers(-1, 2, rows)),
+            }
+        )
+        given, wanted = sorted_rows(summed(many)), sorted_rows(consolidate(many))
+        assert given == wanted
+        assert summed(many).schema == many.schema
+
+
+def sorted_rows(updates: pa.Table) -> list[tuple[object, ...]]:
+    return sorted(zip(*[c.to_pylist() for c in updates.columns], strict=True), key=repr)
+
+
+def test_rows_that_equal_no_other_are_not_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 50_000
+    text = [f"{n:08d}{'x' * 200}" for n in range(count)]
+    rows = pa.table(
+        {
+            "a": pa.array(range(count)),
+            "b": pa.array(text),
+            TIME: pa.array([3] * count),
+            DIFF: pa.array([1] * count),
+        }
+    )
+    assert summed(rows) is rows
+    twice = pa.concat_tables([rows, rows.slice(10, 5)])
+    grouped: list[int] = []
+
+    def counted(updates: pa.Table) -> pa.Table:
+        grouped.append(updates.num_rows)
+        return consolidate(updates)
+
+    monkeypatch.setattr(compaction, "consolidate", counted)
+    found = summed(twice)
+    assert grouped == [10]
+    assert found.num_rows == count
+    assert Counter(found[DIFF].to_pylist()) == {1: count - 5, 2: 5}

@@ -10,7 +10,8 @@ part, and what lies after it, to a blob.
 **How.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
 one; while they fit into the budget they are merged at once. Beyond that rows go to files by a
 hash of their user columns (equal rows meet in one file), and the files are merged one by one.
-The budget counts decoded bytes; a hash that puts everything into one file (a single huge group
+Only rows whose hash occurs twice are grouped. The budget counts decoded bytes, and a merge takes
+about four times as much; a hash that puts everything into one file (a single huge group
 of equal rows, say) still needs that file in memory.
 """
 
@@ -31,7 +32,7 @@ import pyarrow.compute as pc
 from actors.persist.location import storage_error
 from actors.persist.parts import part_schema
 from actors.persist.shard import Batch, ShardState
-from actors.plan.schema import ERROR, Schema
+from actors.plan.schema import DIFF, ERROR, Schema
 from actors.plan.updates import advance, consolidate
 from actors.progress import Time
 
@@ -39,6 +40,8 @@ GROWTH: Final = 2
 BATCH_BYTES_MIN: Final = 4096
 """Smaller batches count as this much: an empty one costs something, too."""
 FILES_MAX: Final = 256
+HASHED_AT_ONCE: Final = 16_384
+"""Rows: of text each value becomes an object of Python's meanwhile."""
 
 
 def choose(
@@ -128,11 +131,11 @@ class Merger:
                 self._start_spilling(self._scratch)
 
     def _consolidate_held(self) -> None:
-        merged = consolidate(pa.concat_tables(self._held))
+        merged = summed(pa.concat_tables(self._held))
         self._held, self._held_bytes = [merged], merged.nbytes
 
     def _start_spilling(self, scratch: Path) -> None:
-        share = max(1, self._held_bytes * 2 // self._bytes_max + 1)
+        share = self._held_bytes // self._bytes_max + 1
         count = share * max(1, -(-self._rows // max(1, self._held_rows)))
         try:
             scratch.mkdir(parents=True)
@@ -158,7 +161,7 @@ class Merger:
     def _merged(self) -> Iterator[pa.Table]:
         if not self._writers:
             if self._held:
-                yield consolidate(pa.concat_tables(self._held))
+                yield summed(pa.concat_tables(self._held))
             return
         assert self._scratch is not None
         try:
@@ -170,7 +173,7 @@ class Merger:
                 with pa.OSFile(str(path), "rb") as source:
                     table = pa.ipc.open_stream(source).read_all()
                 os.unlink(path)
-                yield consolidate(table)
+                yield summed(table)
         except OSError as error:
             raise storage_error(f"read back {self._scratch}", error) from error
 
@@ -199,9 +202,33 @@ def input_rows(inputs: Sequence[Batch]) -> int:
     return sum(part.rows for batch in inputs for part in batch.parts)
 
 
+def summed(updates: pa.Table) -> pa.Table:
+    """As `consolidate`. Grouping takes several times the memory of its rows, so only those are
+    grouped that another may equal."""
+    hashes = row_hashes(updates.drop_columns([DIFF]))
+    order = np.argsort(hashes)
+    same = hashes[order][1:] == hashes[order][:-1]
+    shared = np.zeros(len(hashes), np.bool_)
+    shared[order[1:]] = same
+    shared[order[:-1]] |= same
+    del order, same
+    alone = ~shared & (updates[DIFF].to_numpy() != 0)
+    if alone.all():
+        return updates
+    rest = consolidate(updates.filter(pa.array(shared)))
+    return pa.concat_tables([updates.filter(pa.array(alone)), rest])
+
+
 def row_hashes(rows: pa.Table) -> Any:
     """A uint64 for each row, the same for rows of the same bits. Nested columns count only where
-    there are no others."""
+    there are no others. What it takes beside its result is bounded."""
+    if rows.num_rows <= HASHED_AT_ONCE:
+        return _row_hashes(rows)
+    starts = range(0, rows.num_rows, HASHED_AT_ONCE)
+    return np.concatenate([_row_hashes(rows.slice(start, HASHED_AT_ONCE)) for start in starts])
+
+
+def _row_hashes(rows: pa.Table) -> Any:
     total = np.zeros(rows.num_rows, dtype=np.uint64)
     flat = [name for name in rows.column_names if not pa.types.is_nested(rows[name].type)]
     with np.errstate(over="ignore"):

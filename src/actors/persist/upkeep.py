@@ -36,8 +36,8 @@ from actors.settings import Settings
 
 _ROUNDS_MAX = 8
 """Compactions of one shard in a row."""
-_DECODED_TARGETS = 2
-"""Decoded bytes that a merge keeps in memory, in parts of the target size."""
+_DECODED_SHARE = 2
+"""Of decoded bytes a merge keeps this part of a part's target size in memory."""
 
 
 class Upkeep:
@@ -131,7 +131,7 @@ class Upkeep:
             to=compact_to(state, inputs[-1].upper),
             rows=input_rows(inputs),
             errors=any(part.has_errors for batch in inputs for part in batch.parts),
-            bytes_max=_DECODED_TARGETS * limits.part_bytes_target,
+            bytes_max=max(1, limits.part_bytes_target // _DECODED_SHARE),
             scratch=scratch,
         )
         written: list[Part] = []
