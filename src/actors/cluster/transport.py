@@ -30,6 +30,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from actors.cluster import sockets
 from actors.cluster.address import Address
@@ -176,7 +177,7 @@ class FramedConnection(Generic[S, R]):
                 # What has come is read from the socket: closing over unread bytes would reset
                 # the connection, and the peer might lose what was sent last.
                 for _ in range(READ_TURNS):
-                    await asyncio.sleep(0)
+                    await anyio.lowlevel.checkpoint()
         finally:
             await self._stream.aclose(self._close_s)
 
