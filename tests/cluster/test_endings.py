@@ -10,6 +10,7 @@ from actors.cluster.connection import Accept, Acceptor, ClientCommands, Connecti
 from actors.errors import Broken, PenstockError
 from actors.protocol.compute import CreateInstance, Frontiers, Hello, InitializationComplete
 from actors.settings import Settings
+from actors.testing.encoding import carry_by_reference
 from actors.testing.isolation import Isolation
 
 
@@ -28,6 +29,9 @@ class Failing:
 
     def end(self, error: PenstockError) -> None:
         self.ended = self.ended or error
+
+
+carry_by_reference(Failing)
 
 
 async def test_a_connection_that_failed_while_it_sent_is_freed(stage: Isolation) -> None:
