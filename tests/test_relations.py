@@ -169,6 +169,34 @@ async def test_what_waits_is_told(tmp_path: Path) -> None:
         assert await world.rows("subscribes") == []
 
 
+async def test_a_copy_under_way_is_told(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        assert await world.rows("copies") == []
+        client, place = world.client, "out"
+        world.controls.hold("Step")
+        time = await client.insert("t", [{"k": 100, "v": 7}])
+        async with anyio.create_task_group() as group:
+
+            async def copy() -> None:
+                await client.copy_to("w", place, as_of=time)
+
+            group.start_soon(copy)
+
+            async def told() -> bool:
+                found = await world.rows("dataflows", where=[("kind", "=", "copy")])
+                return [row["name"] for row in found] == ["w"]
+
+            await until(told)
+            [row] = await world.rows("copies")
+            assert (row["object"], row["as_of"], row["state"]) == ("w", time, "waiting")
+            assert (row["destination"], row["format"]) == (place, "parquet")
+            dataflow = await world.rows("dataflows", where=[("id", "=", row["dataflow"])])
+            assert len(dataflow) == 1
+            assert await world.rows("frontiers", where=[("id", "=", row["dataflow"])]) == []
+            world.controls.release("Step")
+        assert await world.rows("copies") == []
+
+
 async def test_errors_are_told_with_their_time_until_they_are_gone(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         client = world.client

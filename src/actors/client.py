@@ -406,8 +406,10 @@ class Client:
     ) -> AsyncGenerator[pa.Table, None]:
         """As `_pieces`. `engine`: Spark answers also what a read could."""
         number = self._exchange.number()
-        slot = await self._exchange.open(Query(number, sql, as_of, deadline_ms, engine))
-        told = await self._exchange.read_instead(number, slot)
+        with root(CLIENT_REQUEST, number, "query") as opened:
+            request = Query(number, sql, as_of, deadline_ms, engine, outgoing(opened))
+            slot = await self._exchange.open(request)
+            told = await self._exchange.read_instead(number, slot)
         if told is None:
             found, names = self._answers(number, slot, NO_WISH), None
         else:

@@ -260,6 +260,27 @@ async def test_a_request_that_was_decided_against_is_not_traced(
     assert (found.trace_id, found.parent_id) == (f"{7:032x}", f"{9:016x}")
 
 
+async def test_a_query_is_one_trace_from_its_client_to_the_engine(
+    tmp_path: Path, tracing: Tracing, receiver: Receiver
+) -> None:
+    async with running(tmp_path) as client:
+        sql = "SELECT count(*) AS n FROM flights"
+        assert [batch.to_pylist() async for batch in client.query(sql)] == [[{"n": 1}]]
+        assert [b.num_rows async for b in client.query("SELECT id FROM flights")] == [1]
+    found = await flushed(tracing, receiver)
+    asked = [span for span in found if span.attributes.get("penstock.object") == "query"]
+    traces = {span.trace_id for span in asked}
+    assert len(traces) == 2, "each has its own"
+    jobs = [span for span in found if str(span.attributes.get("penstock.job")).endswith("/select")]
+    assert len(jobs) == 1
+    assert jobs[0].trace_id in traces
+    by_id = {span.span_id: span for span in found}
+    session = by_id[jobs[0].parent_id]
+    assert session.attributes["penstock.object"] == "query"
+    assert session.start_ns <= jobs[0].start_ns <= jobs[0].end_ns <= session.end_ns
+    assert by_id[session.parent_id].name == CLIENT_REQUEST.name
+
+
 async def test_failures_are_told_and_cancels_are_none(tracing: Tracing, receiver: Receiver) -> None:
     with pytest.raises(ValueError, match="no"), spans.root(GROUP_COMMIT, 1):
         raise ValueError("no")

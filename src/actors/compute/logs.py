@@ -231,6 +231,8 @@ class Logs:
     def _frontiers(self, worker: int) -> Iterator[Row]:
         for rendered in self._state.rendered.values():
             described = rendered.description
+            if rendered.is_copy:
+                continue
             upper = rendered.emitted if rendered.is_subscribe else rendered.output
             yield (
                 worker,
@@ -275,7 +277,7 @@ class Logs:
         for rendered in self._state.rendered.values():
             status = rendered.status
             state = "suspended" if status is None else status.state
-            if rendered.is_subscribe or state not in _HYDRATING:
+            if rendered.is_subscribe or rendered.is_copy or state not in _HYDRATING:
                 continue
             read = (None,) * 4
             if status is not None and status.parts_total:

@@ -179,10 +179,16 @@ class Controller(Actor[ControllerMessage]):
         self._reads = Reads(desk)
         self._subscribes = Subscribes(desk)
         self._queries = Queries(desk, self._executor, self._scratch / "queries")
-        self._relations = Relations(
-            desk, self._reads, self._subscribes, self._queries, self._sessions, self._executor
-        )
         self._copies = Copies(desk)
+        self._relations = Relations(
+            desk,
+            self._reads,
+            self._subscribes,
+            self._queries,
+            self._copies,
+            self._sessions,
+            self._executor,
+        )
         desk.maintenance = self._maintenance
         desk.writer = self.ctx.spawn(
             lambda: TableWriter(

@@ -12,6 +12,7 @@ wants it, one at a time: the next when the last was written to the client.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -209,6 +210,23 @@ class Copies:
             case CopyDropped():
                 what = f"the copy of {made.entry.name} was dropped by its replica"
                 self._end(made, Broken(what))
+
+    # -- for people ----------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """All of them, as ``penstock.copies`` tells them."""
+        for made in self._copies.values():
+            yield (
+                made.session.path,
+                made.request.request,
+                made.entry.name,
+                made.dataflow.as_of,
+                made.request.destination,
+                made.request.format,
+                made.state,
+                made.request.deadline_ms,
+                made.id,
+            )
 
     # -- ending --------------------------------------------------------------------------------
 

@@ -60,6 +60,8 @@ from actors.plan.updates import opening_of
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import Contents, Query, ReadInstead
 from actors.protocol.relations import RELATIONS
+from actors.spans import carrying
+from actors.telemetry import TRACEPARENT
 from actors.views.compile import CHANGES_MEANING
 from actors.views.parse import read_query
 from actors.views.simple import simple_read
@@ -204,8 +206,14 @@ class Queries:
         )
         self._by_request[session.path, request.request] = number
         run = _Run(desk, self._executor, self._scratch / f"query-{number}", number, running, inputs)
+        traceparent = TRACEPARENT.get()
+
+        async def carry_out() -> None:
+            with carrying(traceparent):
+                await run.carry_out()
+
         running.effect = desk.ctx.effect(
-            run.carry_out,
+            carry_out,
             done=lambda _: QueryEnded(number),
             failed=lambda error: QueryEnded(number, fault(error)),
         )

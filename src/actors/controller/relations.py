@@ -20,6 +20,7 @@ import msgspec
 
 from actors.compute.logs import Row, answer, frontier_or_null
 from actors.controller.catalog import INDEX, TABLE, CatalogObject
+from actors.controller.copies import Copies
 from actors.controller.desk import Desk, fault, refuse
 from actors.controller.queries import Queries
 from actors.controller.reads import RELATION, Reads
@@ -79,6 +80,7 @@ class Relations:
         reads: Reads,
         subscribes: Subscribes,
         queries: Queries,
+        copies: Copies,
         sessions: dict[str, Peer],
         executor: Address[ExecutorMessage],
     ) -> None:
@@ -98,6 +100,7 @@ class Relations:
             "holds": self._holds,
             "peeks": lambda _: chain(self._reads.rows(), self._queries.rows()),
             "subscribes": lambda _: self._subscribes.rows(),
+            "copies": lambda _: copies.rows(),
             "connections": lambda _: self._connections(),
             "errors": lambda _: self._errors(),
             "spark_jobs": lambda found: map(_job_row, found.jobs),

@@ -190,6 +190,8 @@ class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
     deadline_ms: int | None = None
     engine: bool = False
     """Whether the engine answers also what a read could."""
+    traceparent: str | None = None
+    """W3C trace context of the request; one that is not sampled: it is not to be traced."""
 
 
 class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -392,7 +394,7 @@ Answer: TypeAlias = (
 )
 
 
-Traced: TypeAlias = Write | Read | Subscribe | CreateTable | CreateView | CreateIndex | Drop
+Traced: TypeAlias = Write | Read | Subscribe | CreateTable | CreateView | CreateIndex | Drop | Query
 """Requests that bring a trace context, and whose way is traced."""
 
 
@@ -400,4 +402,6 @@ def objects_of(request: Traced) -> str:
     """The names of the objects that a request is about, for people."""
     if isinstance(request, Write):
         return ",".join(change.table for change in request.changes)
+    if isinstance(request, Query):
+        return "query"
     return request.name
