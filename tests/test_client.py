@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
 import pyarrow as pa
 import pytest
 
-from actors.client import Change, Client, TableWrite
+from actors.client import Change, Client, TableWrite, whole
 from actors.controller.memory_link import MemoryConnection, pair
 from actors.errors import (
     Broken,
@@ -340,3 +341,31 @@ async def test_what_piles_up_in_the_midst_of_an_interval_is_not_taken_twice() ->
         (7, True),
         (EMPTY, False),
     ]
+
+
+async def test_pieces_are_put_together() -> None:
+    def table(*values: int) -> pa.Table:
+        return pa.table({"x": list(values)})
+
+    closed = False
+
+    async def pieces() -> AsyncGenerator[Change, None]:
+        nonlocal closed
+        try:
+            yield Change(5, 5, table(1), True)
+            yield Change(5, 5, table(2), True)
+            yield Change(5, 6)
+            yield Change(6, 7)
+            yield Change(7, 8, table(3))
+            yield Change(8, 8, table(4), True)
+        finally:
+            closed = True
+
+    found = [change async for change in whole(pieces())]
+    assert [(c.lower, c.upper, c.partial) for c in found] == [
+        (5, 6, False),
+        (6, 7, False),
+        (7, 8, False),
+    ]
+    assert [c.table and c.table["x"].to_pylist() for c in found] == [[1, 2], None, [3]]
+    assert closed

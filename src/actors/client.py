@@ -32,6 +32,7 @@ from actors.compute.finishing import Finisher
 from actors.controller.client_answers import contents
 from actors.controller.client_changes import Change as Change
 from actors.controller.client_changes import Wanted, follow
+from actors.controller.client_changes import whole as whole
 from actors.controller.client_copies import CopiedTo as CopiedTo
 from actors.controller.client_copies import CopyFormat, copied
 from actors.controller.client_link import Exchange, Link, Slot
@@ -440,10 +441,11 @@ class Client:
         it; the last change has the empty upper. Without `progress` no changes that hold no rows,
         but for the last. With `from_`, the changes with ``time >= from_`` only: a subscriber that
         stopped goes on exactly with the `upper` of its last change that was not `partial`: what
-        is too large comes in pieces (see `Change`). Ends when nothing more will come; leave the
-        loop to end it sooner. A client that takes changes more slowly than they come holds back
-        only itself; one that takes nothing for too long is cut off. Raises `ReadBelowSince`,
-        `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`, `Broken`.
+        is too large comes in pieces (see `Change`; `whole` puts them together). Ends when nothing
+        more will come; leave the loop to end it sooner. A client that takes changes more slowly
+        than they come holds back only itself; one that takes nothing for too long is cut off.
+        Raises `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
+        `Broken`.
         """
         wish = Wanted(name, from_, as_of, up_to, snapshot, progress)
         stream = follow(self._exchange, wish, self._settings.subscribe_inflight_bytes_max)

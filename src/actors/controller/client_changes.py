@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -95,6 +96,20 @@ async def follow(
             return
         if not (paused and answer.code == Canceled.__name__):
             raise from_wire(answer.code, answer.text, answer.determinate)
+
+
+async def whole(changes: AsyncGenerator[Change, None]) -> AsyncGenerator[Change, None]:
+    """The same changes, pieces put together: each is an interval, complete. Holds one of them,
+    however large. The `changes` are closed with it."""
+    tables: list[pa.Table] = []
+    async with contextlib.aclosing(changes):
+        async for change in changes:
+            if change.table is not None:
+                tables.append(change.table)
+            if not change.partial:
+                table = pa.concat_tables(tables) if tables else None
+                yield Change(change.lower, change.upper, table)
+                tables = []
 
 
 def _change(answer: Any) -> Change:

@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from actors.client import Client
+from actors.client import Client, whole
 from actors.demo import flights, play, proof
 from actors.demo.picture import Board, percentiles
 from actors.demo.views import VIEWS
@@ -169,7 +169,7 @@ async def _stream(
 
 
 async def _follow(client: Client, name: str, board: Board) -> None:
-    async for change in client.subscribe(name):
+    async for change in whole(client.subscribe(name)):
         board.follow(name, change.upper, change.table)
 
 
