@@ -20,6 +20,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
+from actors.arrangement.gathered import Gathered
 from actors.errors import StorageError
 from actors.kernel import System
 from actors.persist import PersistClient
@@ -90,6 +91,28 @@ async def test_the_contents_are_one_batch_however_large(
         assert not any("snapshot-" in name for _, names, _ in os.walk(tmp_path) for name in names)
 
 
+async def test_large_contents_without_retractions_go_out_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.dataflow.snapshots.HELD_BYTES_MAX", 1_000)
+    monkeypatch.setattr(Gathered, "add", None)  # nothing is summed up
+    async with surroundings() as (system, persist):
+        await shard(persist, "numbers", NUMBERS)
+        await write(persist, "numbers", 5, table(NUMBERS, *[(n, n % 5, 1) for n in range(3_000)]))
+        await write(persist, "numbers", 7, table(NUMBERS, *[(n, 6, 2) for n in range(10)]))
+        await write(persist, "numbers", 9, table(NUMBERS, (-1, 8, 1)))
+        house = subscribe(system, persist, tmp_path, 7)
+        await house.address.send(Scheduled())
+        batches = house.workers[0].batches
+        await house.until(lambda: len(batches) > 1)
+        sums: Counter[tuple[Any, ...]] = Counter()
+        for id_, time, diff in await rows_of(persist, batches[0]):
+            sums[id_, time] += diff
+        assert sums == {(n, 7): 1 + 2 * (n < 10) for n in range(3_000)}
+        assert await rows_of(persist, batches[1]) == [(-1, 8, 1)]
+        assert await blobs(persist) == len(batches[0].parts) > 10
+
+
 async def test_a_step_that_is_too_large_is_one_batch(tmp_path: Path) -> None:
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
@@ -109,10 +132,13 @@ async def test_a_step_that_is_too_large_is_one_batch(tmp_path: Path) -> None:
         assert all(large.lower <= time < large.upper for time in times)
 
 
+@pytest.mark.parametrize("summed", [True, False])
 async def test_a_store_that_fails_in_the_midst_repeats_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summed: bool
 ) -> None:
     """The batch is told when all of it is there; what a failed try wrote is removed."""
+    if not summed:
+        monkeypatch.setattr("actors.dataflow.snapshots.HELD_BYTES_MAX", 1_000)
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 1) for n in range(3_000)]))

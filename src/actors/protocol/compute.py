@@ -313,8 +313,8 @@ class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
     traceparent: str | None = None
     """Sampled W3C trace context of a change among them."""
     parts: tuple[StashPart, ...] = ()
-    """In no order. Who reads them removes them; what nobody reads is collected after
-    `stash_orphan_ms`."""
+    """In no order, and consolidated each by itself at most. Who reads them removes them; what
+    nobody reads is collected after `stash_orphan_ms`."""
 
 
 class SubscribeDropped(msgspec.Struct, frozen=True, gc=False, tag=True):
