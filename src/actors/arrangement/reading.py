@@ -33,7 +33,7 @@ from actors.plan.updates import FEW_ROWS_MAX, consolidate
 from actors.progress import Time
 
 ROWS_AT_ONCE: Final = 65_536
-BYTES_AT_ONCE: Final = 2 << 20
+BYTES_AT_ONCE: Final = 4 << 20
 """Slices have as many rows as the smaller of the two allows."""
 RESIDENT_BYTES_MAX: Final = 64 << 20
 """Of all runs' files, before a walk over them gives back what it has passed."""
