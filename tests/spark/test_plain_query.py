@@ -96,6 +96,18 @@ def test_a_large_select_goes_into_files_that_keep_the_order(
         Path(file.path).unlink()
 
 
+TRAPS = (
+    "SELECT K, T.n AS `a b`, S FROM T ORDER BY k",
+    "SELECT * FROM t WHERE f > 1 ORDER BY k",
+    "SELECT k, f FROM t WHERE 0 = f ORDER BY k",
+    "SELECT f, k FROM t WHERE f <> 0 ORDER BY f DESC, k",
+    "SELECT k FROM t WHERE NOT s IS NULL AND s < 'bc' ORDER BY s DESC NULLS FIRST, k LIMIT 5",
+    "SELECT k, f FROM t ORDER BY f, k",
+    "SELECT k, f FROM t ORDER BY f DESC NULLS FIRST, k LIMIT 12 OFFSET 3",
+)
+"""Names in other cases, NaN, zeros with a sign, infinities, NULLs in order."""
+
+
 async def _all(pieces: Any) -> pa.Table:
     async with aclosing(pieces):
         return expand(pa.concat_tables([piece async for piece in pieces]))
@@ -113,14 +125,19 @@ async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path) -> No
             await client.create_table("t", COLUMNS, ["k"])
             await client.insert("t", rows_of(dice))
             await client.create_view("w", "SELECT s, count(*) AS n FROM t GROUP BY s")
-            time = await client.delete("t", [{"k": k} for k in range(0, 40, 7)])
-            for number in range(40):
-                sql, ordered = sql_of(dice)
+            await client.delete("t", [{"k": k} for k in range(0, 40, 7)])
+            floats = [float("nan"), -0.0, float("inf"), float("-inf")]
+            strange = [{"k": 1000 + n, "f": f} for n, f in enumerate(floats)]
+            time = await client.insert("t", strange)
+            await client.wait_for("w", time)
+            asked = [(sql, True) for sql in TRAPS] + [sql_of(dice) for _ in range(40)]
+            for number, (sql, ordered) in enumerate(asked):
                 read = await _all(client._queried(sql, None, None))
                 made = await _all(client._queried(sql, None, None, engine=True))
                 assert read.schema.equals(made.schema), (number, sql)
                 left, right = (
-                    [tuple(row.values()) for row in table.to_pylist()] for table in (read, made)
+                    [repr(tuple(row.values())) for row in table.to_pylist()]
+                    for table in (read, made)
                 )
                 assert left == right if ordered else Counter(left) == Counter(right), sql
             joined = (
