@@ -246,7 +246,7 @@ def _take_file(path: Path) -> pa.Table:
     try:
         source = pa.memory_map(str(path))
         table = pa.ipc.open_file(source).read_all()
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise MalformedFrame(f"the engine's answer {path} is not an Arrow file: {error}") from None
     path.unlink(missing_ok=True)
     return table

@@ -63,7 +63,7 @@ def from_ipc(data: bytes) -> pa.Table:
         return short
     try:
         return pa.ipc.open_stream(data).read_all()
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OSError, ValueError) as error:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as error:
         raise MalformedFrame(f"not an Arrow IPC stream: {error}") from None
 
 
