@@ -12,10 +12,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from actors.client import Client
 from actors.controller.client_rows import expand
+from actors.controller.queries import BATCH_ROWS, _batches
+from actors.dataflow.engine import Made
 from actors.errors import (
     Busy,
     Canceled,
@@ -30,7 +33,8 @@ from actors.errors import (
     ViewInError,
 )
 from actors.kernel import Address, System
-from actors.plan.jobs import ExecutorMessage
+from actors.plan.jobs import ExecutorMessage, FileDone
+from actors.plan.schema import DIFF
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import Controls, InMemoryExecutor
@@ -371,6 +375,21 @@ async def test_a_service_that_stops_lets_go_of_its_queries(tmp_path: Path) -> No
         told = await world.client.peek("penstock.holds", where=wanted)
         assert told["holder"].to_pylist() == ["retain"]
         assert await world.rows("SELECT count(*) AS n FROM t") == [{"n": 6}]
+
+
+def test_rows_in_files_come_in_order_and_in_their_types(tmp_path: Path) -> None:
+    files = []
+    for number in range(3):
+        path = tmp_path / f"{number}.parquet"
+        numbers = pa.array(range(number * 20_000, (number + 1) * 20_000), pa.int32())
+        pq.write_table(pa.table({"k": numbers}), path)
+        files.append(FileDone(str(path), 20_000))
+    shape = pa.schema([("k", pa.int64()), (DIFF, pa.int64())])
+    batches = list(_batches(Made(pa.table({}), 0.0, files=tuple(files)), shape))
+    assert max(batch.num_rows for batch in batches) <= BATCH_ROWS
+    found = pa.Table.from_batches(batches, shape)
+    assert found["k"].to_pylist() == [*range(60_000)]
+    assert set(found[DIFF].to_pylist()) == {1}
 
 
 async def test_cancel_on_request_is_named(tmp_path: Path) -> None:

@@ -108,6 +108,25 @@ TRAPS = (
 """Names in other cases, NaN, zeros with a sign, infinities, NULLs in order."""
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_large_answer_over_small_inputs_goes_into_files_too(child: ChildProcess) -> None:
+    count = 2_000
+    ones = np.ones(count, np.int64)
+    updates = pa.table({"k": np.arange(count), "v": ["x"] * count, TIME: ones, DIFF: ones})
+    tables = (("t", Rows(T, arrow=to_ipc(updates))),)
+    output = Schema((Column("k", "bigint"), Column("o", "bigint")))
+    sql = "SELECT a.k, b.k AS o FROM t a CROSS JOIN t b ORDER BY a.k, o DESC"
+    answer = child.ask(Select(job_id(), sql, tables, output, into_files=True))
+    assert isinstance(answer, RowsDone)
+    assert answer.files is not None
+    found = pa.concat_tables([pq.read_table(file.path) for file in answer.files])
+    assert (found["k"].to_numpy() == np.repeat(np.arange(count), count)).all()
+    assert (found["o"].to_numpy() == np.tile(np.arange(count)[::-1], count)).all()
+    for file in answer.files:
+        Path(file.path).unlink()
+
+
 async def _all(pieces: Any) -> pa.Table:
     async with aclosing(pieces):
         return expand(pa.concat_tables([piece async for piece in pieces]))

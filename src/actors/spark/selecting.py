@@ -1,14 +1,16 @@
 """A query over whole contents, as it is written: its own columns, in its own order.
 
-Over small inputs the answer is collected. Over larger ones (`engine_collected_bytes_max`), or
-when it turns out to be too large for that, it is made into Parquet files, whose order is the order
-of the rows, so that it never passes through the driver's heap. Where files are not seen here it
-is collected, and one that is too large is refused by name.
+A small answer is collected. One over large inputs (`engine_collected_bytes_max`), one that Spark
+expects to be large (it multiplies the sizes of what is joined), or that turns out to be, is made
+into Parquet files, whose order is the order of the rows, so that it never passes through the
+driver's heap. Where files are not seen here the answer is
+collected, and one that is too large is refused by name.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -31,7 +33,9 @@ def run_select(slot: Slot, job: Select) -> RowsDone:
         check_types(output_schema(found.schema), job.output, "the query", names=False)
         found = found.toDF(*job.output.names)
         slot.check()
-        large = job.into_files and opened.bytes > slot.collected_bytes_max
+        large = job.into_files and (
+            max(opened.bytes, _expected_bytes(found)) > slot.collected_bytes_max
+        )
         try:
             if large:
                 return _written(slot, job, found, started)
@@ -47,6 +51,12 @@ def run_select(slot: Slot, job: Select) -> RowsDone:
             return _written(slot, job, found, started)
     elapsed = (time.perf_counter() - started) * 1000
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+
+
+def _expected_bytes(found: DataFrame) -> int:
+    """What Spark takes the answer's size for. (Of a session in our own JVM.)"""
+    plan: Any = found._jdf.queryExecution().optimizedPlan()
+    return int(str(plan.stats().sizeInBytes()))
 
 
 def _written(slot: Slot, job: Select, found: DataFrame, started: float) -> RowsDone:
