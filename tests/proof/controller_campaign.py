@@ -73,7 +73,7 @@ DECODED_BYTES: Final = 4 << 20
 RETAIN: Final = "retain"
 START_S: Final = 60.0
 """For a controller to be ready: on a busy machine this finds what hangs, not what is slow."""
-KILLS_OF_MEMORY: Final = 20
+KILLS_OF_MEMORY: Final = 40
 """Fewer say nothing of growth."""
 GROWTH_MAX: Final = 1.08
 """Of memory, from the second quarter to the last: what allocators keep moves it by some percent."""
