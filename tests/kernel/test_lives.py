@@ -286,6 +286,84 @@ async def test_a_cancelled_effect_sends_nothing_though_its_wait_was_over() -> No
     assert heard == ["cancel"]
 
 
+class Crash(msgspec.Struct, frozen=True):
+    """Whoever gets it fails."""
+
+
+class Fragile(Actor[Any]):
+    async def receive(self, message: Any) -> None:
+        match message:
+            case Crash():
+                raise RuntimeError("it was to fail")
+            case Ask(reply):
+                reply.set(self.ctx.path)
+
+
+class Guardian(Actor[Any]):
+    """Starts a child and a grandchild in every life."""
+
+    lives = 0
+
+    async def on_start(self) -> None:
+        Guardian.lives += 1
+        self.child = self.ctx.spawn(Middle, "middle")
+        self.ctx.spawn(Fragile, "beside")
+
+    async def receive(self, message: Any) -> None:
+        await self.child.send(message)
+
+
+class Middle(Actor[Any]):
+    async def on_start(self) -> None:
+        self.child = self.ctx.spawn(Fragile, "low")
+
+    async def receive(self, message: Any) -> None:
+        await self.child.send(message)
+
+
+async def test_a_crash_below_restarts_the_guardian_and_all_that_stands_below_it() -> None:
+    Guardian.lives = 0
+    async with System(seed=1) as system:
+        guardian = system.spawn(Guardian, "guardian", policy=restart(delay_ms=1))
+        other = system.spawn(Fragile, "other")
+        with anyio.fail_after(10):
+            assert await guardian.ask(Ask) == "/guardian/middle/low"
+            before = {path: cell.address for path, cell in system.cells.items()}
+            await guardian.send(Crash())
+            while Guardian.lives < 2:
+                await anyio.lowlevel.checkpoint()
+            assert await guardian.ask(Ask) == "/guardian/middle/low"
+            for path in ("/guardian/middle", "/guardian/middle/low", "/guardian/beside"):
+                assert system.cells[path].address is not before[path]
+            assert await other.ask(Ask) == "/other"
+            assert system.failure is None
+
+
+async def test_a_guardian_that_crashes_too_often_ends_the_system() -> None:
+    Guardian.lives = 0
+    with pytest.raises(ActorCrashed, match="/guardian failed"):
+        async with System(seed=1) as system:
+            policy = restart(restarts_max=1, within_ms=60_000, delay_ms=1)
+            guardian = system.spawn(Guardian, "guardian", policy=policy)
+            with anyio.fail_after(10):
+                for life in (1, 2):
+                    while Guardian.lives < life or system.cells["/guardian"].statistics().state != (
+                        "idle"
+                    ):
+                        await anyio.lowlevel.checkpoint()
+                    await guardian.send(Crash())
+                await system.failed.wait()
+
+
+async def test_one_root_is_stopped_and_the_others_go_on() -> None:
+    async with System(seed=1) as system:
+        gone, other = system.spawn(Guardian, "gone"), system.spawn(Fragile, "other")
+        await system.stop_root(gone)
+        assert list(system.cells) == ["/other"]
+        assert await other.ask(Ask) == "/other"
+        assert await system.spawn(Fragile, "gone").ask(Ask) == "/gone"
+
+
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """As many messages are: out of the garbage collector's sight."""
 

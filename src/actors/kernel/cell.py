@@ -263,15 +263,19 @@ class Cell(Generic[M]):
                 if message is not None and not scope.cancel_called:
                     self.mailbox.deliver_own(message)
         except Exception as error:  # noqa: BLE001 (the actor crashes by it)
-            if self._crash is None and self._serving:
-                self._crash = error
-                assert self.task is not None, "it serves"
-                self.task.cancel()
+            self.crash(error)
         finally:
             # An error holds this frame by its traceback, and the message may hold the error where
             # the garbage collector does not look (a struct without gc): nobody would free them.
             message = None
             self.forget(scope)
+
+    def crash(self, error: Exception) -> None:
+        """It fails where it stands, by what happened beside or below it; unless it ends anyhow."""
+        if self._crash is None and self._serving:
+            self._crash = error
+            assert self.task is not None, "it serves"
+            self.task.cancel()
 
     def cancel_effects(self) -> None:
         """All of them."""
@@ -394,8 +398,19 @@ class Cell(Generic[M]):
                 await anyio.sleep(delay / 1000)
                 return True
         if self.policy.kind != "stop":
-            self.system.fail(ActorCrashed(story), error)
+            guardian = self._guardian()
+            if guardian is None:
+                self.system.fail(ActorCrashed(story), error)
+            else:
+                guardian.crash(ActorCrashed(story))
         return False
+
+    def _guardian(self) -> Cell[Any] | None:
+        """The nearest actor above that is started afresh when it crashes."""
+        above = self.parent
+        while above is not None and above.policy.kind != "restart":
+            above = above.parent
+        return above
 
     async def _stop_children(self) -> None:
         for child in reversed(list(self.children.values())):

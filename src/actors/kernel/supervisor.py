@@ -2,8 +2,9 @@
 
 A `System` owns the actors' tasks, the clock and the randomness. Stopping goes children first, in
 reverse order of their start; messages left over are counted. A crash does what the actor's
-`Policy` says: escalate (the system halts with `ActorCrashed`), stop (watchers are told), or
-restart with backoff and an intensity limit, beyond which it escalates. `actors.kernel.cell` is
+`Policy` says: escalate, stop (watchers are told), or restart with backoff and an intensity limit,
+beyond which it escalates. What escalates makes the nearest actor above that is restarted crash
+too; without one the system halts with `ActorCrashed`. `actors.kernel.cell` is
 one actor's life.
 """
 
@@ -130,6 +131,14 @@ class System:
             cell.request_stop()
             await cell.stopped.wait()
         self._roots.clear()
+
+    async def stop_root(self, address: Address[Any]) -> None:
+        """Stops one root, and waits."""
+        for cell in list(self._roots):
+            if cell.address is address:
+                cell.request_stop()
+                await cell.stopped.wait()
+                self._roots.remove(cell)
 
     def abort(self) -> None:
         """Cancels every actor where it stands: for a stop that would take too long."""
