@@ -314,7 +314,7 @@ async def test_the_controller_reconnects_without_work_and_without_repeats(tmp_pa
 def _lose_the_replica(service: Service) -> None:
     """The controller's connection to its replica breaks."""
     assert service._system is not None
-    cell = service._system.cells["/controller/replica"]
+    cell = service._system.cells["/controller/replica-1"]
     assert isinstance(cell.actor, ReplicaTask)
     cell.address.reply(Lost(cell.actor.incarnation, Broken("the test broke it")))
 

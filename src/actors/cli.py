@@ -22,7 +22,17 @@ import typer
 
 from actors.egress import copy_to, subscribe
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
-from actors.inspection import actors, explain, peek, query, relations, status, trace, tracing
+from actors.inspection import (
+    actors,
+    explain,
+    peek,
+    query,
+    relations,
+    replicas,
+    status,
+    trace,
+    tracing,
+)
 from actors.settings import Settings, load
 from actors.terminal import (
     Authority,
@@ -301,7 +311,7 @@ def simulate(
         raise typer.Exit(STATUS_WRONG)
 
 
-for _command in (status, peek, query, relations, actors, tracing, trace, explain):
+for _command in (status, peek, query, relations, actors, replicas, tracing, trace, explain):
     app.command()(_command)
 app.command("copy-to")(copy_to)
 app.command()(subscribe)

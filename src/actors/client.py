@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import pyarrow as pa
@@ -35,7 +35,7 @@ from actors.controller.client_changes import Wanted, follow
 from actors.controller.client_changes import whole as whole
 from actors.controller.client_copies import CopiedTo as CopiedTo
 from actors.controller.client_copies import CopyFormat, copied
-from actors.controller.client_link import Exchange, Link, Slot
+from actors.controller.client_link import Exchange, InProcess, Link, Slot
 from actors.controller.client_rows import (
     NO_WISH,
     Wish,
@@ -59,6 +59,7 @@ from actors.protocol.api import (
     COPY_FILE_BYTES,
     PROTOCOL_VERSION,
     ActorReport,
+    ChangeReplicas,
     CopyProgress,
     CopyTo,
     CreateIndex,
@@ -70,6 +71,7 @@ from actors.protocol.api import (
     Failed,
     ListActors,
     Query,
+    ReplicaReport,
     Request,
     SetTracing,
     Status,
@@ -94,14 +96,6 @@ class TableWrite(msgspec.Struct, frozen=True):
     insert: Rows | None = None
     delete: Rows | None = None
     update: Rows | None = None
-
-
-class InProcess(Protocol):
-    """A service in this process (`actors.Service`)."""
-
-    async def connect_in_process(self) -> Link:
-        """A link to it."""
-        ...
 
 
 class Client:
@@ -235,6 +229,11 @@ class Client:
     async def actors(self) -> ActorReport:
         """Every live actor of the service; counts grow, so two reports tell rates."""
         return await self._exchange.ask(ListActors(self._exchange.number()), ActorReport)
+
+    async def replicas(self, *, add: str = "", drop: str = "") -> ReplicaReport:
+        """Adds or drops a replica until the service ends. Raises `InvalidUsage`."""
+        request = ChangeReplicas(self._exchange.number(), add, drop)
+        return await self._exchange.ask(request, ReplicaReport)
 
     async def tracing(self, ratio: float | None = None) -> TracingReport:
         """Whether the service exports traces, and which share of new ones it samples; with

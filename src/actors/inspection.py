@@ -220,6 +220,39 @@ async def _actors(target: Target, interval: float) -> list[dict[str, Any]]:
 
 
 @speaks_to_a_service
+def replicas(
+    target: Target,
+    add: Annotated[str, typer.Option(help="Adds a replica of that name.")] = "",
+    drop: Annotated[str, typer.Option(help="Drops the replica of that name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Shows the replicas of a running service; adds or drops one, until the service ends."""
+    set_up_logging("warning")
+    found = run_loop(lambda: _replicas(target, add, drop))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(f"{'replica':<16} {'state':<10} {'connects':>8} {'reporting':>11} {'lag':>8}")
+    for each in found:
+        of_all = f"{each['reporting']}/{each['objects']}"
+        print(
+            f"{each['name']:<16} {each['state']:<10} {each['connections']:>8} {of_all:>11} "
+            f"{each['lag_ms']:>5} ms  {each['text']}".rstrip()
+        )
+
+
+async def _replicas(target: Target, add: str, drop: str) -> list[dict[str, Any]]:
+    import msgspec
+
+    from actors.client import Client
+
+    async with await Client.connect(target.address, settings=target.settings) as client:
+        report = await client.replicas(add=add, drop=drop)
+        found: list[dict[str, Any]] = msgspec.to_builtins(report.replicas)
+        return found
+
+
+@speaks_to_a_service
 def tracing(
     target: Target,
     ratio: Annotated[

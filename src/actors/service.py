@@ -1,7 +1,7 @@
 """The composition root: builds the whole cast in one event loop, and takes it down in order.
 
 Start: settings → state directory (locked; refused by name when newer or in use) → listeners
-bound → scratch emptied → engine, cluster, controller, sessions. The service answers while Spark
+bound → scratch emptied → engine, replicas, controller, sessions. The service answers while Spark
 is still starting; what needs Spark waits. A failure while starting undoes what was done.
 
 Stop: sessions first, the store last, within `shutdown_deadline_ms`; what has not stopped by then
@@ -25,11 +25,14 @@ import anyio
 
 from actors.cluster.address import Address as Place
 from actors.cluster.checked import CheckedClient
+from actors.cluster.client import LocalClient
 from actors.cluster.cluster import Cluster
+from actors.cluster.hosts import Hosts
 from actors.cluster.security import for_listener
 from actors.cluster.transport import Listener
 from actors.controller import boot
 from actors.controller.controller import Controller
+from actors.controller.instance import Fixed, Several, Supply
 from actors.controller.maintenance import MaintenanceTask
 from actors.controller.memory_link import MemoryConnection
 from actors.controller.replica import ClusterClient
@@ -85,6 +88,7 @@ class Service:
         self._server: Address[Any] | None = None
         self._listener: Listener | None = None
         self._cluster_listener: Listener | None = None
+        self._clusters: Cluster | Hosts | None = None
         self._stopping = anyio.Event()
         self._expired = False
 
@@ -119,27 +123,17 @@ class Service:
         self._system = system
         stack.push_async_callback(self._stop_actors)
         executor = self._engine(system, settings, scratch / "engine")
-        cluster = await Cluster.start(
-            system, settings, persist, executor, scratch / "cluster", reach=self._reach
-        )
-        if settings.cluster_listen:
-            self._cluster_listener = await cluster.listen(settings.cluster_listen)
-            stack.push_async_callback(self._cluster_listener.aclose)
-
-        async def connect() -> ClusterClient:
-            return await self._connect(cluster)
-
+        supply = await self._replicas(stack, system, persist, executor, scratch)
         maintenance = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")
         controller = system.spawn(
             lambda: Controller(
                 found,
                 persist,
                 executor,
-                connect,
+                supply,
                 settings,
                 scratch / "tables",
                 maintenance,
-                cluster.statistics,
             ),
             "controller",
         )
@@ -149,13 +143,38 @@ class Service:
             stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
         log.info("listening on %s, state in %s", self.address, directory)
 
+    async def _replicas(
+        self,
+        stack: AsyncExitStack,
+        system: System,
+        persist: PersistClient,
+        executor: Address[ExecutorMessage],
+        scratch: Path,
+    ) -> Supply:
+        """One replica lives and dies with the service; several each by themselves."""
+        settings, place = self.settings, scratch / "cluster"
+        if settings.replicas > 1:
+            self._clusters = hosts = Hosts(system, settings, persist, executor, place, self._reach)
+            return Several(hosts, self._connect)
+        self._clusters = cluster = await Cluster.start(
+            system, settings, persist, executor, place, reach=self._reach
+        )
+        if settings.cluster_listen:
+            self._cluster_listener = await cluster.listen(settings.cluster_listen)
+            stack.push_async_callback(self._cluster_listener.aclose)
+
+        async def connect() -> ClusterClient:
+            return self._connect(await cluster.connect(), "r1")
+
+        return Fixed({"r1": connect}, cluster.statistics)
+
     # Where the service touches the world: a simulation puts its own in their place.
 
     async def _open(self, directory: Path) -> PersistClient:
         return await PersistClient.open(directory, self.settings, self._clock)
 
-    async def _connect(self, cluster: Cluster) -> ClusterClient:
-        return CheckedClient(await cluster.connect(), self.settings)
+    def _connect(self, client: LocalClient, replica: str) -> ClusterClient:
+        return CheckedClient(client, self.settings)
 
     def _reach(self, adapter: Address[Any]) -> Address[Any]:
         """The way from the cluster's connections to an adapter."""

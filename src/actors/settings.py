@@ -23,6 +23,8 @@ TOKEN_BYTES_MAX = 64
 """Of a nonce and of a peek's uuid."""
 NAME_BYTES_MAX = 256
 """Of an object's id."""
+REPLICAS_MAX = 5
+"""Of one instance."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +37,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster_listen: str = ""
     """Of the replica protocol's listener, in the same way; empty: in process only."""
     workers: int = 2
+    """Of one replica."""
+    replicas: int = 1
+    """Whole clusters of the instance in this process, named r1, r2, … (at most 5)."""
+    standby_ms: int = 1_000
+    """Of several replicas: one that was not the first to write a view waits so long for the
+    other's next step, before it makes that step itself."""
 
     # mailboxes and frames
     mailbox_messages_max: int = 1024
@@ -237,6 +245,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (
                 self.retry_delay_ms_min <= self.retry_delay_ms_max,
                 "retry_delay_ms_min must not exceed retry_delay_ms_max",
+            ),
+            (self.replicas <= REPLICAS_MAX, f"replicas must not exceed {REPLICAS_MAX}"),
+            (
+                self.replicas == 1 or not self.cluster_listen,
+                "cluster_listen serves one replica to others: it needs replicas = 1",
             ),
         ]
         for holds, text in relations:

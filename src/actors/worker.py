@@ -112,6 +112,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     """This worker's partitions."""
     stashed: int = 0
     """Blobs of results that this worker wrote and has not seen off."""
+    replica: str = ""
+    """Whose it is, where there are several."""
 
 
 class InspectWorker(msgspec.Struct, frozen=True, gc=False):
@@ -140,7 +142,7 @@ class Worker(Actor[WorkerMessage]):
     """Worker `index` of `count`.
 
     `workers` and `adapters` hold all of them by index; they may be filled after construction,
-    before the first message.
+    before the first message. `replica` names their cluster among several in one process.
     """
 
     def __init__(
@@ -154,8 +156,10 @@ class Worker(Actor[WorkerMessage]):
         persist: PersistClient,
         settings: Settings,
         state_dir: Path,
+        replica: str = "",
     ) -> None:
         self._index = index
+        self._replica = replica
         self._count = count
         self._sequencer = sequencer
         self._workers = workers
@@ -191,6 +195,7 @@ class Worker(Actor[WorkerMessage]):
             self._scratch,
             self._live,
             self._feed,
+            self._replica,
         )
         self._tasks = Tasks(site)
         self._installs = Installs(site)
@@ -397,6 +402,7 @@ class Worker(Actor[WorkerMessage]):
                 if live.index is not None and (held := live.index.statistics(live.id)) is not None
             ),
             stashed=len(self._peeking.stash),
+            replica=self._replica,
         )
 
     def describe(self) -> str:

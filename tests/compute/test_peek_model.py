@@ -159,7 +159,7 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     """As a replica and its client do it."""
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(), clock)
-    stash = Stash(persist.stashed, clock, 0, 1000)
+    stash = Stash(persist.stashed, clock, "0", 1000)
     rows, step = case["rows"], case["installs"]
     results: list[Any] = []
     if case["shard"]:

@@ -165,7 +165,7 @@ async def test_rows_of_a_shard(tmp_path: Path) -> None:
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(), clock)
     source = SourceImport("s1", SCHEMA)
-    stash = Stash(persist.stashed, clock, 0, 1000)
+    stash = Stash(persist.stashed, clock, "0", 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
 
     async def append(lower: int, upper: int, rows: Any) -> None:
@@ -214,7 +214,7 @@ async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: 
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(inline_part_bytes_max=1), clock)
     source = SourceImport("s1", SCHEMA)
-    stash = Stash(persist.stashed, clock, 0, 1000)
+    stash = Stash(persist.stashed, clock, "0", 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
     fetched: list[str] = []
     fetch = persist.fetch

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from actors.controller.boot import load
 from actors.controller.controller import Controller
+from actors.controller.instance import Fixed
 from actors.controller.messages import Submit
 from actors.errors import Broken
 from actors.kernel import Address, System, SystemClock
@@ -114,7 +115,7 @@ class World:
                 boot,
                 self.persist,
                 self.executor,
-                self.replica.connect,
+                Fixed({"r1": self.replica.connect}),
                 self.settings,
                 self.scratch / name,
                 self.maintenance.address,

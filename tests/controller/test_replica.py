@@ -9,7 +9,13 @@ from typing import Any
 
 import anyio
 
-from actors.controller.messages import Push, ReplicaConnected, ReplicaLost, ReplicaResponse
+from actors.controller.messages import (
+    Push,
+    Replay,
+    ReplicaConnected,
+    ReplicaLost,
+    ReplicaResponse,
+)
 from actors.controller.replica import ReplicaTask
 from actors.errors import Broken
 from actors.kernel import Address, System
@@ -84,13 +90,20 @@ class World:
         self.controller = Probe.start(system, "controller")
         self.replica: Address[Any] = system.spawn(
             lambda: ReplicaTask(
+                "r1",
                 self.connect,
-                COMMANDS,
                 self.controller.address,
                 Settings(retry_delay_ms_min=1, retry_delay_ms_max=2),
             ),
             "replica",
         )
+
+    async def connected(self, commands: list[Command] = COMMANDS) -> ReplicaConnected:
+        """The next connection, which is given the history."""
+        told = await self.controller.expect(ReplicaConnected)
+        assert told.replica == "r1"
+        await self.replica.send(Replay(told.incarnation, tuple(commands)))
+        return told
 
     async def connect(self) -> FakeClient:
         if self.refusals:
@@ -109,7 +122,7 @@ async def started() -> AsyncIterator[World]:
 
 async def test_replays_hello_and_history_then_sends_on() -> None:
     async with started() as world:
-        assert (await world.controller.expect(ReplicaConnected)).incarnation == 1
+        assert (await world.connected()).incarnation == 1
         client = world.clients[0]
         hello, *rest = await client.expect(4)
         assert isinstance(hello, Hello)
@@ -118,14 +131,10 @@ async def test_replays_hello_and_history_then_sends_on() -> None:
         assert await client.expect(1) == [Schedule("u1")]
 
 
-async def test_reconnects_with_a_fresh_nonce_and_the_whole_history() -> None:
+async def test_reconnects_with_a_fresh_nonce_and_is_given_the_history_again() -> None:
     async with started() as world:
-        await world.controller.expect(ReplicaConnected)
-        peek = Peek("p1", IndexTarget("u2"), 5)
-        live = Peek("p2", IndexTarget("u2"), 6)
-        for message in (peek, live):
-            await world.replica.send(Push(message))
-        first = await world.clients[0].expect(6)
+        await world.connected()
+        first = await world.clients[0].expect(4)
         answer = PeekResponse("p1", PeekCanceled())
         world.clients[0].respond(answer)
         assert (await world.controller.expect(ReplicaResponse)).response == answer
@@ -133,33 +142,35 @@ async def test_reconnects_with_a_fresh_nonce_and_the_whole_history() -> None:
         world.clients[0].respond(Broken("gone"))
         lost = [await world.controller.expect(ReplicaLost) for _ in range(4)]
         assert "nobody listens" in str(lost[-1].error)
-        connected = await world.controller.expect(ReplicaConnected)
+        live = Peek("p2", IndexTarget("u2"), 6)
+        connected = await world.connected([*COMMANDS, live])
         second = await world.clients[1].expect(5)
         assert world.clients[0].closed
         assert isinstance(first[0], Hello)
         assert isinstance(second[0], Hello)
         assert first[0].nonce != second[0].nonce
-        assert second[1:] == [CreateInstance(2), live, InitializationComplete(), AllowWrites()]
+        assert second[1:] == [*COMMANDS, live]
         world.clients[1].respond(Frontiers("u2", write=9))
         response = await world.controller.expect(ReplicaResponse)
         assert response.incarnation == connected.incarnation > lost[-1].incarnation
 
 
-async def test_a_canceled_peek_is_not_replayed() -> None:
+async def test_what_was_said_before_the_history_is_in_it() -> None:
+    """Nothing is sent twice, nor before the Hello; a history of another connection is nobody's."""
     async with started() as world:
-        await world.controller.expect(ReplicaConnected)
-        await world.replica.send(Push(Peek("p1", IndexTarget("u2"), 5)))
+        told = await world.controller.expect(ReplicaConnected)
+        peek = Peek("p1", IndexTarget("u2"), 5)
+        await world.replica.send(Push(peek))
+        await world.replica.send(Replay(told.incarnation - 1, (AllowWrites(),)))
+        await world.replica.send(Replay(told.incarnation, (*COMMANDS, peek)))
         await world.replica.send(Push(CancelPeek("p1")))
-        await world.clients[0].expect(6)
-        world.clients[0].respond(Broken("gone"))
-        await world.controller.expect(ReplicaLost)
-        await world.controller.expect(ReplicaConnected)
-        assert (await world.clients[1].expect(4))[1:] == COMMANDS
+        sent = await world.clients[0].expect(6)
+        assert sent[1:] == [*COMMANDS, peek, CancelPeek("p1")]
 
 
 async def test_only_so_many_dataflows_hydrate_at_a_time() -> None:
     async with started() as world:
-        await world.controller.expect(ReplicaConnected)
+        await world.connected()
         client = world.clients[0]
         await client.expect(4)
         ids = [f"u{n}" for n in range(6)]
@@ -174,7 +185,8 @@ async def test_only_so_many_dataflows_hydrate_at_a_time() -> None:
         await world.controller.expect(ReplicaResponse)
         client.respond(Broken("gone"))
         await world.controller.expect(ReplicaLost)
-        await world.controller.expect(ReplicaConnected)
+        made: list[Command] = [CreateDataflow(index(id)) for id in ids]
+        await world.connected([COMMANDS[0], *made, *map(Schedule, ids), *COMMANDS[1:]])
         again = world.clients[1]
         sent = await again.expect(4 + 6 + 4)
         assert [c.id for c in sent if isinstance(c, Schedule)] == ids[:4]

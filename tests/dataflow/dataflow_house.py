@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow.dataflow import Dataflow
-from actors.dataflow.machine import State
+from actors.dataflow.life import State
 from actors.errors import (
     DefiniteError,
     PenstockError,
@@ -64,7 +64,7 @@ from actors.protocol.internal import (
 )
 from actors.settings import Settings
 
-SETTINGS = Settings(retry_delay_ms_min=1, retry_delay_ms_max=4, hold_downgrade_ms=1)
+SETTINGS = Settings(retry_delay_ms_min=1, retry_delay_ms_max=4, hold_downgrade_ms=1, standby_ms=20)
 NUMBERS = Schema((Column("a", "bigint"),))
 PAIRS = Schema((Column("k", "bigint"), Column("v", "bigint")))
 JOINED = Schema((Column("k", "bigint"), Column("v", "bigint"), Column("w", "bigint")))

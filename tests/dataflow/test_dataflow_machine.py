@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.dataflow import events as m
-from actors.dataflow.machine import TRANSITIONS, Machine, State
+from actors.dataflow.life import TRANSITIONS, State
+from actors.dataflow.machine import Machine
 from actors.errors import Corrupt, LocalProtocolError
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import EMPTY
@@ -327,11 +328,11 @@ def test_a_freeze_lets_a_commit_finish_first() -> None:
     assert made.lo == 8
 
 
-def test_a_mismatch_starts_a_new_incarnation_from_the_durable_state() -> None:
+def test_a_mismatch_without_an_upper_to_go_to_starts_a_new_incarnation() -> None:
     made = running(machine())
     one_step(made, 8, updates(5))
     made.handle(m.Computed(1))
-    effects = made.handle(m.Mismatched(1))
+    effects = made.handle(m.Mismatched(1, EMPTY))
     assert effects[-1] == m.Restore(2, 5)
     made.handle(m.Restored(2, 11, 10, (False,)))
     assert made.lo == 11

@@ -18,7 +18,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.machine import State
+from actors.dataflow.life import State
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import EMPTY
 from actors.protocol.compute import (

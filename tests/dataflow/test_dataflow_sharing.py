@@ -26,9 +26,9 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.arrangement import SharedArrangements
-from actors.dataflow.dataflow import StageDone
 from actors.dataflow.events import Failed
-from actors.dataflow.machine import State
+from actors.dataflow.life import State
+from actors.dataflow.stages import StageDone
 from actors.errors import StorageError
 from actors.kernel import System, SystemClock
 from actors.persist import Part, PersistClient

@@ -1,6 +1,7 @@
 """The cluster: one sequencer, N workers, N channel adapters and the acceptor, put together.
 
-`Cluster.start` only spawns; everything runs on the `System` it is given and stops with it. What
+`Cluster.start` only spawns; everything runs on the system, or below the actor, that it is given
+and stops with it. What
 the state directory holds for the cluster (partitions of indexes, scratch files) is a cache and
 is removed at the start.
 """
@@ -11,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -27,8 +28,9 @@ from actors.cluster.transport import Listener
 from actors.compute.live import Cast
 from actors.dataflow.copying import Copying
 from actors.dataflow.dataflow import Dataflow
+from actors.dataflow.rivals import Rivals
 from actors.fetch_task import FetchTask
-from actors.kernel import Actor, Address, System
+from actors.kernel import Actor, Address, Clock
 from actors.listen_task import ListenTask
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
@@ -45,13 +47,28 @@ class ClusterStatistics(msgspec.Struct, frozen=True):
     adapters: tuple[AdapterStatistics, ...]
 
 
+class Spawner(Protocol):
+    """What a cluster runs on: a system, or the context of the actor that it is to end with."""
+
+    @property
+    def clock(self) -> Clock:
+        """Of the system."""
+        ...
+
+    def spawn(self, factory: Callable[[], Actor[Any]], name: str, /) -> Address[Any]:
+        """Starts an actor."""
+        ...
+
+
 def cast_of(
     persist: PersistClient,
     executor: Address[ExecutorMessage],
     settings: Settings,
     state_dir: Path,
+    rivals: Rivals | None = None,
 ) -> Cast:
-    """The real actors below a worker. All dataflows share one registry of arrangements."""
+    """The real actors below a worker. All dataflows share one registry of arrangements.
+    `rivals`: the other replicas in this process, if there are any."""
     arrangements = SharedArrangements(
         state_dir / "scratch" / "shared",
         lag_bytes_max=settings.arrangement_lag_bytes_max,
@@ -64,7 +81,14 @@ def cast_of(
         if isinstance(description.export, CopyToExport):
             return Copying(description, workers, persist, settings, scratch)
         return Dataflow(
-            description, workers, executor, persist, settings, scratch, arrangements=arrangements
+            description,
+            workers,
+            executor,
+            persist,
+            settings,
+            scratch,
+            arrangements=arrangements,
+            rivals=rivals,
         )
 
     return Cast(
@@ -97,7 +121,7 @@ class Cluster:
     @classmethod
     async def start(
         cls,
-        system: System,
+        system: Spawner,
         settings: Settings,
         persist: PersistClient,
         executor: Address[ExecutorMessage],
@@ -105,9 +129,11 @@ class Cluster:
         *,
         cast: Cast | None = None,
         reach: Callable[[Address[Any]], Address[Any]] = lambda adapter: adapter,
+        replica: str = "",
     ) -> Cluster:
         """Spawns all on an entered system. `cast` replaces the actors below the workers, `reach`
-        the way from connections to an adapter."""
+        the way from connections to an adapter. `replica` is a name that no other cluster of the
+        process has had."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
@@ -118,7 +144,16 @@ class Cluster:
 
         def worker(index: int) -> Worker:
             return Worker(
-                index, count, sequencer, workers, adapters, below, persist, settings, state_dir
+                index,
+                count,
+                sequencer,
+                workers,
+                adapters,
+                below,
+                persist,
+                settings,
+                state_dir,
+                replica,
             )
 
         def adapter(index: int) -> ChannelAdapter:

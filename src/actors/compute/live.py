@@ -206,3 +206,5 @@ class Site(msgspec.Struct, frozen=True, gc=False):
     live: dict[int, Live]
     feed: Callable[[Event], Awaitable[None]]
     """Gives an event to the state machine and performs what follows."""
+    replica: str = ""
+    """Name of the cluster among several in one process, which must share no names."""

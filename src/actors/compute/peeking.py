@@ -46,7 +46,8 @@ class Peeking:
         self._running: dict[int, Effect] = {}
         self._at_once = 0
         orphan_ms = site.settings.stash_orphan_ms
-        self.stash = Stash(persist.stashed, site.ctx.clock, site.index, orphan_ms)
+        writer = f"{site.replica}-{site.index}" if site.replica else f"{site.index}"
+        self.stash = Stash(persist.stashed, site.ctx.clock, writer, orphan_ms)
         self._collecting = False
 
     def clear_stash(self) -> None:

@@ -27,10 +27,11 @@ AGAIN_MS = 60_000
 class Stash:
     """One worker's."""
 
-    def __init__(self, blobs: StashedBlobs, clock: Clock, worker: int, orphan_ms: int) -> None:
+    def __init__(self, blobs: StashedBlobs, clock: Clock, writer: str, orphan_ms: int) -> None:
+        """`writer` names the worker among all in this process."""
         self._blobs = blobs
         self._clock = clock
-        self._worker = worker
+        self._writer = writer
         self._orphan_ms = orphan_ms
         self._count = 0
         self._due: dict[str, float] = {}
@@ -54,7 +55,7 @@ class Stash:
                         return row_too_large(bytes_max)
                     return PeekRows(piece.arrow, piece.rows)
                 self._count += 1
-                key = self._blobs.key(f"{self._worker}-{self._count:08x}")
+                key = self._blobs.key(f"{self._writer}-{self._count:08x}")
                 self._due[key] = clock.monotonic_ms() + self._orphan_ms
                 parts.append(StashPart(key, piece.rows, len(piece.arrow)))
                 await self._blobs.set(key, piece.arrow)

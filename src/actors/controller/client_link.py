@@ -56,6 +56,14 @@ class Link(Protocol):
         ...
 
 
+class InProcess(Protocol):
+    """A service in this process (`actors.Service`)."""
+
+    async def connect_in_process(self) -> Link:
+        """A link to it."""
+        ...
+
+
 class Slot:
     """One open request: its answers so far, and an event for the task that waits for them."""
 

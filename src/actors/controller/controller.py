@@ -1,13 +1,14 @@
 """The controller: the one actor that knows all objects and speaks for the service.
 
 It takes requests of sessions and answers each in the room the request reserved; sends commands
-to the replica; and follows frontiers. What it decides lies in its parts: `Statements` (the
+to the replicas; and follows frontiers. What it decides lies in its parts: `Statements` (the
 catalog), `Reads` (reads and waits), `Subscribes`, `Copies`; writes go to the `TableWriter`. All
 parts share one `Desk` and run in this actor's task. It never waits to send: a part that cannot
 take more says `Busy` to the client.
 
-Children: table writer, replica task. A restart builds everything from the durable catalog: the
-dataflows of all objects are made again, each from where its durable output ends.
+Children: table writer, one replica task for each replica. A restart builds everything from the
+durable catalog: the dataflows of all objects are made again, each from where its durable output
+ends.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from actors.controller.catalog import INDEX, TABLE, VIEW, CatalogObject
 from actors.controller.commit import PlannedWrite
 from actors.controller.copies import Copies, CopyHeld, CopyLate
 from actors.controller.ddl import CatalogStore
-from actors.controller.desk import Desk, Inspect, fault, refuse
+from actors.controller.desk import Desk, fault, refuse
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.groups import TableTarget
 from actors.controller.holds import RETAIN, dataflow_holder
+from actors.controller.instance import Instance, ReplicasChanged, Supply
 from actors.controller.messages import (
     Delivered,
     Enqueue,
@@ -41,7 +43,7 @@ from actors.controller.messages import (
 from actors.controller.queries import Queries, QueryEnded, QueryLate, QueryPiece
 from actors.controller.reads import DeadlinePassed, PartRead, Reads, SinceRead
 from actors.controller.relations import Peer, RelationRead, Relations
-from actors.controller.replica import Connect, ReplicaTask
+from actors.controller.replicas import Merged
 from actors.controller.statements import StatementDone, Statements
 from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
 from actors.controller.subscribes import Held, PieceDue, PieceRead, Subscribes
@@ -53,6 +55,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.progress import ShardId, Time, is_empty
 from actors.protocol.api import (
     ActorReport,
+    ChangeReplicas,
     CopyTo,
     CreateIndex,
     CreateTable,
@@ -116,6 +119,7 @@ ControllerMessage: TypeAlias = (
     | ReplicaConnected
     | ReplicaResponse
     | ReplicaLost
+    | ReplicasChanged
     | StatementDone
     | SinceRead
     | DeadlinePassed
@@ -143,23 +147,20 @@ class Controller(Actor[ControllerMessage]):
         boot: Boot,
         persist: PersistClient,
         executor: Address[ExecutorMessage],
-        connect: Connect,
+        supply: Supply,
         settings: Settings,
         scratch: Path,
         maintenance: Address[Any] | None = None,
-        statistics: Inspect | None = None,
     ) -> None:
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
-        self._connect = connect
+        self._supply = supply
         self._settings = settings
         self._scratch = scratch
         self._maintenance = maintenance
-        self._statistics = statistics
         self._sessions: dict[str, Peer] = {}
         self._executor = executor
-        self._incarnation = 0
         self._holds_moving = False
 
     async def on_start(self) -> None:
@@ -173,7 +174,7 @@ class Controller(Actor[ControllerMessage]):
             boot.seqno,
             ObjectFrontiers(boot.tables_upper),
         )
-        desk.statistics = self._statistics
+        desk.statistics = self._supply.statistics
         self._desk = desk
         self._statements = Statements(desk)
         self._reads = Reads(desk)
@@ -198,9 +199,7 @@ class Controller(Actor[ControllerMessage]):
         )
         self._statements.open_times()
         commands = self._initial_commands()
-        desk.replica = self.ctx.spawn(
-            lambda: ReplicaTask(self._connect, commands, self.ctx.self, settings), "replica"
-        )
+        self._instance = desk.instance = Instance(self.ctx, self._supply, settings, commands)
         self.ctx.after(settings.hold_downgrade_ms, _HoldsDue())
 
     def _initial_commands(self) -> list[Command]:
@@ -245,16 +244,17 @@ class Controller(Actor[ControllerMessage]):
             case TablesAdvanced(upper):
                 if self._desk.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
-            case ReplicaConnected(incarnation):
-                self._incarnation = incarnation
-                catalog = self._desk.catalog
-                indexes = tuple(e for e in catalog.objects if e.kind == INDEX)
-                self._desk.frontiers.reset_indexes(indexes)
-            case ReplicaResponse(incarnation, response):
-                if incarnation == self._incarnation:
-                    self._responded(response)
+            case ReplicaResponse():
+                self._merged(self._instance.responded(message))
+            case ReplicaConnected():
+                self._merged(self._instance.connected(message))
             case ReplicaLost():
-                pass
+                self._merged(self._instance.lost(message))
+            case ReplicasChanged(session, changing):
+                try:
+                    session.reply(self._instance.changed(message))
+                except PenstockError as error:
+                    refuse(session, changing.request, error)
             case StatementDone():
                 dropped = self._statements.done(message)
                 if dropped is not None:
@@ -339,6 +339,8 @@ class Controller(Actor[ControllerMessage]):
                 session.reply(self._set_tracing(number, ratio))
             case CreateTable() | CreateView() | CreateIndex() | Drop():
                 self._statements.submit(session, request)
+            case ChangeReplicas():
+                self._change_replicas(session, request)
 
     def _set_tracing(self, number: int, ratio: float | None) -> TracingReport:
         tracing = running()
@@ -379,7 +381,21 @@ class Controller(Actor[ControllerMessage]):
         live = live_text(self._desk.frontiers.status(entry.id))
         session.reply(Done(request.request, f"{explain(entry.plan)}\n{live}"))
 
-    # -- the replica ---------------------------------------------------------------------------
+    # -- the replicas --------------------------------------------------------------------------
+
+    def _change_replicas(self, session: Address[Any], request: ChangeReplicas) -> None:
+        found = self._instance.change(session, request)
+        if isinstance(found, Merged):
+            self._merged(found)
+        else:
+            session.reply(found)
+
+    def _merged(self, merged: Merged) -> None:
+        for index, upper in merged.fell:
+            self._desk.frontiers.fell(index, upper)
+        self._reads.unread(merged.unread)
+        for response in merged.told:
+            self._responded(response)
 
     def _responded(self, response: Response) -> None:
         match response:

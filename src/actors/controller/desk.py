@@ -13,7 +13,7 @@ from actors.controller.catalog import Catalog, CatalogObject
 from actors.controller.ddl import CatalogStore
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.holds import RetainHolds
-from actors.controller.messages import Push
+from actors.controller.instance import Instance
 from actors.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
 from actors.kernel import Address, Context
 from actors.persist import PersistClient
@@ -22,7 +22,7 @@ from actors.protocol.api import Failed
 from actors.protocol.compute import Command
 from actors.settings import Settings
 
-Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics]]
+Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
 
 
 class Desk:
@@ -46,17 +46,17 @@ class Desk:
         self.seqno = seqno
         self.frontiers = frontiers
         self.retain = RetainHolds(settings.hold_downgrade_ms)
-        self.replica: Address[Any] | None = None
+        self.instance: Instance | None = None
         self.writer: Address[Any] | None = None
         self.maintenance: Address[Any] | None = None
         self.statistics: Inspect | None = None
-        """Of the replica's workers, where they are in reach."""
+        """Of the replicas' workers, where they are in reach."""
         self._transient = 0
 
     def command(self, command: Command) -> None:
-        """Tells the replica."""
-        assert self.replica is not None
-        self.replica.reply(Push(command))
+        """Tells the replicas."""
+        assert self.instance is not None
+        self.instance.command(command)
 
     def hold(
         self,

@@ -1,13 +1,13 @@
 """How far every object is sealed, as the controller knows it, and what it can say of the rest.
 
 Uppers of tables are one shared upper; views and indexes report theirs. What is durable never
-goes back; an index's may when its replica starts afresh, so its upper counts for one connection
-of the replica only. Pure.
+goes back; what an index has is in the memory of replicas, and goes back when the one that is
+furthest is lost (`replicas`). Pure.
 """
 
 from __future__ import annotations
 
-from actors.controller.catalog import INDEX, TABLE, CatalogObject
+from actors.controller.catalog import TABLE, CatalogObject
 from actors.progress import Frontier, ObjectId, Time
 from actors.protocol.compute import Frontiers, Status
 
@@ -72,9 +72,7 @@ class ObjectFrontiers:
         """An index's first readable time."""
         return self._readable_from.get(index, 0)
 
-    def reset_indexes(self, indexes: tuple[CatalogObject, ...]) -> None:
-        """A new connection of the replica: what indexes had is not known any more."""
-        for entry in indexes:
-            assert entry.kind == INDEX, entry
-            if entry.id in self._uppers:
-                self._uppers[entry.id] = 0
+    def fell(self, index: ObjectId, upper: Frontier) -> None:
+        """The replica on which an index was furthest is gone: others have it up to there."""
+        if index in self._uppers:
+            self._uppers[index] = upper

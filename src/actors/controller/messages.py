@@ -96,15 +96,25 @@ class Push(msgspec.Struct, frozen=True, gc=False):
     command: Command
 
 
-class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
-    """Replica task → controller: connection number `incarnation` serves from now on."""
+class Replay(msgspec.Struct, frozen=True, gc=False):
+    """Controller → replica task: what connection number `incarnation` must be told first. All
+    that was pushed before is in it."""
 
+    incarnation: int
+    commands: tuple[Command, ...]
+
+
+class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
+    """Replica task → controller: connection number `incarnation` is there; `Replay` is wanted."""
+
+    replica: str
     incarnation: int
 
 
 class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
     """Replica task → controller: a response on that connection."""
 
+    replica: str
     incarnation: int
     response: Response
 
@@ -112,6 +122,7 @@ class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
 class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
     """Replica task → controller: the connection is gone; it is being made again."""
 
+    replica: str
     incarnation: int
     error: PenstockError
 

@@ -329,6 +329,10 @@ class Reads:
         self._read_part(number, pending.course)
         return True
 
+    def unread(self, keys: list[str]) -> None:
+        """Parts of an answer that did not count."""
+        self._remove(keys)
+
     def _remove(self, keys: list[str]) -> None:
         """Parts that nobody needs; one that cannot be removed now is collected later."""
         stashed = self._desk.persist.stashed

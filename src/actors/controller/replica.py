@@ -1,14 +1,12 @@
 """The replica task: keeps one replica told of everything that it should run.
 
-It keeps the command history, connects with a fresh nonce (for ever, with backoff), replays
-Hello and the history, sends what comes later, and hands responses to the controller with the
-number of the connection they came on, so that late ones can be told apart. A connection that
-fails in any way is given up whole.
+It connects with a fresh nonce (for ever, with backoff), asks the controller for the history,
+replays Hello and that, sends what comes later, and hands responses to the controller with the
+replica's name and the number of the connection they came on, so that late ones can be told
+apart. A connection that fails in any way is given up whole.
 
 Of the Schedules only so many are sent as dataflows may hydrate at a time (`Hydrations`); the
 history has them all.
-
-An answered peek is struck from the history, or a reconnection would ask it again.
 """
 
 from __future__ import annotations
@@ -16,17 +14,22 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias, assert_never
 
 import msgspec
 
-from actors.compute.history import ComputeHistory
 from actors.controller.hydrations import Hydrations
-from actors.controller.messages import Push, ReplicaConnected, ReplicaLost, ReplicaResponse
+from actors.controller.messages import (
+    Push,
+    Replay,
+    ReplicaConnected,
+    ReplicaLost,
+    ReplicaResponse,
+)
 from actors.errors import Broken, Closed, PenstockError
 from actors.kernel import Actor, Address, Effect
-from actors.protocol.compute import CancelPeek, Command, Hello, PeekResponse, Response
+from actors.protocol.compute import Command, Hello, Response
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.controller")
@@ -75,26 +78,30 @@ class _Retry(msgspec.Struct, frozen=True, gc=False):
     """The backoff is over."""
 
 
-_Message: TypeAlias = Push | _Connected | _Sent | _Received | Lost | _Retry
+_Message: TypeAlias = Push | Replay | _Connected | _Sent | _Received | Lost | _Retry
 
 
 class ReplicaTask(Actor[_Message]):
-    """Drives one replica. `commands` is the history to begin with; `controller` hears
-    `ReplicaConnected`, `ReplicaResponse` and `ReplicaLost`."""
+    """Drives the replica `name`. `controller` hears `ReplicaConnected` (and answers it with a
+    `Replay`), `ReplicaResponse` and `ReplicaLost`."""
 
     def __init__(
         self,
+        name: str,
         connect: Connect,
-        commands: Sequence[Command],
         controller: Address[Any],
         settings: Settings,
+        first: int = 0,
     ) -> None:
+        """Connections are numbered beyond `first`; no two tasks of a name share numbers."""
+        self._name = name
         self._connect_once = connect
-        self._history = ComputeHistory(commands)
         self._controller = controller
         self._settings = settings
         self._client: ClusterClient | None = None
-        self.incarnation = 0
+        self._replayed = False
+        """The present connection was given the history."""
+        self.incarnation = first
         """Number of the present connection, or of the one being made."""
         self._hydrations = Hydrations(settings.hydrations_max)
         """Of the present connection."""
@@ -116,12 +123,15 @@ class ReplicaTask(Actor[_Message]):
     async def receive(self, message: _Message) -> None:
         match message:
             case Push(command):
-                self._history.push(command)
-                if self._client is not None:
+                if self._replayed:
                     self._outbox.extend(self._hydrations.command(command))
                     self._send()
             case _Connected(client):
-                await self._start(client)
+                self._client = client
+                await self._tell(ReplicaConnected(self._name, self.incarnation))
+            case Replay(incarnation, commands):
+                if incarnation == self.incarnation and self._client is not None:
+                    self._start(self._client, commands)
             case _Sent(incarnation):
                 if incarnation == self.incarnation:
                     self._sending = None
@@ -147,15 +157,13 @@ class ReplicaTask(Actor[_Message]):
             failed=lambda error: Lost(incarnation, error),
         )
 
-    async def _start(self, client: ClusterClient) -> None:
-        self._client = client
-        self._history.reduce()
+    def _start(self, client: ClusterClient, commands: tuple[Command, ...]) -> None:
         nonce = f"{self.ctx.random.getrandbits(128):032x}"
+        self._replayed = True
         self._hydrations = Hydrations(self._settings.hydrations_max)
         self._outbox = deque([Hello(nonce)])
-        for command in self._history.commands():
+        for command in commands:
             self._outbox.extend(self._hydrations.command(command))
-        await self._tell(ReplicaConnected(self.incarnation))
         self._send()
         self._receive(client)
 
@@ -182,13 +190,11 @@ class ReplicaTask(Actor[_Message]):
 
     async def _pass_on(self, response: Response) -> None:
         self._attempts = 0
-        if isinstance(response, PeekResponse):
-            self._history.push(CancelPeek(response.uuid))
         scheduled = self._hydrations.responded(response)
         if scheduled:
             self._outbox.extend(scheduled)
             self._send()
-        await self._tell(ReplicaResponse(self.incarnation, response))
+        await self._tell(ReplicaResponse(self._name, self.incarnation, response))
 
     async def _tell(self, message: ReplicaConnected | ReplicaResponse | ReplicaLost) -> None:
         """Tells the controller; when that has stopped, so does this."""
@@ -201,27 +207,29 @@ class ReplicaTask(Actor[_Message]):
         self._why = f"{type(error).__name__}: {error}"
         named = error if isinstance(error, PenstockError) else Broken(self._why)
         if not isinstance(error, PenstockError):
-            log.error("the replica's connection failed by a fault of ours", exc_info=error)
+            log.error("%s: its connection failed by a fault of ours", self._name, exc_info=error)
         for effect in (self._sending, self._receiving):
             if effect is not None:
                 effect.cancel()
         self._sending = self._receiving = None
         client, self._client = self._client, None
+        self._replayed = False
         self._outbox.clear()
         if client is not None:
             self.ctx.effect(client.close, done=lambda _: None, failed=lambda _: None)
-        await self._tell(ReplicaLost(self.incarnation, named))
+        await self._tell(ReplicaLost(self._name, self.incarnation, named))
         self.incarnation += 1
         self._attempts += 1
         delay = self._settings.retry_delay_ms(self._attempts)
-        log.info("the replica is gone (%s); connecting again in %d ms", self._why, delay)
+        log.info("replica %s is gone (%s); connecting again in %d ms", self._name, self._why, delay)
         self.ctx.after(delay, _Retry())
 
     def describe(self) -> str:
         if self._client is None:
-            return f"connecting, attempt {self._attempts + 1}; last error: {self._why or 'none'}"
+            why = self._why or "none"
+            return f"{self._name}: connecting, attempt {self._attempts + 1}; last error: {why}"
         hydrations = self._hydrations
         return (
-            f"connected, {len(self._history)} commands in history, {len(self._outbox)} to send, "
+            f"{self._name}: connected, {len(self._outbox)} commands to send, "
             f"{hydrations.hydrating} dataflows hydrate, {hydrations.waiting} wait to"
         )

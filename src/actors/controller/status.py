@@ -16,7 +16,7 @@ from actors.protocol.compute import Status
 
 
 class Held(msgspec.Struct, gc=False):
-    """What all workers hold of an index."""
+    """What all workers hold of an index: rows on one replica, bytes on all."""
 
     rows: int = 0
     bytes_memory: int = 0
@@ -55,11 +55,15 @@ def read_sinces(desk: Desk, session: Address[Any], request: int) -> None:
 
 async def _held(desk: Desk) -> dict[ObjectId, Held]:
     held: dict[ObjectId, Held] = {}
-    if desk.statistics is not None:
-        for worker in (await desk.statistics()).workers:
+    found = None if desk.statistics is None else await desk.statistics()
+    rows: dict[tuple[str, str], int] = {}
+    if found is not None:
+        for worker in found.workers:
             for index in worker.indexes:
                 sums = held.setdefault(index.id, Held())
-                sums.rows += index.rows
+                of_replica = rows.get((worker.replica, index.id), 0) + index.rows
+                rows[worker.replica, index.id] = of_replica
+                sums.rows = max(sums.rows, of_replica)
                 sums.bytes_memory += index.bytes_memory
                 sums.bytes_mapped += index.bytes_mapped
     return held

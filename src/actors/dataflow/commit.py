@@ -2,7 +2,7 @@
 
 A crash before the compare-and-set leaves parts that nothing names (persist collects them); one
 after it leaves a step that the next start finds done. An upper mismatch means that another
-replica was first.
+replica was first; `rivals.Follower` reads what that one has appended.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ async def commit(
     output: pa.Table,
     hidden: Sequence[pa.Table],
     errors: Sequence[ErrorChange],
-) -> bool:
+) -> Frontier | None:
     """Appends [lo, hi) to the output's shard and, in the same set, to the hidden states'.
 
-    False when the upper was not `lo`: nothing was appended. Raises `StorageError`.
+    When the upper was not `lo` nothing was appended: then what it is. Raises `StorageError`.
     """
     with span(STEP_COMMIT, export.shard, *interval, output.num_rows):
         parts: list[Sequence[Part]] = []
@@ -55,7 +55,7 @@ async def commit_parts(
     parts: Sequence[Sequence[Part]],
     errors: Sequence[ErrorChange],
     extra: Sequence[Cas] = (),
-) -> bool:
+) -> Frontier | None:
     """As `commit`, of parts that are written: the output's, then each hidden state's. The
     `extra` documents change with it, or nothing does (`Fenced`)."""
     schema = export.plan.output
@@ -69,9 +69,9 @@ async def commit_parts(
     ]
     outcome = await persist.append(appends, extra=extra)
     if not isinstance(outcome, UpperMismatch):
-        return True
+        return None
     await persist.discard_parts([part for each in written for part in each])
-    return False
+    return await persist.upper(export.shard)
 
 
 def shards_of(export: ViewExport) -> tuple[ShardId, ...]:

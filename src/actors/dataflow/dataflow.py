@@ -21,8 +21,11 @@ from actors.dataflow.engine import Engine
 from actors.dataflow.events import Step
 from actors.dataflow.gather import Piece
 from actors.dataflow.hydrate import Resumed
+from actors.dataflow.life import State
 from actors.dataflow.machine import Machine
 from actors.dataflow.passthrough import Opened, Passed, PassThrough
+from actors.dataflow.rivals import Rivals
+from actors.dataflow.stages import StageDone, committing, following, standing_by
 from actors.dataflow.tasks import Tasks
 from actors.dataflow.traces import StepTraces
 from actors.dataflow.upkeep import Upkeep
@@ -75,13 +78,6 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.dataflow")
 
 
-class StageDone(msgspec.Struct, frozen=True, gc=False):
-    """To itself: a stage ended with this event, and this result."""
-
-    event: m.Event
-    result: Any = None
-
-
 _Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | Progress
 
 
@@ -89,7 +85,7 @@ class Dataflow(Actor[_Message]):
     """One dataflow's actor.
 
     Nothing is written until `WritesAllowed` comes, unless `read_only` is false from the start.
-    `arrangements` are those of the process; without, it shares none.
+    `arrangements` are those of the replica, `rivals` stands for the others in this process.
     """
 
     def __init__(
@@ -102,6 +98,7 @@ class Dataflow(Actor[_Message]):
         scratch: Path,
         *,
         arrangements: SharedArrangements | None = None,
+        rivals: Rivals | None = None,
         read_only: bool = True,
     ) -> None:
         self._description = description
@@ -111,6 +108,7 @@ class Dataflow(Actor[_Message]):
         self._settings = settings
         self._scratch = scratch
         self._arrangements = arrangements or SharedArrangements(scratch / "arrangements")
+        self._rivals = rivals
         self._writable = not read_only
         export = description.export
         self._machine = Machine(
@@ -127,6 +125,7 @@ class Dataflow(Actor[_Message]):
         self._engine: Engine | None = None
         self._tasks = Tasks(len(description.imports), len(workers))
         self._stage: Effect | None = None
+        self._patience: Effect | None = None
         self._outcome: Outcome | Passed | None = None
         self._held_commit: m.Commit | None = None
         self._opened: m.Restored | None = None  # when the contents of a subscribe are taken
@@ -147,6 +146,7 @@ class Dataflow(Actor[_Message]):
                 self._scratch,
                 description.id,
                 self.ctx.self,
+                "" if self._rivals is None else self._rivals.name,
             )
             self._view = View(
                 self._engine,
@@ -155,6 +155,7 @@ class Dataflow(Actor[_Message]):
                 export,
                 self._scratch,
                 self._arrangements,
+                self._rivals,
             )
             self._upkeep = Upkeep(self.ctx, self._view, self._settings.hold_downgrade_ms)
         else:
@@ -247,8 +248,10 @@ class Dataflow(Actor[_Message]):
             self._show("hydrating", "")
 
     async def _stage_done(self, event: m.Event, result: Any) -> None:
+        machine = self._machine
+        current = getattr(event, "number", None) == machine.number
         match event:
-            case m.Restored(incarnation=incarnation) if incarnation == self._machine.incarnation:
+            case m.Restored(incarnation=incarnation) if incarnation == machine.incarnation:
                 if isinstance(result, SubscribeBatch):
                     self._opened = event  # what follows waits until the contents were taken
                     self._emit(result)
@@ -258,12 +261,14 @@ class Dataflow(Actor[_Message]):
             case m.Drop() if isinstance(result, SubscribeBatch):
                 self._emit(result)  # why it ends
             case m.Installed():
-                self._traces.installed(self._machine.step, self._measures)
+                self._traces.installed(machine.step, self._measures)
                 if self._upkeep is not None:
                     self._upkeep.merge()
-            case m.Computed(number=number) if number == self._machine.number:
+            case m.Unclaimed() | m.Mismatched() if current and machine.state is State.STANDING_BY:
+                self._end_stage()
+            case m.Computed() | m.Followed() if current:
                 self._outcome = result
-            case m.Committed(number=number) if number == self._machine.number:
+            case m.Committed() if current:
                 started = self._measures.started_ms
                 self._measures.step_ms = self.ctx.monotonic_ms() - started
                 self._measures.tell(self._description.id)
@@ -312,6 +317,10 @@ class Dataflow(Actor[_Message]):
                 self._compute(step)
             case m.Commit():
                 self._commit(effect)
+            case m.StandBy(step=step):
+                self._stand_by(step)
+            case m.Follow(step=step):
+                self._follow(step)
             case m.Install(step=step):
                 if self._install(step):
                     await self._feed(m.Drop())
@@ -402,11 +411,18 @@ class Dataflow(Actor[_Message]):
         outcome = self._outcome
         assert isinstance(outcome, Outcome)
         self._measures.take(outcome)
+        self._run_stage(*committing(view, step, outcome))
 
-        def committed(done: bool) -> StageDone:
-            return StageDone(m.Committed(step.number) if done else m.Mismatched(step.number))
+    def _stand_by(self, step: Step) -> None:
+        assert self._view is not None, "only a view is raced for"
+        done = StageDone(m.Unclaimed(step.number))
+        self._patience = self.ctx.after(self._settings.standby_ms, done)
+        self._run_stage(*standing_by(self._view, step))
 
-        self._run_stage(step.number, lambda: view.commit(step, outcome), committed)
+    def _follow(self, step: Step) -> None:
+        assert self._view is not None, "only a view is raced for"
+        self._measures = Measures(self.ctx.monotonic_ms())
+        self._run_stage(*following(self._view, step))
 
     def _install(self, step: Step) -> bool:
         """Passes the step on; True when a subscribe ends with it, in error."""
@@ -433,13 +449,17 @@ class Dataflow(Actor[_Message]):
                 worker.reply(install)
         return False
 
+    def _end_stage(self) -> None:
+        for work in (self._stage, self._patience):
+            if work is not None:
+                work.cancel()
+        self._stage = self._patience = None
+
     def _cancel_work(self) -> None:
         self._traces.end()
-        if self._stage is not None:
-            self._stage.cancel()
+        self._end_stage()
         if self._upkeep is not None:
             self._upkeep.cancel()
-        self._stage = None
         self._held_commit = None
 
     # -- telling others ----------------------------------------------------------------------------

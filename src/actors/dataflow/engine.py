@@ -1,6 +1,7 @@
 """Jobs as one dataflow sends them: rows packed inline or as files, answers as Arrow.
 
-A job's id names its step: ``dataflow/incarnation/number/what``. Rows above
+A job's id names its step: ``dataflow/incarnation/number/what``, where several replicas run with
+the replica before it. Rows above
 `engine_inline_bytes_max` travel as files of the dataflow's own scratch folder, removed when the
 job is over; a large answer is mapped, not copied.
 """
@@ -78,11 +79,13 @@ class Engine:
         scratch: Path,
         dataflow: ObjectId,
         watcher: Address[Any] | None = None,
+        replica: str = "",
     ) -> None:
-        """`watcher` hears how far long jobs are."""
+        """`watcher` hears how far long jobs are. The engine may have the same dataflow from
+        several replicas: jobs and plans of each are named after it."""
         self.clock = clock
         self.settings = settings
-        self.dataflow = dataflow
+        self.dataflow = f"{replica}/{dataflow}" if replica else dataflow
         self._executor = executor
         self._watcher = watcher
         self._scratch = scratch

@@ -33,6 +33,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     """First step of a pass-through incarnation whose deltas are contents at the as_of."""
     error: str | None = None
     """The definite failure that is this step's result."""
+    followed: bool = False
+    """Another replica has made it."""
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -81,9 +83,23 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Mismatched(msgspec.Struct, frozen=True, gc=False):
-    """Another replica moved the output's upper first."""
+    """Another replica moved the output's upper first: it is `upper` now."""
 
     number: int
+    upper: Frontier
+
+
+class Unclaimed(msgspec.Struct, frozen=True, gc=False):
+    """No other replica has made the step in time."""
+
+    number: int
+
+
+class Followed(msgspec.Struct, frozen=True, gc=False):
+    """What another replica appended has been read; `error`: what the output holds after it."""
+
+    number: int
+    error: str | None = None
 
 
 class Installed(msgspec.Struct, frozen=True, gc=False):
@@ -128,6 +144,8 @@ Event: TypeAlias = (
     | FailedDefinitely
     | Committed
     | Mismatched
+    | Unclaimed
+    | Followed
     | Installed
     | Failed
     | RetryDue
@@ -191,6 +209,18 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     step: Step
 
 
+class StandBy(msgspec.Struct, frozen=True, gc=False):
+    """Let another replica make the step; answer `Mismatched` when it has, or `Unclaimed`."""
+
+    step: Step
+
+
+class Follow(msgspec.Struct, frozen=True, gc=False):
+    """Read what another replica has appended from `lo` to `hi`; answer `Followed`."""
+
+    step: Step
+
+
 class Install(msgspec.Struct, frozen=True, gc=False):
     """Give the delta to arrangements and readers; answer `Installed`."""
 
@@ -236,6 +266,8 @@ Effect: TypeAlias = (
     | Answer
     | Compute
     | Commit
+    | StandBy
+    | Follow
     | Install
     | Report
     | Show

@@ -28,6 +28,7 @@ from actors.dataflow.engine import Engine
 from actors.dataflow.first import first_parts
 from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
+from actors.dataflow.rivals import Turns
 from actors.dataflow.step import empty_deltas
 from actors.dataflow.touched import Imports, Touched
 from actors.errors import DefiniteError
@@ -59,6 +60,7 @@ async def restore(
     scratch: Path,
     arrangements: SharedArrangements,
     chooser: Chooser,
+    turns: Turns,
     *,
     writable: bool,
 ) -> Resumed:
@@ -68,22 +70,24 @@ async def restore(
     written by another.
     """
     name = (incarnation, 0)
-    upper = await persist.upper(export.shard)
-    as_of = await _as_of_to_hydrate(persist, description, upper)
+    upper, as_of = await _start_of(persist, description, export)
     shards = [source.shard for source in description.imports]
     reserved = Imports(export.plan, shards, arrangements, upper if as_of is None else as_of + 1)
     try:
         engine.announce(export.plan, incarnation)
         while as_of is not None:
-            if writable:
-                started = engine.clock.monotonic_ms()
-                await _hydrate(engine, persist, description, export, as_of, upper, name)
-                rows = await _rows(persist, description)
-                chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
-            else:
+            if not writable:
                 await persist.wait_upper(export.shard, upper)
-            upper = await persist.upper(export.shard)
-            as_of = await _as_of_to_hydrate(persist, description, upper)
+            else:
+                async with turns.turn(export.shard):
+                    # Whoever had the turn before may have done it.
+                    upper, as_of = await _start_of(persist, description, export)
+                    if as_of is not None:
+                        started = engine.clock.monotonic_ms()
+                        await _hydrate(engine, persist, description, export, as_of, upper, name)
+                        rows = await _rows(persist, description)
+                        chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
+            upper, as_of = await _start_of(persist, description, export)
         await engine.prepared()
         if is_empty(upper):
             nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
@@ -100,17 +104,20 @@ async def restore(
         reserved.close()
 
 
-async def _as_of_to_hydrate(
-    persist: PersistClient, description: DataflowDescription, upper: Frontier
-) -> Time | None:
-    """The time to compute the view at; None when it can go on from `upper`, or has ended."""
-    if is_empty(upper):
-        return None
+async def _start_of(
+    persist: PersistClient, description: DataflowDescription, export: ViewExport
+) -> tuple[Frontier, Time | None]:
+    """The output's upper, and the time to compute the view at; None when it can go on from the
+    upper, or has ended. The sinces are read first: another replica that goes on moves the upper
+    before the holds, so what looks like a gap is one."""
     sinces = [(await persist.state(source.shard)).since for source in description.imports]
+    upper = await persist.upper(export.shard)
     since = max(sinces, default=0)
+    if is_empty(upper):
+        return upper, None
     if upper == 0:
-        return max(since, description.as_of)
-    return since if since > upper - 1 else None
+        return upper, max(since, description.as_of)
+    return upper, since if since > upper - 1 else None
 
 
 async def _hydrate(

@@ -12,9 +12,14 @@ Theory of operation. A dataflow moves its lower frontier `lo` forward in steps `
    ended the engine is halved too, and later steps are cut by half the budget, which doubles
    again with each that goes well. Meanwhile, as far as the step leaves room in the budget,
    what the next one may take is fetched;
-4. *committing*: durable parts and one compare-and-set; a mismatch means another replica was
-   first: a new incarnation goes on from the durable state;
+4. *committing*: durable parts and one compare-and-set. A mismatch means that another replica was
+   first. Then this one *follows*: its step becomes what the other has appended, up to the upper
+   that it found, and what it keeps of hidden state is read instead of computed;
 5. *installing*: arrangements and readers get the delta; then `lo` is `hi`.
+
+Who lost a race *stands by* at each of its next steps: the other may go first for a while, and is
+followed; else this one computes the step, and if it is the first to commit it no longer stands
+by. So of several replicas one computes, and the others keep ready.
 
 A step without updates skips 3: only the frontier moves. A source that fails *freezes* the
 dataflow: nothing past the failed time is ever cut; after a delay a new incarnation starts. An
@@ -22,8 +27,8 @@ indefinite failure repeats its stage after a delay. *dropped* is final.
 
 Invariants (`validate`): `lo` never goes back within an incarnation, and `reported` never at all;
 a step covers ``lo <= time < hi`` with ``hi > lo``; at most one step exists, and only in states
-that carry one; rows taken lie below `hi`, all others stay held; an opaque view's step has at
-most one distinct time, and no healthy step holds an error update of an input.
+that carry one; rows taken lie below `hi`, all others stay held. But for one that is followed, an
+opaque view's step has at most one distinct time, and no healthy step holds an error of an input.
 
 What it does not do: it sends nothing, reads no clock and computes no rows. What an event does
 in a state is `TRANSITIONS`; an event that is not listed there for the state is stale and is
@@ -32,9 +37,7 @@ ignored (counted in `ignored`), as is one of another incarnation or step.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -55,13 +58,14 @@ from actors.dataflow.events import (
     Commit,
     Committed,
     Compute,
-    Computed,
     Drop,
     Effect,
     Event,
     Failed,
     FailedDefinitely,
     Finish,
+    Follow,
+    Followed,
     Install,
     Installed,
     Listen,
@@ -72,54 +76,18 @@ from actors.dataflow.events import (
     RetryDue,
     RetryLater,
     Return,
-    Schedule,
     Show,
     SourcesReady,
+    StandBy,
     StartTasks,
     Step,
+    Unclaimed,
 )
 from actors.dataflow.gather import Piece, Reading, Source, ask_parts
+from actors.dataflow.life import CARRYING, REST, TRANSITIONS, State
 from actors.errors import PenstockError
-from actors.progress import EMPTY, Frontier, Time
+from actors.progress import EMPTY, Frontier, Time, is_empty
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
-
-
-class State(enum.Enum):
-    """Where a dataflow is in its life."""
-
-    SUSPENDED = "suspended"
-    HYDRATING = "hydrating"
-    GATHERING = "gathering"
-    RUNNING = "running"
-    COMMITTING = "committing"
-    INSTALLING = "installing"
-    ERRORED = "errored"
-    FROZEN = "frozen"
-    DROPPED = "dropped"
-
-
-_REST: Final = (State.GATHERING, State.ERRORED)
-_CARRYING: Final = (State.RUNNING, State.COMMITTING, State.INSTALLING)
-_LIVE: Final = (State.HYDRATING, *_REST, *_CARRYING)
-
-TRANSITIONS: Final[dict[type[Event], tuple[tuple[State, ...], str]]] = {
-    # event: (states in which it means something, handler)
-    Schedule: ((State.SUSPENDED,), "_scheduled"),
-    Restored: ((State.HYDRATING,), "_restored"),
-    SourcesReady: ((State.HYDRATING,), "_sources_ready"),
-    Described: ((*_REST, *_CARRYING), "_described"),
-    Fetched: ((*_REST, *_CARRYING), "_fetched"),
-    FetchFailed: (_LIVE, "_source_failed"),
-    ListenFailed: (_LIVE, "_source_failed"),
-    Computed: ((State.RUNNING,), "_computed"),
-    FailedDefinitely: ((State.RUNNING,), "_failed_definitely"),
-    Committed: ((State.COMMITTING,), "_committed"),
-    Mismatched: ((State.COMMITTING,), "_mismatched"),
-    Installed: ((State.INSTALLING,), "_installed"),
-    Failed: (_LIVE, "_failed"),
-    RetryDue: ((*_LIVE, State.FROZEN), "_retry_due"),
-    Drop: (tuple(state for state in State if state is not State.DROPPED), "_dropped"),
-}
 
 
 class Machine:
@@ -162,6 +130,8 @@ class Machine:
         self._retrying = False
         self._restart_due = False
         self._too_large = False
+        self._stands_by = False
+        self._following = False
         self._frozen: PenstockError | None = None
 
     def handle(self, event: Event) -> list[Effect]:
@@ -191,7 +161,7 @@ class Machine:
         self.step = None
         self.hi = None
         self._restored_from = None
-        self._retrying = self._restart_due = self._too_large = False
+        self._retrying = self._restart_due = self._too_large = self._following = False
         self._frozen = None
         return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
 
@@ -247,7 +217,7 @@ class Machine:
         """At rest: freezes, finishes, asks for parts, or cuts the next step."""
         if self._retrying:
             return []
-        if self.state not in _REST:
+        if self.state not in REST:
             return self._ask_ahead()
         if self._frozen is not None:
             return self._freeze(self._frozen)
@@ -263,6 +233,8 @@ class Machine:
                 self.hi = reach if all(s.progress >= reach for s in self.sources) else None
         if self.hi is None:
             return self._ask(self._source_as_of() + 1) if self._snapshot_due else []
+        if self._following and self._left_behind(self.hi):
+            return [CancelWork(), *self._restart()]
         if all(source.sealed(self.hi) for source in self.sources):
             return self._cut(self.hi)
         return self._ask(self.hi)
@@ -296,6 +268,9 @@ class Machine:
         deltas = self._take(hi)
         flat = [table for tables in deltas for table in tables]
         times = times_of(flat)
+        if self._following:
+            self._set_step(hi, times, deltas)
+            return self._follow()
         if self.durable and not self.in_error:
             shorter = bound(times, error_times_of(flat), opaque=self.opaque)
             if shorter is None and self._step_bytes > self.budget_bytes:
@@ -306,6 +281,16 @@ class Machine:
                 deltas = self._take(hi)
         self._set_step(hi, times, deltas)
         assert self.step is not None
+        if self._stands_by:
+            self.state = State.STANDING_BY
+            return [*self._ask_ahead(), StandBy(self.step)]
+        return self._begin()
+
+    def _begin(self, _: Unclaimed | None = None) -> list[Effect]:
+        """The step is this replica's to make."""
+        assert self.step is not None
+        if self._retrying:
+            return []  # it could not be seen whether another has made it
         if self.step.times or self._snapshot_due:
             self.state = State.RUNNING
             return [*self._ask_ahead(), Compute(self.step)]
@@ -360,16 +345,50 @@ class Machine:
 
     def _committed(self, _: Committed) -> list[Effect]:
         assert self.step is not None
+        self._stands_by = False
         self.state = State.INSTALLING
         return [Install(self.step)]
 
-    def _mismatched(self, _: Mismatched) -> list[Effect]:
-        return [CancelWork(), *self._restart()]
+    # -- another replica's steps -------------------------------------------------------------------
+
+    def _mismatched(self, event: Mismatched) -> list[Effect]:
+        """The rows wait again, until all below the other's upper are there."""
+        step = self.step
+        assert step is not None
+        self._stands_by = True
+        if event.upper <= self.lo or is_empty(event.upper):
+            return [CancelWork(), *self._restart()]
+        put_back(self.sources, step.deltas)
+        self.step = None
+        self.hi = event.upper
+        self._following = True
+        self.state = self._resting()
+        return self._go_on()
+
+    def _left_behind(self, hi: Frontier) -> bool:
+        """Whether the way to `hi` takes more room than there is: then the durable state is read."""
+        if any(source.progress < hi for source in self.sources):
+            return False
+        room = 2 * self.budget_bytes_max
+        return pick_hi(self.lo, self.sources, room, hi, forced=False) != hi
+
+    def _follow(self) -> list[Effect]:
+        assert self.step is not None
+        self.step = msgspec.structs.replace(self.step, followed=True)
+        self.state = State.FOLLOWING
+        return [Follow(self.step)]
+
+    def _followed(self, event: Followed) -> list[Effect]:
+        assert self.step is not None
+        self._following = False
+        self.step = msgspec.structs.replace(self.step, error=event.error)
+        self.state = State.INSTALLING
+        return [Install(self.step)]
 
     def _installed(self, _: Installed) -> list[Effect]:
         step = self.step
         assert step is not None
-        if step.times:
+        if step.times or step.followed:
             self.in_error = step.error is not None
         self.lo = step.hi
         self.hi = None
@@ -456,7 +475,7 @@ class Machine:
         """What it waits for, for people."""
         if self._retrying:
             return f"{self.state.value}, attempt {self.attempt} failed"
-        if self.state not in _REST:
+        if self.state not in REST:
             return str(self.state.value)
         parts = [
             f"source {s.index} described to {s.progress}, {sum(s.counts.values())} fetches out"
@@ -466,7 +485,7 @@ class Machine:
 
     def validate(self) -> None:
         """Asserts the invariants."""
-        assert (self.step is not None) == (self.state in _CARRYING), (self.state, self.step)
+        assert (self.step is not None) == (self.state in CARRYING), (self.state, self.step)
         if self.hi is not None:
             assert self.hi > self.lo
         if self.step is not None:
@@ -474,7 +493,7 @@ class Machine:
             assert self.step.hi == self.hi
             assert all(time < self.step.hi for time in self.step.times)
             assert not (self.opaque and self.durable and not self.in_error) or (
-                len(self.step.times) <= 1
+                len(self.step.times) <= 1 or self.step.followed
             )
         assert self.reported is None or self.reported >= self.as_of
         for source in self.sources:

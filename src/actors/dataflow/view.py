@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import anyio
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,13 +32,14 @@ from actors.dataflow.filling import make_ready
 from actors.dataflow.hydrate import Resumed, restore
 from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
+from actors.dataflow.rivals import Follower, Rivals, Turns
 from actors.dataflow.step import Deltas, delta_step, empty_deltas, likely_runs
 from actors.dataflow.touched import Touched
 from actors.errors import DefiniteError
 from actors.persist import PersistClient
 from actors.plan.jobs import Rows
 from actors.plan.updates import concat
-from actors.progress import Frontier, Time
+from actors.progress import Frontier, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ViewExport
 
 COLD_STEPS: Final = 5
@@ -68,7 +70,11 @@ class View:
         export: ViewExport,
         scratch: Path,
         arrangements: SharedArrangements,
+        rivals: Rivals | None = None,
     ) -> None:
+        self._turns = Turns() if rivals is None else rivals.turns
+        self._raced = rivals is not None
+        self._follower: Follower | None = None
         self._engine = engine
         self._persist = persist
         self._description = description
@@ -89,7 +95,11 @@ class View:
         """The durable state. What an earlier incarnation had is given up last, so that an
         arrangement that both want stays."""
         before, self._touched = self._touched, None
+        self._unfollow()
         try:
+            if self._raced:
+                # Before the upper is looked at: what comes after it can be read.
+                await self._follows(incarnation)
             resumed = await restore(
                 self._engine,
                 self._persist,
@@ -99,11 +109,14 @@ class View:
                 self._scratch,
                 self._arrangements,
                 self._chooser,
+                self._turns,
                 writable=writable,
             )
         finally:
             if before is not None:
                 before.close()
+        if self._follower is not None and not is_empty(resumed.lo):
+            await self._follower.moved(resumed.lo)
         self._touched = resumed.touched
         self._state_rows = resumed.state_rows
         self._output_errors = resumed.output_errors
@@ -232,17 +245,16 @@ class View:
             changes = (ErrorChange(text, step.times[-1], 1),)
         return Outcome(empty_deltas(self._export.plan), changes)
 
-    async def commit(self, step: Step, outcome: Outcome) -> bool:
-        """Appends the step; False when another replica was first."""
+    async def commit(self, step: Step, outcome: Outcome) -> Frontier | None:
+        """Appends the step; the output's upper when another replica was first."""
         deltas = outcome.deltas
-        return await commit(
-            self._persist,
-            self._export,
-            (step.lo, step.hi),
-            deltas.output,
-            deltas.hidden,
-            outcome.errors,
+        interval = (step.lo, step.hi)
+        found = await commit(
+            self._persist, self._export, interval, deltas.output, deltas.hidden, outcome.errors
         )
+        if found is None and self._follower is not None:
+            await self._follower.moved(step.hi)
+        return found
 
     async def install(self, step: Step, outcome: Outcome) -> None:
         """Brings what is kept in memory up to the step's `hi`."""
@@ -262,8 +274,40 @@ class View:
             return
         plain = await self._plain(step) if step.times else ()
         self._plain_of = None, []
-        hidden = outcome.deltas.hidden if step.times else ()
+        hidden = outcome.deltas.hidden if step.times or step.followed else ()
         await self._engine.clock.run_blocking(partial(touched.step, plain, hidden, step.hi))
+
+    # -- other replicas ----------------------------------------------------------------------------
+
+    async def stand_by(self, step: Step) -> Frontier:
+        """The output's upper, as soon as another replica has moved it beyond the step's `lo`."""
+        shard = self._export.shard
+        await self._persist.wait_upper(shard, step.lo)
+        return await self._persist.upper(shard)
+
+    async def follow(self, step: Step) -> tuple[Outcome, str | None]:
+        """What another replica has appended as the step, and the error that the output holds
+        after it. Raises `ReadBelowSince` when only the durable state can say."""
+        follower = self._follower or await self._follows(step.incarnation)
+        found = await follower.read(step.lo, step.hi)
+        await follower.moved(step.hi)
+        output = self._export.plan.output.arrow_updates().empty_table()
+        error = found.error_after(self._output_errors)
+        return Outcome(Deltas(output, found.hidden), found.errors), error
+
+    async def _follows(self, incarnation: int) -> Follower:
+        reader_id = self._engine.job_id(incarnation, 0, "follow")
+        # Shielded: a cancel in the middle would leave leases that nobody closes.
+        with anyio.CancelScope(shield=True):
+            follower = await Follower.open(self._persist, self._export, reader_id)
+            self._unfollow()  # a restoring that was given up may have opened one meanwhile
+            self._follower = follower
+        return follower
+
+    def _unfollow(self) -> None:
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.close()
 
     def merge_due(self) -> bool:
         """Whether `merge` would find something to do."""
@@ -281,12 +325,14 @@ class View:
 
     async def close(self) -> None:
         """Removes its own arrangements, and leaves those it shares."""
+        self._unfollow()
         touched, self._touched = self._touched, None
         if touched is not None:
             await self._engine.clock.run_blocking(touched.close)
 
     def abandon(self) -> None:
         """As `close`, at once."""
+        self._unfollow()
         touched, self._touched = self._touched, None
         if touched is not None:
             touched.close()

@@ -233,6 +233,10 @@ class Reader:
 
     async def close(self) -> None:
         """Gives back all parts and the lease; closing twice is fine."""
+        self.give_up()
+
+    def give_up(self) -> None:
+        """As `close`, where nothing can be awaited."""
         if not self._closed:
             self._closed = True
             self._book.remove(self)

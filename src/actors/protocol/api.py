@@ -180,6 +180,14 @@ class SetTracing(msgspec.Struct, frozen=True, gc=False, tag=True):
     ratio: float | None = None
 
 
+class ChangeReplicas(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Adds a replica or drops one, until the service ends; neither: only asks for them."""
+
+    request: int
+    add: str = ""
+    drop: str = ""
+
+
 class Query(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A one-off query at `as_of` (None: the greatest time at which all its inputs are sealed).
     Answered by `ReadInstead`, or by `Contents` in the query's order."""
@@ -226,6 +234,7 @@ Request: TypeAlias = (
     | Explain
     | ListActors
     | SetTracing
+    | ChangeReplicas
     | Query
     | CopyTo
 )
@@ -334,6 +343,30 @@ class TracingReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     ratio: float
 
 
+class ReplicaStatus(msgspec.Struct, frozen=True, gc=False):
+    """One replica."""
+
+    name: str
+    state: str
+    """``connected`` or ``connecting``."""
+    text: str = ""
+    """Why its last connection ended."""
+    connections: int = 0
+    """How often it was connected."""
+    reporting: int = 0
+    """Dataflows that have told a frontier on this connection, of `objects`."""
+    objects: int = 0
+    lag_ms: int = 0
+    """How far its slowest of them is behind the furthest replica."""
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The answer to `ChangeReplicas`."""
+
+    request: int
+    replicas: tuple[ReplicaStatus, ...]
+
+
 class ReadInstead(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The answer of a `Query` that is a plain read: what the client is to read. `names` are the
     query's columns, one for each of `project`."""
@@ -388,6 +421,7 @@ Answer: TypeAlias = (
     | ActorReport
     | TracingReport
     | Failed
+    | ReplicaReport
     | ReadInstead
     | CopyProgress
     | CopiedInto

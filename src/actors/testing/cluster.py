@@ -2,10 +2,10 @@
 
 Theory of operation. `simulate` runs one `Schedule`: the real service (`actors.service`, every
 actor of it) on an in-memory engine, over stores and links in memory, in a loop of virtual time.
-Four streams of randomness come from the seed: the order in which what is ready runs, the
-workload, the faults, and the raw clients that displace the controller. The process may be killed
-at any operation on a store; then nothing of it runs any more, and what the `Disk` holds is all
-that its successor finds.
+Five streams of randomness come from the seed: the order in which what is ready runs, the
+workload, the faults, the raw clients that displace the controller, and how many replicas there
+are and when one crashes. The process may be killed at any operation on a store; then nothing of
+it runs any more, and what the `Disk` holds is all that its successor finds.
 
 A run has two parts. First the clients work while faults strike; any request may fail then, none
 may be answered wrongly. Then faults stop: everything must come to rest, be readable, and be gone
@@ -32,11 +32,14 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from actors.cluster.client import LocalClient
 from actors.cluster.cluster import Cluster, ClusterStatistics
+from actors.cluster.hosts import Hosts
 from actors.cluster.transport import Listener
 from actors.controller.replica import ClusterClient
 from actors.errors import Broken, PenstockError
 from actors.kernel import ActorCrashed, ActorStatistics, Address, System
+from actors.kernel.cell import Cell
 from actors.persist import PersistClient
 from actors.persist.location import Cas
 from actors.persist.stashed import FOLDER as STASH
@@ -89,6 +92,8 @@ def settings_of(setting: Setting, directory: Path) -> Settings:
         state_dir=str(directory),
         listen="memory:0",
         workers=setting.workers,
+        replicas=setting.replicas,
+        standby_ms=setting.standby_ms,
         retain_history_ms=setting.retain_history_ms,
         index_history_ms=200,
         group_commit_ms=1,
@@ -124,7 +129,8 @@ class _Service(Service):
         self._world = world
         self._life = life
         self.listener = MemoryListener(world.injector)
-        self.cluster: Cluster | None = None
+        self.clusters: Cluster | Hosts | None = None
+        """Once the controller has come to one of them."""
         self.persist: PersistClient | None = None
 
     def _start_engine(
@@ -151,12 +157,11 @@ class _Service(Service):
     async def _bind(self, address: str) -> Listener:
         return cast(Listener, self.listener)
 
-    async def _connect(self, cluster: Cluster) -> ClusterClient:
-        self.cluster = cluster
+    def _connect(self, client: LocalClient, replica: str) -> ClusterClient:
+        self.clusters = self._clusters
         world = self._world
-        watch = ControllerWatch(world, self._life)
-        inner = await cluster.connect()
-        return FaultyClusterClient(inner, world.injector, world.guarded(watch.heard))
+        watch = ControllerWatch(world, self._life, heard=replica == "r1")
+        return FaultyClusterClient(client, world.injector, world.guarded(watch.heard))
 
     def _reach(self, adapter: Address[Any]) -> Address[Any]:
         return DelayedAddress(adapter, self._world.injector)
@@ -215,7 +220,8 @@ class World:
         self._service: _Service | None = None
         self._ended = asyncio.Event()
         self._closing = False
-        self._down = 0.0
+        self._crashed: Counter[str] = Counter()
+        """Replicas that were made to crash in this life."""
 
     # -- watching ------------------------------------------------------------------------------
 
@@ -258,6 +264,7 @@ class World:
         while not self._closing:
             self._lives += 1
             life = self._life = self._lives
+            self._crashed.clear()
             self._ended.clear()
             context = contextvars.copy_context()
             context.run(LIFE.set, life)
@@ -291,6 +298,7 @@ class World:
         life = self._life if life is None else life
         if life != self._life or self._ended.is_set():
             return
+        self.check_crashes()
         self.trace.note("kill", life)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, CrashableLoop)
@@ -302,8 +310,28 @@ class World:
         # Set from a context that lives: the supervisor's wake-up is its own.
         self._ended.set()
 
+    def crash(self, replica: str, number: int) -> None:
+        """One of the replica's actors fails where it stands; which one says the number."""
+        system = None if self._service is None else self._service._system
+        parts = [] if system is None else sorted(_parts_of(system, replica), key=lambda c: c.path)
+        if not parts:
+            return  # it has crashed, and is not there again yet
+        chosen = parts[number % len(parts)]
+        self.trace.note("crash", chosen.path)
+        self._crashed[replica] += 1
+        chosen.crash(RuntimeError("it was made to crash"))
+
+    def check_crashes(self) -> None:
+        """No replica crashes by itself."""
+        system = None if self._service is None else self._service._system
+        for actor in [] if system is None else system.statistics():
+            name = actor.path[1:]
+            if actor.crashes > self._crashed[name] and "/" not in name:
+                self.fail(Violation(f"crash: {name} crashed {actor.crashes} times"))
+
     def stop(self, *, for_good: bool = False) -> None:
         """Asks the service to stop in order."""
+        self.check_crashes()
         self._closing = self._closing or for_good
         if self._service is not None:
             self._service.stop()
@@ -323,9 +351,11 @@ class World:
         """A client of the cluster that is not the controller's. Raises `Broken` while the
         service is down."""
         service = self._service
-        if service is None or service.cluster is None:
+        if service is None or service.clusters is None:
             raise Broken("the cluster is down")
-        return await service.cluster.connect()
+        if isinstance(service.clusters, Hosts):
+            return await service.clusters.connect("r1")
+        return await service.clusters.connect()
 
     @property
     def life(self) -> int:
@@ -341,9 +371,9 @@ class World:
     async def statistics(self) -> ClusterStatistics | None:
         """Of the cluster, when it runs."""
         service = self._service
-        if service is None or service.cluster is None:
+        if service is None or service.clusters is None:
             return None
-        return await service.cluster.statistics()
+        return await service.clusters.statistics()
 
     def readers(self) -> list[str]:
         """Shards that somebody still reads."""
@@ -351,6 +381,12 @@ class World:
         if service is None or service.persist is None:
             return []
         return list(service.persist._book.shards())
+
+
+def _parts_of(system: System, replica: str) -> list[Cell[Any]]:
+    """The actors that stand right below a replica's host."""
+    cell = system.cells.get(f"/{replica}")
+    return [] if cell is None else list(cell.children.values())
 
 
 def _forgotten(task: asyncio.Task[Any]) -> None:

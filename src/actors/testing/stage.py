@@ -23,6 +23,7 @@ import anyio
 import msgspec
 
 from actors.dataflow.dataflow import Dataflow
+from actors.dataflow.rivals import Rivals
 from actors.errors import PenstockError
 from actors.fetch_task import FetchTask
 from actors.kernel import Actor, Address, System
@@ -69,6 +70,7 @@ class _Worker(Actor[Any]):
         self._tasks: list[Address[Any]] = []
         self.flow: Address[Any] | None = None
         self.status = "not started"
+        self.upper = 0
 
     async def receive(self, message: Any) -> None:
         """One report of the dataflow."""
@@ -86,6 +88,7 @@ class _Worker(Actor[Any]):
             case Emit(dataflow=id_, incarnation=incarnation, batch=batch):
                 flow.send_nowait(Emitted(id_, incarnation, batch.upper))
             case DataflowProgress(dataflow=id_, output=output):
+                self.upper = max(self.upper, output)
                 self._stage.progress[id_] = max(output, self._stage.progress.get(id_, 0))
             case DataflowStatus(state=state, text=text):
                 self.status = f"{state} {text}".strip()
@@ -161,8 +164,11 @@ class Stage:
                 raise Stuck(f"{name} could not be appended to: {done}")
         self._upper = upper
 
-    async def start(self, as_of: int, settings: Settings | None = None) -> None:
-        """Starts a dataflow a view; a fresh one is computed whole at `as_of`."""
+    async def start(
+        self, as_of: int, settings: Settings | None = None, rivals: Rivals | None = None
+    ) -> None:
+        """Starts a dataflow a view; a fresh one is computed whole at `as_of`. Done again with
+        other `rivals`, it starts another replica."""
         life = next(self._lives)
         limits = settings or self.settings
         for name, plan in self._plans.items():
@@ -171,7 +177,7 @@ class Stage:
             prefix = f"{self._name}-{name}-{life}"
             at = self._system.spawn(partial(_same, worker), f"{prefix}-worker")
             flow = self._system.spawn(
-                self._maker(description, at, limits, self._scratch / prefix), prefix
+                self._maker(description, at, limits, self._scratch / prefix, rivals), prefix
             )
             worker.flow = flow
             self._running.append((flow, at, worker))
@@ -179,9 +185,16 @@ class Stage:
             await flow.send(Scheduled())
 
     def _maker(
-        self, description: DataflowDescription, at: Address[Any], limits: Settings, scratch: Path
+        self,
+        description: DataflowDescription,
+        at: Address[Any],
+        limits: Settings,
+        scratch: Path,
+        rivals: Rivals | None,
     ) -> Callable[[], Dataflow]:
-        return lambda: Dataflow(description, (at,), self._executor, self.persist, limits, scratch)
+        return lambda: Dataflow(
+            description, (at,), self._executor, self.persist, limits, scratch, rivals=rivals
+        )
 
     def _description(self, name: str, plan: DeltaPlan, as_of: int) -> DataflowDescription:
         schemas = self._tables | {other: p.output for other, p in self._plans.items()}
@@ -189,16 +202,28 @@ class Stage:
         export = ViewExport(plan, name, _hidden_names(name, plan))
         return DataflowDescription(f"{self._name}-{name}", name, imports, export, as_of)
 
-    async def stop(self) -> None:
-        """Drops all dataflows; what is durable stays."""
-        for flow, worker, _ in self._running:
+    async def stop(self, first: int | None = None) -> None:
+        """Drops all dataflows, or the `first` that were started; what is durable stays."""
+        stopped, self._running = self._running[:first], self._running[first or len(self._running) :]
+        for flow, worker, _ in stopped:
             for address in (flow, worker):
                 cell = self._system.cells.get(address.path)
                 if cell is not None:
                     cell.request_stop()
                     await cell.stopped.wait()
-        self._running.clear()
-        self.progress.clear()
+        if not self._running:
+            self.progress.clear()
+
+    async def wait_each(self, upper: int) -> None:
+        """Until every view has come to `upper` on every replica. Raises `Stuck`."""
+        with anyio.move_on_after(WAIT_SECONDS) as scope:
+            while any(worker.upper < upper for _, _, worker in self._running):
+                with anyio.move_on_after(LOOK_SECONDS):
+                    await self.news.wait()
+                self._look()
+        if scope.cancelled_caught:
+            said = "; ".join(worker.status for _, _, worker in self._running)
+            raise Stuck(f"not all came to {upper} in {WAIT_SECONDS:.0f} s; dataflows: {said}")
 
     async def wait(self, upper: int) -> None:
         """Until every view has been computed up to `upper`. Raises `Stuck`."""

@@ -14,6 +14,7 @@ from unittest import mock
 from actors.channel_adapter import ChannelAdapter, Passed, StashRules, Verdict
 from actors.cluster.connection import Accept, Acceptor
 from actors.compute.reads import Reads
+from actors.dataflow.rivals import Appended, Follower
 from actors.errors import Displaced, PenstockError
 from actors.fetch_task import FetchTask
 from actors.kernel import Address
@@ -164,6 +165,19 @@ def peeks_not_forgotten() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def winner_not_read() -> Iterator[None]:
+    """A replica that lost a race goes on as if the winner had appended no hidden state."""
+    right = Follower.read
+
+    async def read(self: Follower, lo: int, hi: int) -> Appended:
+        found = await right(self, lo, hi)
+        return Appended(tuple(each.slice(0, 0) for each in found.hidden), found.errors)
+
+    with mock.patch.object(Follower, "read", read):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "no_nonce_check": no_nonce_check,
     "past_a_failed_fetch": past_a_failed_fetch,
@@ -173,4 +187,5 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "displaced_unproved": displaced_unproved,
     "nonce_used_again": nonce_used_again,
     "peeks_not_forgotten": peeks_not_forgotten,
+    "winner_not_read": winner_not_read,
 }

@@ -28,6 +28,7 @@ async def check_rest(world: World) -> None:
     world.fail(Violation(f"leaks: {'; '.join(left)}"))
 
 
+_REPLICA: Final = re.compile(r"^/r\d+(?=/)")
 _CONTROLLER: Final = re.compile(
     r"0 objects, 0 sessions, 0 reads and waits, 0 queries, 0 subscribes, 0 copies"
 )
@@ -44,7 +45,7 @@ async def left_behind(world: World) -> list[str]:
     if world.readers():
         left.append(f"readers of {world.readers()}")
     for actor in world.actors():
-        path = actor.path
+        path = _REPLICA.sub("", actor.path)
         if path == "/controller" and not _CONTROLLER.match(actor.doing):
             left.append(f"controller: {actor.doing}")
         elif path.startswith("/sessions/"):

@@ -105,7 +105,9 @@ class Rivalry:
 class ControllerWatch:
     """Listens to one connection of the controller: checks it, and tells the rivals."""
 
-    def __init__(self, world: World, life: int) -> None:
+    def __init__(self, world: World, life: int, *, heard: bool) -> None:
+        """`heard`: the rivals come to this replica, and hear what the controller says to it."""
+        self._told = heard
         self._rivalry = world.rivalry
         self._life = life
         self._checker = ReplicaChecker(world.settings)
@@ -117,6 +119,8 @@ class ControllerWatch:
         if isinstance(message, Displaced) and f"({NEVER_IN_POWER}" in str(message):
             raise Violation(f"rivals: the controller lost its place to a visitor: {message}")
         self._checker.heard(message)
+        if not self._told:
+            return
         if isinstance(message, Command):
             self._command(message)
         elif isinstance(message, PeekResponse):

@@ -345,6 +345,8 @@ async def _operate(world: World, operations: list[Operation]) -> None:
         world.trace.note("operator", operation.kind)
         if operation.kind == "kill":
             world.kill()
+        elif operation.kind == "crash":
+            world.crash(operation.name, operation.number)
         else:
             world.stop()
 

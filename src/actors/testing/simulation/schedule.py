@@ -1,8 +1,8 @@
 """What a run does: operations of clients and of the operator, and faults, all from one seed.
 
-A seed has four streams of randomness of its own: the order of the loop, the workload, the
-faults, the rivals. A `Schedule` holds what the last three drew, as plain lists: what is left out
-of them leaves the rest as it was, and the order's stream goes on by itself.
+A seed has five streams of randomness of its own: the order of the loop, the workload, the
+faults, the rivals, the replicas. A `Schedule` holds what the last four drew, as plain lists: what
+is left out of them leaves the rest as it was, and the order's stream goes on by itself.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Setting(msgspec.Struct, frozen=True):
     keyed: bool = False
     stash: bool = False
     """Whether almost every read goes by the stash."""
+    replicas: int = 1
+    standby_ms: int = 1_000
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -103,7 +105,8 @@ def draw(seed: int) -> Schedule:
     setting, visits, theirs = _rivals(seed, setting)
     found.update(theirs)
     faults = sorted(found.values(), key=lambda fault: (fault.site, fault.at))
-    return Schedule(seed, setting, (*_operations(work), *visits), tuple(faults))
+    setting, operations = _replicas(seed, setting, [*_operations(work), *visits])
+    return Schedule(seed, setting, tuple(operations), tuple(faults))
 
 
 _WORK: Final = (
@@ -290,6 +293,25 @@ def _rivals(
             at, delay = dice.randrange(1, 60), dice.choice(_DELAYS_MS)
             faults.append(Fault(site, at, dice.choice(kinds_of), delay))
     return setting, visits, {(fault.site, fault.at): fault for fault in faults}
+
+
+def _replicas(
+    seed: int, setting: Setting, operations: list[Operation]
+) -> tuple[Setting, list[Operation]]:
+    """Several replicas, which crash one by one: of some seeds, by a stream of their own."""
+    dice = random.Random(f"number of replicas {seed}")
+    if dice.random() >= 0.15:
+        return setting, operations
+    setting = msgspec.structs.replace(
+        setting, replicas=dice.choice((2, 2, 3)), standby_ms=dice.choice((5, 50, 400))
+    )
+    # A replica that is built anew knows no nonce of before.
+    operations = [each for each in operations if each.kind != "used nonce"]
+    for _ in range(dice.choice((1, 3, 6))):
+        name, pause = f"r{dice.randrange(setting.replicas) + 1}", dice.choice((10, 60, 100, 200))
+        crash = Operation(OPERATOR, pause, "crash", name, dice.randrange(1, 20))
+        operations.insert(dice.randrange(len(operations) + 1), crash)
+    return setting, operations
 
 
 def describe(item: Any) -> str:

@@ -1,0 +1,152 @@
+"""Several replicas in one process: whole clusters, each below an actor of its own.
+
+Theory of operation. A *host* is the actor at the top of one replica: sequencer, workers, adapters
+and acceptor are its children, and what they start stands below them. A crash of any of them that
+its own policy does not repair makes the host crash, which stops the whole replica and builds it
+anew after a delay; nothing of the other replicas, nor of the controller, notices more than a
+connection that ended. Replicas share the stores and the engine of the process; what each has of
+its own: its actors, its scratch folder, its arrangements, the names of its jobs and plans.
+
+Rules: every life of a replica has a name and a scratch folder that no other has had, since what
+an earlier one has left in the stash may still be read, and its threads may still write.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from actors.cluster.client import LocalClient
+from actors.cluster.cluster import Cluster, ClusterStatistics, cast_of
+from actors.dataflow.rivals import Rivals, Turns
+from actors.errors import Broken, Closed
+from actors.kernel import Actor, Address, Context, Reply, System
+from actors.kernel.policy import restart
+from actors.persist import PersistClient
+from actors.plan.jobs import ExecutorMessage
+from actors.settings import Settings
+
+RESTART: Final = restart(restarts_max=10, within_ms=60_000, delay_ms=100)
+"""The delays of ten crashes add up to more than the minute, so the limit is not reached."""
+
+Reach: TypeAlias = Callable[[Address[Any]], Address[Any]]
+
+
+class InspectReplica(msgspec.Struct, frozen=True, gc=False):
+    """Asks for the replica's statistics."""
+
+    reply: Reply[ClusterStatistics]
+
+
+class Host(Actor[InspectReplica]):
+    """The top of one replica; `start` builds its cluster below the actor."""
+
+    def __init__(self, start: Callable[[Context[InspectReplica]], Awaitable[Cluster]]) -> None:
+        self._start = start
+        self._cluster: Cluster | None = None
+
+    async def on_start(self) -> None:
+        self._cluster = await self._start(self.ctx)
+
+    def receive(self, message: InspectReplica) -> None:
+        cluster, reply = self._cluster, message.reply
+        assert cluster is not None, "it was built at the start"
+
+        def failed(error: Exception) -> None:
+            reply.fail(Broken(f"a part of the replica has failed: {error}"))
+
+        # Beside the actor: a part that is asked may be the one that makes it crash.
+        self.ctx.effect(cluster.statistics, done=reply.set, failed=failed)
+
+
+class Hosts:
+    """The replicas of this process, by name; a `Supply` of the controller's."""
+
+    def __init__(
+        self,
+        system: System,
+        settings: Settings,
+        persist: PersistClient,
+        executor: Address[ExecutorMessage],
+        scratch: Path,
+        reach: Reach = lambda adapter: adapter,
+    ) -> None:
+        self._system = system
+        self._settings = settings
+        self._persist = persist
+        self._executor = executor
+        self._scratch = scratch
+        self._reach = reach
+        self._turns = Turns()
+        self._hosts: dict[str, Address[InspectReplica]] = {}
+        self._clusters: dict[str, Cluster] = {}
+        """Of the present life of each, once it is built."""
+        self._lives = 0
+        for number in range(1, settings.replicas + 1):
+            self._spawn(f"r{number}")
+
+    def _spawn(self, name: str) -> None:
+        place, clock = self._scratch / name, self._system.clock
+
+        async def start(ctx: Context[InspectReplica]) -> Cluster:
+            self._lives += 1
+            # A thread of an earlier life may still write: it must not write into this one's.
+            await clock.run_blocking(lambda: shutil.rmtree(place, ignore_errors=True))
+            folder = place / str(self._lives)
+            rivals = Rivals(name, self._turns)
+            below = cast_of(self._persist, self._executor, self._settings, folder, rivals)
+            self._clusters[name] = cluster = await Cluster.start(
+                ctx,
+                self._settings,
+                self._persist,
+                self._executor,
+                folder,
+                cast=below,
+                reach=self._reach,
+                replica=f"{name}.{self._lives}",
+            )
+            return cluster
+
+        self._hosts[name] = self._system.spawn(lambda: Host(start), name, policy=RESTART)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All that run."""
+        return list(self._hosts)
+
+    async def connect(self, name: str) -> LocalClient:
+        """A client of one replica. Raises `Broken` while there is none; one that is being built
+        anew refuses the client's first words with it."""
+        cluster = self._clusters.get(name)
+        if cluster is None:
+            raise Broken(f"replica {name} is not there")
+        return await cluster.connect()
+
+    async def start(self, name: str) -> None:
+        """One more replica. Raises nothing: what goes wrong is tried again."""
+        self._spawn(name)
+
+    async def stop(self, name: str) -> None:
+        """Stops a replica and removes its scratch."""
+        host = self._hosts.pop(name)
+        await self._system.stop_root(host)
+        self._clusters.pop(name, None)
+        folder = self._scratch / name
+        await self._system.clock.run_blocking(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    async def statistics(self) -> ClusterStatistics:
+        """Of all replicas together; one that is being built anew is left out."""
+        workers: list[Any] = []
+        adapters: list[Any] = []
+        for name, host in list(self._hosts.items()):
+            try:
+                found = await host.ask(InspectReplica)
+            except (Broken, Closed):
+                continue
+            workers += (msgspec.structs.replace(each, replica=name) for each in found.workers)
+            adapters += found.adapters
+        return ClusterStatistics(tuple(workers), tuple(adapters))

@@ -1,0 +1,292 @@
+"""The instance at work: a replica task for each replica, and what `Replicas` decides done to them.
+
+It is a part of the controller and runs in its task. Replicas come from a `Supply`: clusters in
+this process (`cluster.hosts`), or others that are reached over a wire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from actors.cluster.client import LocalClient
+from actors.cluster.cluster import ClusterStatistics
+from actors.cluster.hosts import Hosts
+from actors.controller.messages import (
+    Push,
+    Replay,
+    ReplicaConnected,
+    ReplicaLost,
+    ReplicaResponse,
+)
+from actors.controller.replica import ClusterClient, Connect, ReplicaTask
+from actors.controller.replicas import Merged, Replicas
+from actors.errors import InvalidUsage, PenstockError, UnknownObject
+from actors.kernel import Address, Context
+from actors.progress import EMPTY
+from actors.protocol.api import ChangeReplicas, ReplicaReport, ReplicaStatus
+from actors.protocol.compute import Command
+from actors.settings import REPLICAS_MAX, Settings
+
+log = logging.getLogger("penstock.controller")
+
+
+class Supply(Protocol):
+    """Where replicas come from."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Those that are there from the start."""
+        ...
+
+    async def connect(self, name: str) -> ClusterClient:
+        """A connection to one."""
+        ...
+
+    async def start(self, name: str) -> None:
+        """Makes one more. Raises `InvalidUsage` where that cannot be."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """Ends one, and removes what it held. Raises `InvalidUsage`."""
+        ...
+
+    async def statistics(self) -> ClusterStatistics | None:
+        """Of all of them, where they are in reach."""
+        ...
+
+
+Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics]]
+
+
+class Fixed:
+    """Replicas that are neither made nor ended from here."""
+
+    def __init__(self, connects: Mapping[str, Connect], inspect: Inspect | None = None) -> None:
+        self._connects = connects
+        self._inspect = inspect
+
+    @property
+    def names(self) -> Sequence[str]:
+        """See `Supply`."""
+        return list(self._connects)
+
+    async def connect(self, name: str) -> ClusterClient:
+        """See `Supply`."""
+        return await self._connects[name]()
+
+    async def start(self, name: str) -> None:
+        """See `Supply`."""
+        raise InvalidUsage(
+            f"replica {name} cannot be started from here: start the service with replicas = 2 or "
+            "more"
+        )
+
+    async def stop(self, name: str) -> None:
+        """It is left where it is."""
+
+    async def statistics(self) -> ClusterStatistics | None:
+        """See `Supply`."""
+        return None if self._inspect is None else await self._inspect()
+
+
+class Several:
+    """The replicas of this process; `wrap` goes around each connection."""
+
+    def __init__(self, hosts: Hosts, wrap: Callable[[LocalClient, str], ClusterClient]) -> None:
+        self._hosts = hosts
+        self._wrap = wrap
+
+    @property
+    def names(self) -> Sequence[str]:
+        """See `Supply`."""
+        return self._hosts.names
+
+    async def connect(self, name: str) -> ClusterClient:
+        """See `Supply`."""
+        return self._wrap(await self._hosts.connect(name), name)
+
+    async def start(self, name: str) -> None:
+        """See `Supply`."""
+        await self._hosts.start(name)
+
+    async def stop(self, name: str) -> None:
+        """See `Supply`."""
+        await self._hosts.stop(name)
+
+    async def statistics(self) -> ClusterStatistics | None:
+        """See `Supply`."""
+        return await self._hosts.statistics()
+
+
+class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
+    """A replica was made (`added`) or ended (`dropped`), or that failed."""
+
+    session: Address[Any]
+    request: ChangeReplicas
+    error: PenstockError | None = None
+
+
+class Instance:
+    """All replicas. `commands` is the history to begin with."""
+
+    def __init__(
+        self, ctx: Context[Any], supply: Supply, settings: Settings, commands: Sequence[Command]
+    ) -> None:
+        self._ctx = ctx
+        self._supply = supply
+        self._settings = settings
+        self._core = Replicas(commands)
+        self._tasks: dict[str, Address[Any]] = {}
+        self._changing = False
+        self._last_error: dict[str, str] = {}
+        self._connections: dict[str, int] = {}
+        self._serials: dict[str, int] = {}
+        self._count = 0
+        for name in supply.names:
+            self._add(name)
+
+    def _add(self, name: str) -> None:
+        self._core.add(name)
+        ctx, supply = self._ctx, self._supply
+        serial = self._serials[name] = self._serials.get(name, 0) + 1
+        self._count += 1
+        first = (serial - 1) << 32
+        self._tasks[name] = ctx.spawn(
+            lambda: ReplicaTask(
+                name, lambda: supply.connect(name), ctx.self, self._settings, first
+            ),
+            f"replica-{self._count}",
+        )
+
+    def command(self, command: Command) -> None:
+        """Tells the replicas, those that are not connected when they are."""
+        for name in self._core.command(command):
+            self._tasks[name].reply(Push(command))
+
+    def carry_out(self, merged: Merged) -> None:
+        """Sends what follows from an event."""
+        for name, command in merged.sent:
+            self._tasks[name].reply(Push(command))
+
+    # -- what replica tasks say ----------------------------------------------------------------
+
+    def connected(self, message: ReplicaConnected) -> Merged:
+        """A replica is there: it is given the history."""
+        name, incarnation = message.replica, message.incarnation
+        if name not in self._tasks:
+            return Merged()
+        commands, merged = self._core.connected(name, incarnation)
+        self._connections[name] = self._connections.get(name, 0) + 1
+        self._tasks[name].reply(Replay(incarnation, tuple(commands)))
+        self.carry_out(merged)
+        return merged
+
+    def responded(self, message: ReplicaResponse) -> Merged:
+        """What counts of a response."""
+        merged = self._core.responded(message.replica, message.incarnation, message.response)
+        self.carry_out(merged)
+        return merged
+
+    def lost(self, message: ReplicaLost) -> Merged:
+        """A connection is gone."""
+        self._last_error[message.replica] = f"{type(message.error).__name__}: {message.error}"
+        merged = self._core.lost(message.replica, message.incarnation)
+        self.carry_out(merged)
+        return merged
+
+    # -- more and fewer ------------------------------------------------------------------------
+
+    def change(self, session: Address[Any], request: ChangeReplicas) -> ReplicaReport | Merged:
+        """Begins a change (`ReplicasChanged` follows), or reports where none is wanted. Raises
+        `InvalidUsage`."""
+        add, drop = request.add, request.drop
+        if not add and not drop:
+            return self.report(request.request)
+        if add and drop:
+            raise InvalidUsage("add a replica or drop one, not both at once")
+        if self._changing:
+            raise InvalidUsage("another replica is being added or dropped: try again")
+        merged, supply = Merged(), self._supply
+        if add:
+            self._check_new(add)
+            work = supply.start(add)
+        else:
+            merged = self._end(drop)
+            work = supply.stop(drop)
+        self._changing = True
+        self._ctx.effect(
+            lambda: work,
+            done=lambda _: ReplicasChanged(session, request),
+            failed=lambda error: ReplicasChanged(session, request, _told(error)),
+        )
+        return merged
+
+    def _check_new(self, name: str) -> None:
+        if name in self._tasks:
+            raise InvalidUsage(f"there is a replica {name} already")
+        if not (name.isascii() and name.isalnum() and len(name) <= 16):
+            raise InvalidUsage(f"replica {name!r}: a name is 1 to 16 letters and digits")
+        if len(self._tasks) >= REPLICAS_MAX:
+            raise InvalidUsage(
+                f"there are {len(self._tasks)} replicas, and at most {REPLICAS_MAX} may be"
+            )
+
+    def _end(self, name: str) -> Merged:
+        if name not in self._tasks:
+            raise UnknownObject(f"there is no replica {name}: {', '.join(self._tasks)} are there")
+        if len(self._tasks) == 1:
+            raise InvalidUsage(f"{name} is the last replica: add another one first")
+        task = self._tasks.pop(name)
+        self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
+        self._last_error.pop(name, None)
+        self._connections.pop(name, None)
+        merged = self._core.drop(name)
+        self.carry_out(merged)
+        return merged
+
+    def changed(self, message: ReplicasChanged) -> ReplicaReport:
+        """A change is done. Raises what it failed with."""
+        self._changing = False
+        if message.error is not None:
+            raise message.error
+        if message.request.add:
+            self._add(message.request.add)
+            log.info("replica %s was added", message.request.add)
+        else:
+            log.info("replica %s was dropped", message.request.drop)
+        return self.report(message.request.request)
+
+    # -- for people ----------------------------------------------------------------------------
+
+    def report(self, request: int) -> ReplicaReport:
+        """All replicas."""
+        return ReplicaReport(request, tuple(self._status(name) for name in self._tasks))
+
+    def _status(self, name: str) -> ReplicaStatus:
+        core = self._core
+        written = core.written(name)
+        lags = [core.upper(id_) - upper for id_, upper in written.items() if upper < EMPTY]
+        return ReplicaStatus(
+            name,
+            "connected" if name in core.connected_names else "connecting",
+            self._last_error.get(name, ""),
+            self._connections.get(name, 0),
+            len(written),
+            core.objects,
+            max((lag for lag in lags if lag < EMPTY // 2), default=0),
+        )
+
+    def describe(self) -> str:
+        """How many are there."""
+        core = self._core
+        return f"{len(core.connected_names)} of {len(core.names)} replicas connected"
+
+
+def _told(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return PenstockError(f"internal fault: {type(error).__name__}: {error}")

@@ -1,0 +1,54 @@
+"""Stages of a view in a race with other replicas: what each runs, and the event that it ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import msgspec
+
+from actors.dataflow import events as m
+from actors.dataflow.events import Step
+from actors.dataflow.view import Outcome, View
+from actors.progress import Frontier
+
+
+class StageDone(msgspec.Struct, frozen=True, gc=False):
+    """To itself: a stage ended with this event, and this result."""
+
+    event: m.Event
+    result: Any = None
+
+
+Stage: TypeAlias = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], StageDone]]
+"""The step's number, what is run, and what its result means."""
+
+
+def committing(view: View, step: Step, outcome: Outcome) -> Stage:
+    """Appends the step, unless another replica has been first."""
+    number = step.number
+
+    def committed(upper: Frontier | None) -> StageDone:
+        return StageDone(m.Committed(number) if upper is None else m.Mismatched(number, upper))
+
+    return number, lambda: view.commit(step, outcome), committed
+
+
+def standing_by(view: View, step: Step) -> Stage:
+    """Waits until another replica has made the step."""
+    number = step.number
+
+    def overtaken(upper: Frontier) -> StageDone:
+        return StageDone(m.Mismatched(number, upper))
+
+    return number, lambda: view.stand_by(step), overtaken
+
+
+def following(view: View, step: Step) -> Stage:
+    """Reads what another replica has appended."""
+    number = step.number
+
+    def followed(made: tuple[Outcome, str | None]) -> StageDone:
+        return StageDone(m.Followed(number, made[1]), made[0])
+
+    return number, lambda: view.follow(step), followed
