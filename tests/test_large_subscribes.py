@@ -165,7 +165,7 @@ async def test_a_replica_that_breaks_in_the_midst_repeats_and_loses_nothing(
     async with running(tmp_path) as (client, service):
         await client.create_table("t", COLUMNS, ["id"])
         time = await fill(client, 2_000)
-        replica: Any = service._system.cells["/controller/replica"].actor  # type: ignore[union-attr]
+        replica: Any = service._system.cells["/controller/replica-1"].actor  # type: ignore[union-attr]
         stream = client.subscribe("t")
         changes = [await anext(stream)]
         while changes[-1].upper <= time:
