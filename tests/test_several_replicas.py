@@ -75,6 +75,7 @@ async def connected(client: Client, names: set[str]) -> None:
     while True:
         report = await client.replicas()
         if {each.name for each in report.replicas if each.state == "connected"} == names:
+            assert all(each.connections > 1 or not each.text for each in report.replicas)
             return
         await anyio.lowlevel.checkpoint()
 

@@ -180,6 +180,8 @@ class Instance:
         if name not in self._tasks:
             return Merged()
         commands, merged = self._core.connected(name, incarnation)
+        if name not in self._connections:
+            self._last_error.pop(name, None)  # of tries before it was there: nothing has ended
         self._connections[name] = self._connections.get(name, 0) + 1
         self._tasks[name].reply(Replay(incarnation, tuple(commands)))
         self.carry_out(merged)
