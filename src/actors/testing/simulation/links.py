@@ -19,6 +19,7 @@ from actors.cluster.client import ClusterClient
 from actors.errors import Broken, Closed, PenstockError
 from actors.kernel import Address
 from actors.protocol.compute import Command, Response
+from actors.testing.encoding import carry_by_reference
 from actors.testing.simulation.faults import DISCONNECT, Injector
 
 MESSAGES_MAX: Final = 64
@@ -143,6 +144,9 @@ class End:
     def abort(self) -> None:
         """Breaks the connection."""
         self._wire.sever()
+
+
+carry_by_reference(End)
 
 
 class MemoryListener:
