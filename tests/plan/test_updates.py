@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter
 from datetime import date
 from decimal import Decimal
@@ -108,6 +109,24 @@ def test_consolidate_of_nested_columns(values: list[tuple[Any, ...]]) -> None:
     nested = flat.append_column("l", pa.array([[v[0], v[0]] for v in values], pa.list_(pa.int32())))
     result = consolidate(nested)
     assert counted(rows_of(result.drop(["l"]).select(flat.column_names))) == counted(values)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_every_nan_keeps_apart_beside_nested_columns_and_in_them(inside: bool) -> None:
+    other = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0001))[0]
+    values = [math.nan, other, math.nan, 0.0, -0.0]
+    columns = {
+        "f": pa.array([None] * 5 if inside else values, pa.float64()),
+        "l": pa.array([[value] if inside else [1.0] for value in values], pa.list_(pa.float64())),
+        TIME: pa.array([3] * 5, pa.int64()),
+        DIFF: pa.array([1] * 5, pa.int64()),
+    }
+    found = consolidate(pa.table(columns))
+    assert found[DIFF].to_pylist() == [2, 1, 1, 1]
+    floats = [each[0] for each in found["l"].to_pylist()] if inside else found["f"].to_pylist()
+    assert [struct.pack("<d", each) for each in floats] == [
+        struct.pack("<d", each) for each in (math.nan, other, 0.0, -0.0)
+    ]
 
 
 @pytest.mark.parametrize("distinct", [7, 1_000_000])

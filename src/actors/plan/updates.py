@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -261,10 +262,21 @@ def _sum_groups(updates: pa.Table, names: Sequence[str]) -> pa.Table:
 def _sum_nested(updates: pa.Table, names: Sequence[str]) -> pa.Table:
     first: dict[str, int] = {}
     sums: dict[str, int] = {}
-    rows = updates.select(list(names)).to_pylist()
+    rows = zip(*(_bits(updates[name]).to_pylist() for name in names), strict=True)
     for index, (row, diff) in enumerate(zip(rows, updates[DIFF].to_pylist(), strict=True)):
-        key = repr(row)
+        key = repr(_exact(row))
         first.setdefault(key, index)
         sums[key] = sums.get(key, 0) + diff
     kept = updates.select(list(names)).take(pa.array(list(first.values()), pa.int64()))
     return kept.append_column(pa.field(DIFF, pa.int64()), pa.array(list(sums.values()), pa.int64()))
+
+
+def _exact(value: Any) -> Any:
+    """The same with floats as their bits: every NaN prints alike."""
+    if isinstance(value, float):
+        return struct.pack("<d", value)
+    if isinstance(value, list | tuple):
+        return [_exact(each) for each in value]
+    if isinstance(value, dict):
+        return [(name, _exact(each)) for name, each in value.items()]
+    return value
