@@ -229,11 +229,8 @@ class Controller(Actor[ControllerMessage]):
             case Submit(session, request, peer):
                 self._submit(session, request, peer)
             case Delivered(session_path, request_number, size):
-                known = self._reads.delivered(session_path, request_number)
-                parts = (self._queries, self._copies)
-                if not known and not any(
-                    part.delivered(session_path, request_number) for part in parts
-                ):
+                parts = (self._reads, self._queries, self._copies)
+                if not any(part.delivered(session_path, request_number) for part in parts):
                     self._subscribes.passed_on(session_path, request_number, size)
             case SessionClosed(session_path):
                 self._sessions.pop(session_path, None)
@@ -322,9 +319,9 @@ class Controller(Actor[ControllerMessage]):
             case Subscribe():
                 self._subscribes.subscribe(session, request)
             case Unsubscribe(number, target):
-                path = session.path
-                parts = (self._subscribes, self._copies, self._reads, self._queries)
-                any(part.cancel(path, target) for part in parts)
+                for part in (self._subscribes, self._copies, self._reads, self._queries):
+                    if part.cancel(session.path, target):
+                        break
                 session.reply(Done(number))
             case CopyTo():
                 self._copies.copy(session, request)

@@ -7,6 +7,9 @@ links. The step's span is open from its cut until it is installed, over several 
 else ends the step ends it too, so that no child is left without its parent. Parts are fetched,
 and stages run, in the context that they belong to.
 
+The start of a dataflow (`restoring`) belongs to the trace of who let it run, until it has its
+first contents; what a restart or a reconnection starts again was asked for by nobody.
+
 Bounded: a source's last `NOTES_MAX` descriptions, and `LINKS_MAX` links. Nothing is noted, and
 nothing costs, while no trace is sampled.
 """
