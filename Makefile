@@ -11,22 +11,24 @@ PEER := $(VENV)/pathway
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 HASHED := $(PIP) --require-hashes --use-pep517
 ARGS ?=
+SOURCE ?= client
 
 .DEFAULT_GOAL := help
 .PHONY: help setup java pathway demo test check lint bench proof lock clean
 
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
+	@echo '                   (make demo SOURCE=postgres: the flights come from a PostgreSQL)'
 	@echo
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
 setup: $(VENV)/.project $(VENV)/.demo java ## makes .venv: the service, the demo's data, and Java where there is none
 
 demo: setup ## plays a month of real flights through three live views, then proves them right
-	@$(BIN)/penstock demo $(ARGS)
+	@$(BIN)/penstock demo --source $(SOURCE) $(ARGS)
 
 test: setup $(VENV)/.dev ## all tests
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint test ## ruff, mypy --strict, and all tests
 
@@ -35,24 +37,30 @@ lint: setup $(VENV)/.dev
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: setup $(VENV)/.bench pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
+bench: setup $(VENV)/.bench $(VENV)/.dev pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
 proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
-	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5
+	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5 --hypothesis-profile search
 	@$(BIN)/penstock check-views tests/scripts
 	@$(BIN)/penstock check-views --scaling tests/scripts
 	@$(BIN)/penstock check-views --fuzz 2000 --keep .fuzz
 	@$(BIN)/penstock demo --plain --proof-times 24
+	@$(BIN)/penstock demo --plain --proof-times 24 --source postgres
 	@$(BIN)/python tests/proof/crash_campaign.py
 	@$(BIN)/python tests/proof/crash_campaign.py --victim engine
 	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
 	@$(BIN)/python tests/proof/absent_client.py
+	@$(BIN)/python tests/proof/stalled_client.py
+	@$(BIN)/python tests/proof/stalled_client.py --variant absent
 	@$(BIN)/python tests/proof/network_campaign.py
 	@$(BIN)/python tests/proof/controller_campaign.py
+	@$(BIN)/python tests/proof/sink_campaign.py
+	@$(BIN)/python tests/proof/postgres_campaign.py
 	@$(BIN)/python tests/proof/fuzz_protocol.py
 	@$(BIN)/python tests/proof/large_peek.py
 	@$(BIN)/penstock simulate --runs 20000
+	@$(BIN)/penstock simulate --sources --runs 5000
 	@$(BIN)/python tests/proof/planted_bugs.py
 	@$(BIN)/python tests/proof/soak.py
 

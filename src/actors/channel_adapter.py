@@ -13,10 +13,13 @@ reading its worker, which is to say that it *holds* responses without telling th
 they were taken, until the worker's window (one for each nonce) is full. While no client is
 connected the adapter goes on draining, so frontiers advance and memory stays flat.
 
-Flow: ``client → adapter → worker`` waits for room; ``worker → adapter → client`` uses room that
-the worker's window reserved. The client says `Took` when responses have left, each named by its
-worker's number for it; the adapter says `Passed` to the worker for everything taken, stashed or
-dropped. What was stashed is forwarded without a number: the worker has its receipt already.
+Flow: ``client → adapter → worker`` waits for room, also on the lane of the adapter's half
+(`kernel.lane`): the worker is done with a command when that has its place in the one order, so a
+flood on one half keeps few commands before those of the other. ``worker → adapter → client`` uses
+room that the worker's window reserved. The client says `Took` when responses have left, each named
+by its worker's number for it; the adapter says `Passed` to the worker for everything taken,
+stashed or dropped. What was stashed is forwarded without a number: the worker has its receipt
+already.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from typing import Any, Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Broken, Closed
+from actors.errors import Broken, Closed, LocalProtocolError
 from actors.kernel import Actor, Address, Reply
 from actors.progress import Nonce
+from actors.protocol import storage
 from actors.protocol.compute import (
     Command,
     Lot,
@@ -44,6 +48,7 @@ from actors.protocol.compute import (
     TaggedResponse,
     TaggedResponses,
 )
+from actors.protocol.storage import StorageTagged, StorageTaggedResponse
 from actors.spans import span_below
 from actors.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE
 
@@ -147,7 +152,7 @@ class StashRules:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._stash: dict[Nonce, list[Response]] = {}
+        self._stash: dict[Nonce, list[Any]] = {}
         self._size = 0
         self._served: OrderedDict[Nonce, None] = OrderedDict()
         self.current: Nonce | None = None
@@ -158,7 +163,7 @@ class StashRules:
         """Responses in the stash."""
         return self._size
 
-    def connect(self, nonce: Nonce) -> list[Response]:
+    def connect(self, nonce: Nonce) -> list[Any]:
         """A client takes over; what was kept for it, to be delivered first."""
         self.current = nonce
         self.connected = True
@@ -166,7 +171,7 @@ class StashRules:
         self._served.move_to_end(nonce)
         while len(self._served) > SERVED_MAX:
             self._served.popitem(last=False)
-        kept: list[Response] = []
+        kept: list[Any] = []
         while nonce in self._stash:  # what came before is older; what came after is not
             oldest = next(iter(self._stash))
             kept = self._stash.pop(oldest)
@@ -180,7 +185,7 @@ class StashRules:
         self.connected = False
         return True
 
-    def judge(self, tagged: TaggedResponse) -> Verdict:
+    def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> Verdict:
         """What becomes of a response; a `STASH` is kept here."""
         if tagged.nonce == self.current:
             self.clear()
@@ -208,12 +213,20 @@ class StashRules:
 class ChannelAdapter(Actor[AdapterMessage]):
     """Bridges the client of the moment to one worker."""
 
-    def __init__(self, index: int, worker: Address[Any], stash_responses_max: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        worker: Address[Any],
+        stash_responses_max: int,
+        lane: Address[Any] | None = None,
+    ) -> None:
+        """`lane`: the way of commands to the worker, where they have one of their own."""
         self._index = index
         self._worker = worker
+        self._lane = worker if lane is None else lane
         self._rules = StashRules(stash_responses_max)
         self._client: Address[Any] | None = None
-        self._held: deque[TaggedResponse] = deque()
+        self._held: deque[Any] = deque()
         self._forwarded = 0
         self._dropped = 0
 
@@ -253,14 +266,14 @@ class ChannelAdapter(Actor[AdapterMessage]):
         with span_below(parent, ADAPTER_COMMAND, nonce, self._index) as opened:
             if opened is not None and isinstance(command, Peek | Schedule):
                 command = replace(command, traceparent=opened.traceparent)
-            await self._down(Tagged(nonce, command))
+            await self._send_command(Tagged(nonce, command))
 
     async def _took(self, message: Took) -> None:
         serials = tuple(serial for serial in message.serials if serial)
         if serials and message.nonce == self._rules.current:
             await self._down(Passed(message.nonce, serials))
 
-    async def _from_worker(self, tagged: TaggedResponse) -> None:
+    async def _from_worker(self, tagged: Any) -> None:
         match self._rules.judge(tagged):
             case Verdict.FORWARD:
                 await self._drop_held()
@@ -312,7 +325,14 @@ class ChannelAdapter(Actor[AdapterMessage]):
         self._forwarded += len(responses)
         self._client.reply(ManyFromWorker(self._index, nonce, responses))
 
-    async def _down(self, message: Tagged | Passed | ClientGone) -> None:
+    async def _send_command(self, tagged: Tagged | StorageTagged) -> None:
+        with suppress(Closed, Broken):
+            await self._lane.send(tagged)
+
+    async def _down(self, message: Passed | ClientGone) -> None:
+        await self._send_down(message)
+
+    async def _send_down(self, message: Any) -> None:
         with suppress(Closed, Broken):
             await self._worker.send(message)
 
@@ -333,3 +353,72 @@ def _parent(response: Response) -> str | None:
     if isinstance(response, SubscribeResponse) and isinstance(response.batch, SubscribeBatch):
         return response.batch.traceparent
     return None
+
+
+# -- the storage half --------------------------------------------------------------------------
+
+
+class StorageFromClient(msgspec.Struct, frozen=True, gc=False):
+    """A command of a storage connection, to be tagged."""
+
+    nonce: Nonce
+    command: storage.Command
+
+
+class StorageFromWorker(msgspec.Struct, frozen=True, gc=False):
+    """Adapter → client: as `FromWorker`, of the storage half."""
+
+    worker: int
+    nonce: Nonce
+    response: storage.Response
+    serial: int = 0
+
+
+class StoragePassed(msgspec.Struct, frozen=True, gc=False):
+    """Adapter → worker: as `Passed`, of the storage half."""
+
+    nonce: Nonce
+    serials: tuple[int, ...]
+
+
+class StorageGone(msgspec.Struct, frozen=True, gc=False):
+    """Adapter → worker: as `ClientGone`, of the storage half."""
+
+    nonce: Nonce
+
+
+StorageAdapterMessage: TypeAlias = AdapterMessage | StorageFromClient | StorageTaggedResponse
+
+
+class StorageAdapter(ChannelAdapter):
+    """The same rules for the storage half's own connections: nonces, stash and windows apart."""
+
+    async def receive(self, message: StorageAdapterMessage) -> None:
+        """Handles one message of the storage client or of the worker's storage half."""
+        match message:
+            case StorageTaggedResponse():
+                await self._from_worker(message)
+            case StorageFromClient(nonce, command):
+                if nonce == self._rules.current and self._rules.connected:
+                    await self._send_command(StorageTagged(nonce, command))
+            case _:
+                await super().receive(message)
+
+    def _forward(self, tagged: Any) -> None:
+        assert self._client is not None
+        self._forwarded += 1
+        self._client.reply(
+            StorageFromWorker(self._index, tagged.nonce, tagged.response, tagged.serial)
+        )
+
+    async def _down(self, message: Passed | ClientGone) -> None:
+        match message:
+            case Passed(nonce, serials):
+                await self._send_down(StoragePassed(nonce, serials))
+            case ClientGone(nonce):
+                await self._send_down(StorageGone(nonce))
+
+    async def _send_command(self, tagged: Tagged | StorageTagged) -> None:
+        if isinstance(tagged, Tagged):
+            raise LocalProtocolError("a compute command came to the storage half's adapter")
+        await super()._send_command(tagged)

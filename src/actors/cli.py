@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import anyio
 import typer
 
+from actors import conduits, statements
 from actors.egress import copy_to, subscribe
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
+from actors.ingress import copy_from
 from actors.inspection import (
     actors,
     explain,
@@ -223,6 +225,13 @@ def demo(
     proof_times: Annotated[
         int, typer.Option(help="At how many times the views are proved; 0: no proof.")
     ] = 3,
+    source: Annotated[
+        str,
+        typer.Option(
+            help="Where the flights come from: client (the demo writes them), or postgres "
+            "(a PostgreSQL that it starts, where it writes them; the service takes them there)."
+        ),
+    ] = "client",
     log_level: LogLevel = "warning",
 ) -> None:
     """Plays real flights through three live views, then proves the views right.
@@ -246,6 +255,7 @@ def demo(
         state_dir=state_dir,
         plain=plain,
         proof_times=proof_times,
+        source=source,
     )
     status = run_loop(lambda: run(options, console_of(plain)))
     raise typer.Exit(status)
@@ -296,6 +306,9 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Shows every step of a replay.")] = False,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Only seeds whose runs have sources and sinks.")
+    ] = False,
 ) -> None:
     """Simulates the whole service under faults drawn from seeds; exit status 1 on a failure.
 
@@ -306,7 +319,7 @@ def simulate(
     if runs is None and seed is not None:
         wrong = simulation.replayed(seed, as_json=as_json, trace=trace)
     else:
-        wrong = simulation.campaigned(runs or 100, seed or 0, as_json=as_json)
+        wrong = simulation.campaigned(runs or 100, seed or 0, as_json=as_json, sources=sources)
     if wrong:
         raise typer.Exit(STATUS_WRONG)
 
@@ -314,7 +327,15 @@ def simulate(
 for _command in (status, peek, query, relations, actors, replicas, tracing, trace, explain):
     app.command()(_command)
 app.command("copy-to")(copy_to)
+app.command("copy-from")(copy_from)
 app.command()(subscribe)
+for _command in (statements.insert, statements.drop):
+    app.command()(_command)
+app.add_typer(statements.table, name="table")
+app.add_typer(statements.view, name="view")
+app.add_typer(statements.index, name="index")
+app.add_typer(conduits.source, name="source")
+app.add_typer(conduits.sink, name="sink")
 
 
 @app.command()

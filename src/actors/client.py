@@ -28,11 +28,11 @@ import pyarrow as pa
 from actors.cluster.address import Address
 from actors.cluster.security import for_dialler
 from actors.cluster.transport import dial
-from actors.compute.finishing import Finisher
-from actors.controller.client_answers import contents
+from actors.controller.client_answers import Gathering, gathered, leave
 from actors.controller.client_changes import Change as Change
 from actors.controller.client_changes import Wanted, follow
 from actors.controller.client_changes import whole as whole
+from actors.controller.client_copies import CopiedRows as CopiedRows
 from actors.controller.client_copies import CopiedTo as CopiedTo
 from actors.controller.client_copies import CopyFormat, copied
 from actors.controller.client_link import Exchange, InProcess, Link, Slot
@@ -46,14 +46,13 @@ from actors.controller.client_rows import (
 )
 from actors.controller.client_rows import Condition as Condition
 from actors.controller.client_rows import Rows as Rows
+from actors.controller.client_sources import ClientSources
 from actors.controller.server import MAGIC, MAGIC_VERSION, FromClient, ToClient
 from actors.errors import (
-    PenstockError,
     RemoteProtocolError,
     from_wire,
 )
 from actors.plan.schema import DIFF, Schema
-from actors.plan.updates import from_ipc
 from actors.progress import Frontier, Time
 from actors.protocol.api import (
     COPY_FILE_BYTES,
@@ -98,7 +97,7 @@ class TableWrite(msgspec.Struct, frozen=True):
     update: Rows | None = None
 
 
-class Client:
+class Client(ClientSources):
     """A connection to a Penstock service."""
 
     def __init__(self, link: Link, settings: Settings) -> None:
@@ -231,7 +230,7 @@ class Client:
         return await self._exchange.ask(ListActors(self._exchange.number()), ActorReport)
 
     async def replicas(self, *, add: str = "", drop: str = "") -> ReplicaReport:
-        """Adds or drops a replica until the service ends. Raises `InvalidUsage`."""
+        """Adds or drops a replica, for good. Raises `InvalidUsage`, `StorageError`."""
         request = ChangeReplicas(self._exchange.number(), add, drop)
         return await self._exchange.ask(request, ReplicaReport)
 
@@ -308,10 +307,12 @@ class Client:
         `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
         """
         wish = Wish.of(name, key, where, columns, order_by, limit, offset)
-        pieces = self._pieces(name, as_of, wish, deadline_ms)
-        async with contextlib.aclosing(pieces):
-            tables = [piece async for piece in pieces]
-        return expand(pa.concat_tables(tables))
+        number = self._exchange.number()
+        with root(CLIENT_REQUEST, number, name) as opened:
+            request = wish.read(number, name, as_of, deadline_ms, outgoing(opened))
+            slot = await self._exchange.open(request)
+            tables = await gathered(self._exchange, number, slot, wish)
+        return expand(tables[0] if len(tables) == 1 else pa.concat_tables(tables))
 
     async def peek_batches(
         self,
@@ -357,27 +358,15 @@ class Client:
                 opened.end(failed)
 
     async def _answers(self, number: int, slot: Slot, wish: Wish) -> AsyncGenerator[pa.Table, None]:
-        finisher: Finisher | None = None
-        ended = over = told = False
+        gathering = Gathering(wish)
         try:
-            while not over:
-                answer = contents(await self._exchange.next_answer(slot))
-                ended = not answer.more
-                piece = from_ipc(answer.arrow)
-                finisher = finisher or wish.finisher(piece.column_names)
-                rows = finisher.add(piece)
-                over = ended or finisher.complete
-                if rows is not None and (rows.num_rows or (over and not told)):
-                    told = True
+            while not gathering.over:
+                rows = gathering.take(await self._exchange.next_answer(slot))
+                if rows is not None:
                     yield rows
-        except PenstockError:
-            ended = True
-            raise
         finally:
-            self._exchange.close(number)
-            if not ended and self._exchange.lost is None:
-                await self._exchange.cancel(number)
-        rest = None if finisher is None else finisher.end()
+            await leave(self._exchange, number, gathering)
+        rest = gathering.rest()
         if rest is not None:
             yield rest
 
@@ -467,14 +456,14 @@ class Client:
         """Writes the contents of a table or view at `as_of` (None: the latest written time) into
         files of the service's machine: ``parquet``, ``csv`` or ``json`` (an object a line).
 
-        `destination` is a folder below the service's `copy_dir`, as a path or ``file:`` URL. The
-        files have about `file_bytes_max` bytes; the manifest that names them comes last, so a copy
-        is there whole or not at all. A folder that holds a copy is refused, or with `overwrite`
-        takes the new one's place when that is whole. Waits until the time is sealed. When this is
-        canceled, the connection is lost, or `deadline_ms` have passed (`DeadlineExceeded`), the
-        copy is dropped. `progress` is told how far it is. Raises `InvalidUsage`, `Busy`,
-        `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `UnknownObject`, `StoreFull`,
-        `StorageError`.
+        `destination` is a folder below the service's `copy_dir`, as a path or ``file:`` URL, or in
+        one of its `copy_buckets`. Files have about `file_bytes_max` bytes; the manifest that names
+        them comes last: a copy is there whole or not at all. One that is there is refused, or with
+        `overwrite` gives way to the new one when that is whole. Waits until the time is sealed.
+        When this is canceled, the connection is lost, or `deadline_ms` have passed
+        (`DeadlineExceeded`), the copy is dropped. `progress` is told how far it is. Raises `Busy`,
+        `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `StoreFull`, `StorageError`, and
+        `InvalidUsage` and its children.
         """
         request = CopyTo(
             self._exchange.number(),

@@ -31,7 +31,7 @@ def copy_to(
     target: Target,
     name: Annotated[str, typer.Argument(help="A table or view.")],
     destination: Annotated[
-        str, typer.Argument(help="A folder below the service's copy_dir, on its machine.")
+        str, typer.Argument(help="A folder below the service's copy_dir, or s3://bucket/path.")
     ],
     kind: Annotated[str, typer.Option("--format", help="parquet, csv or json.")] = "parquet",
     as_of: Annotated[int | None, typer.Option(help="At which time; else the latest.")] = None,
@@ -48,8 +48,8 @@ def copy_to(
 ) -> None:
     """Copies a table or view at one time into files, a manifest last: whole or not at all.
 
-    The files are written by the service, below its copy_dir. Without a manifest a folder holds no
-    copy. An interrupt drops the copy.
+    The files are written by the service, below its copy_dir or in one of its copy_buckets. Without
+    a manifest a place holds no copy. An interrupt drops the copy.
     """
     set_up_logging("warning")
     if kind not in FORMATS:

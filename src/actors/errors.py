@@ -7,6 +7,9 @@ An error says what was wrong, with the operands, and what to do.
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 
 class PenstockError(Exception):
     """Root of the family."""
@@ -232,3 +235,17 @@ def from_wire(code: str, text: str, determinate: bool) -> PenstockError:
     error = kind(text)
     error.determinate = determinate
     return error
+
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def storage_error(what: str, error: OSError, *, determinate: bool = True) -> StorageError:
+    """The family's error for one of the operating system."""
+    if error.errno in _FULL:
+        return StoreFull(
+            f"no space left to {what}: {error.strerror}; free space or raise the quota,"
+            " then try again",
+            determinate=determinate,
+        )
+    return StorageError(f"could not {what}: {error}", determinate=determinate)

@@ -226,7 +226,7 @@ def replicas(
     drop: Annotated[str, typer.Option(help="Drops the replica of that name.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Shows the replicas of a running service; adds or drops one, until the service ends."""
+    """Shows the replicas of a running service; adds or drops one, for good."""
     set_up_logging("warning")
     found = run_loop(lambda: _replicas(target, add, drop))
     if as_json:

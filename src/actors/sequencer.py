@@ -4,9 +4,10 @@ Theory of operation. Whoever has a command to be ordered (worker 0 for a client'
 sends `Propose`; the sequencer gives it the next index and sends it to every worker. All workers
 see the same indices in the same order, so they render the same dataflows in the same order.
 
-Rules (`Order`, pure): indices start at 0 and have no gap; a proposal of a generation older than
-the newest seen is dropped and counted: commands of a displaced connection are never applied
-after its successor's.
+Rules (`Order`, pure): both halves are in one order, whose indices start at 0 and have no gap. A
+proposal of a generation older than the newest seen of the same half is dropped and counted:
+commands of a displaced connection are never applied after its successor's. Each half has
+connections of its own, so the one's displacement drops nothing of the other's.
 
 Flow: ``worker 0 → sequencer → other workers`` waits for room. Worker 0 itself is answered in the
 room that its proposal reserved, so the two cannot block each other.
@@ -20,7 +21,7 @@ from typing import Any
 
 from actors.errors import Broken, Closed
 from actors.kernel import Actor, Address
-from actors.protocol.internal import Propose, Sequenced
+from actors.protocol.internal import Half, Propose, Sequenced
 
 
 class Order:
@@ -28,15 +29,16 @@ class Order:
 
     def __init__(self) -> None:
         self.next_index = 0
-        self.generation = 0
+        self.generations: dict[Half, int] = {"compute": 0, "storage": 0}
         self.dropped = 0
 
     def propose(self, proposal: Propose) -> Sequenced | None:
         """The ordered command, or None when its connection was displaced."""
-        if proposal.generation < self.generation:
+        half = proposal.half
+        if proposal.generation < self.generations[half]:
             self.dropped += 1
             return None
-        self.generation = proposal.generation
+        self.generations[half] = proposal.generation
         ordered = Sequenced(self.next_index, proposal.generation, proposal.command)
         self.next_index += 1
         return ordered

@@ -30,7 +30,7 @@ from actors.cluster.cluster import Cluster
 from actors.cluster.hosts import Hosts
 from actors.cluster.security import for_listener
 from actors.cluster.transport import Listener
-from actors.controller import boot
+from actors.controller import boot, replica_set
 from actors.controller.controller import Controller
 from actors.controller.instance import Fixed, Several, Supply
 from actors.controller.maintenance import MaintenanceTask
@@ -46,11 +46,13 @@ from actors.controller.server import (
 )
 from actors.errors import Closed, Expired
 from actors.kernel import ActorStatistics, Address, Clock, System, SystemClock
+from actors.outside import WorldOutside
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings
 from actors.spark.cores import cores, shown
 from actors.spark_executor import SparkExecutor
+from actors.storage.half import Outside
 
 log = logging.getLogger("penstock.service")
 
@@ -88,6 +90,7 @@ class Service:
         self._server: Address[Any] | None = None
         self._listener: Listener | None = None
         self._cluster_listener: Listener | None = None
+        self._storage_listener: Listener | None = None
         self._clusters: Cluster | Hosts | None = None
         self._stopping = anyio.Event()
         self._expired = False
@@ -123,6 +126,7 @@ class Service:
         self._system = system
         stack.push_async_callback(self._stop_actors)
         executor = self._engine(system, settings, scratch / "engine")
+        self._outside = self._reach_out(system, executor, scratch / "outside")
         supply = await self._replicas(stack, system, persist, executor, scratch)
         maintenance = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")
         controller = system.spawn(
@@ -134,6 +138,7 @@ class Service:
                 settings,
                 scratch / "tables",
                 maintenance,
+                self._outside,
             ),
             "controller",
         )
@@ -153,20 +158,31 @@ class Service:
     ) -> Supply:
         """One replica lives and dies with the service; several each by themselves."""
         settings, place = self.settings, scratch / "cluster"
+        outside = self._half(persist)
         if settings.replicas > 1:
-            self._clusters = hosts = Hosts(system, settings, persist, executor, place, self._reach)
-            return Several(hosts, self._connect)
+            names = await replica_set.load(persist, settings)
+            self._clusters = hosts = Hosts(
+                system, settings, persist, executor, place, self._reach, outside, names
+            )
+            return Several(hosts, self._connect, self._connect_storage)
         self._clusters = cluster = await Cluster.start(
-            system, settings, persist, executor, place, reach=self._reach
+            system, settings, persist, executor, place, reach=self._reach, outside=outside
         )
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)
+        if settings.storage_listen:
+            self._storage_listener = await cluster.listen_storage(settings.storage_listen)
+            stack.push_async_callback(self._storage_listener.aclose)
 
         async def connect() -> ClusterClient:
             return self._connect(await cluster.connect(), "r1")
 
-        return Fixed({"r1": connect}, cluster.statistics)
+        async def connect_storage() -> ClusterClient:
+            return self._connect_storage(await cluster.connect_storage())
+
+        storage = None if outside is None else connect_storage
+        return Fixed({"r1": connect}, cluster.statistics, storage)
 
     # Where the service touches the world: a simulation puts its own in their place.
 
@@ -175,6 +191,18 @@ class Service:
 
     def _connect(self, client: LocalClient, replica: str) -> ClusterClient:
         return CheckedClient(client, self.settings)
+
+    def _reach_out(
+        self, system: System, executor: Address[ExecutorMessage], scratch: Path
+    ) -> WorldOutside:
+        return WorldOutside(self.settings, self._clock, system.random, executor, scratch)
+
+    def _half(self, persist: PersistClient) -> Outside | None:
+        """What the workers' storage halves reach the outside by; None: they have none."""
+        return self._outside.half(persist)
+
+    def _connect_storage(self, client: LocalClient) -> ClusterClient:
+        return CheckedClient(client, self.settings, "storage")
 
     def _reach(self, adapter: Address[Any]) -> Address[Any]:
         """The way from the cluster's connections to an adapter."""
@@ -206,6 +234,11 @@ class Service:
     def cluster_address(self) -> str:
         """Of the replica protocol's listener; empty: there is none."""
         return "" if self._cluster_listener is None else str(self._cluster_listener.address)
+
+    @property
+    def storage_address(self) -> str:
+        """Of the storage half's listener; empty: there is none."""
+        return "" if self._storage_listener is None else str(self._storage_listener.address)
 
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
         """A client's connection without a socket; see `Client.in_process`."""

@@ -8,10 +8,11 @@ in rising precedence (`load`).
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -25,6 +26,20 @@ NAME_BYTES_MAX = 256
 """Of an object's id."""
 REPLICAS_MAX = 5
 """Of one instance."""
+BUCKET_URL: Final = re.compile(
+    r"(?P<kind>s3|gs|az)://(?P<bucket>[a-z0-9][a-z0-9._-]{1,221}[a-z0-9])"
+    r"(?P<path>(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._=@+,-]+)*)/?"
+)
+"""A bucket (az: a container), and what lies below it; nobody's credentials, port or query."""
+
+BUCKET_SETTINGS: Final = ("copy_buckets", "source_buckets", "sink_buckets")
+"""Lists of such URLs."""
+
+
+def without_user(url: str) -> str:
+    """A URL as it may be shown: what stands before an @ may be somebody's secret."""
+    scheme, found, rest = url.partition("://")
+    return scheme + found + rest.rpartition("@")[2]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of the client listener: host:port (port 0 takes a free one) or unix:/path."""
     cluster_listen: str = ""
     """Of the replica protocol's listener, in the same way; empty: in process only."""
+    storage_listen: str = ""
+    """Of its storage half's listener."""
     workers: int = 2
     """Of one replica."""
     replicas: int = 1
@@ -51,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connections_max: int = 64
     stash_responses_max: int = 4096
     """Responses one channel adapter keeps for nonces not yet served."""
+    commands_in_flight_max: int = 32
+    """Of one half of one worker: between the adapter and their place in the one order of both."""
     responses_in_flight_max: int = 64
     """Of one worker: handed to its channel adapter and not yet taken by the client."""
     peeks_pending_max: int = 16_384
@@ -96,6 +115,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reader_lease_ms: int = 900_000
     blob_orphan_grace_ms: int = 600_000
 
+    # stores elsewhere: buckets, PostgreSQL
+    store_request_timeout_ms: int = 15_000
+    """Of one request to a bucket, and of one transaction of PostgreSQL."""
+    store_request_retries_max: int = 3
+    """Of one request that can be made again."""
+    store_poll_ms: int = 500
+    """Where other processes write and the store does not tell: how often it is looked at."""
+    store_requests_in_flight_max: int = 32
+    """Of one process to one bucket; further ones wait."""
+    store_bytes_in_flight_max: int = 128 * 1024 * 1024
+    """The same in bytes of objects that are read or written; one that is larger goes alone."""
+
     # dataflows
     inflight_bytes_per_dataflow_max: int = 64 * 1024 * 1024
     fetches_in_flight_max: int = 8
@@ -135,12 +166,68 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_rows_max: int = 1024
     """Steps, and jobs of the engine, that are remembered for the relations of the service."""
 
+    # sources
+    source_dirs: str = ""
+    """Folders below which sources and copies may read files, with `:` (Windows: `;`) between;
+    empty: none may be read."""
+    secret_env_prefix: str = "PENSTOCK_SECRET_"
+    """A source's password may come from environment variables that begin so, from no others: who
+    may make sources chooses where a password is sent."""
+    secret_dir: str = ""
+    """Files with passwords and keys of sources lie below this folder; empty: there are none."""
+    source_buckets: tuple[str, ...] = ()
+    """Sources and copies may read at or below these URLs (s3://bucket/prefix, gs://…,
+    az://container/…), in no other bucket; empty: in none. In text: separated by commas."""
+    source_spool_bytes_max: int = 4 * 1024 * 1024 * 1024
+    """Of objects of a bucket that one source or copy has on local disk at a time; none that is
+    larger can be read."""
+    source_tick_ms: int = 1_000
+    """How often the shards of an idle source are sealed up to now."""
+    statistics_ms: int = 1_000
+    """How often sources and sinks tell what they have done."""
+    source_inflight_bytes_max: int = 32 * 1024 * 1024
+    """Of one source: rows that were read and are not durable yet. More of one transaction are
+    written as parts before it ends."""
+
+    # copies from files
+    copy_parts_max: int = 4_096
+    """Parts of one copy into a table; each holds about `source_inflight_bytes_max` of rows."""
+    copy_part_timeout_ms: int = 60_000
+    """A part that the store has not taken by then fails its copy."""
+    copy_keyed_rows_max: int = 1_000_000
+    """Rows of one copy into a table with a PRIMARY KEY: their keys are looked up when it is
+    appended."""
+
     # copies into files
     copy_dir: str = ""
     """Copies are written below this folder, and nowhere else; empty: `copies` of the state
     directory."""
+    copy_buckets: tuple[str, ...] = ()
+    """Copies may be written at or below these URLs (s3://bucket/prefix, gs://…, az://container/…),
+    in no other bucket; empty: in none. In text: separated by commas."""
     copies_max: int = 4
-    """Copies at a time, of all clients; more are refused with `Busy`."""
+    """Copies at a time, of all clients, into files and again from files; more are refused with
+    `Busy`."""
+    copy_request_timeout_ms: int = 30_000
+    """Of one request to the store of a bucket, also those of sources and sinks."""
+    copy_request_retries_max: int = 4
+    """Of one request that the store failed or did not answer; then the copy fails, and a source
+    or a sink is started again."""
+
+    # sinks
+    sink_dir: str = ""
+    """Sinks write below this folder, and into no other; empty: into none."""
+    sink_buckets: tuple[str, ...] = ()
+    """Sinks may write at or below these URLs (s3://bucket/prefix, gs://…, az://container/…), in no
+    other bucket; empty: in none. In text: separated by commas."""
+    sink_commit_ms: int = 1_000
+    """A sink commits changes at most so often."""
+    sink_bytes_max: int = 64 * 1024 * 1024
+    """Of one commit of a sink: about; more where one batch of the shard alone holds more."""
+    sink_frontier_ms: int = 60_000
+    """A sink of which nothing changes moves its upper so often."""
+    sink_deadline_ms: int = 60_000
+    """One blocking call of a sink; then it is started again."""
 
     # engine
     spark_master: str = "local[*]"
@@ -248,9 +335,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
             (self.replicas <= REPLICAS_MAX, f"replicas must not exceed {REPLICAS_MAX}"),
             (
-                self.replicas == 1 or not self.cluster_listen,
-                "cluster_listen serves one replica to others: it needs replicas = 1",
+                self.replicas == 1 or not (self.cluster_listen or self.storage_listen),
+                "cluster_listen and storage_listen serve one replica to others: they need "
+                "replicas = 1",
             ),
+        ]
+        relations += [
+            (
+                BUCKET_URL.fullmatch(url) is not None,
+                f"{name}: {without_user(url)!r} must be s3://bucket/prefix, "
+                "gs://bucket/prefix or az://container/prefix; credentials come from the "
+                "environment",
+            )
+            for name in BUCKET_SETTINGS
+            for url in getattr(self, name)
+        ]
+        relations += [
+            (
+                not folder or Path(folder).is_absolute(),
+                f"source_dirs: {folder!r} must be an absolute path; between several stands a "
+                f"{os.pathsep!r}",
+            )
+            for folder in self.source_dirs.split(os.pathsep)
         ]
         for holds, text in relations:
             if not holds:
@@ -278,6 +384,9 @@ def load(
         if name.startswith("PENSTOCK_") and key in fields and key != "spark_conf":
             values[key] = _from_text(fields[key], text)
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
+    for name in BUCKET_SETTINGS:
+        if isinstance(values.get(name), str):
+            values[name] = [each for each in values[name].split(",") if each]
     try:
         settings = msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:

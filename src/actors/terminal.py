@@ -9,9 +9,9 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 import anyio
 import msgspec
@@ -19,6 +19,9 @@ import typer
 
 from actors.errors import BadSettings
 from actors.settings import Settings, load
+
+if TYPE_CHECKING:
+    from actors.client import Client
 
 R = TypeVar("R")
 
@@ -58,6 +61,18 @@ class Target(msgspec.Struct, frozen=True):
 
     address: str
     settings: Settings
+
+
+def with_client(target: Target, call: Callable[[Client], Awaitable[R]]) -> R:
+    """What the call brings, made by a client of the service that is connected for it alone."""
+
+    async def run() -> R:
+        from actors.client import Client
+
+        async with await Client.connect(target.address, settings=target.settings) as client:
+            return await call(client)
+
+    return run_loop(run)
 
 
 def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:

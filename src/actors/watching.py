@@ -10,6 +10,7 @@ away is waited for.
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -37,7 +38,7 @@ _LOOKED_AT: Final[dict[str, tuple[str, ...]]] = {
     "spark_jobs": ("state",),
     "parts_in_flight": ("waiting", "fetching", "bytes_fetching", "bytes_fetched"),
     "hydration": ("state", "parts_read", "parts_total"),
-    "reconciliation": ("worker", "flag", "total"),
+    "reconciliation": ("replica", "worker", "flag", "total"),
     "errors": ("object", "state", "text", "since_ms"),
 }
 """Relations that a look reads, and their columns."""
@@ -125,14 +126,15 @@ def doing(found: dict[str, Any]) -> str:
 def summary(sight: Sight, before: Sight | None) -> list[tuple[str, str]]:
     """What the service does, as (what, how much); rates are those since `before`."""
     rows = sight.rows
-    totals = {(row["worker"], row["flag"]): row["total"] for row in rows["reconciliation"]}
-    workers = {worker for worker, _ in totals}
+    reconciled = rows["reconciliation"]
+    workers = {(row["replica"], row["worker"]) for row in reconciled}
+    replicas = len({replica for replica, _ in workers})
     reads = [row for row in rows["peeks"] if row["kind"] != "wait"]
     oldest = max((row["waited_ms"] for row in reads), default=0.0)
     parts = rows["parts_in_flight"]
     in_flight = sum(row["bytes_fetching"] + row["bytes_fetched"] for row in parts)
     told = [
-        ("workers", str(len(workers))),
+        ("workers", f"{len(workers)}" + (f", of {replicas} replicas" if replicas > 1 else "")),
         ("connections", str(len(rows["connections"]))),
         ("subscribes", str(len(rows["subscribes"]))),
         ("peeks", f"{len(reads)} wait" + (f", the oldest {oldest:.0f} ms" if reads else "")),
@@ -149,7 +151,10 @@ def summary(sight: Sight, before: Sight | None) -> list[tuple[str, str]]:
         done = sum(row["parts_read"] or 0 for row in rows["hydration"])
         of = sum(row["parts_total"] or 0 for row in rows["hydration"])
         told.append(("hydrating", f"{len(rows['hydration'])}, {done} of {of} parts read"))
-    counted = [f"{flag} {n}" for (worker, flag), n in totals.items() if worker == 0 and n]
+    totals: Counter[str] = Counter()
+    for row in reconciled:
+        totals[row["flag"]] += row["total"] if row["worker"] == 0 else 0
+    counted = [f"{flag} {n}" for flag, n in totals.items() if n]
     told.append(("reconciled", ", ".join(counted) or "nothing"))
     errors = rows["errors"]
     told.append(("errors", str(len(errors)) if errors else "none"))

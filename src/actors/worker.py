@@ -30,7 +30,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -61,12 +61,13 @@ from actors.compute.live import (
 )
 from actors.compute.logs import Logs
 from actors.compute.outbox import Outbox
+from actors.compute.partitions import Partitions
 from actors.compute.peeking import Peeking
 from actors.compute.reconcile import Flag
 from actors.compute.state import ComputeState
 from actors.compute.tasks import Tasks
 from actors.errors import Broken, Closed
-from actors.kernel import Actor, Address, Reply
+from actors.kernel import Actor, Address, Lane, Reply
 from actors.persist import PersistClient
 from actors.protocol.compute import (
     IndexExport,
@@ -85,14 +86,21 @@ from actors.protocol.internal import (
     Sequenced,
     StartSources,
 )
+from actors.protocol.storage_internal import ForStorage
 from actors.settings import Settings
 from actors.spans import measure, span_below
+from actors.storage.half import Outside, StorageHalf, StorageMessage
 from actors.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WORKER_EMIT
 
 log = logging.getLogger("penstock.worker")
 
 REPLACED_LOGGED_MAX: Final = 64
 """Of one reconciliation: dataflows logged with both plans; the others are counted."""
+
+
+def replica_name(life: str) -> str:
+    """The name, for people, of the replica whose life is so named (see `cluster.hosts`)."""
+    return life.partition(".")[0] or "r1"
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
@@ -135,14 +143,16 @@ WorkerMessage: TypeAlias = (
     | TasksTurn
     | ChildrenTurn
     | Gone
+    | StorageMessage
 )
 
 
 class Worker(Actor[WorkerMessage]):
     """Worker `index` of `count`.
 
-    `workers` and `adapters` hold all of them by index; they may be filled after construction,
-    before the first message. `replica` names their cluster among several in one process.
+    `workers`, `adapters` and `lanes` (the ways of commands here, of each half) hold all of them by
+    index; they may be filled after construction, before the first message. `replica` names their
+    cluster among several in one process.
     """
 
     def __init__(
@@ -156,7 +166,12 @@ class Worker(Actor[WorkerMessage]):
         persist: PersistClient,
         settings: Settings,
         state_dir: Path,
+        partitions: Partitions,
         replica: str = "",
+        storage_adapters: Sequence[Address[Any]] = (),
+        outside: Outside | None = None,
+        lanes: Sequence[Lane[Any]] = (),
+        storage_lanes: Sequence[Lane[Any]] = (),
     ) -> None:
         self._index = index
         self._replica = replica
@@ -168,7 +183,8 @@ class Worker(Actor[WorkerMessage]):
         self._persist = persist
         self._settings = settings
         self._scratch = state_dir / "scratch"
-        self._partitions = state_dir / "arrangements" / f"worker-{index}"
+        self._arrangements = state_dir / "arrangements" / f"worker-{index}"
+        self._partitions = partitions
         self._state = ComputeState(
             index,
             count,
@@ -181,7 +197,14 @@ class Worker(Actor[WorkerMessage]):
         self._live: dict[int, Live] = {}
         self._parked: dict[int, dict[str, FromDataflow]] = {}
         """Of dataflows that worker 0 rendered and this one has not yet: the latest of a kind."""
-        self._logs = Logs(self._state, self._live, settings.log_rows_max, cast.shared)
+        self._logs = Logs(
+            self._state, self._live, settings.log_rows_max, cast.shared, replica_name(replica)
+        )
+        self._storage_adapters = storage_adapters
+        self._outside = outside
+        self._lanes = lanes
+        self._storage_lanes = storage_lanes
+        self._storage: StorageHalf | None = None
 
     async def on_start(self) -> None:
         """Makes the parts that need the context, and starts the maintenance timer."""
@@ -204,17 +227,39 @@ class Worker(Actor[WorkerMessage]):
             self._peeking.clear_stash()
         self._children = Children(site, self._tasks, self._state.commands_for)
         self.ctx.after(self._settings.maintenance_ms, Tick())
+        if self._outside is not None:
+            self._storage = StorageHalf(
+                self.ctx,
+                self._index,
+                self._workers,
+                self._sequencer,
+                self._storage_adapters,
+                self._persist,
+                self._settings,
+                self._outside,
+                self._storage_lanes[self._index] if self._storage_lanes else None,
+            )
+            self._storage.begin()
+            self._logs.beside = self._storage.rows
 
     async def receive(self, message: WorkerMessage) -> None:
         """Handles one message and sends what may go to the adapter."""
         self._peeking.new_turn()
         match message:
             case Tagged():
-                await self._feed(message)
+                effects = self._state.handle(message)
+                for effect in effects:
+                    await self._perform(effect)
+                if not effects:
+                    self._done_with_one()
             case Sequenced():
                 for effects in self._state.steps(message):
                     for effect in effects:
                         await self._perform(effect)
+                if self._storage is not None:
+                    await self._storage.receive(message)
+                if self._index == 0 and not isinstance(message.command, ForStorage):
+                    self._done_with_one()
             case FromDataflow():
                 await self._from_dataflow(message)
             case Passed():
@@ -242,8 +287,16 @@ class Worker(Actor[WorkerMessage]):
             case InspectWorker():
                 message.reply.set(self._statistics())
             case _:
-                assert_never(message)
+                if self._storage is not None:
+                    await self._storage.receive(message)
         self._flush()
+        if self._storage is not None:
+            self._storage.flush()
+
+    def _done_with_one(self) -> None:
+        """A command of compute's client has its place in the one order, or needs none."""
+        if self._lanes:
+            self._lanes[self._index].done()
 
     async def _feed(self, event: e.Event) -> None:
         for effect in self._state.handle(event):
@@ -289,7 +342,7 @@ class Worker(Actor[WorkerMessage]):
                 if index is not None:
                     index.compact(effect.since)
             case e.DropDataflow():
-                self._children.drop(self._live[effect.number])
+                self._drop(self._live[effect.number])
             case e.Reconciled():
                 self._reconciled(effect)
             case e.StopPeek():
@@ -305,10 +358,16 @@ class Worker(Actor[WorkerMessage]):
         live = self._live[effect.number] = Live(effect.number, effect.description)
         export = effect.description.export
         if isinstance(export, IndexExport):
-            live.index = IndexPartition(self._partitions / f"d{live.number}", export)
+            live.index = IndexPartition(self._arrangements / f"d{live.number}", export)
+            self._partitions.put(live.id, self._index, live.index)
         self._children.render(live)
         for parked in self._parked.pop(effect.number, {}).values():
             await self._from_dataflow(parked)
+
+    def _drop(self, live: Live) -> None:
+        if live.index is not None:
+            self._partitions.take(live.id, self._index, live.index)
+        self._children.drop(live)
 
     def _reconciled(self, done: e.Reconciled) -> None:
         """Counts, and on worker 0 logs: all workers decide alike."""
@@ -410,7 +469,8 @@ class Worker(Actor[WorkerMessage]):
         state = self._state
         client = f"client {state.nonce}" if state.connected else "no client"
         stage = ", initializing" if state.incoming is not None else ""
+        storage = "" if self._storage is None else f"; {self._storage.describe()}"
         return (
             f"{client}{stage}, {len(state.rendered)} dataflows, {len(state.reads.pending)} peeks, "
-            f"{len(self._outbox)} responses wait"
+            f"{len(self._outbox)} responses wait{storage}"
         )

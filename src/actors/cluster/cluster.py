@@ -18,25 +18,37 @@ import anyio
 import msgspec
 
 from actors.arrangement import SharedArrangements
-from actors.channel_adapter import AdapterStatistics, ChannelAdapter, InspectAdapter
+from actors.channel_adapter import (
+    AdapterStatistics,
+    ChannelAdapter,
+    InspectAdapter,
+    StorageAdapter,
+)
 from actors.cluster.address import Address as Place
 from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
 from actors.cluster.connection import Acceptor, AcceptorMessage, Serve
+from actors.cluster.partitioned import Limits
 from actors.cluster.security import for_listener
 from actors.cluster.serving import Server
+from actors.cluster.shortcut import Shortcut
+from actors.cluster.storage_connection import StorageConnection
+from actors.cluster.storage_wire import listen_storage
 from actors.cluster.transport import Listener
 from actors.compute.live import Cast
+from actors.compute.partitions import Partitions
 from actors.dataflow.copying import Copying
 from actors.dataflow.dataflow import Dataflow
 from actors.dataflow.rivals import Rivals
+from actors.errors import InvalidUsage
 from actors.fetch_task import FetchTask
-from actors.kernel import Actor, Address, Clock
+from actors.kernel import Actor, Address, Clock, Lane
 from actors.listen_task import ListenTask
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.compute import Command, CopyToExport, DataflowDescription, Response
 from actors.sequencer import Sequencer
 from actors.settings import Settings
+from actors.storage.half import Outside
 from actors.worker import InspectWorker, Worker, WorkerStatistics
 
 
@@ -112,9 +124,15 @@ class Cluster:
         acceptor: Address[AcceptorMessage],
         workers: tuple[Address[Any], ...],
         adapters: tuple[Address[Any], ...],
+        partitions: Partitions,
+        limits: Limits,
+        storage_acceptor: Address[AcceptorMessage] | None = None,
     ) -> None:
         self._settings = settings
+        self._partitions = partitions
+        self._limits = limits
         self._acceptor = acceptor
+        self._storage_acceptor = storage_acceptor
         self._workers = workers
         self._adapters = adapters
 
@@ -130,16 +148,22 @@ class Cluster:
         cast: Cast | None = None,
         reach: Callable[[Address[Any]], Address[Any]] = lambda adapter: adapter,
         replica: str = "",
+        outside: Outside | None = None,
     ) -> Cluster:
         """Spawns all on an entered system. `cast` replaces the actors below the workers, `reach`
         the way from connections to an adapter. `replica` is a name that no other cluster of the
-        process has had."""
+        process has had. Without `outside` there is no storage half."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
+        partitions = Partitions(count)
+        limits = Limits(settings.result_bytes_max, settings.inline_bytes_max)
         # The lists are complete before any of these actors runs: spawning does not yield.
         workers: list[Address[Any]] = []
         adapters: list[Address[Any]] = []
+        storage_adapters: list[Address[Any]] = []
+        lanes: list[Lane[Any]] = []  # the ways of commands to the workers, of each half
+        storage_lanes: list[Lane[Any]] = []
         sequencer = system.spawn(lambda: Sequencer(workers), "sequencer")
 
         def worker(index: int) -> Worker:
@@ -153,25 +177,49 @@ class Cluster:
                 persist,
                 settings,
                 state_dir,
+                partitions,
                 replica,
+                storage_adapters,
+                outside,
+                lanes,
+                storage_lanes,
             )
 
-        def adapter(index: int) -> ChannelAdapter:
-            return ChannelAdapter(index, workers[index], settings.stash_responses_max)
+        def adapter(
+            kind: type[ChannelAdapter], ways: list[Lane[Any]], index: int
+        ) -> ChannelAdapter:
+            return kind(index, workers[index], settings.stash_responses_max, ways[index])
 
-        workers.extend(
-            system.spawn(partial(worker, index), f"worker-{index}") for index in range(count)
-        )
+        workers += (system.spawn(partial(worker, i), f"worker-{i}") for i in range(count))
+        for ways in (lanes, storage_lanes):
+            ways.extend(Lane(each, settings.commands_in_flight_max) for each in workers)
         near: list[Address[Any]] = [
-            system.spawn(partial(adapter, index), f"adapter-{index}") for index in range(count)
+            system.spawn(partial(adapter, ChannelAdapter, lanes, index), f"adapter-{index}")
+            for index in range(count)
         ]
         adapters.extend(map(reach, near))
-        acceptor = system.spawn(lambda: Acceptor(adapters, settings), "acceptor")
-        return cls(settings, acceptor, tuple(workers), tuple(near))
+        acceptor = system.spawn(
+            lambda: Acceptor(adapters, settings, None, partitions, limits), "acceptor"
+        )
+        storage: Address[AcceptorMessage] | None = None
+        if outside is not None:
+            stored = partial(adapter, StorageAdapter, storage_lanes)
+            storage_adapters.extend(
+                reach(system.spawn(partial(stored, index), f"storage-adapter-{index}"))
+                for index in range(count)
+            )
+            storage = _storage_acceptor(system, storage_adapters, settings)
+        return cls(settings, acceptor, tuple(workers), tuple(near), partitions, limits, storage)
 
     async def connect(self) -> LocalClient:
         """A client in this process; its Hello displaces whoever is connected."""
-        return LocalClient(self._acceptor)
+        return LocalClient(self._acceptor, Shortcut(self._partitions, self._limits))
+
+    async def connect_storage(self) -> LocalClient:
+        """As `connect`, to the storage half. Raises `InvalidUsage` where there is none."""
+        if self._storage_acceptor is None:
+            raise InvalidUsage("this cluster has no storage half")
+        return LocalClient(self._storage_acceptor, half="storage")
 
     async def listen(self, address: Place | str) -> Listener:
         """Serves the replica protocol on that address (port 0: a free one, see
@@ -193,6 +241,12 @@ class Cluster:
         await self._acceptor.send(Serve(lambda: listener.serve(server.converse)))
         return listener
 
+    async def listen_storage(self, address: Place | str) -> Listener:
+        """As `listen`, of the storage half. Raises `InvalidUsage` where there is none."""
+        if self._storage_acceptor is None:
+            raise InvalidUsage("this cluster has no storage half")
+        return await listen_storage(address, self._storage_acceptor, self._settings)
+
     async def statistics(self) -> ClusterStatistics:
         """Asks every worker and adapter."""
         workers: dict[int, WorkerStatistics] = {}
@@ -212,6 +266,19 @@ class Cluster:
         return ClusterStatistics(
             tuple(workers[index] for index in order), tuple(adapters[index] for index in order)
         )
+
+
+def _storage_acceptor(
+    system: Spawner, adapters: list[Address[Any]], settings: Settings
+) -> Address[AcceptorMessage]:
+    return system.spawn(
+        lambda: Acceptor(
+            adapters,
+            settings,
+            lambda hello, outlet: StorageConnection(hello, adapters, outlet, settings),
+        ),
+        "storage-acceptor",
+    )
 
 
 def _remove_caches(state_dir: Path) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeAlias, assert_never
 
@@ -28,12 +28,15 @@ from actors.channel_adapter import Connect, Disconnect, FromClient, FromWorker, 
 from actors.cluster.acknowledging import Acknowledgements
 from actors.cluster.partitioned import Limits, Partitioned
 from actors.cluster.rules import CommandRules, check_instance, check_name
+from actors.cluster.shortcut import Shortcut
+from actors.compute.partitions import Partitions
 from actors.errors import Broken, Closed, Displaced, PenstockError, RemoteProtocolError, to_wire
 from actors.kernel import STOP, Actor, Address, Reply
 from actors.progress import Nonce
 from actors.protocol.compute import (
     Command,
     CreateInstance,
+    Frontiers,
     Hello,
     Lot,
     Peek,
@@ -57,6 +60,8 @@ def refusal(error: PenstockError) -> Refused:
 
 LOT_MAX: Final = 256
 """Commands that are passed on together."""
+AT_ONCE_MAX: Final = 64
+"""Peeks that are answered in one turn of the connection; each takes far below a millisecond."""
 
 
 class Outlet(Protocol):
@@ -76,9 +81,9 @@ class Outlet(Protocol):
 
 
 class ClientCommands(msgspec.Struct, frozen=True, gc=False):
-    """Commands of the client, in order."""
+    """Commands of the client, in order, of the half that it speaks to."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[Any, ...]
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
@@ -103,6 +108,7 @@ class Connection(Actor[ConnectionMessage]):
         outlet: Outlet,
         running: CreateInstance,
         limits: Limits,
+        partitions: Partitions,
         settings: Settings,
     ) -> None:
         self._hello = hello
@@ -111,6 +117,7 @@ class Connection(Actor[ConnectionMessage]):
         self._outlet = outlet
         self._rules = CommandRules(running, settings)
         self._parts = Partitioned(len(adapters), limits)
+        self._shortcut = Shortcut(partitions, limits)
         self._queue: deque[tuple[Response, int, int]] = deque()
         """Merged, with the worker and the number of the response that completed it."""
         self._sending: list[tuple[Response, int, int]] = []
@@ -157,12 +164,28 @@ class Connection(Actor[ConnectionMessage]):
                 await self._pass_on()
                 self._end(error)
                 return
+            if isinstance(command, Peek) and self._answers(command):
+                continue
+            self._shortcut.heard(command)
             if isinstance(command, Peek | Schedule) and command.traceparent is not None:
                 await self._traced(command)
             else:
                 await self._command(command)
         if self._rules.complete:
             await self._pass_on()
+        self._send_next()
+
+    def _answers(self, peek: Peek) -> bool:
+        """Answers the peek from here, where its answer is there and can leave soon: the workers'
+        windows do not bound these answers."""
+        if self._sending or len(self._queue) >= AT_ONCE_MAX or not self._rules.complete:
+            return False
+        rows = self._shortcut.answer(peek)
+        if rows is None:
+            return False
+        self._rules.answered(peek.uuid)
+        self._queue.append((PeekResponse(peek.uuid, rows), 0, 0))
+        return True
 
     async def _command(self, command: Command) -> None:
         for part, split in self._parts.split(command):
@@ -222,6 +245,8 @@ class Connection(Actor[ConnectionMessage]):
                 continue
             if isinstance(merged, PeekResponse):
                 self._rules.answered(merged.uuid)
+            elif isinstance(merged, Frontiers):
+                self._shortcut.told(merged)
             self._queue.append((merged, worker, serial))
         self._send_next()
         await self._acknowledge()
@@ -288,7 +313,8 @@ class Accept(msgspec.Struct, frozen=True, gc=False):
     before or the running instance is not what the client asks for."""
 
     hello: Hello
-    instance: CreateInstance
+    instance: CreateInstance | None
+    """None: a client of the storage half."""
     outlet: Outlet
     reply: Reply[Address[ConnectionMessage]]
 
@@ -320,11 +346,22 @@ AcceptorMessage: TypeAlias = Accept | Leave | Serve | _Ended
 class Acceptor(Actor[AcceptorMessage]):
     """Decides which connection is served. `adapters` may be filled after construction."""
 
-    def __init__(self, adapters: Sequence[Address[Any]], settings: Settings) -> None:
+    def __init__(
+        self,
+        adapters: Sequence[Address[Any]],
+        settings: Settings,
+        make: Callable[[Hello, Outlet], Actor[Any]] | None = None,
+        partitions: Partitions | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """`make`: the connections of another half than compute's. `partitions`, `limits`: what
+        compute's may read themselves, and how much."""
         self._adapters = adapters
+        self._partitions = partitions or Partitions(len(adapters))
         self._settings = settings
+        self._make = make
         self._running = CreateInstance(settings.workers, expiration_ms=settings.expiration_ms)
-        self._limits = Limits(settings.result_bytes_max)
+        self._limits = limits or Limits(settings.result_bytes_max, settings.inline_bytes_max)
         self._nonces: OrderedDict[Nonce, None] = OrderedDict()
         self._current: tuple[Nonce, Address[Any], Outlet] | None = None
         self._count = 0
@@ -355,7 +392,8 @@ class Acceptor(Actor[AcceptorMessage]):
             check_name(nonce, "the nonce of Hello", TOKEN_BYTES_MAX)
             if nonce in self._nonces:
                 raise RemoteProtocolError(f"nonce {nonce} was used before: choose a fresh one")
-            check_instance(self._running, instance)
+            if instance is not None:
+                check_instance(self._running, instance)
         except PenstockError as error:
             message.reply.fail(error)
             return
@@ -369,21 +407,30 @@ class Acceptor(Actor[AcceptorMessage]):
         address = self.ctx.spawn(
             # Not over the message: the garbage collector does not look into it, and what an outlet
             # holds at its end (an error, its traceback, this connection) would never be freed.
-            lambda: Connection(
-                hello,
-                instance,
-                self._adapters,
-                outlet,
-                self._running,
-                self._limits,
-                self._settings,
-            ),
+            lambda: self._connection(hello, instance, outlet),
             f"connection-{self._count}",
             policy=STOP,
         )
         self._current = (nonce, address, outlet)
         self.ctx.watch(address, _Ended(nonce))
         message.reply.set(address)
+
+    def _connection(
+        self, hello: Hello, instance: CreateInstance | None, outlet: Outlet
+    ) -> Actor[Any]:
+        if instance is None:
+            assert self._make is not None, "compute's clients say CreateInstance"
+            return self._make(hello, outlet)
+        return Connection(
+            hello,
+            instance,
+            self._adapters,
+            outlet,
+            self._running,
+            self._limits,
+            self._partitions,
+            self._settings,
+        )
 
     async def _release(self, error: PenstockError) -> None:
         """Ends the present connection and tells the adapters that it is gone."""

@@ -29,6 +29,7 @@ from actors.kernel.policy import restart
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings
+from actors.storage.half import Outside
 
 RESTART: Final = restart(restarts_max=10, within_ms=60_000, delay_ms=100)
 """The delays of ten crashes add up to more than the minute, so the limit is not reached."""
@@ -74,6 +75,8 @@ class Hosts:
         executor: Address[ExecutorMessage],
         scratch: Path,
         reach: Reach = lambda adapter: adapter,
+        outside: Outside | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self._system = system
         self._settings = settings
@@ -81,13 +84,14 @@ class Hosts:
         self._executor = executor
         self._scratch = scratch
         self._reach = reach
+        self._outside = outside
         self._turns = Turns()
         self._hosts: dict[str, Address[InspectReplica]] = {}
         self._clusters: dict[str, Cluster] = {}
         """Of the present life of each, once it is built."""
         self._lives = 0
-        for number in range(1, settings.replicas + 1):
-            self._spawn(f"r{number}")
+        for name in names or [f"r{number}" for number in range(1, settings.replicas + 1)]:
+            self._spawn(name)
 
     def _spawn(self, name: str) -> None:
         place, clock = self._scratch / name, self._system.clock
@@ -108,6 +112,7 @@ class Hosts:
                 cast=below,
                 reach=self._reach,
                 replica=f"{name}.{self._lives}",
+                outside=self._outside,
             )
             return cluster
 
@@ -125,6 +130,18 @@ class Hosts:
         if cluster is None:
             raise Broken(f"replica {name} is not there")
         return await cluster.connect()
+
+    @property
+    def stores(self) -> bool:
+        """Whether they have storage halves."""
+        return self._outside is not None
+
+    async def connect_storage(self, name: str) -> LocalClient:
+        """As `connect`, to the storage half."""
+        cluster = self._clusters.get(name)
+        if cluster is None:
+            raise Broken(f"replica {name} is not there")
+        return await cluster.connect_storage()
 
     async def start(self, name: str) -> None:
         """One more replica. Raises nothing: what goes wrong is tried again."""

@@ -195,15 +195,23 @@ class _Subscribe:
 
 
 class Limits:
-    """What the instance is configured with at this moment, as far as merging must know it."""
+    """What the instance is configured with at this moment, as far as connections must know it."""
 
-    def __init__(self, result_bytes_max: int) -> None:
+    def __init__(self, result_bytes_max: int, inline_bytes_max: int | None = None) -> None:
         self.result_bytes_max = result_bytes_max
+        self._inline_bytes_max = inline_bytes_max
 
     def configure(self, command: UpdateConfiguration) -> None:
         """Takes over what the command says."""
         if command.result_bytes_max is not None:
             self.result_bytes_max = command.result_bytes_max
+        if command.inline_bytes_max is not None:
+            self._inline_bytes_max = command.inline_bytes_max
+
+    def inline_bytes(self, workers: int) -> int:
+        """How much of a result one of so many workers puts into its response."""
+        share = self.result_bytes_max // workers
+        return share if self._inline_bytes_max is None else min(self._inline_bytes_max, share)
 
 
 class Partitioned:

@@ -103,8 +103,8 @@ class ResponseRules:
         """Raises `RemoteProtocolError` naming the rule that the response breaks."""
         if isinstance(response, Refused):
             return
-        name = type(response).__name__
-        _require(self._instance, f"{name} came before CreateInstance")
+        if not self._instance:
+            raise RemoteProtocolError(f"{type(response).__name__} came before CreateInstance")
         match response:
             case Frontiers():
                 self._frontiers(response)
@@ -150,11 +150,12 @@ class ResponseRules:
     def _peek(self, response: PeekResponse) -> None:
         uuid = response.uuid
         canceled = self._peeks.pop(uuid, None)
-        _require(canceled is not None, f"peek {uuid} was answered twice, or never asked")
-        _require(
-            bool(canceled) or not isinstance(response.result, PeekCanceled),
-            f"peek {uuid} was answered with Canceled, and nobody had canceled it",
-        )
+        if canceled is None:
+            raise RemoteProtocolError(f"peek {uuid} was answered twice, or never asked")
+        if isinstance(response.result, PeekCanceled) and not canceled:
+            raise RemoteProtocolError(
+                f"peek {uuid} was answered with Canceled, and nobody had canceled it"
+            )
 
     def _subscribe(self, response: SubscribeResponse) -> None:
         id, said = response.id, response.batch

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from actors.compute.transitions import OTHER, STAGES
-from actors.dataflow.copy_places import check_copy
+from actors.dataflow.copy_destinations import check_copy
 from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.schema import Schema
 from actors.progress import TIME_MAX, ObjectId, is_empty
@@ -174,17 +174,21 @@ class CommandRules:
     def _peek(self, peek: Peek) -> None:
         uuid, settings = peek.uuid, self._settings
         check_name(uuid, "the uuid of a Peek", TOKEN_BYTES_MAX)
-        _require(uuid not in self._peeks, f"peek {uuid} has no answer yet: choose a fresh uuid")
-        _require(0 <= peek.time <= TIME_MAX, f"a Peek at {peek.time}: no such time")
+        # There are many peeks: no text is made of what holds.
+        if uuid in self._peeks:
+            raise RemoteProtocolError(f"peek {uuid} has no answer yet: choose a fresh uuid")
+        if not 0 <= peek.time <= TIME_MAX:
+            raise RemoteProtocolError(f"a Peek at {peek.time}: no such time")
         # Beyond peeks_pending_max the workers answer Busy; those answers must leave, too.
         most = settings.peeks_pending_max * (2 if self.complete else 1)
-        _require(len(self._peeks) < most, f"{most} peeks have no answer yet (peeks_pending_max)")
+        if len(self._peeks) >= most:
+            raise RemoteProtocolError(f"{most} peeks have no answer yet (peeks_pending_max)")
         size = len(peek.keys or b"") + sum(len(compared.value) for compared in peek.filter)
         bytes_max = KEY_FRAMES_MAX * settings.frame_bytes_max
-        _require(
-            self._peek_bytes + size <= bytes_max,
-            f"the keys of all peeks without an answer take more than {bytes_max} bytes",
-        )
+        if self._peek_bytes + size > bytes_max:
+            raise RemoteProtocolError(
+                f"the keys of all peeks without an answer take more than {bytes_max} bytes"
+            )
         self._peeks[uuid] = size
         self._peek_bytes += size
 
@@ -246,9 +250,11 @@ def check_description(dataflow: DataflowDescription) -> None:
 
 def check_name(text: str, what: str, bytes_max: int) -> None:
     """Raises `RemoteProtocolError` unless a name is there and short."""
-    _require(bool(text), f"{what} is empty")
+    if not text:
+        raise RemoteProtocolError(f"{what} is empty")
     size = len(text.encode("utf-8", "surrogatepass"))
-    _require(size <= bytes_max, f"{what} takes {size} bytes; at most {bytes_max} are allowed")
+    if size > bytes_max:
+        raise RemoteProtocolError(f"{what} takes {size} bytes; at most {bytes_max} are allowed")
 
 
 def _fits(id: ObjectId, what: str, wanted: int, given: int) -> None:

@@ -85,7 +85,7 @@ class Server:
 
     async def _introduced(
         self, connection: FramedConnection[Any, Any]
-    ) -> tuple[Hello, CreateInstance]:
+    ) -> tuple[Hello, CreateInstance | None]:
         """The first two frames. Raises `RemoteProtocolError` for others, or none in time."""
         limit_ms = self._settings.connect_timeout_ms
         came = ""

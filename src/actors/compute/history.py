@@ -27,6 +27,7 @@ and checks no rule of the protocol.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -47,6 +48,9 @@ from actors.protocol.compute import (
     UpdateConfiguration,
 )
 
+LATELY: Final = 32
+"""So far back a peek that is over is looked for before the next reduction."""
+
 
 class ComputeHistory:
     """Commands of one instance, kept short."""
@@ -54,6 +58,7 @@ class ComputeHistory:
     def __init__(self, commands: Iterable[Command] = ()) -> None:
         self._commands: list[Command] = []
         self._reduced_length = 0
+        self._peeks: set[str] = set()
         for command in commands:
             self.push(command)
 
@@ -61,9 +66,29 @@ class ComputeHistory:
         """Appends a command, reducing when the list has doubled."""
         if isinstance(command, Schedule):
             command = Schedule(command.id)  # a replay serves nobody who waits
+        if isinstance(command, Peek):
+            if command.uuid in self._peeks:
+                return
+            self._peeks.add(command.uuid)
+        if isinstance(command, CancelPeek):
+            if command.uuid not in self._peeks:
+                return
+            self._peeks.remove(command.uuid)
+            if self._forgets(command.uuid):
+                return
         self._commands.append(command)
         if len(self._commands) > 2 * max(self._reduced_length, 8):
             self.reduce()
+
+    def _forgets(self, uuid: str) -> bool:
+        """Removes a peek that was pushed lately, as most have been that are over."""
+        commands = self._commands
+        for place in range(len(commands) - 1, max(-1, len(commands) - 1 - LATELY), -1):
+            command = commands[place]
+            if isinstance(command, Peek) and command.uuid == uuid:
+                del commands[place]
+                return True
+        return False
 
     def commands(self) -> list[Command]:
         """The commands to replay, in order."""
@@ -79,6 +104,7 @@ class ComputeHistory:
 
     def discard_peeks(self) -> None:
         """Removes every Peek and CancelPeek."""
+        self._peeks.clear()
         self._commands = [c for c in self._commands if not isinstance(c, Peek | CancelPeek)]
 
 

@@ -57,6 +57,8 @@ class IndexPartition:
         self._busy = False
         self._versions = 0
         self._since: Time = 0
+        self._begins: Time = 0
+        """The latest snapshot's time: nothing before it was ever told again."""
         self.arrangement: Arrangement | None = None
         self.wants_maintenance = False
         self.closed = False
@@ -92,6 +94,9 @@ class IndexPartition:
         try:
             # A dataflow sums up what it installs.
             arrangement.insert(install.updates, install.upper, consolidated=True)
+            if install.snapshot:
+                self._begins = max(self._begins, insertion.since)
+                arrangement.allow_compaction(self._begins)  # what was before is not in it
         except BaseException:
             if arrangement is not self.arrangement:
                 arrangement.close(remove=True)

@@ -1,9 +1,9 @@
 """What a worker tells of itself, as rows. Pure: state in, rows out.
 
 A worker answers a peek of a relation (`LogTarget`) with its own rows as they are at the moment
-at which it handles the peek; the client gets the rows of all workers together. What only worker
-0 has (dataflow actors, and what they say) it alone tells. Keys, filter, columns, order and limit
-are applied to the rows as to those of any other read (`compute.peeks`).
+at which it handles the peek; the client gets the rows of all workers of all replicas together.
+What only worker 0 has (dataflow actors, and what they say) it alone tells. Keys, filter, columns,
+order and limit are applied to the rows as to those of any other read (`compute.peeks`).
 
 Bounds: a row a dataflow, arrangement or pending peek, which have limits of their own; of steps
 the last `log_rows_max`.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -171,7 +172,8 @@ _OUTCOMES: Final = ("reused", "created", "dropped", "replaced")
 
 
 class Logs:
-    """The relations of one worker. `shared` gives the arrangements that views share."""
+    """The relations of one worker. `shared` gives the arrangements that views share; `replica` is
+    the name that rows have."""
 
     def __init__(
         self,
@@ -179,23 +181,30 @@ class Logs:
         live: dict[int, Live],
         rows_max: int,
         shared: Callable[[], list[SharedStatistics]],
+        replica: str = "",
     ) -> None:
+        self._replica = replica
         self._state = state
         self._live = live
         self._shared = shared
+        self.beside: Callable[[str], Iterable[Row]] = lambda name: ()
+        """What else runs here, as rows of `dataflows` and `frontiers`: the storage half."""
         self.steps = StepLog(rows_max)
         self.reconciliation = ReconciliationLog()
 
     def rows(self, name: str, sources: Sequence[SourceStatistics] = ()) -> Iterator[Row]:
         """The rows of a relation. `sources`: what dataflows said, for `parts_in_flight`. Raises
         `UnknownObject` for one that the workers do not keep."""
-        relation = worker_relation(name)
+        return ((self._replica, *row) for row in self._rows(worker_relation(name), sources))
+
+    def _rows(self, relation: Relation, sources: Sequence[SourceStatistics]) -> Iterator[Row]:
+        """Without the replica."""
         worker = self._state.index
         match relation.name.removeprefix(PREFIX):
             case "dataflows":
-                return self._dataflows(worker)
+                return chain(self._dataflows(worker), self.beside("dataflows"))
             case "frontiers":
-                return self._frontiers(worker)
+                return chain(self._frontiers(worker), self.beside("frontiers"))
             case "arrangements":
                 return self._arrangements(worker)
             case "worker_peeks":

@@ -12,7 +12,7 @@ one batch at a time, so what is held is what the answer needs, and a limit ends 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -21,11 +21,11 @@ import pyarrow as pa
 from actors.arrangement.arrangement import Arrangement
 from actors.arrangement.gathered import Contents, check_positive, raise_error
 from actors.arrangement.hashing import Hashes
-from actors.arrangement.reading import is_plain
+from actors.arrangement.reading import View, is_plain
 from actors.compute.answers import NOTHING
 from actors.compute.filtering import Filter, checked_columns
 from actors.compute.finishing import thinned
-from actors.compute.keys import narrowed, one_key, select_keys, wanted_keys
+from actors.compute.keys import OneKey, narrowed, one_key, select_keys, wanted_keys
 from actors.errors import to_wire
 from actors.plan.pieces import Piece, pieces
 from actors.plan.schema import Schema
@@ -61,26 +61,52 @@ def at_once(arrangement: Arrangement, peek: Peek, share: Share, bytes_max: int) 
     """The answer where it costs less than a thread: one key of integers and text, few rows. None:
     it does not, or there is something to be said about it; ask `index_answer`. Raises
     `ReadBelowSince`, `InvalidUsage` and `Closed`."""
-    if peek.filter or peek.project is not None or peek.finishing is not None:
-        return None
-    key = one_key(arrangement.key, arrangement.key_types, peek)
+    key = _only_key(arrangement, peek)
     if key is None:
         return None
     view = arrangement.view(peek.time + 1)
     if key.hash % share.count != share.index:
-        return None if any(run.has_errors for run in view.runs) else NOTHING
+        return None if _has_errors(view) else NOTHING
+    return _rows(arrangement, view, key, bytes_max)
+
+
+def all_at_once(arrangements: Sequence[Arrangement], peek: Peek, bytes_max: int) -> PeekRows | None:
+    """As `at_once`, out of all workers' partitions: one answer for all of them."""
+    key = _only_key(arrangements[0], peek)
+    if key is None:
+        return None
+    views = [arrangement.view(peek.time + 1) for arrangement in arrangements]
+    owner = key.hash % len(views)
+    if any(_has_errors(view) for view in views):
+        return None
+    return _rows(arrangements[owner], views[owner], key, bytes_max)
+
+
+def _only_key(arrangement: Arrangement, peek: Peek) -> OneKey | None:
+    if peek.filter or peek.project is not None or peek.finishing is not None:
+        return None
+    return one_key(arrangement.key, arrangement.key_types, peek)
+
+
+def _has_errors(view: View) -> bool:
+    return any(run.has_errors for run in view.runs)
+
+
+def _rows(arrangement: Arrangement, view: View, key: OneKey, bytes_max: int) -> PeekRows | None:
     places = view.point(key.hash)
     if places is None or len(places) > 1:
         return None
     if not places:
-        return PeekRows(stream_of(arrangement.opening, ()), 0)
+        nothing = stream_of(arrangement.opening, ())
+        return PeekRows(nothing, 0) if len(nothing) <= bytes_max else None
     ((run, block, first, beyond),) = places
     if not (is_plain(run, view.before) and run.positive and beyond - first <= _ROWS_AT_ONCE_MAX):
         return None
-    rows = block.values.slice(first, beyond - first)
     for name, value in zip(arrangement.key, key.values, strict=True):
-        if any(held.as_py() != value for held in rows.column(name)):
+        held = block.values.column(name)
+        if any(held[row].as_py() != value for row in range(first, beyond)):
             return None  # another key of the same hash
+    rows = block.values.slice(first, beyond - first)
     arrow = stream_of(arrangement.opening, (rows,))
     return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
 

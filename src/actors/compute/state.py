@@ -93,6 +93,7 @@ from actors.protocol.internal import (
     Sequenced,
     WritesAllowed,
 )
+from actors.protocol.storage_internal import ForStorage
 
 LOST_MAX: Final = 1024
 """Clients remembered that were gone before their Hello came: as many as nonces are remembered."""
@@ -208,6 +209,7 @@ class ComputeState:
 
     def steps(self, event: Sequenced) -> Iterator[list[Effect]]:
         """What each command of a lot leads to, to be performed before the next one is looked at.
+        Commands of the storage half have their place in the order, and lead to nothing here.
 
         Raises `LocalProtocolError` when the one order of commands has a gap.
         """
@@ -217,6 +219,8 @@ class ComputeState:
             )
         self.next_index += 1
         command = event.command
+        if isinstance(command, ForStorage):
+            return
         for one in command.commands if isinstance(command, Lot) else (command,):
             yield self._ordered(one)
 

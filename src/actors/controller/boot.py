@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.controller.catalog import CATALOG_KEY, INDEX, TABLE, Catalog, CatalogObject
-from actors.controller.holds import RETAIN, dataflow_holder
+from actors.controller.catalog import CATALOG_KEY, INDEX, SINK, TABLE, Catalog, CatalogObject
+from actors.controller.holds import RETAIN, dataflow_holder, sink_holder
+from actors.controller.leftover_record import Leftover
+from actors.controller.leftover_record import load as load_leftovers
 from actors.errors import StateDirectoryError, UnknownObject
 from actors.persist import PersistClient, ShardState
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
@@ -30,6 +32,8 @@ class Boot(msgspec.Struct, frozen=True):
     """Of the catalog's key; None: it was never written."""
     states: dict[ShardId, ShardState]
     tables_upper: Frontier
+    leftovers: tuple[Leftover, ...] = ()
+    """Of sources that were dropped."""
 
 
 async def load(persist: PersistClient) -> Boot:
@@ -48,10 +52,13 @@ async def load(persist: PersistClient) -> Boot:
                     f"there: restore the state directory from a copy"
                 ) from None
     live = {RETAIN, *(dataflow_holder(entry.id) for entry in catalog.objects)}
+    live |= {sink_holder(entry.id) for entry in catalog.of_kind(SINK)}
     for shard, state in states.items():
         for holder in sorted(set(state.holds) - live):
             await persist.drop_hold(shard, holder)
-    return Boot(catalog, None if head is None else head.seqno, states, await persist.tables_upper())
+    leftovers = await load_leftovers(persist)
+    tables_upper = await persist.tables_upper()
+    return Boot(catalog, None if head is None else head.seqno, states, tables_upper, leftovers)
 
 
 def source_import(entry: CatalogObject) -> SourceImport:

@@ -1,4 +1,5 @@
-"""A copy as its client waits for it: how far it is, then its one answer."""
+"""A copy, into files or from them, as its client waits for it: how far it is, then its one
+answer."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from actors.controller.client_link import Exchange
 from actors.errors import RemoteProtocolError, from_wire
 from actors.progress import Time
 from actors.protocol.api import CopiedInto, CopyProgress, CopyTo, Failed
+from actors.protocol.api_storage import CopiedFrom, CopyFrom, CopyFromProgress
 
 CopyFormat: TypeAlias = Literal["parquet", "csv", "json"]
 
@@ -24,17 +26,45 @@ class CopiedTo(msgspec.Struct, frozen=True):
     as_of: Time
 
 
+class CopiedRows(msgspec.Struct, frozen=True):
+    """A copy from files that is durable: so many `rows`, all at `time`. `repeated`: it had been
+    done before, under the same uuid."""
+
+    rows: int
+    time: Time
+    repeated: bool
+
+
 async def copied(
     exchange: Exchange, request: CopyTo, progress: Callable[[CopyProgress], object] | None
 ) -> CopiedTo:
     """Sends the request and waits. Who is canceled drops the copy. Raises what the service says,
     and `Broken`."""
+    answer = await _answered(exchange, request, progress)
+    if not isinstance(answer, CopiedInto):
+        raise RemoteProtocolError(f"the service answered CopyTo with {type(answer).__name__}")
+    return CopiedTo(answer.rows, answer.files, answer.manifest, answer.as_of)
+
+
+async def copied_from(
+    exchange: Exchange, request: CopyFrom, progress: Callable[[CopyFromProgress], object] | None
+) -> CopiedRows:
+    """As `copied`, of a copy from files."""
+    answer = await _answered(exchange, request, progress)
+    if not isinstance(answer, CopiedFrom):
+        raise RemoteProtocolError(f"the service answered CopyFrom with {type(answer).__name__}")
+    return CopiedRows(answer.rows, answer.time, answer.repeated)
+
+
+async def _answered(
+    exchange: Exchange, request: CopyTo | CopyFrom, progress: Callable[[Any], object] | None
+) -> Any:
     number = request.request
     slot = await exchange.open(request)
     answered = False
     try:
         answer: Any = await exchange.next_answer(slot)
-        while isinstance(answer, CopyProgress):
+        while isinstance(answer, CopyProgress | CopyFromProgress):
             if progress is not None:
                 progress(answer)
             answer = await exchange.next_answer(slot)
@@ -45,6 +75,4 @@ async def copied(
             await exchange.cancel(number)
     if isinstance(answer, Failed):
         raise from_wire(answer.code, answer.text, answer.determinate)
-    if not isinstance(answer, CopiedInto):
-        raise RemoteProtocolError(f"the service answered CopyTo with {type(answer).__name__}")
-    return CopiedTo(answer.rows, answer.files, answer.manifest, answer.as_of)
+    return answer

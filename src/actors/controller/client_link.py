@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import anyio
@@ -45,6 +46,10 @@ class Link(Protocol):
 
     async def send(self, message: Any, /) -> None:
         """Sends a message, waiting while the service is slow."""
+        ...
+
+    def offer(self, messages: Sequence[Any], /) -> int:
+        """Sends the first so many of them, without waiting. Raises as `send`, for the first."""
         ...
 
     async def receive(self) -> Any:
@@ -120,7 +125,8 @@ class Exchange:
             raise from_wire(*to_wire(self.lost))
         slot = self._slots[request.request] = Slot()
         try:
-            await self._link.send(request)
+            if not self._link.offer((request,)):
+                await self._link.send(request)
         except (Broken, Closed) as error:
             self.close(request.request)
             self.lose(error)

@@ -151,6 +151,8 @@ class Wish(msgspec.Struct, frozen=True):
 
     def finisher(self, names: Sequence[str]) -> Finisher:
         """What finishes the answer, whose columns have these names: as the object spells them."""
+        if self.columns is None and self.finishing is None:
+            return Finisher(None, None)
         own = {fold(name): name for name in names}
         columns = None if self.columns is None else [own[fold(name)] for name in self.columns]
         finishing = self.finishing

@@ -6,7 +6,8 @@ all tables from `tables_upper` to ``time + 1`` → feed the arrangements → ans
 the append leaves nothing; after it, everything.
 
 After a failed append nothing that is remembered is trusted: uppers and arrangements are read
-again before the next group. One group at a time; the owner sees to that.
+again before the next group. One group at a time; the owner sees to that. A copy from files is a
+group of its own, whose parts are durable already: only the append is left (`commit_copy`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import anyio
 import msgspec
 import pyarrow as pa
 
@@ -33,9 +35,10 @@ from actors.controller.oracle import (
     encode_reservation,
     fenced,
 )
+from actors.controller.staged import StagedCopy, check_absent, updates_of
 from actors.errors import Fenced, PenstockError, TypeMismatch
 from actors.kernel import Clock
-from actors.persist import Append, Cas, PersistClient, UpperMismatch
+from actors.persist import Append, Cas, Copied, Part, PersistClient, UpperMismatch, placed
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol.api import TableChange
 from actors.settings import Settings
@@ -53,6 +56,8 @@ class CommitOutcome(msgspec.Struct, frozen=True):
     """The tables' upper now."""
     shards: tuple[ShardId, ...] = ()
     """Those that grew."""
+    repeated: bool = False
+    """Of a copy: it had been done before, at `time`."""
 
 
 class PlannedWrite(msgspec.Struct, frozen=True):
@@ -103,6 +108,7 @@ class GroupCommit:
         self._persist = persist
         self._contents = contents
         self._clock = clock
+        self._settings = settings
         self._oracle = DurableOracle(persist, clock, settings)
         self._upper: Frontier | None = None
 
@@ -110,10 +116,7 @@ class GroupCommit:
         """Commits a group. Each write's own error is in the outcome; what fails the whole
         group (a store, a fence) is raised, and then no write of it was done unless the error
         is indeterminate."""
-        upper = self._upper
-        if upper is None:
-            await self._clock.run_blocking(self._contents.clear)
-            upper = self._upper = await self._persist.tables_upper()
+        upper = await self._known_upper()
         fitted = await self._clock.run_blocking(lambda: [_fit(write) for write in writes])
         targets = _targets(fitted)
         for changes in targets.values():
@@ -122,13 +125,78 @@ class GroupCommit:
         group, outcomes = await self._clock.run_blocking(lambda: self._apply(fitted, targets))
         if writes and all(isinstance(outcome, PenstockError) for outcome in outcomes):
             return CommitOutcome(tuple(outcomes), max(0, upper - 1), upper)
-        time = await self._oracle.next(at)
-        while time < upper:
-            time = await self._oracle.next()
+        time = await self._next_time(upper, at)
         self._upper = None
         shards = await self._append(group, targets, time, upper)
         self._upper = time + 1
         return CommitOutcome(tuple(outcomes), time, time + 1, shards)
+
+    async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
+        """Appends staged parts at a time of their own; they are as large as they are, and none of
+        them is read but the keys (`staged.prepare` did that). One that was appended before, by its
+        uuid, is not again. Raises as `commit` does, and `DuplicateKey`; then the parts are gone,
+        unless it is open whether they are appended."""
+        try:
+            return await self._commit_copy(copy)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._persist.discard_parts(copy.parts)
+            raise
+
+    async def _commit_copy(self, copy: StagedCopy) -> CommitOutcome:
+        target = copy.target
+        upper = await self._known_upper()
+        state = await self._persist.state(target.shard)
+        before = state.copied(copy.uuid)
+        if before is not None:
+            await self._persist.discard_parts(copy.parts)
+            return CommitOutcome((before.rows,), before.time, upper, repeated=True)
+        keys = copy.keys
+        if keys is not None and keys.num_rows:
+            await self._contents.ensure(target, upper)
+            await self._clock.run_blocking(
+                lambda: check_absent(target, keys, self._contents.lookup(target, keys))
+            )
+        time = await self._next_time(upper)
+        self._upper = None
+        parts = tuple(placed(part, time) for part in copy.parts)
+        done = Copied(copy.uuid, copy.rows, time)
+        append = Append(target.shard, state.upper, time + 1, parts, copied=done)
+        result = await self._persist.append([append], tables_upper=(upper, time + 1))
+        if isinstance(result, UpperMismatch):
+            raise _other_service(result)
+        await self._feed_copy(copy, parts, time + 1)
+        self._upper = time + 1
+        return CommitOutcome((copy.rows,), time, time + 1, (target.shard,) if parts else ())
+
+    async def _feed_copy(self, copy: StagedCopy, parts: tuple[Part, ...], upper: Frontier) -> None:
+        """What is too large to be kept ready at once is made again when it is needed."""
+        target = copy.target
+        if not parts or not self._contents.keeps(target.id):
+            return
+        if copy.rows > self._settings.copy_keyed_rows_max:
+            await self.forget(target.id)
+            return
+        try:
+            rows = await updates_of(self._persist, copy, parts)
+        except PenstockError:
+            log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
+            await self.forget(target.id)
+            return
+        await self._clock.run_blocking(lambda: self._feed([(target, rows)], upper))
+
+    async def _known_upper(self) -> Frontier:
+        upper = self._upper
+        if upper is None:
+            await self._clock.run_blocking(self._contents.clear)
+            upper = self._upper = await self._persist.tables_upper()
+        return upper
+
+    async def _next_time(self, upper: Frontier, at: Time | None = None) -> Time:
+        time = await self._oracle.next(at)
+        while time < upper:
+            time = await self._oracle.next()
+        return time
 
     def _apply(
         self,
@@ -177,11 +245,7 @@ class GroupCommit:
             raise
         if isinstance(result, UpperMismatch):
             await self._discard(appends)
-            raise Fenced(
-                f"another service wrote to these tables: expected upper {result.expected} of "
-                f"{result.shard}, found {result.current}; nothing was written, try again",
-                determinate=True,
-            )
+            raise _other_service(result)
         await self._clock.run_blocking(lambda: self._feed(written, time + 1))
         return tuple(target.shard for target, _ in written)
 
@@ -205,6 +269,14 @@ class GroupCommit:
     async def close(self) -> None:
         """Removes the scratch."""
         await self._clock.run_blocking(self._contents.clear)
+
+
+def _other_service(found: UpperMismatch) -> Fenced:
+    return Fenced(
+        f"another service wrote to these tables: expected upper {found.expected} of "
+        f"{found.shard}, found {found.current}; nothing was written, try again",
+        determinate=True,
+    )
 
 
 def _fit(write: PlannedWrite) -> tuple[FittedChange, ...] | PenstockError:

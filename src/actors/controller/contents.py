@@ -67,6 +67,10 @@ class TableContents:
             raise Corrupt(f"table {target.name} holds error updates", determinate=True)
         return between(concat(tables, target.schema.arrow_updates()), 0, upper)
 
+    def keeps(self, id_: ObjectId) -> bool:
+        """Whether the table's contents are kept ready."""
+        return id_ in self._held
+
     def lookup(self, target: TableTarget, keys: pa.Table) -> pa.Table:
         """Updates of (a superset of) the rows with these keys. Blocking."""
         held = self._held[target.id]

@@ -17,19 +17,22 @@ import logging
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
-import msgspec
-
+from actors.controller import replica_set
 from actors.controller.boot import Boot, describe_dataflow, restart_as_of
-from actors.controller.catalog import INDEX, TABLE, VIEW, CatalogObject
+from actors.controller.catalog import INDEX, OUTSIDE, TABLE, VIEW, CatalogObject
 from actors.controller.commit import PlannedWrite
 from actors.controller.copies import Copies, CopyHeld, CopyLate
+from actors.controller.copies_from import CopiesFrom
 from actors.controller.ddl import CatalogStore
 from actors.controller.desk import Desk, fault, refuse
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.groups import TableTarget
-from actors.controller.holds import RETAIN, dataflow_holder
-from actors.controller.instance import Instance, ReplicasChanged, Supply
+from actors.controller.hold_moves import HoldMoves, HoldsDue, HoldsMoved
+from actors.controller.holds import RETAIN
+from actors.controller.instance import Instance, ReplicasChanged, ReplicasNoted, Supply
+from actors.controller.leftovers import LeftoverForgotten, LeftoverTurn
 from actors.controller.messages import (
+    CopyTurn,
     Delivered,
     Enqueue,
     Grew,
@@ -44,15 +47,18 @@ from actors.controller.queries import Queries, QueryEnded, QueryLate, QueryPiece
 from actors.controller.reads import DeadlinePassed, PartRead, Reads, SinceRead
 from actors.controller.relations import Peer, RelationRead, Relations
 from actors.controller.replicas import Merged
+from actors.controller.sources import Sources
 from actors.controller.statements import StatementDone, Statements
 from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
+from actors.controller.storage_ddl import Makers, StorageStore
 from actors.controller.subscribes import Held, PieceDue, PieceRead, Subscribes
+from actors.controller.table_ticks import TableTicks, Ticked
 from actors.controller.tables import TableWriter
 from actors.errors import Busy, InvalidUsage, PenstockError, UnknownObject, WouldBlock
 from actors.kernel import Actor, Address
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.progress import ShardId, Time, is_empty
+from actors.progress import ObjectId
 from actors.protocol.api import (
     ActorReport,
     ChangeReplicas,
@@ -75,8 +81,17 @@ from actors.protocol.api import (
     WaitFor,
     Write,
 )
+from actors.protocol.api_storage import (
+    AlterSource,
+    CopyFrom,
+    CreateSink,
+    CreateSource,
+    DropSink,
+    DropSource,
+    ForgetSource,
+    ListSources,
+)
 from actors.protocol.compute import (
-    AllowCompaction,
     AllowWrites,
     Command,
     CopyToResponse,
@@ -102,15 +117,6 @@ from actors.views.explain import explain
 log = logging.getLogger("penstock.controller")
 
 
-class _HoldsDue(msgspec.Struct, frozen=True, gc=False):
-    """Time to move holds."""
-
-
-class _HoldsMoved(msgspec.Struct, frozen=True, gc=False):
-    moves: tuple[tuple[ShardId, str, Time], ...]
-    error: PenstockError | None = None
-
-
 ControllerMessage: TypeAlias = (
     Submit
     | Delivered
@@ -120,6 +126,7 @@ ControllerMessage: TypeAlias = (
     | ReplicaResponse
     | ReplicaLost
     | ReplicasChanged
+    | ReplicasNoted
     | StatementDone
     | SinceRead
     | DeadlinePassed
@@ -129,13 +136,17 @@ ControllerMessage: TypeAlias = (
     | PieceDue
     | CopyHeld
     | CopyLate
+    | CopyTurn
     | StatusRead
     | RelationRead
     | QueryPiece
     | QueryEnded
     | QueryLate
-    | _HoldsDue
-    | _HoldsMoved
+    | Ticked
+    | HoldsDue
+    | HoldsMoved
+    | LeftoverTurn
+    | LeftoverForgotten
 )
 
 
@@ -151,7 +162,9 @@ class Controller(Actor[ControllerMessage]):
         settings: Settings,
         scratch: Path,
         maintenance: Address[Any] | None = None,
+        outside: Makers | None = None,
     ) -> None:
+        """`outside`: makes sources and sinks, to look at what is there; None: there are none."""
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -161,7 +174,7 @@ class Controller(Actor[ControllerMessage]):
         self._maintenance = maintenance
         self._sessions: dict[str, Peer] = {}
         self._executor = executor
-        self._holds_moving = False
+        self._outside = outside
 
     async def on_start(self) -> None:
         boot, settings = self._boot, self._settings
@@ -175,12 +188,29 @@ class Controller(Actor[ControllerMessage]):
             ObjectFrontiers(boot.tables_upper),
         )
         desk.statistics = self._supply.statistics
+        if self._outside is not None:
+            desk.outside = StorageStore(self._store, self._outside)
         self._desk = desk
         self._statements = Statements(desk)
         self._reads = Reads(desk)
         self._subscribes = Subscribes(desk)
         self._queries = Queries(desk, self._executor, self._scratch / "queries")
         self._copies = Copies(desk)
+        copies = self._copies_from = CopiesFrom(desk, self._target)
+        self._parts = (self._subscribes, self._copies, copies, self._reads, self._queries)
+        desk.maintenance = self._maintenance
+        given = self._persist, settings, self._scratch, self.ctx.self, self._maintenance
+        desk.writer = self.ctx.spawn(lambda: TableWriter(*given), "table-writer")
+        self._statements.open_times()
+        self._instance = desk.instance = Instance(
+            self.ctx,
+            self._supply,
+            settings,
+            self._initial_commands(),
+            lambda names: replica_set.remember(desk.persist, settings, names),
+        )
+        link = self._instance.storage()
+        self._sources = Sources(desk, link, self._copies_from, boot.leftovers)
         self._relations = Relations(
             desk,
             self._reads,
@@ -189,18 +219,11 @@ class Controller(Actor[ControllerMessage]):
             self._copies,
             self._sessions,
             self._executor,
+            self._sources,
         )
-        desk.maintenance = self._maintenance
-        desk.writer = self.ctx.spawn(
-            lambda: TableWriter(
-                self._persist, settings, self._scratch, self.ctx.self, self._maintenance
-            ),
-            "table-writer",
-        )
-        self._statements.open_times()
-        commands = self._initial_commands()
-        self._instance = desk.instance = Instance(self.ctx, self._supply, settings, commands)
-        self.ctx.after(settings.hold_downgrade_ms, _HoldsDue())
+        self._ticks = TableTicks(desk)
+        self._holds = HoldMoves(desk)
+        self._holds.begin()
 
     def _initial_commands(self) -> list[Command]:
         """The history of a fresh replica: all objects, each from where its output ends."""
@@ -217,8 +240,11 @@ class Controller(Actor[ControllerMessage]):
                 desk.retain.track(entry.shard, retain, state.holds.get(RETAIN, state.since))
             if entry.kind == TABLE:
                 continue
-            as_of = restart_as_of(boot, entry)
             upper = 0 if entry.shard is None else boot.states[entry.shard].upper
+            if entry.kind in OUTSIDE:
+                desk.frontiers.track(entry, upper)
+                continue
+            as_of = restart_as_of(boot, entry)
             desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
             schedules.append(Schedule(entry.id))
@@ -229,36 +255,39 @@ class Controller(Actor[ControllerMessage]):
             case Submit(session, request, peer):
                 self._submit(session, request, peer)
             case Delivered(session_path, request_number, size):
-                parts = (self._reads, self._queries, self._copies)
-                if not any(part.delivered(session_path, request_number) for part in parts):
+                parts = (self._reads, self._queries, self._copies, self._copies_from)
+                if not any(each.delivered(session_path, request_number) for each in parts):
                     self._subscribes.passed_on(session_path, request_number, size)
             case SessionClosed(session_path):
                 self._sessions.pop(session_path, None)
-                self._reads.session_closed(session_path)
-                self._queries.session_closed(session_path)
-                self._subscribes.session_closed(session_path)
-                self._copies.session_closed(session_path)
+                for part in self._parts:
+                    part.session_closed(session_path)
             case TablesAdvanced(upper):
                 if self._desk.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
+            case ReplicaResponse(half="storage"):
+                self._outside_responded(message)
+            case Ticked():
+                self._ticks.ticked(message)
+            case ReplicaConnected(half="storage"):
+                self._sources.connected(message)
+            case ReplicaLost(half="storage"):
+                self._sources.lost(message)
             case ReplicaResponse():
                 self._merged(self._instance.responded(message))
             case ReplicaConnected():
                 self._merged(self._instance.connected(message))
             case ReplicaLost():
                 self._merged(self._instance.lost(message))
-            case ReplicasChanged(session, changing):
-                try:
-                    session.reply(self._instance.changed(message))
-                except PenstockError as error:
-                    refuse(session, changing.request, error)
+            case ReplicasChanged() | ReplicasNoted():
+                self._replicas_changed(message)
             case StatementDone():
-                dropped = self._statements.done(message)
-                if dropped is not None:
+                for dropped in self._statements.done(message):
                     self._relations.forget(dropped.id)
                     self._reads.dropped(dropped)
                     self._subscribes.dropped(dropped)
                     self._copies.dropped(dropped)
+                    self._copies_from.dropped(dropped)
             case SinceRead():
                 self._reads.since_read(message)
             case DeadlinePassed(number):
@@ -271,20 +300,22 @@ class Controller(Actor[ControllerMessage]):
                 self._subscribes.piece_read(message)
             case PieceDue():
                 self._subscribes.piece_due(message)
-            case CopyHeld():
-                self._copies.held(message)
-            case CopyLate(id_):
-                self._copies.late(id_)
+            case CopyHeld() | CopyLate():
+                self._copies.turn(message)
+            case CopyTurn():
+                self._copies_from.turn(message)
             case StatusRead():
                 message.session.reply(report(self._desk, message))
             case RelationRead():
                 self._relations.answered(message)
             case QueryPiece() | QueryEnded() | QueryLate():
                 self._queries.turn(message)
-            case _HoldsDue():
+            case HoldsDue():
                 self._move_holds()
-            case _HoldsMoved(moves, error):
-                self._holds_moved(moves, error)
+            case HoldsMoved():
+                self._holds.moved(message)
+            case LeftoverTurn() | LeftoverForgotten():
+                self._sources.leftovers.turn(message)
             case _:
                 assert_never(message)
 
@@ -319,12 +350,12 @@ class Controller(Actor[ControllerMessage]):
             case Subscribe():
                 self._subscribes.subscribe(session, request)
             case Unsubscribe(number, target):
-                for part in (self._subscribes, self._copies, self._reads, self._queries):
-                    if part.cancel(session.path, target):
-                        break
+                any(part.cancel(session.path, target) for part in self._parts)
                 session.reply(Done(number))
             case CopyTo():
                 self._copies.copy(session, request)
+            case CopyFrom():
+                self._copies_from.copy(session, request)
             case Status(number):
                 read_sinces(self._desk, session, number)
             case Explain():
@@ -334,7 +365,21 @@ class Controller(Actor[ControllerMessage]):
                 session.reply(ActorReport(number, self.ctx.monotonic_ms(), found))
             case SetTracing(number, ratio):
                 session.reply(self._set_tracing(number, ratio))
-            case CreateTable() | CreateView() | CreateIndex() | Drop():
+            case ListSources():
+                session.reply(self._sources.report(request))
+            case ForgetSource():
+                self._sources.leftovers.forget(session, request)
+            case (
+                CreateTable()
+                | CreateView()
+                | CreateIndex()
+                | Drop()
+                | CreateSource()
+                | AlterSource()
+                | DropSource()
+                | CreateSink()
+                | DropSink()
+            ):
                 self._statements.submit(session, request)
             case ChangeReplicas():
                 self._change_replicas(session, request)
@@ -382,10 +427,17 @@ class Controller(Actor[ControllerMessage]):
 
     def _change_replicas(self, session: Address[Any], request: ChangeReplicas) -> None:
         found = self._instance.change(session, request)
-        if isinstance(found, Merged):
-            self._merged(found)
-        else:
+        if found is not None:
             session.reply(found)
+
+    def _replicas_changed(self, message: ReplicasChanged | ReplicasNoted) -> None:
+        try:
+            if isinstance(message, ReplicasNoted):
+                self._merged(self._instance.noted(message))
+            else:
+                message.session.reply(self._instance.changed(message))
+        except PenstockError as error:
+            refuse(message.session, message.request.request, error)
 
     def _merged(self, merged: Merged) -> None:
         for index, upper in merged.fell:
@@ -397,9 +449,7 @@ class Controller(Actor[ControllerMessage]):
     def _responded(self, response: Response) -> None:
         match response:
             case Frontiers(id=id_):
-                if self._desk.frontiers.report(response):
-                    self._reads.advanced(id_)
-                    self._grew(id_)
+                self._sealed(id_ if self._desk.frontiers.report(response) else None)
             case PeekResponse():
                 self._reads.answered(response)
             case SubscribeResponse():
@@ -415,7 +465,17 @@ class Controller(Actor[ControllerMessage]):
             case _:
                 assert_never(response)
 
-    def _grew(self, id_: str) -> None:
+    def _outside_responded(self, message: ReplicaResponse) -> None:
+        moved = self._sources.responded(message)
+        self._sealed(moved)
+        if moved is not None:
+            self._ticks.advanced(moved)
+
+    def _sealed(self, id_: ObjectId | None) -> None:
+        """An object's upper moved."""
+        if id_ is None:
+            return
+        self._reads.advanced(id_)
         entry = self._desk.catalog.get(id_)
         if entry is not None and entry.shards and self._maintenance is not None:
             self._maintenance.reply(Grew(entry.shards))
@@ -423,62 +483,18 @@ class Controller(Actor[ControllerMessage]):
     # -- holds ---------------------------------------------------------------------------------
 
     def _move_holds(self) -> None:
-        """Moves all holds that lag, in one batch; a failure leaves them for the next round."""
-        self.ctx.after(self._settings.hold_downgrade_ms, _HoldsDue())
         if measuring():
             for entry in self._desk.catalog.objects:
                 measure(LAG_MS, lag_ms(self._desk, entry), entry.name)
         self._statements.drop_zombie_holds()
         self._subscribes.cut_off()
-        if self._holds_moving:
-            return
-        desk = self._desk
-        moves = self._subscribes.hold_moves()
-        for entry in desk.catalog.objects:
-            if entry.kind == INDEX:
-                moves += self._compact_index(entry)
-            elif entry.shard is not None:
-                since = desk.retain.move(entry.shard, desk.frontiers.upper(entry))
-                if since is not None:
-                    moves.append((entry.shard, RETAIN, since))
-        if not moves:
-            return
-        self._holds_moving = True
-        wanted = tuple(moves)
-        self.ctx.effect(
-            lambda: self._persist.set_holds(list(wanted)),
-            done=lambda _: _HoldsMoved(wanted),
-            failed=lambda error: _HoldsMoved(wanted, fault(error)),
-        )
-
-    def _compact_index(self, entry: CatalogObject) -> list[tuple[ShardId, str, Time]]:
-        """An index keeps a little history; its hold is where it would start over."""
-        desk = self._desk
-        upper = desk.frontiers.upper(entry)
-        since = upper - max(1, self._settings.index_history_ms)
-        now = desk.frontiers.readable_from(entry.id)
-        shard = desk.catalog.by_id(entry.depends[0]).shard
-        if is_empty(upper) or since - now < self._settings.hold_downgrade_ms or shard is None:
-            return []
-        desk.frontiers.compacted(entry.id, since)
-        desk.command(AllowCompaction(entry.id, since))
-        return [(shard, dataflow_holder(entry.id), since)]
-
-    def _holds_moved(
-        self, moves: tuple[tuple[ShardId, str, Time], ...], error: PenstockError | None
-    ) -> None:
-        self._holds_moving = False
-        if error is not None:
-            log.warning("holds stay where they are for now: %s: %s", type(error).__name__, error)
-            return
-        for shard, holder, since in moves:
-            if holder == RETAIN:
-                self._desk.retain.moved(shard, since)
+        self._holds.move(self._subscribes.hold_moves())
 
     def describe(self) -> str:
         return (
             f"{len(self._desk.catalog.objects)} objects, {len(self._sessions)} sessions, "
             f"{len(self._reads)} reads and waits, {len(self._queries)} queries, "
-            f"{len(self._subscribes)} subscribes, {len(self._copies)} copies; "
+            f"{len(self._subscribes)} subscribes, "
+            f"{len(self._copies) + len(self._copies_from)} copies; "
             f"{self._statements.describe()}"
         )

@@ -21,7 +21,7 @@ from actors.controller.boot import source_import
 from actors.controller.catalog import INDEX, CatalogObject
 from actors.controller.desk import Desk, refuse
 from actors.controller.holds import copy_holder
-from actors.dataflow.copy_places import check_copy
+from actors.dataflow.copy_destinations import check_copy
 from actors.errors import (
     Broken,
     Busy,
@@ -109,7 +109,7 @@ class Copies:
         if entry.kind == INDEX:
             on = desk.catalog.by_id(entry.depends[0])
             raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
-        time = max(desk.latest_written(), entry.as_of) if request.as_of is None else request.as_of
+        time = max(desk.latest(entry), entry.as_of) if request.as_of is None else request.as_of
         if not 0 <= time <= TIME_MAX:
             raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
         desk.check_ahead(what, time)
@@ -160,6 +160,13 @@ class Copies:
         else:
             self._desk.command(CreateDataflow(made.dataflow))
             self._desk.command(Schedule(made.id))
+
+    def turn(self, message: CopyHeld | CopyLate) -> None:
+        """What became of something that was begun."""
+        if isinstance(message, CopyHeld):
+            self.held(message)
+        else:
+            self.late(message.id)
 
     # -- going on ------------------------------------------------------------------------------
 

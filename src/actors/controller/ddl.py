@@ -59,6 +59,8 @@ class Changed(msgspec.Struct, frozen=True):
     seqno: int
     created: CatalogObject | None = None
     dropped: CatalogObject | None = None
+    also: tuple[CatalogObject, ...] = ()
+    """What came or went with it: the tables of a source."""
 
 
 class CatalogStore:
@@ -83,7 +85,7 @@ class CatalogStore:
         """Raises `InvalidUsage` and its children, and `StorageError`."""
         name = check_name("table", request.name)
         catalog.check_free(name)
-        schema = _table_schema(name, request.schema)
+        schema = table_schema(name, request.schema)
         id_ = catalog.new_id
         entry = CatalogObject(
             id=id_,
@@ -91,10 +93,10 @@ class CatalogStore:
             kind=TABLE,
             schema=schema,
             shard=id_,
-            retain_history_ms=_retain(request.retain_history_ms),
+            retain_history_ms=retain(request.retain_history_ms),
         )
         shard = NewShard(id=id_, schema=schema, holds={RETAIN: 0}, tables=True)
-        return await self._store(catalog.add(entry), seqno, [shard], created=entry)
+        return await self.store(catalog.add(entry), seqno, [shard], created=entry)
 
     async def create_view(
         self, catalog: Catalog, seqno: int | None, request: CreateView
@@ -107,7 +109,7 @@ class CatalogStore:
         plan = with_policy(plan, request.refresh_policy)
         sources = [catalog.find(source) for source in plan.sources]
         id_ = catalog.new_id
-        as_of = await self._hold_inputs(id_, sources)
+        as_of = await self.hold_inputs(dataflow_holder(id_), sources)
         shards = [_view_shard(id_, plan.output, id_, as_of)]
         hidden = tuple(
             NewShard(
@@ -132,7 +134,7 @@ class CatalogStore:
             fingerprint=plan.fingerprint,
             conf=request.conf,
             spark_version=importlib.metadata.version("pyspark"),
-            retain_history_ms=_retain(request.retain_history_ms),
+            retain_history_ms=retain(request.retain_history_ms),
             as_of=as_of,
         )
         return await self._create_on(catalog, seqno, entry, shards)
@@ -153,7 +155,7 @@ class CatalogStore:
         if not key:
             raise InvalidUsage(f"index {name}: give at least one key column of {target.name}")
         id_ = catalog.new_id
-        as_of = await self._hold_inputs(id_, [target])
+        as_of = await self.hold_inputs(dataflow_holder(id_), [target])
         entry = CatalogObject(
             id=id_,
             name=name,
@@ -174,7 +176,7 @@ class CatalogStore:
     ) -> Changed:
         """Stores an object that holds its inputs; the holds go when that surely failed."""
         try:
-            return await self._store(catalog.add(entry), seqno, shards, created=entry)
+            return await self.store(catalog.add(entry), seqno, shards, created=entry)
         except PenstockError as error:
             if error.determinate:
                 await self.drop_holds(catalog, entry)
@@ -194,9 +196,8 @@ class CatalogStore:
             raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
         return answer
 
-    async def _hold_inputs(self, id_: ObjectId, sources: Sequence[CatalogObject]) -> Time:
-        """The latest time at which all inputs can be read, held there for the new dataflow."""
-        holder = dataflow_holder(id_)
+    async def hold_inputs(self, holder: str, sources: Sequence[CatalogObject]) -> Time:
+        """The latest time at which all inputs can be read, held there for `holder`."""
         shards = [source.shard for source in sources if source.shard is not None]
         for _ in range(AS_OF_ATTEMPTS_MAX):
             states = [await self._persist.state(shard) for shard in shards]
@@ -216,16 +217,28 @@ class CatalogStore:
 
     async def drop(self, catalog: Catalog, seqno: int | None, entry: CatalogObject) -> Changed:
         """Raises `ObjectInUse`, `StorageError`. The holds stay: see `drop_holds`."""
-        smaller = catalog.remove(entry)
-        cas = Cas(CATALOG_KEY, seqno, smaller.encode())
-        if entry.shards:
-            done = await self._persist.drop_shards(list(entry.shards), extra=[cas])
+        return await self.drop_all(catalog.remove(entry), seqno, entry, ())
+
+    async def drop_all(
+        self,
+        smaller: Catalog,
+        seqno: int | None,
+        entry: CatalogObject,
+        also: tuple[CatalogObject, ...],
+        records: Sequence[Cas] = (),
+    ) -> Changed:
+        """Goes over to a catalog without these objects; `records` are set with it. Raises
+        `Fenced`, `StorageError`."""
+        cas = [Cas(CATALOG_KEY, seqno, smaller.encode()), *records]
+        shards = [shard for each in (entry, *also) for shard in each.shards]
+        if shards:
+            done = await self._persist.drop_shards(shards, extra=cas)
         else:
-            done = await self._persist.compare_and_set([cas])
+            done = await self._persist.compare_and_set(cas)
         if not done:
             raise _fenced(seqno)
-        await self._forget_hydrations(entry.shards)
-        return Changed(smaller, _after(seqno), dropped=entry)
+        await self._forget_hydrations(shards)
+        return Changed(smaller, _after(seqno), dropped=entry, also=also)
 
     async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:
         """A view dropped while it was hydrated leaves a note; what fails leaves it for good."""
@@ -251,14 +264,16 @@ class CatalogStore:
 
     # -- the record ----------------------------------------------------------------------------
 
-    async def _store(
+    async def store(
         self,
         catalog: Catalog,
         seqno: int | None,
         shards: Sequence[NewShard],
         *,
         created: CatalogObject,
+        also: tuple[CatalogObject, ...] = (),
     ) -> Changed:
+        """Makes a catalog durable, with new shards. Raises `Fenced`, `StorageError`."""
         cas = Cas(CATALOG_KEY, seqno, catalog.encode())
         if shards:
             done = await self._persist.create_shards(shards, extra=[cas])
@@ -266,7 +281,7 @@ class CatalogStore:
             done = await self._persist.compare_and_set([cas])
         if not done:
             raise _fenced(seqno)
-        return Changed(catalog, _after(seqno), created=created)
+        return Changed(catalog, _after(seqno), created=created, also=also)
 
     async def read_back(self) -> tuple[Catalog, int | None]:
         """The durable catalog, after a change whose outcome is open."""
@@ -299,7 +314,7 @@ def _view_shard(id_: ObjectId, schema: Schema, shard: ShardId, as_of: Time) -> N
     return NewShard(id=shard, schema=schema, since=as_of, holds=holds)
 
 
-def _table_schema(table: str, schema: Schema) -> Schema:
+def table_schema(table: str, schema: Schema) -> Schema:
     """The schema with key columns NOT NULL. Raises `InvalidUsage`."""
     if not 0 < len(schema.columns) <= COLUMNS_MAX:
         raise InvalidUsage(f"table {table}: {len(schema.columns)} columns; give 1 to {COLUMNS_MAX}")
@@ -327,7 +342,8 @@ def _table_schema(table: str, schema: Schema) -> Schema:
     return fitted
 
 
-def _retain(retain_history_ms: int | None) -> int | None:
+def retain(retain_history_ms: int | None) -> int | None:
+    """The retained history as asked for (None: the default). Raises `InvalidUsage`."""
     if retain_history_ms is not None and retain_history_ms <= 0:
         raise InvalidUsage(f"retain_history_ms = {retain_history_ms}: must be greater than zero")
     return retain_history_ms

@@ -14,11 +14,13 @@ from actors.controller.ddl import CatalogStore
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.holds import RetainHolds
 from actors.controller.instance import Instance
+from actors.controller.storage_ddl import Nothing, StorageStore
 from actors.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
 from actors.kernel import Address, Context
 from actors.persist import PersistClient
-from actors.progress import ObjectId, ShardId, Time
+from actors.progress import ObjectId, ShardId, Time, is_empty
 from actors.protocol.api import Failed
+from actors.protocol.api_storage import Health
 from actors.protocol.compute import Command
 from actors.settings import Settings
 
@@ -51,6 +53,12 @@ class Desk:
         self.maintenance: Address[Any] | None = None
         self.statistics: Inspect | None = None
         """Of the replicas' workers, where they are in reach."""
+        self.outside = StorageStore(store, Nothing())
+        self.created_outside: Callable[[CatalogObject], None] = lambda entry: None
+        self.health: Callable[[CatalogObject], Health] = lambda entry: Health("starting")
+        """Of sources, their tables, and sinks."""
+        self.dropped_outside: Callable[[CatalogObject], None] = lambda entry: None
+        """Of sources, their tables, and sinks."""
         self._transient = 0
 
     def command(self, command: Command) -> None:
@@ -92,9 +100,18 @@ class Desk:
         """The time that a write would get now, but for its reservation."""
         return max(self.ctx.now_ms(), self.frontiers.tables_upper)
 
-    def latest_written(self) -> Time:
-        """The time of the last write (0 before the first)."""
-        return max(0, self.frontiers.tables_upper - 1)
+    def latest(self, entry: CatalogObject) -> Time:
+        """When an object is read unless a reader says otherwise: the time of the last write to
+        any table (0 before the first) where it stands on one, and the last sealed time of every
+        source table below it; of one that has no contents yet, the first that it will have."""
+        found = 0
+        for id_ in self.catalog.below(entry.id):
+            upper = self.frontiers.tables_upper if id_ is None else self.frontiers.sealed_below(id_)
+            if id_ is not None and upper == 0:
+                upper = self.oracle_now() + 1
+            if not is_empty(upper):
+                found = max(found, upper - 1)
+        return found
 
     def check_ahead(self, what: str, time: Time) -> None:
         """Raises `ReadTooFarAhead`."""

@@ -48,6 +48,14 @@ class ObjectFrontiers:
         self._uppers[report.id] = report.write
         return True
 
+    def sealed(self, id_: ObjectId, upper: Frontier) -> bool:
+        """A source or sink came so far; whether the object's upper moved."""
+        known = self._uppers.get(id_)
+        if known is None or upper <= known:
+            return False
+        self._uppers[id_] = upper
+        return True
+
     def note(self, status: Status) -> None:
         """What a dataflow is doing."""
         if status.id in self._uppers:
@@ -62,6 +70,10 @@ class ObjectFrontiers:
         if entry.kind == TABLE:
             return self.tables_upper
         return self._uppers.get(entry.id, 0)
+
+    def sealed_below(self, id_: ObjectId) -> Frontier:
+        """The upper of an object that is no table of the clients'."""
+        return self._uppers.get(id_, 0)
 
     def compacted(self, index: ObjectId, since: Time) -> None:
         """An index is readable from `since` on."""

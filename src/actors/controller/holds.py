@@ -35,6 +35,11 @@ def copy_holder(id_: ObjectId) -> str:
     return f"copy/{id_}"
 
 
+def sink_holder(id_: ObjectId) -> str:
+    """Holder of a sink; its task moves it behind what is durable outside."""
+    return f"sink/{id_}"
+
+
 class Retained(msgspec.Struct):
     """One shard's retained history."""
 

@@ -24,7 +24,7 @@ from actors.controller.messages import (
 )
 from actors.controller.replica import ClusterClient, Connect, ReplicaTask
 from actors.controller.replicas import Merged, Replicas
-from actors.errors import InvalidUsage, PenstockError, UnknownObject
+from actors.errors import InvalidUsage, PenstockError, StorageError, UnknownObject
 from actors.kernel import Address, Context
 from actors.progress import EMPTY
 from actors.protocol.api import ChangeReplicas, ReplicaReport, ReplicaStatus
@@ -46,6 +46,11 @@ class Supply(Protocol):
         """A connection to one."""
         ...
 
+    @property
+    def storage(self) -> Connect | None:
+        """Makes a connection to the storage half of one of them, if they have one."""
+        ...
+
     async def start(self, name: str) -> None:
         """Makes one more. Raises `InvalidUsage` where that cannot be."""
         ...
@@ -65,9 +70,15 @@ Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics]]
 class Fixed:
     """Replicas that are neither made nor ended from here."""
 
-    def __init__(self, connects: Mapping[str, Connect], inspect: Inspect | None = None) -> None:
+    def __init__(
+        self,
+        connects: Mapping[str, Connect],
+        inspect: Inspect | None = None,
+        storage: Connect | None = None,
+    ) -> None:
         self._connects = connects
         self._inspect = inspect
+        self._storage = storage
 
     @property
     def names(self) -> Sequence[str]:
@@ -77,6 +88,11 @@ class Fixed:
     async def connect(self, name: str) -> ClusterClient:
         """See `Supply`."""
         return await self._connects[name]()
+
+    @property
+    def storage(self) -> Connect | None:
+        """See `Supply`."""
+        return self._storage
 
     async def start(self, name: str) -> None:
         """See `Supply`."""
@@ -94,11 +110,18 @@ class Fixed:
 
 
 class Several:
-    """The replicas of this process; `wrap` goes around each connection."""
+    """The replicas of this process; `wrap` goes around each connection, `wrap_storage` around
+    those to a storage half."""
 
-    def __init__(self, hosts: Hosts, wrap: Callable[[LocalClient, str], ClusterClient]) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        wrap: Callable[[LocalClient, str], ClusterClient],
+        wrap_storage: Callable[[LocalClient], ClusterClient],
+    ) -> None:
         self._hosts = hosts
         self._wrap = wrap
+        self._wrap_storage = wrap_storage
 
     @property
     def names(self) -> Sequence[str]:
@@ -108,6 +131,17 @@ class Several:
     async def connect(self, name: str) -> ClusterClient:
         """See `Supply`."""
         return self._wrap(await self._hosts.connect(name), name)
+
+    @property
+    def storage(self) -> Connect | None:
+        """See `Supply`. Of the oldest that is there: what reads the outside does so once."""
+        if not self._hosts.stores:
+            return None
+
+        async def connect() -> ClusterClient:
+            return self._wrap_storage(await self._hosts.connect_storage(self._hosts.names[0]))
+
+        return connect
 
     async def start(self, name: str) -> None:
         """See `Supply`."""
@@ -122,6 +156,14 @@ class Several:
         return await self._hosts.statistics()
 
 
+class ReplicasNoted(msgspec.Struct, frozen=True, gc=False):
+    """It is durable that a replica is no more (or that failed): now it may end."""
+
+    session: Address[Any]
+    request: ChangeReplicas
+    error: PenstockError | None = None
+
+
 class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
     """A replica was made (`added`) or ended (`dropped`), or that failed."""
 
@@ -130,16 +172,26 @@ class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
+Remember: TypeAlias = Callable[[Sequence[str]], Awaitable[None]]
+"""Makes the names of the replicas durable. Raises `StorageError`."""
+
+
 class Instance:
     """All replicas. `commands` is the history to begin with."""
 
     def __init__(
-        self, ctx: Context[Any], supply: Supply, settings: Settings, commands: Sequence[Command]
+        self,
+        ctx: Context[Any],
+        supply: Supply,
+        settings: Settings,
+        commands: Sequence[Command],
+        remember: Remember,
     ) -> None:
+        self._remember = remember
         self._ctx = ctx
         self._supply = supply
         self._settings = settings
-        self._core = Replicas(commands)
+        self._core = Replicas(commands, settings.result_bytes_max)
         self._tasks: dict[str, Address[Any]] = {}
         self._changing = False
         self._last_error: dict[str, str] = {}
@@ -160,6 +212,16 @@ class Instance:
                 name, lambda: supply.connect(name), ctx.self, self._settings, first
             ),
             f"replica-{self._count}",
+        )
+
+    def storage(self) -> Address[Any] | None:
+        """Starts the task that speaks with the storage half, where there is one."""
+        ctx, connect = self._ctx, self._supply.storage
+        if connect is None:
+            return None
+        return ctx.spawn(
+            lambda: ReplicaTask("storage", connect, ctx.self, self._settings, half="storage"),
+            "storage-link",
         )
 
     def command(self, command: Command) -> None:
@@ -202,9 +264,9 @@ class Instance:
 
     # -- more and fewer ------------------------------------------------------------------------
 
-    def change(self, session: Address[Any], request: ChangeReplicas) -> ReplicaReport | Merged:
-        """Begins a change (`ReplicasChanged` follows), or reports where none is wanted. Raises
-        `InvalidUsage`."""
+    def change(self, session: Address[Any], request: ChangeReplicas) -> ReplicaReport | None:
+        """Begins a change (`ReplicasNoted` or `ReplicasChanged` follows), or reports where none
+        is wanted. Raises `InvalidUsage`."""
         add, drop = request.add, request.drop
         if not add and not drop:
             return self.report(request.request)
@@ -212,18 +274,48 @@ class Instance:
             raise InvalidUsage("add a replica or drop one, not both at once")
         if self._changing:
             raise InvalidUsage("another replica is being added or dropped: try again")
-        merged, supply = Merged(), self._supply
         if add:
             self._check_new(add)
-            work = supply.start(add)
+            self._begin(lambda: self._make(add), ReplicasChanged, session, request)
         else:
-            merged = self._end(drop)
-            work = supply.stop(drop)
+            self._check_end(drop)
+            left = [name for name in self._tasks if name != drop]
+            self._begin(lambda: self._remember(left), ReplicasNoted, session, request)
         self._changing = True
+        return None
+
+    def _begin(
+        self,
+        work: Callable[[], Awaitable[None]],
+        told: type[ReplicasChanged | ReplicasNoted],
+        session: Address[Any],
+        request: ChangeReplicas,
+    ) -> None:
         self._ctx.effect(
-            lambda: work,
-            done=lambda _: ReplicasChanged(session, request),
-            failed=lambda error: ReplicasChanged(session, request, _told(error)),
+            work,
+            done=lambda _: told(session, request),
+            failed=lambda error: told(session, request, _told(error)),
+        )
+
+    async def _make(self, name: str) -> None:
+        """A replica that is not remembered would not be there after a restart: it goes again."""
+        names = [*self._tasks, name]
+        await self._supply.start(name)
+        try:
+            await self._remember(names)
+        except StorageError:
+            await self._supply.stop(name)
+            raise
+
+    def noted(self, message: ReplicasNoted) -> Merged:
+        """A replica is dropped, since that is durable. Raises what failed."""
+        if message.error is not None:
+            self._changing = False
+            raise message.error
+        name = message.request.drop
+        merged = self._end(name)
+        self._begin(
+            lambda: self._supply.stop(name), ReplicasChanged, message.session, message.request
         )
         return merged
 
@@ -237,11 +329,13 @@ class Instance:
                 f"there are {len(self._tasks)} replicas, and at most {REPLICAS_MAX} may be"
             )
 
-    def _end(self, name: str) -> Merged:
+    def _check_end(self, name: str) -> None:
         if name not in self._tasks:
             raise UnknownObject(f"there is no replica {name}: {', '.join(self._tasks)} are there")
         if len(self._tasks) == 1:
             raise InvalidUsage(f"{name} is the last replica: add another one first")
+
+    def _end(self, name: str) -> Merged:
         task = self._tasks.pop(name)
         self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
         self._last_error.pop(name, None)

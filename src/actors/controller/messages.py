@@ -11,11 +11,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.controller.commit import PlannedWrite
+from actors.controller.staged import StagedCopy
 from actors.errors import PenstockError
 from actors.kernel import Address, Reply
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol import api
-from actors.protocol.compute import Command, Response
+from actors.protocol.internal import Half
 
 BARE_ANSWER_BYTES: Final = 256
 """What an answer without rows counts for."""
@@ -78,7 +79,29 @@ class CloseTable(msgspec.Struct, frozen=True, gc=False):
     reply: Reply[None]
 
 
-TableWriterMessage: TypeAlias = Enqueue | Tick | CloseTable
+class AppendCopy(msgspec.Struct, frozen=True, gc=False):
+    """A copy from files, for a time of its own; the controller hears `CopyAppended`. Its parts
+    are the writer's from now on."""
+
+    name: str
+    copy: StagedCopy
+
+
+TableWriterMessage: TypeAlias = Enqueue | Tick | CloseTable | AppendCopy
+
+
+class CopyTurn(msgspec.Struct, frozen=True, gc=False):
+    """What became of something that `CopiesFrom` has begun."""
+
+
+class CopyAppended(CopyTurn, frozen=True, gc=False):
+    """Table writer → controller: all rows of the copy are durable at `time`, or why not."""
+
+    name: str
+    rows: int = 0
+    time: Time = 0
+    repeated: bool = False
+    error: PenstockError | None = None
 
 
 class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
@@ -91,9 +114,9 @@ class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
 
 
 class Push(msgspec.Struct, frozen=True, gc=False):
-    """Controller → replica task: one more command."""
+    """Controller → replica task: one more command, of the half that the task speaks for."""
 
-    command: Command
+    command: Any
 
 
 class Replay(msgspec.Struct, frozen=True, gc=False):
@@ -101,7 +124,7 @@ class Replay(msgspec.Struct, frozen=True, gc=False):
     that was pushed before is in it."""
 
     incarnation: int
-    commands: tuple[Command, ...]
+    commands: tuple[Any, ...]
 
 
 class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
@@ -109,6 +132,7 @@ class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
 
     replica: str
     incarnation: int
+    half: Half = "compute"
 
 
 class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
@@ -116,7 +140,8 @@ class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
 
     replica: str
     incarnation: int
-    response: Response
+    response: Any
+    half: Half = "compute"
 
 
 class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
@@ -125,6 +150,7 @@ class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
     replica: str
     incarnation: int
     error: PenstockError
+    half: Half = "compute"
 
 
 # -- maintenance -----------------------------------------------------------------------------------

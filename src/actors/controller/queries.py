@@ -179,9 +179,11 @@ class Queries:
         """The greatest time at which all can be read; of none: the latest written one."""
         desk = self._desk
         if not inputs:
-            return desk.latest_written()
-        uppers = min(desk.frontiers.upper(entry) for entry in inputs)
-        return max(latest(min(uppers, EMPTY)), *(entry.as_of for entry in inputs), 0)
+            return max(0, desk.frontiers.tables_upper - 1)
+        upper = min(desk.frontiers.upper(entry) for entry in inputs)
+        if upper == 0:  # a source has not brought its first contents yet
+            return max(desk.latest(entry) for entry in inputs)
+        return max(latest(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
 
     def _begin(
         self,

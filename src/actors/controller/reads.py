@@ -19,10 +19,9 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.controller.boot import source_import
-from actors.controller.catalog import INDEX, CatalogObject
+from actors.controller.catalog import CatalogObject
 from actors.controller.desk import Desk, fault, refuse
-from actors.controller.wishes import Course, narrows, prototype, suits
+from actors.controller.wishes import Course, Shapes, narrows, suits
 from actors.errors import (
     Canceled,
     DeadlineExceeded,
@@ -101,6 +100,7 @@ class Reads:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._numbers = 0
+        self._shapes = Shapes()
         self._pending: dict[int, _Pending] = {}
         self._by_request: dict[tuple[str, int], int] = {}
         self._by_uuid: dict[str, int] = {}
@@ -115,14 +115,12 @@ class Reads:
     def read(self, session: Address[Any], request: Read) -> None:
         """Begins a read. Raises `InvalidUsage` and its children."""
         desk = self._desk
-        entry = desk.catalog.find(request.name)
-        if entry.kind == INDEX:
-            on = desk.catalog.by_id(entry.depends[0])
-            raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
-        time = desk.latest_written() if request.as_of is None else request.as_of
+        shape = self._shapes.of(desk.catalog, request)
+        entry = shape.entry
+        time = desk.latest(entry) if request.as_of is None else request.as_of
         _check_time(f"read of {entry.name}", time)
         desk.check_ahead(f"read of {entry.name}", time)
-        peek = prototype(entry, request, time, source_import(entry))
+        peek = shape.peek(request, time)
         number = self._begin(session, request.request, entry, time, request, request.deadline_ms)
         self._pending[number].peek = peek
         shard = entry.shard

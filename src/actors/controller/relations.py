@@ -19,11 +19,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.compute.logs import Row, answer, frontier_or_null
-from actors.controller.catalog import INDEX, TABLE, CatalogObject
+from actors.controller.catalog import INDEX, OUTSIDE, SINK, SOURCE, TABLE, CatalogObject
 from actors.controller.copies import Copies
 from actors.controller.desk import Desk, fault, refuse
 from actors.controller.queries import Queries
 from actors.controller.reads import RELATION, Reads
+from actors.controller.sources import Sources, outside_tree
 from actors.controller.status import lag_ms
 from actors.controller.subscribes import Subscribes
 from actors.controller.wishes import prototype
@@ -83,6 +84,7 @@ class Relations:
         copies: Copies,
         sessions: dict[str, Peer],
         executor: Address[ExecutorMessage],
+        sources: Sources,
     ) -> None:
         self._desk = desk
         self._reads = reads
@@ -101,10 +103,13 @@ class Relations:
             "peeks": lambda _: chain(self._reads.rows(), self._queries.rows()),
             "subscribes": lambda _: self._subscribes.rows(),
             "copies": lambda _: copies.rows(),
+            "copies_from": lambda _: sources.copies.rows(),
             "connections": lambda _: self._connections(),
             "errors": lambda _: self._errors(),
             "spark_jobs": lambda found: map(_job_row, found.jobs),
             "actors": lambda _: self._actors(),
+            "sources": lambda _: sources.rows(),
+            "source_tables": lambda _: sources.table_rows(),
         }
 
     def note(self, status: Status) -> None:
@@ -203,6 +208,8 @@ class Relations:
         for entry in desk.catalog.objects:
             status = desk.frontiers.status(entry.id)
             state = "ready" if entry.kind == TABLE else "starting"
+            if entry.kind in OUTSIDE:
+                state = desk.health(entry).status
             held = found.states.get(entry.shard or "")
             since = None if held is None else held.since
             if entry.kind == INDEX:
@@ -227,6 +234,11 @@ class Relations:
     def _operators(self) -> Iterator[Row]:
         for entry in self._desk.catalog.objects:
             plan = entry.plan
+            if entry.kind in (SOURCE, SINK):
+                tree = enumerate(outside_tree(self._desk.catalog, entry))
+                for number, (depth, text) in tree:
+                    operator = text.partition(" ")[0]
+                    yield entry.id, entry.name, number, depth, operator, text, None, None, None
             if plan is None:
                 continue
             for number, line in enumerate(plan.tree.splitlines()):

@@ -9,6 +9,9 @@ What replicas say is merged, whichever of them says it first:
   is dropped. An error that tells of the replica and not of the data (it is busy, it has begun
   later than the time that is read, its store failed) counts when no connected replica is left
   that may still answer. That a replica is gone is no answer: it is asked again when it comes;
+- peeks of what replicas keep of themselves (`LogTarget`): all that are connected answer, and
+  their rows together are the answer. One whose error tells of the replica is left out, unless
+  all are;
 - frontiers: joined. A shard is the same for all, so what one has sealed is sealed. What an index
   holds is its replica's own: it counts while that replica is connected, so an index's frontier
   is the furthest of those connected, and goes back when that one is lost;
@@ -34,6 +37,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from actors.cluster.partitioned import merge_results
 from actors.compute.history import ComputeHistory
 from actors.errors import (
     DefiniteError,
@@ -54,10 +58,12 @@ from actors.protocol.compute import (
     CreateDataflow,
     Frontiers,
     IndexExport,
+    LogTarget,
     Peek,
     PeekCanceled,
     PeekError,
     PeekResponse,
+    PeekRows,
     PeekStashed,
     Response,
     Schedule,
@@ -102,14 +108,22 @@ class _Stream:
 class Replicas:
     """See the module's text. Replicas are known by name."""
 
-    def __init__(self, commands: Iterable[Command] = ()) -> None:
+    def __init__(
+        self, commands: Iterable[Command] = (), result_bytes_max: int = 48 * 1024 * 1024
+    ) -> None:
+        self._result_bytes_max = result_bytes_max
         self._history = ComputeHistory()
         self._replicas: dict[str, _Replica] = {}
         self._joined: dict[ObjectId, Frontier] = {}
         self._in_memory: set[ObjectId] = set()
         """Indexes: of those that are there."""
         self._peeks: dict[str, dict[str, PeekResponse]] = {}
-        """Not answered; with errors by replica, of which one may come to count."""
+        """Not answered; with errors by replica, of which one may come to count. Of those in
+        `_of_all`: with all answers."""
+        self._of_all: set[str] = set()
+        """Peeks that every connected replica has to answer."""
+        self._unread: list[str] = []
+        """Stashed parts of such peeks that nobody waits for any more; told with what comes next."""
         self._streams: dict[ObjectId, _Stream] = {}
         self._copies: dict[ObjectId, str | None] = {}
         """Not answered; which replica makes it."""
@@ -179,9 +193,10 @@ class Replicas:
                 if left < self._joined[id_]:
                     self._joined[id_] = left
                     merged.fell.append((id_, left))
-        for uuid, errors in list(self._peeks.items()):
-            errors.pop(name, None)
-            self._settle_peek(uuid, errors, merged)
+        for uuid, answers in list(self._peeks.items()):
+            answer = answers.pop(name, None)
+            merged.unread += [] if answer is None else _parts(answer)
+            self._settle_peek(uuid, answers, merged)
         for stream in self._streams.values():
             stream.failed.pop(name, None)
             self._settle_stream(stream, merged)
@@ -205,10 +220,16 @@ class Replicas:
         self._history.push(command)
         connected = self.connected_names
         match command:
-            case Peek(uuid=uuid):
+            case Peek(uuid=uuid, target=target):
                 self._peeks.setdefault(uuid, {})
+                if isinstance(target, LogTarget):
+                    self._of_all.add(uuid)
+                return connected
             case CancelPeek(uuid=uuid):
-                self._peeks.pop(uuid, None)
+                self._of_all.discard(uuid)
+                for answer in self._peeks.pop(uuid, {}).values():
+                    self._unread += _parts(answer)
+                return connected
             case CreateDataflow(dataflow):
                 id_ = dataflow.id
                 match dataflow.export:
@@ -275,34 +296,53 @@ class Replicas:
         return merged
 
     def _answered(self, name: str, response: PeekResponse, merged: Merged) -> None:
-        errors = self._peeks.get(response.uuid)
-        if errors is None:
+        unread, self._unread = self._unread, []
+        merged.unread += unread
+        answers = self._peeks.get(response.uuid)
+        if answers is None:
             merged.unread += _parts(response)
             return
+        answers[name] = response
         match response.result:
             case PeekError(code=code) if of_replica(code):
-                errors[name] = response
-                self._settle_peek(response.uuid, errors, merged)
+                self._settle_peek(response.uuid, answers, merged)
             case PeekCanceled():
-                errors[name] = response
-                self._settle_peek(response.uuid, errors, merged)
+                self._settle_peek(response.uuid, answers, merged)
+            case PeekError():
+                self._tell(response, merged)
+            case _ if response.uuid in self._of_all:
+                self._settle_peek(response.uuid, answers, merged)
             case _:
-                errors[name] = response
                 self._tell(response, merged)
 
-    def _settle_peek(self, uuid: str, errors: dict[str, PeekResponse], merged: Merged) -> None:
-        """When every connected replica has failed, the last error counts."""
+    def _settle_peek(self, uuid: str, answers: dict[str, PeekResponse], merged: Merged) -> None:
+        """When every connected replica has answered: all rows count together, or the last
+        error."""
         connected = self.connected_names
-        if connected and all(name in errors for name in connected):
-            self._tell(next(reversed(errors.values())), merged)
+        if not connected or not all(name in answers for name in connected):
+            return
+        rows = [
+            answers[name]
+            for name in connected
+            if isinstance(answers[name].result, PeekRows | PeekStashed)
+        ]
+        if not rows:
+            self._tell(next(reversed(answers.values())), merged)
+            return
+        result = merge_results([each.result for each in rows], self._result_bytes_max)
+        self._tell(PeekResponse(uuid, result, rows[0].traceparent), merged)
 
     def _tell(self, response: PeekResponse, merged: Merged) -> None:
         """This answer counts: no replica is to answer any more, nor is one that comes later."""
-        errors = self._peeks.pop(response.uuid)
+        answers = self._peeks.pop(response.uuid)
+        self._of_all.discard(response.uuid)
+        told = set(_parts(response))
+        for answer in answers.values():
+            merged.unread += [key for key in _parts(answer) if key not in told]
         cancel = CancelPeek(response.uuid)
         self._history.push(cancel)
         merged.told.append(response)
-        merged.sent += [(each, cancel) for each in self.connected_names if each not in errors]
+        merged.sent += [(each, cancel) for each in self.connected_names if each not in answers]
 
     def _subscribed(self, name: str, response: SubscribeResponse, merged: Merged) -> None:
         stream = self._streams.get(response.id)
@@ -359,9 +399,14 @@ class Replicas:
     def validate(self) -> None:
         """Asserts the invariants."""
         connected = set(self.connected_names)
-        for errors in self._peeks.values():
-            assert errors.keys() <= connected
-            assert not connected or errors.keys() < connected, "it should have been told"
+        for uuid, answers in self._peeks.items():
+            assert answers.keys() <= connected
+            assert not connected or answers.keys() < connected, "it should have been told"
+            rows = (PeekRows, PeekStashed)
+            assert uuid in self._of_all or not any(
+                isinstance(each.result, rows) for each in answers.values()
+            )
+        assert self._of_all <= self._peeks.keys()
         for stream in self._streams.values():
             assert stream.failed.keys() <= connected
         for id_, upper in self._joined.items():

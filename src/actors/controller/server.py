@@ -49,6 +49,7 @@ from actors.protocol.api import (
     Welcomed,
     objects_of,
 )
+from actors.protocol.api_storage import CopyFromProgress
 from actors.settings import Settings
 from actors.spans import Opened, begin_request, carrying, span_below
 from actors.telemetry import SESSION_CHANGES, SESSION_REQUEST
@@ -340,11 +341,13 @@ class Session(Actor[_SessionMessage]):
         )
 
 
-def _is_one_of_many(answer: ToClient) -> TypeGuard[Changes | Contents | CopyProgress]:
+def _is_one_of_many(
+    answer: ToClient,
+) -> TypeGuard[Changes | Contents | CopyProgress | CopyFromProgress]:
     """Whether the controller waits until it was written, before it sends the next one."""
     if isinstance(answer, Contents):
         return answer.more
-    return isinstance(answer, Changes | CopyProgress)
+    return isinstance(answer, Changes | CopyProgress | CopyFromProgress)
 
 
 def _size(message: ToClient) -> int:

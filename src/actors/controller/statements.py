@@ -17,22 +17,33 @@ import anyio
 import msgspec
 
 from actors.controller.boot import describe_dataflow
-from actors.controller.catalog import INDEX, TABLE, Catalog, CatalogObject
+from actors.controller.catalog import INDEX, OUTSIDE, TABLE, Catalog, CatalogObject
 from actors.controller.ddl import Changed
 from actors.controller.desk import Desk, fault, refuse
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import CloseTable, Gone, Tick
-from actors.errors import PenstockError, StorageError, UnknownObject
+from actors.errors import PenstockError, StorageError
 from actors.kernel import Address
 from actors.progress import EMPTY, ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView, Done, Drop
+from actors.protocol.api_storage import AlterSource, CreateSink, CreateSource, DropSink, DropSource
 from actors.protocol.compute import AllowCompaction, CreateDataflow, Schedule
 from actors.spans import span_below
 from actors.telemetry import STATEMENT, TRACEPARENT
 
 log = logging.getLogger("penstock.controller")
 
-Statement = CreateTable | CreateView | CreateIndex | Drop
+Statement = (
+    CreateTable
+    | CreateView
+    | CreateIndex
+    | Drop
+    | CreateSource
+    | AlterSource
+    | DropSource
+    | CreateSink
+    | DropSink
+)
 
 DROP_HOLD_ROUNDS: Final = 5
 """A dropped dataflow may still be moving its holds: they are dropped again for so many rounds."""
@@ -127,6 +138,18 @@ class Statements:
                 return store.create_index(catalog, seqno, statement)
             case Drop():
                 return self._drop(statement)
+        outside = desk.outside
+        match statement:
+            case CreateSource():
+                return outside.create_source(catalog, seqno, statement)
+            case AlterSource():
+                return outside.alter_source(catalog, seqno, statement)
+            case DropSource():
+                return outside.drop_source(catalog, seqno, statement.name)
+            case CreateSink():
+                return outside.create_sink(catalog, seqno, statement)
+            case DropSink():
+                return outside.drop_sink(catalog, seqno, statement.name)
 
     async def _create_table(self, statement: CreateTable) -> Changed:
         """The first table ever opens the line of times, so that views on it can start."""
@@ -176,22 +199,25 @@ class Statements:
 
     # -- afterwards ----------------------------------------------------------------------------
 
-    def done(self, message: StatementDone) -> CatalogObject | None:
-        """A statement ended; the object that it dropped, if it dropped one."""
+    def done(self, message: StatementDone) -> tuple[CatalogObject, ...]:
+        """A statement ended; the objects that it dropped."""
         assert self._current is not None
         queued, self._current = self._current, None
         session, statement = queued.session, queued.statement
         result = message.result
         if message.read_back is not None and isinstance(result, PenstockError):
             result = self._settled(statement, message.read_back, result)
-        dropped: CatalogObject | None = None
+        dropped: tuple[CatalogObject, ...] = ()
         if isinstance(result, Changed):
             self._desk.catalog, self._desk.seqno = result.catalog, result.seqno
             if result.created is not None:
                 self._created(result.created, queued.traceparent)
+                for entry in result.also:
+                    self._track(entry)
             if result.dropped is not None:
-                dropped = result.dropped
-                self._dropped(dropped)
+                dropped = (result.dropped, *result.also)
+                for entry in dropped:
+                    self._dropped(entry)
             session.reply(Done(statement.request))
         else:
             refuse(session, statement.request, result)
@@ -209,25 +235,28 @@ class Statements:
         self._desk.seqno = seqno
         if seqno is None:
             return error
-        created = catalog.get(before.new_id)
-        if created is not None:
-            return Changed(catalog, seqno, created=created)
-        if isinstance(statement, Drop):
-            try:
-                entry = before.find(statement.name)
-            except UnknownObject:
-                return error
-            if catalog.get(entry.id) is None:
-                return Changed(catalog, seqno, dropped=entry)
+        came = [each for each in catalog.objects if before.get(each.id) is None]
+        went = [each for each in before.objects if catalog.get(each.id) is None]
+        if came:
+            return Changed(catalog, seqno, created=came[0], also=tuple(came[1:]))
+        if went:
+            return Changed(catalog, seqno, dropped=went[0], also=tuple(went[1:]))
         return error
 
-    def _created(self, entry: CatalogObject, traceparent: str | None) -> None:
+    def _track(self, entry: CatalogObject) -> None:
+        """An object is there that no dataflow maintains, or not yet."""
         desk = self._desk
         if entry.shard is not None:
             retain = entry.retain_history_ms or desk.settings.retain_history_ms
             desk.retain.track(entry.shard, retain, entry.as_of)
+        desk.frontiers.track(entry, 0)
+
+    def _created(self, entry: CatalogObject, traceparent: str | None) -> None:
+        self._track(entry)
         if entry.kind == TABLE:
             self.open_times()
+        elif entry.kind in OUTSIDE:
+            self._desk.created_outside(entry)
         else:
             self.build(entry, entry.as_of, traceparent=traceparent)
 
@@ -251,7 +280,9 @@ class Statements:
             desk.retain.forget(own)
         if entry.shards and desk.maintenance is not None:
             desk.maintenance.reply(Gone(entry.shards))
-        if entry.kind == TABLE:
+        if entry.kind in OUTSIDE:
+            desk.dropped_outside(entry)
+        if entry.kind == TABLE or entry.kind in OUTSIDE:
             return
         desk.command(AllowCompaction(entry.id, EMPTY))
         for id_ in entry.depends:

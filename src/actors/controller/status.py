@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from actors.controller.catalog import INDEX, TABLE, CatalogObject
+from actors.controller.catalog import INDEX, OUTSIDE, SOURCE_TABLE, TABLE, CatalogObject
 from actors.controller.desk import Desk, fault
 from actors.errors import PenstockError
 from actors.kernel import Address
@@ -77,9 +77,26 @@ def report(desk: Desk, read: StatusRead) -> StatusReport | Failed:
 
 
 def lag_ms(desk: Desk, entry: CatalogObject) -> int:
-    """How far an object is behind the tables."""
+    """How far an object is behind the furthest table that it is made of, of clients or sources."""
     upper = desk.frontiers.upper(entry)
-    return 0 if is_empty(upper) else max(0, desk.frontiers.tables_upper - max(upper, entry.as_of))
+    if is_empty(upper):
+        return 0
+    known = max(upper, entry.as_of)
+    uppers = [desk.frontiers.upper(table) for table in _tables(desk, entry)]
+    return max([0, *(each - known for each in uppers if not is_empty(each))])
+
+
+def _tables(desk: Desk, entry: CatalogObject) -> list[CatalogObject]:
+    """Those that it is made of, through views: itself, if it is one."""
+    found: dict[ObjectId, CatalogObject] = {}
+    seek = [entry]
+    while seek:
+        each = seek.pop()
+        if each.id not in found:
+            found[each.id] = each
+            if each.kind != SOURCE_TABLE:
+                seek += [desk.catalog.by_id(id_) for id_ in each.depends]
+    return [each for each in found.values() if each.kind in (TABLE, SOURCE_TABLE)]
 
 
 def _status(desk: Desk, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
@@ -102,6 +119,10 @@ def _status(desk: Desk, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
         held_bytes_memory=held.bytes_memory,
         held_bytes_mapped=held.bytes_mapped,
     )
+    if entry.kind in OUTSIDE:
+        health = desk.health(entry)
+        text = ": ".join(filter(None, (health.error, health.hint)))
+        return msgspec.structs.replace(shown, state=health.status, text=text)
     if status is None:
         state = "ready" if entry.kind == TABLE else "starting"
         return msgspec.structs.replace(shown, state=state)

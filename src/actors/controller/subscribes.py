@@ -143,7 +143,7 @@ class Subscribes:
         if request.from_:
             as_of, snapshot, delivered = request.from_ - 1, False, request.from_
         else:
-            as_of = max(desk.latest_written(), entry.as_of) if start is None else start
+            as_of = max(desk.latest(entry), entry.as_of) if start is None else start
             snapshot, delivered = request.snapshot, as_of if request.snapshot else as_of + 1
         up_to = EMPTY if request.up_to is None else request.up_to
         if up_to < delivered or (snapshot and up_to == delivered):

@@ -4,13 +4,14 @@ The first write of a group waits `group_commit_ms` for company; while a group is
 committed the next one gathers. Order is first in, first out; a full queue answers `Busy`. The
 work of a group is `commit.GroupCommit`; this actor queues, groups and answers. It tells the
 controller of the new upper before it answers the writers, so that a reader who comes after an
-answer reads that write.
+answer reads that write. A copy from files waits in the same queue, and is a group of its own.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias, assert_never
 
@@ -19,7 +20,9 @@ import msgspec
 from actors.controller.commit import CommitOutcome, GroupCommit, PlannedWrite
 from actors.controller.contents import TableContents
 from actors.controller.messages import (
+    AppendCopy,
     CloseTable,
+    CopyAppended,
     Enqueue,
     Grew,
     TablesAdvanced,
@@ -43,13 +46,16 @@ class _Due(msgspec.Struct, frozen=True, gc=False):
     """The group has waited long enough."""
 
 
+_Group: TypeAlias = tuple[Enqueue | Tick | AppendCopy, ...]
+
+
 class _Committed(msgspec.Struct, frozen=True, gc=False):
-    group: tuple[Enqueue | Tick, ...]
+    group: _Group
     outcome: CommitOutcome
 
 
 class _Failed(msgspec.Struct, frozen=True, gc=False):
-    group: tuple[Enqueue | Tick, ...]
+    group: _Group
     error: PenstockError
 
 
@@ -90,7 +96,7 @@ class TableWriter(Actor[_Message]):
 
     async def receive(self, message: _Message) -> None:
         match message:
-            case Enqueue() | Tick() | CloseTable():
+            case Enqueue() | Tick() | CloseTable() | AppendCopy():
                 self._enqueue(message)
             case _Due():
                 self._timer = None
@@ -126,6 +132,11 @@ class TableWriter(Actor[_Message]):
             id_, done = first.id, _Closed(first)
             self.ctx.effect(lambda: self._commit.forget(id_), done=lambda _: done)
             return
+        if isinstance(first, AppendCopy):
+            self._queue.popleft()
+            copy = first.copy
+            self._begin((first,), lambda: self._commit.commit_copy(copy))
+            return
         group, at = self._take_group()
         writes = [m.write if isinstance(m, Enqueue) else PlannedWrite(()) for m in group]
         traces = [m.traceparent for m in group if isinstance(m, Enqueue) and m.traceparent]
@@ -138,6 +149,9 @@ class TableWriter(Actor[_Message]):
                     opened.note(TIME, outcome.time)
                 return outcome
 
+        self._begin(group, commit)
+
+    def _begin(self, group: _Group, commit: Callable[[], Awaitable[CommitOutcome]]) -> None:
         self.ctx.effect(
             commit,
             done=lambda outcome: _Committed(group, outcome),
@@ -149,7 +163,7 @@ class TableWriter(Actor[_Message]):
         group: list[Enqueue | Tick] = []
         while self._queue and len(group) < GROUP_WRITES_MAX:
             message = self._queue[0]
-            if isinstance(message, CloseTable):
+            if isinstance(message, CloseTable | AppendCopy):
                 break
             driven = isinstance(message, Enqueue) and message.at is not None
             if driven and group:
@@ -160,7 +174,7 @@ class TableWriter(Actor[_Message]):
                 return tuple(group), message.at
         return tuple(group), None
 
-    def _done(self, group: tuple[Enqueue | Tick, ...], outcome: CommitOutcome) -> None:
+    def _done(self, group: _Group, outcome: CommitOutcome) -> None:
         self._groups += 1
         self._controller.reply(TablesAdvanced(outcome.upper))
         if self._maintenance is not None and outcome.shards:
@@ -168,14 +182,20 @@ class TableWriter(Actor[_Message]):
         for message, result in zip(group, outcome.outcomes, strict=True):
             if isinstance(result, PenstockError):
                 self._refuse((message,), result)
+            elif isinstance(message, AppendCopy):
+                told = CopyAppended(message.name, result, outcome.time, outcome.repeated)
+                self._controller.reply(told)
             elif isinstance(message, Tick):
                 message.reply.set(outcome.time)
             else:
                 message.session.reply(Written(message.request, outcome.time, result))
         self._go_on()
 
-    def _refuse(self, group: tuple[Enqueue | Tick, ...], error: PenstockError) -> None:
+    def _refuse(self, group: _Group, error: PenstockError) -> None:
         for message in group:
+            if isinstance(message, AppendCopy):
+                self._controller.reply(CopyAppended(message.name, error=error))
+                continue
             if isinstance(message, Tick):
                 message.reply.fail(error)
             else:

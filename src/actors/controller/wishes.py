@@ -4,6 +4,7 @@ the stash, on its way to one session. Pure."""
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -11,7 +12,8 @@ import pyarrow as pa
 from actors.compute.filtering import Filter
 from actors.compute.finishing import check_finishing
 from actors.compute.keys import is_fitted
-from actors.controller.catalog import CatalogObject
+from actors.controller.boot import source_import
+from actors.controller.catalog import INDEX, Catalog, CatalogObject
 from actors.controller.ddl import columns_named
 from actors.controller.rows import fit
 from actors.errors import InvalidUsage, PenstockError
@@ -94,6 +96,59 @@ def prototype(entry: CatalogObject, request: Read, time: Time, source: SourceImp
     key_columns, keys = fit_keys(entry, request)
     peek = Peek("", ShardTarget(entry.id, source), time, key_columns, keys)
     return fit_wish(entry, request, peek)
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What reads with the same name and key columns have in common."""
+
+    entry: CatalogObject
+    columns: tuple[str, ...]
+    """The key's, as the object spells them."""
+    types: tuple[pa.DataType, ...]
+    source: SourceImport
+
+    @classmethod
+    def of(cls, entry: CatalogObject, request: Read) -> Shape:
+        """Raises `InvalidUsage`."""
+        columns = columns_named(entry, request.key_columns)
+        types = {column.name: column.type for column in entry.schema.columns}
+        wanted = tuple(arrow_type(types[name]) for name in columns)
+        return cls(entry, columns, wanted, source_import(entry))
+
+    def peek(self, request: Read, time: Time) -> Peek:
+        """The peek that answers the request, of the shard, without its uuid. Raises
+        `InvalidUsage`."""
+        key = request.key
+        bare = not request.filter and request.project is None and request.finishing is None
+        if bare and key is not None and self.columns and is_fitted(self.columns, self.types, key):
+            return Peek("", ShardTarget(self.entry.id, self.source), time, self.columns, key)
+        return prototype(self.entry, request, time, self.source)
+
+
+SHAPES_MAX: Final = 1024
+
+
+class Shapes:
+    """Shapes of reads, made ready once for as long as the catalog stands."""
+
+    def __init__(self) -> None:
+        self._catalog: Catalog | None = None
+        self._shapes: dict[tuple[str, tuple[str, ...]], Shape] = {}
+
+    def of(self, catalog: Catalog, request: Read) -> Shape:
+        """The request's. Raises `InvalidUsage` and `UnknownObject`."""
+        if catalog is not self._catalog or len(self._shapes) >= SHAPES_MAX:
+            self._catalog = catalog
+            self._shapes.clear()
+        named = request.name, request.key_columns
+        found = self._shapes.get(named)
+        if found is None:
+            entry = catalog.find(request.name)
+            if entry.kind == INDEX:
+                on = catalog.by_id(entry.depends[0])
+                raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
+            found = self._shapes[named] = Shape.of(entry, request)
+        return found
 
 
 def suits(key: tuple[str, ...], peek: Peek) -> bool:

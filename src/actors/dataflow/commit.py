@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 
-from actors.dataflow.contents import error_update
 from actors.errors import StorageError
 from actors.persist import Append, Cas, Part, PersistClient, UpperMismatch
+from actors.plan.updates import error_update
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import DataflowDescription, ViewExport
 from actors.spans import span

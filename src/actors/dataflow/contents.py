@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from actors.dataflow.engine import Engine
 from actors.persist import PersistClient
 from actors.plan.jobs import NO_UPPER, Rows
-from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.schema import DIFF, ERROR, Schema
 from actors.plan.updates import advance, between, consolidate
+from actors.plan.updates import split_errors as split_errors
 from actors.progress import ShardId, Time
 
 
@@ -27,16 +27,6 @@ class Contents(msgspec.Struct, frozen=True):
 
     rows: Rows
     errors: tuple[str, ...]
-
-
-def split_errors(updates: pa.Table) -> tuple[pa.Table, pa.Table | None]:
-    """Plain updates (without the error column), and the error updates if there are any."""
-    if ERROR not in updates.column_names:
-        return updates, None
-    held = pc.is_valid(updates[ERROR])
-    errors = updates.filter(held)
-    plain = updates.filter(pc.invert(held)).drop_columns([ERROR])
-    return plain, errors if errors.num_rows else None
 
 
 def error_sums(errors: Iterable[pa.Table]) -> dict[str, int]:
@@ -52,13 +42,6 @@ def error_sums(errors: Iterable[pa.Table]) -> dict[str, int]:
 def errors_held(sums: Mapping[str, int]) -> tuple[str, ...]:
     """The errors that a collection with these sums holds."""
     return tuple(sorted(text for text, diff in sums.items() if diff > 0))
-
-
-def error_update(schema: Schema, text: str, time: Time, diff: int) -> pa.Table:
-    """An error update: NULL columns, the text, a time and a diff."""
-    shape = schema.arrow_updates().append(pa.field(ERROR, pa.string()))
-    row = dict.fromkeys(schema.names) | {TIME: time, DIFF: diff, ERROR: text}
-    return pa.Table.from_pylist([row], schema=shape)
 
 
 def truncated(text: str, bytes_max: int) -> str:

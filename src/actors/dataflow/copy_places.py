@@ -1,12 +1,14 @@
-"""Where copies are written: a local folder, so that a copy is there whole or not at all.
+"""Where copies are written: so that a copy is there whole or not at all; and local folders.
 
-Theory of operation. A copy's files lie in a subfolder of its own, ``copy-ID``, and mean nothing
-by themselves. ``_manifest.json`` beside it names them. It is written last: into the subfolder,
-made durable, and renamed to its place; so it names files that are all there, whenever the
-process dies. What has no manifest naming it is the rest of a copy that failed, told apart by its
-name, and removed by the next copy to the same folder.
+A copy's place is `Begun`, by what its destination is: a `Folder`, or a bucket (`copy_buckets`).
 
-Rules:
+Theory of operation of a folder. A copy's files lie in a subfolder of its own, ``copy-ID``, and
+mean nothing by themselves. ``_manifest.json`` beside it names them. It is written last: into the
+subfolder, made durable, and renamed to its place; so it names files that are all there, whenever
+the process dies. What has no manifest naming it is the rest of a copy that failed, told apart by
+its name, and removed by the next copy to the same folder.
+
+Rules of a folder:
 
 - one copy at a time writes to a folder: it holds a lock on ``_lock``, which dies with its process;
 - a folder that has a manifest is refused, unless the copy is to overwrite it: then the new
@@ -27,27 +29,29 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final, Protocol, TypeAlias
-from urllib.parse import unquote, urlsplit
+from typing import IO, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from actors.dataflow.copy_formats import Place, WrittenFile, check_format
 from actors.errors import Busy, InvalidUsage
 from actors.persist.blob_file import sync_folder
 from actors.persist.location import storage_error
 from actors.plan.schema import Column
 from actors.progress import ObjectId, Time
-from actors.protocol.compute import CopyToExport
 from actors.settings import Settings
+from actors.sinks.folders import allowed
+from actors.sinks.formats import FilePlace, WrittenFile
+
+R = TypeVar("R")
 
 MANIFEST: Final = "_manifest.json"
 LOCK: Final = "_lock"
 VERSION: Final = 1
 """Of the manifest."""
-_OWN: Final = re.compile(r"copy-[A-Za-z0-9_-]{1,64}")
-_FILE: Final = re.compile(r"\d{5,}\.(parquet|csv|json)|" + re.escape(MANIFEST))
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+OWN: Final = re.compile(r"copy-[A-Za-z0-9_-]{1,64}")
+"""The subfolder of a copy."""
+FILE: Final = re.compile(r"\d{5,}\.(parquet|csv|json)|" + re.escape(MANIFEST))
+"""A file in there."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -70,6 +74,14 @@ def encoded(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
+def decoded(text: bytes, path: str) -> Manifest:
+    """The reverse. Raises `InvalidUsage` for what is no manifest."""
+    try:
+        return msgspec.json.decode(text, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidUsage(f"{path} is not the manifest of a copy: choose another folder") from None
+
+
 class Copied(msgspec.Struct, frozen=True):
     """A copy that is there already, and where its manifest is."""
 
@@ -77,12 +89,27 @@ class Copied(msgspec.Struct, frozen=True):
     path: str
 
 
-class Begun(Place, Protocol):
-    """A `Place` that has been begun."""
+class Begun(FilePlace, Protocol):
+    """Where one copy goes. Files have unique names and are nobody's until `publish` has named
+    them, at once or not at all. All raise `StorageError`. Nothing here blocks but what
+    `FilePlace` says."""
 
-    def begin(self) -> Copied | None:
+    async def begin(self) -> Copied | None:
         """Makes ready to write; what is there already when this copy was done before. Raises
-        `InvalidUsage` (there is another copy), `Busy`, `StorageError`."""
+        `InvalidUsage` (there is another copy, or none may be made there), `Busy`."""
+        ...
+
+    async def settle(self) -> None:
+        """Brings sealed files to where they belong, so that no more than these few wait."""
+        ...
+
+    async def publish(self, manifest: Manifest) -> Copied:
+        """Puts the manifest in its place. Raises `InvalidUsage` when another copy has come
+        meanwhile."""
+        ...
+
+    async def abandon(self) -> None:
+        """Removes what was written; nothing after `publish`."""
         ...
 
 
@@ -90,56 +117,70 @@ OpenPlace: TypeAlias = Callable[[str, ObjectId, bool], Begun]
 """(destination, copy, overwrite). Raises `InvalidUsage`."""
 
 
-def local_path(destination: str) -> str:
-    """The path that a destination means. Raises `InvalidUsage` for what is no local folder."""
-    found = _SCHEME.match(destination)
-    scheme = "" if found is None else found[0][:-1].lower()
-    path = destination
-    if scheme == "file":
-        url = urlsplit(destination)
-        if url.netloc not in ("", "localhost") or url.query or url.fragment:
-            raise InvalidUsage(f"{destination!r}: write a file URL as file:///path")
-        path = unquote(url.path)
-    elif scheme:
-        raise InvalidUsage(
-            f"{destination!r}: copies go to a local folder, given as a path or file: URL; "
-            f"{scheme}: is not supported"
-        )
-    if not path.strip() or "\0" in path:
-        raise InvalidUsage(f"{destination!r} names no folder")
-    return path
+class Work(Protocol):
+    """Runs a blocking call to its end."""
 
-
-def check_copy(export: CopyToExport) -> None:
-    """Raises `InvalidUsage` for what can be seen to fail before it begins: columns that the
-    format cannot hold, files too small, a destination of another kind."""
-    check_format(export.schema, export)
-    local_path(export.destination)
+    async def __call__(self, function: Callable[[], R], /) -> R:
+        """Its result."""
+        ...
 
 
 def place_of(destination: str, settings: Settings) -> Path:
-    """The folder that a destination names: a path is one below `copy_dir`, and must stay there.
-    Raises `InvalidUsage`. Looks at the file system, to follow links."""
-    below = Path(settings.copy_dir or Path(settings.state_dir) / "copies")
-    try:
-        allowed = below.resolve()
-        folder = (below / local_path(destination)).resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links
-        raise InvalidUsage(f"{destination!r} cannot be looked up: {error}") from None
-    if allowed not in folder.parents:
-        raise InvalidUsage(
-            f"{destination!r} means {folder}: copies are written into folders below {allowed} "
-            "only (copy_dir)"
-        )
-    return folder
+    """The folder that a destination names, below `copy_dir`: see `folders.allowed`."""
+    below = settings.copy_dir or str(Path(settings.state_dir) / "copies")
+    return allowed(destination, below, "copies", "copy_dir")
+
+
+class OnThreads:
+    """A `Folder` as a `Begun` place: what blocks goes where `run` says, to its end."""
+
+    def __init__(self, folder: Callable[[], Folder], run: Work) -> None:
+        self._open = folder
+        self._run = run
+        self._folder: Folder | None = None
+
+    async def begin(self) -> Copied | None:
+        """See `Begun`."""
+        self._folder = await self._run(self._open)
+        return await self._run(self._folder.begin)
+
+    async def settle(self) -> None:
+        """Sealed files are there."""
+
+    async def publish(self, manifest: Manifest) -> Copied:
+        """See `Begun`."""
+        folder = self._begun
+        return Copied(manifest, await self._run(lambda: folder.publish(encoded(manifest))))
+
+    async def abandon(self) -> None:
+        """See `Begun`."""
+        if self._folder is not None:
+            await self._run(self._folder.abandon)
+
+    def create(self, name: str) -> IO[bytes]:
+        """See `FilePlace`."""
+        return self._begun.create(name)
+
+    def seal(self, file: IO[bytes]) -> None:
+        """See `FilePlace`."""
+        self._begun.seal(file)
+
+    def path(self, name: str) -> str:
+        """See `FilePlace`."""
+        return self._begun.path(name)
+
+    @property
+    def _begun(self) -> Folder:
+        assert self._folder is not None, "it was begun"
+        return self._folder
 
 
 class Folder:
-    """A copy's files below one folder: a `Begun` place."""
+    """A copy's files below one folder. Blocking."""
 
     def __init__(self, folder: Path, copy: ObjectId, *, overwrite: bool) -> None:
         self._name = f"copy-{copy}"
-        if _OWN.fullmatch(self._name) is None:
+        if OWN.fullmatch(self._name) is None:
             raise InvalidUsage(f"{copy!r} does not name a copy: letters, digits, - and _ do")
         self._folder = folder
         self._own = folder / self._name
@@ -151,7 +192,7 @@ class Folder:
         self._published = False
 
     def begin(self) -> Copied | None:
-        """See `Begun`."""
+        """See `Begun`. Takes the folder's lock."""
         with self._doing("begin a copy in"):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -168,7 +209,7 @@ class Folder:
             self._replaced = old
             kept = set() if old is None else {Path(file.path).parts[0] for file in old.files}
             for entry in list(self._folder.iterdir()):
-                if _OWN.fullmatch(entry.name) and entry.name not in kept:
+                if OWN.fullmatch(entry.name) and entry.name not in kept:
                     _remove(entry)
             self._own.mkdir()
             sync_folder(self._folder)
@@ -194,23 +235,17 @@ class Folder:
             text = path.read_bytes()
         except FileNotFoundError:
             return None
-        try:
-            found = msgspec.json.decode(text, type=Manifest)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise InvalidUsage(
-                f"{path} is not the manifest of a copy: choose another folder"
-            ) from None
-        return found
+        return decoded(text, str(path))
 
     def create(self, name: str) -> IO[bytes]:
-        """See `Place`."""
+        """See `FilePlace`."""
         with self._doing("write"):
             file: IO[bytes] = (self._own / name).open("xb", buffering=0)
             self._files.append(file)
             return file
 
     def seal(self, file: IO[bytes]) -> None:
-        """See `Place`."""
+        """See `FilePlace`. It is made durable, with its name."""
         with self._doing("write"):
             os.fsync(file.fileno())
             file.close()
@@ -218,12 +253,12 @@ class Folder:
             sync_folder(self._own)
 
     def path(self, name: str) -> str:
-        """See `Place`."""
+        """See `FilePlace`."""
         return f"{self._name}/{name}"
 
     def publish(self, manifest: bytes) -> str:
-        """See `Place`. When the last sync fails the copy is there, and may not survive a power
-        cut."""
+        """See `Begun`; where it is. When the last sync fails the copy is there, and may not
+        survive a power cut."""
         place = self._folder / MANIFEST
         with self._doing("write the manifest of a copy in"):
             file = self.create(MANIFEST)
@@ -247,12 +282,12 @@ class Folder:
         if self._replaced is None:
             return
         for name in {Path(file.path).parts[0] for file in self._replaced.files}:
-            if _OWN.fullmatch(name) and name != self._name:
+            if OWN.fullmatch(name) and name != self._name:
                 with suppress(OSError):
                     _remove(self._folder / name)
 
     def abandon(self) -> None:
-        """See `Place`."""
+        """See `Begun`."""
         for file in self._files:
             file.close()
         self._files.clear()
@@ -277,7 +312,7 @@ def _remove(own: Path) -> None:
     """A copy's subfolder, with the files that a copy makes; others stay, and it with them."""
     with suppress(FileNotFoundError, NotADirectoryError):
         for entry in list(own.iterdir()):
-            if _FILE.fullmatch(entry.name):
+            if FILE.fullmatch(entry.name):
                 entry.unlink(missing_ok=True)
         with suppress(OSError):
             own.rmdir()

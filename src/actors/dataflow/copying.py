@@ -2,8 +2,9 @@
 
 Theory of operation. It waits until it is scheduled and writes are allowed, then runs once: the
 shard is read at the `as_of` under a lease, part by part, and written into files piece by piece;
-last comes the manifest (`copy_places`). What came of it is said once, to worker 0 (`Copied`);
-after that the actor rests until it is dropped. It is never done over: a failure is the answer.
+last comes the manifest (`copy_places`, `copy_buckets`). What came of it is said once, to worker 0
+(`Copied`); after that the actor rests until it is dropped. It is never done over: a failure is
+the answer.
 
 Rules. Before a row is written the errors that the shard holds are looked at: a view in error
 fails the copy. Where no part retracts anything, rows are written as they are read; else all are
@@ -20,7 +21,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -30,17 +31,8 @@ import pyarrow as pa
 from actors.arrangement.gathered import Gathered, check_positive, raise_error
 from actors.arrangement.reading import ROWS_AT_ONCE
 from actors.dataflow.contents import error_sums, errors_held, split_errors
-from actors.dataflow.copy_formats import Files
-from actors.dataflow.copy_places import (
-    VERSION,
-    Begun,
-    Folder,
-    Manifest,
-    OpenPlace,
-    check_copy,
-    encoded,
-    place_of,
-)
+from actors.dataflow.copy_destinations import check_copy, destinations
+from actors.dataflow.copy_places import VERSION, Begun, Manifest, OpenPlace, Work
 from actors.errors import InvalidUsage, PenstockError, StorageError, ViewInError, to_wire
 from actors.kernel import Actor, Address, Clock, Effect
 from actors.persist import Part, PersistClient
@@ -61,18 +53,11 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 from actors.settings import Settings
+from actors.sinks.formats import Files
 
 R = TypeVar("R")
 
 log = logging.getLogger("penstock.dataflow")
-
-
-class Work(Protocol):
-    """Runs a blocking call to its end."""
-
-    async def __call__(self, function: Callable[[], R], /) -> R:
-        """Its result."""
-        ...
 
 
 class Far(msgspec.Struct, frozen=True, gc=False):
@@ -110,7 +95,7 @@ class Copying(Actor[_Message]):
         self._persist = persist
         self._settings = settings
         self._scratch = scratch
-        self._open_place = open_place or _folders(settings)
+        self._open_place = open_place
         self._scheduled = self._writable = False
         self._state = "suspended"
         self._running: Effect | None = None
@@ -138,7 +123,12 @@ class Copying(Actor[_Message]):
             return
         self._show("waiting")
         description, clock = self._description, self.ctx.clock
-        make = self._open_place
+        make = self._open_place or destinations(
+            self._settings,
+            to_its_end(clock),
+            self._scratch / "upload",
+            f"{self.ctx.random.getrandbits(32):08x}",
+        )
         far: Callable[[Far], Any] = self.ctx.self.reply
         persist, scratch = self._persist, self._scratch
 
@@ -173,11 +163,17 @@ class Copying(Actor[_Message]):
         return self._state
 
 
-def _folders(settings: Settings) -> OpenPlace:
-    def open_place(destination: str, id_: ObjectId, overwrite: bool) -> Begun:
-        return Folder(place_of(destination, settings), id_, overwrite=overwrite)
+def to_its_end(clock: Clock) -> Work:
+    """Blocking calls on a thread, and to their end: who is canceled removes what is there, and
+    nothing of it may be made meanwhile."""
 
-    return open_place
+    async def work(function: Callable[[], R], /) -> R:
+        with anyio.CancelScope(shield=True):
+            result = await clock.run_blocking(function)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        return result
+
+    return work
 
 
 async def copy(
@@ -194,27 +190,20 @@ async def copy(
     `StorageError`; then nothing is left of it.
     """
 
-    async def work(function: Callable[[], R], /) -> R:
-        """On a thread, and to its end: who is canceled removes what is there, and nothing of it
-        may be made meanwhile."""
-        with anyio.CancelScope(shield=True):
-            result = await clock.run_blocking(function)
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        return result
-
-    export = description.export
+    work, export = to_its_end(clock), description.export
     if len(description.imports) != 1 or not isinstance(export, CopyToExport):
         raise InvalidUsage(f"{description.id} is not a copy of one import")
     check_copy(export)
-    place = await work(lambda: open_place(export.destination, description.id, export.overwrite))
+    place = open_place(export.destination, description.id, export.overwrite)
     files: Files | None = None
     try:
-        found = await work(place.begin)
+        found = await place.begin()
         if found is not None:
             return CopyDone(found.manifest.rows, len(found.manifest.files), found.path)
-        files = Files(place, export.schema, export)
-        await _fill(persist, work, description, files, scratch, far)
+        files = Files(place, export.schema.arrow(), export.format, export.file_bytes_max)
+        await _fill(persist, work, description, place, files, scratch, far)
         written = await work(files.finish)
+        await place.settle()
         manifest = Manifest(
             VERSION,
             description.id,
@@ -227,19 +216,19 @@ async def copy(
             tuple(written),
         )
         with anyio.CancelScope(shield=True):  # there is no way back from here
-            where = await clock.run_blocking(lambda: place.publish(encoded(manifest)))
-        return CopyDone(manifest.rows, len(written), where)
+            there = await place.publish(manifest)
+        return CopyDone(there.manifest.rows, len(there.manifest.files), there.path)
     finally:
         with anyio.CancelScope(shield=True):
-            await clock.run_blocking(lambda: _give_up(place, files, description.id))
+            await _give_up(work, place, files, description.id)
 
 
-def _give_up(place: Begun, files: Files | None, id_: ObjectId) -> None:
+async def _give_up(work: Work, place: Begun, files: Files | None, id_: ObjectId) -> None:
     """Removes what is there of it, unless it is whole."""
     try:
         if files is not None:
-            files.abandon()
-        place.abandon()
+            await work(files.abandon)
+        await place.abandon()
     except (StorageError, pa.ArrowException) as error:
         log.warning("copy %s: what is left of it was not removed: %s", id_, error)
 
@@ -248,6 +237,7 @@ async def _fill(
     persist: PersistClient,
     work: Work,
     description: DataflowDescription,
+    place: Begun,
     files: Files,
     scratch: Path,
     far: Callable[[Far], Any],
@@ -268,12 +258,14 @@ async def _fill(
             updates = await persist.fetch(part, source.schema)
             for rows in _pieces(updates):
                 await work(partial(_take, rows, as_of, take))
+                await place.settle()
             reader.release([part.key])
             bytes_read += part.bytes
             far(Far(number + 1, len(parts), bytes_read, bytes_total, files.rows))
         if gathered is not None:
             batches = await work(partial(_summed, gathered))
             while await work(partial(_write_some, batches, files)):
+                await place.settle()
                 far(Far(len(parts), len(parts), bytes_read, bytes_total, files.rows))
     finally:
         with anyio.CancelScope(shield=True):

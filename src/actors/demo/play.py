@@ -4,12 +4,13 @@
 It shares nothing with the service: an update is applied to rows it remembers itself. The proof
 compares the service's views with queries over `Log.contents`.
 
-`play` writes one transaction after another, at a pace or as fast as the service takes them.
+`pace` hands out one transaction after another, at a pace or as fast as they are taken; `play`
+writes them so, by a client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -31,10 +32,11 @@ class Writer(Protocol):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One write: its time and what it did."""
+    """What was written at one time, in order, and how many transactions that was."""
 
     time: Time
     deltas: tuple[Delta, ...]
+    transactions: int = 1
 
 
 class Log:
@@ -49,11 +51,15 @@ class Log:
         """The times written, ascending."""
         return [entry.time for entry in self.entries]
 
-    def add(self, time: Time, deltas: Sequence[Delta]) -> None:
+    def transactions(self, as_of: Time) -> int:
+        """How many had been written at `as_of`."""
+        return sum(entry.transactions for entry in self.entries if entry.time <= as_of)
+
+    def add(self, time: Time, deltas: Sequence[Delta], transactions: int = 1) -> None:
         """Notes a write. Raises `InvalidUsage` when times do not ascend."""
         if self.entries and time <= self.entries[-1].time:
             raise InvalidUsage(f"written at {time}, after a write at {self.entries[-1].time}")
-        self.entries.append(Entry(time, tuple(deltas)))
+        self.entries.append(Entry(time, tuple(deltas), transactions))
         self.changes += sum(delta.changes for delta in deltas)
 
     def contents(self, as_of: Time) -> dict[str, pa.Table]:
@@ -77,10 +83,10 @@ class _Table:
 
     def apply(self, delta: Delta) -> None:
         if delta.insert is not None:
-            for row in _rows(delta.insert):
+            for row in rows_of(delta.insert):
                 self.found[self._identity(row)] = list(row.values())
         if delta.update is not None:
-            for row in _rows(delta.update):
+            for row in rows_of(delta.update):
                 old = self.found[self._identity(row)]
                 for name, value in row.items():
                     old[self.schema.get_field_index(name)] = value
@@ -98,7 +104,7 @@ class _Table:
         return pa.table(arrays, schema=self.schema)
 
 
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """Rows by column name; timestamps as integers, which need no time zone database."""
     columns = [
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
@@ -128,10 +134,23 @@ async def play(
     A service that cannot keep that pace slows it down; it is never overrun, because each write
     is awaited. `written` hears of each one that is durable.
     """
+
+    async def write(transaction: Transaction) -> None:
+        log.add(await client.write(changes_of(transaction)), transaction.deltas)
+
+    await pace(write, stream, speed, written)
+
+
+async def pace(
+    write: Callable[[Transaction], Awaitable[None]],
+    stream: Sequence[Transaction],
+    speed: float | None,
+    written: Callable[[Transaction], None] = lambda done: None,
+) -> None:
+    """Has `write` take the stream, at `speed` transactions a second (None: as fast as it does)."""
     started = anyio.current_time()
     for index, transaction in enumerate(stream):
         if speed is not None:
             await anyio.sleep_until(started + index / speed)
-        time = await client.write(changes_of(transaction))
-        log.add(time, transaction.deltas)
+        await write(transaction)
         written(transaction)

@@ -23,6 +23,7 @@ from rich.live import Live
 
 from actors.client import Client, whole
 from actors.demo import flights, play, proof
+from actors.demo.feeds import Direct, Feed, FromPostgres, from_postgres
 from actors.demo.picture import Board, percentiles
 from actors.demo.views import VIEWS
 from actors.errors import InvalidUsage
@@ -37,6 +38,7 @@ STATUS_SECONDS: Final = 0.2
 LINE_SECONDS: Final = 5.0
 CATCH_UP_MS: Final = 120_000
 CLOCK: Final = SystemClock()
+SOURCES: Final = ("client", "postgres")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     plain: bool = False
     proof_times: int = 3
     """At how many times the views are compared; 0: no proof."""
+    source: str = "client"
+    """One of `SOURCES`."""
 
 
 async def run(options: Options, console: Console) -> int:
@@ -66,7 +70,9 @@ async def run(options: Options, console: Console) -> int:
         f"{sum(t.changes for t in stream):,} changes of {options.days} days from "
         f"{options.start}, in {len(stream)} transactions"
     )
-    with _directory(options.state_dir) as directory:
+    async with contextlib.AsyncExitStack() as stack:
+        feed = await _feed(options.source, console, stack)
+        directory = stack.enter_context(_directory(options.state_dir))
         settings = load(
             flags={
                 "state_dir": str(directory / "state"),
@@ -77,17 +83,26 @@ async def run(options: Options, console: Console) -> int:
         )
         began = _seconds()
         console.print("starting the service and its Spark …")
-        async with _service(settings) as client:
-            log = play.Log()
-            await _set_up(client)
-            await play.play(client, stream[:1], log, None)
-            await _wait(client, log.times[-1])
-            console.print(f"three views are up and filled after {_seconds() - began:.1f} s")
-            board = await _stream(client, stream, options, console, log)
-            _summary(console, board, log)
-            if options.proof_times == 0:
-                return 0
-            return await _prove(client, log, options, console, board)
+        client = await stack.enter_async_context(_service(settings))
+        if isinstance(feed, FromPostgres):
+            await stack.enter_async_context(feed.running())
+        await _set_up(client, feed, stream[0])
+        console.print(f"three views are up and filled after {_seconds() - began:.1f} s")
+        board = await _stream(client, stream, options, console, feed)
+        _summary(console, board, feed.log)
+        if options.proof_times == 0:
+            return 0
+        return await _prove(client, feed, options, console, board)
+
+
+async def _feed(source: str, console: Console, stack: contextlib.AsyncExitStack) -> Feed:
+    """Where the flights come from, until the stack is unwound. Raises `InvalidUsage`."""
+    if source not in SOURCES:
+        raise InvalidUsage(f"source {source!r}: must be {' or '.join(SOURCES)}")
+    if source == "client":
+        return Direct()
+    console.print("starting a PostgreSQL of the demo's own …")
+    return await stack.enter_async_context(from_postgres())
 
 
 def _seconds() -> float:
@@ -122,17 +137,17 @@ async def _end_with(service: Service, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _set_up(client: Client) -> None:
+async def _set_up(client: Client, feed: Feed, opening: flights.Transaction) -> None:
     present = {found.name for found in (await client.status()).objects}
     if present:
         raise InvalidUsage(
             f"the state directory holds {', '.join(sorted(present))} already: "
             "the demo needs one of its own"
         )
-    for name, (columns, key) in flights.TABLES.items():
-        await client.create_table(name, columns, primary_key=list(key))
+    await feed.begin(client, opening)
     for view in VIEWS:
         await client.create_view(view.name, view.sql)
+    await _wait(client, feed.log.times[-1])
 
 
 async def _wait(client: Client, time: Time) -> None:
@@ -145,20 +160,19 @@ async def _stream(
     stream: Sequence[flights.Transaction],
     options: Options,
     console: Console,
-    log: play.Log,
+    feed: Feed,
 ) -> Board:
     """Plays everything but the opening and waits until every view has it all."""
-    board = Board(VIEWS, stream, _seconds())
+    board, log = Board(VIEWS, stream, _seconds()), feed.log
     async with anyio.create_task_group() as group:
         for view in VIEWS:
             group.start_soon(_follow, client, view.name, board)
         group.start_soon(_watch, client, board)
         live = console.is_terminal and not options.plain
         group.start_soon(_show, console, board, live)
-        await play.play(
-            client, stream[1:], log, options.speed, lambda done: board.written(_seconds(), done)
-        )
+        await feed.play(stream[1:], options.speed, lambda done: board.written(_seconds(), done))
         board.played_at = _seconds()
+        await feed.settle()
         await _wait(client, log.times[-1])
         board.caught_up_at = _seconds()
         while board.followed() <= log.times[-1]:
@@ -212,8 +226,9 @@ def _summary(console: Console, board: Board, log: play.Log) -> None:
 
 
 async def _prove(
-    client: Client, log: play.Log, options: Options, console: Console, board: Board
+    client: Client, feed: Feed, options: Options, console: Console, board: Board
 ) -> int:
+    log = feed.log
     times = proof.choose_times(log, options.proof_times)
     console.print(
         f"\nProof: each view, read AS OF {len(times)} times, against plain Spark's answer to the "
@@ -222,7 +237,7 @@ async def _prove(
     )
 
     def report(comparison: proof.Comparison) -> None:
-        number = log.times.index(comparison.time) + 1
+        number = log.transactions(comparison.time)
         console.print(
             f"  {'equal' if not comparison.differences else 'WRONG'}  {comparison.view:<16} "
             f"after transaction {number:>4}  {comparison.rows:>3} rows"
@@ -234,8 +249,11 @@ async def _prove(
         made = await proof.prove(client, log, VIEWS, times, Path(scratch), report)
     wrong = sum(1 for comparison in made if comparison.differences)
     unlike = await _subscribers(client, log.times[-1], board, console)
-    if wrong or unlike:
-        console.print(f"{wrong} of {len(made)} comparisons and {unlike} subscribers are WRONG")
+    outside = await _outside(client, feed, console)
+    if wrong or unlike or outside:
+        console.print(
+            f"{wrong + outside} comparisons and {unlike} subscribers are WRONG", soft_wrap=True
+        )
         return 1
     console.print(f"all {len(made)} comparisons are equal, and so is each subscriber's own sum")
     return 0
@@ -250,6 +268,25 @@ async def _subscribers(client: Client, time: Time, board: Board, console: Consol
         lines = proof.differences(right, found) if found is not None else []
         for line in lines:
             console.print(f"  subscriber of {view.name}: {line}", markup=False, soft_wrap=True)
+        wrong += bool(lines)
+    return wrong
+
+
+async def _outside(client: Client, feed: Feed, console: Console) -> int:
+    """How many views hold something else than the outside's own SQL says, at the end."""
+    wrong = 0
+    for view in VIEWS:
+        found = await client.peek(view.name, as_of=feed.log.times[-1])
+        right = await feed.answer(view, found.schema)
+        if right is None:
+            continue
+        lines = proof.differences(right, found)
+        console.print(
+            f"  {'WRONG' if lines else 'equal'}  {view.name:<16} as {feed.name} answers it "
+            f"{right.num_rows:>4} rows"
+        )
+        for line in lines:
+            console.print(f"         {line}", markup=False, soft_wrap=True)
         wrong += bool(lines)
     return wrong
 

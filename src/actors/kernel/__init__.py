@@ -10,6 +10,7 @@ from actors.kernel.actor import Effect as Effect
 from actors.kernel.cell import ActorStatistics as ActorStatistics
 from actors.kernel.clock import Clock as Clock
 from actors.kernel.clock import SystemClock as SystemClock
+from actors.kernel.lane import Lane as Lane
 from actors.kernel.mailbox import Mailbox as Mailbox
 from actors.kernel.mailbox import MailboxStatistics as MailboxStatistics
 from actors.kernel.mailbox import Reply as Reply

@@ -117,6 +117,7 @@ class Mailbox(Generic[M]):
         "asking",
         "batch",
         "current",
+        "lanes",
         "limit",
         "path",
         "urgent",
@@ -133,6 +134,8 @@ class Mailbox(Generic[M]):
         """What was received with it."""
         self.urgent: list[Any] | None = None
         """The control lane."""
+        self.lanes: tuple[Any, ...] = ()
+        """Ways here with bounds of their own (`kernel.lane`)."""
         self._asks: dict[Reply[Any], None] | None = None
         self._queue: list[M | Traced[M]] = []
         self._senders: deque[asyncio.Future[None]] | None = None
@@ -282,6 +285,8 @@ class Mailbox(Generic[M]):
             waiter = self._senders.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+        for lane in self.lanes:
+            lane.closed()
         self.fail_asks(broken)
 
     def fail_asks(self, broken: str | None) -> None:

@@ -8,9 +8,11 @@ from actors.persist.shard import TABLES_UPPER as TABLES_UPPER
 from actors.persist.shard import Append as Append
 from actors.persist.shard import Appended as Appended
 from actors.persist.shard import Batch as Batch
+from actors.persist.shard import Copied as Copied
 from actors.persist.shard import Lease as Lease
 from actors.persist.shard import NewShard as NewShard
 from actors.persist.shard import Part as Part
 from actors.persist.shard import ShardState as ShardState
 from actors.persist.shard import UpperMismatch as UpperMismatch
+from actors.persist.shard import placed as placed
 from actors.persist.shard import shard_key as shard_key

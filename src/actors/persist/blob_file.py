@@ -3,12 +3,14 @@
 Order of a write: a new temporary file → bytes → fsync → rename to its place → fsync of the folder
 (and of the parent when the folder is new). Temporary files live below ``.tmp`` beside the
 folders; what a killed process left there is removed at the next start, which is safe because
-the owner of the state directory is alone in it.
+the owner of the state directory is alone in it. Where several processes share a folder of blobs
+only what is older than a day goes.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import zlib
@@ -17,10 +19,12 @@ from pathlib import Path
 from typing import Final
 
 from actors.kernel import Clock
-from actors.persist.location import BlobInfo, check_name, storage_error
+from actors.persist.location import BlobInfo, check_blob_key, storage_error
 
 TEMPORARY: Final = ".tmp"
 _CHUNK_BYTES: Final = 1024 * 1024
+_LEFT_MS: Final = 24 * 60 * 60 * 1000
+"""Nobody writes one file for so long."""
 
 
 class FileBlob:
@@ -31,19 +35,26 @@ class FileBlob:
         self._temporary = root / TEMPORARY
         self._clock = clock
 
-    async def prepare(self) -> None:
-        """Makes the folders and removes temporary files. Raises `StorageError`."""
-        await self._clock.run_blocking(self._prepare)
+    async def prepare(self, *, exclusive: bool = True) -> None:
+        """Makes the folders and removes temporary files; where other processes may be writing
+        (not `exclusive`), only those older than a day. Raises `StorageError`."""
+        await self._clock.run_blocking(lambda: self._prepare(exclusive))
 
-    def _prepare(self) -> None:
+    def _prepare(self, exclusive: bool) -> None:
         try:
             self._temporary.mkdir(parents=True, exist_ok=True)
             for entry in list(self._temporary.iterdir()):
-                entry.unlink()
+                if exclusive or self._is_left(entry):
+                    entry.unlink(missing_ok=True)
             sync_folder(self._root)
             sync_folder(self._root.parent)
         except OSError as error:
             raise storage_error(f"prepare the blob folder {self._root}", error) from error
+
+    def _is_left(self, entry: Path) -> bool:
+        with suppress(FileNotFoundError):
+            return self._clock.now_ms() - entry.stat().st_mtime_ns // 1_000_000 > _LEFT_MS
+        return False
 
     async def get(self, key: str) -> bytes | None:
         """The file's bytes, or None. Raises `StorageError`."""
@@ -55,7 +66,7 @@ class FileBlob:
         await self._clock.run_blocking(lambda: self._set(key, data))
 
     def _set(self, key: str, data: bytes) -> None:
-        temporary = self._temporary / key.replace("/", "@")
+        temporary = self._written_at(key)
         try:
             with _no_leftover(temporary):
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -73,7 +84,7 @@ class FileBlob:
         return await self._clock.run_blocking(lambda: self._adopt(key, path))
 
     def _adopt(self, key: str, path: Path) -> tuple[int, int]:
-        temporary = self._temporary / key.replace("/", "@")
+        temporary = self._written_at(key)
         try:
             with _no_leftover(temporary):
                 try:
@@ -88,6 +99,10 @@ class FileBlob:
         except OSError as error:
             raise storage_error(f"take over {path} as blob {key}", error) from error
         return size, checksum
+
+    def _written_at(self, key: str) -> Path:
+        """Where a file grows. A key is longer than a file's name may be."""
+        return self._temporary / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
     def _install(self, temporary: Path, key: str) -> None:
         """Renames into place and makes the name durable."""
@@ -134,8 +149,8 @@ class FileBlob:
         return str(self._place(key))
 
     def _place(self, key: str) -> Path:
-        folder, _, name = key.partition("/")
-        return self._root / check_name(folder) / check_name(name)
+        folder, name = check_blob_key(key)
+        return self._root / folder / name
 
 
 class _no_leftover:  # noqa: N801 - reads as a statement

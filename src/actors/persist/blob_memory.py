@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 from actors.kernel import Clock
-from actors.persist.location import BlobInfo, check_name, storage_error
+from actors.persist.location import BlobInfo, check_blob_key, storage_error
 
 
 class MemoryBlob:
@@ -63,11 +63,9 @@ class MemoryBlob:
 
     def path(self, key: str) -> None:
         """Memory has no paths."""
-        return
+        check_blob_key(key)
 
 
 def _checked(key: str) -> str:
-    folder, _, name = key.partition("/")
-    check_name(folder)
-    check_name(name)
+    check_blob_key(key)
     return key

@@ -23,6 +23,7 @@ from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory
+from actors.persist.following import follow
 from actors.persist.location import Blob, Cas, Consensus, VersionedData, check_name
 from actors.persist.machine import Documents, Machine, Mismatch, Outcome
 from actors.persist.part_store import PartStore
@@ -45,6 +46,7 @@ from actors.persist.stashed import StashedBlobs
 from actors.persist.upkeep import Upkeep
 from actors.persist.waiting import Waiters
 from actors.plan.schema import Schema
+from actors.plan.updates import at_time
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.settings import Settings
 from actors.spans import Opened, measure, span
@@ -221,11 +223,11 @@ class PersistClient:
             done = await self._machine.change(list(ids), change, extra=extra)
         except Mismatch:
             return False
-        if done and not await self._applied(extra):
+        if not done:
             return False
-        if done:
-            await self._upkeep.dropped(list(gone.values()))
-        return done
+        # The shards are gone, whoever dropped them: so are their blobs, whatever fails below.
+        await self._upkeep.dropped(list(gone.values()))
+        return await self._applied(extra)
 
     async def _applied(self, extra: Sequence[Cas]) -> bool:
         for op in extra:
@@ -270,6 +272,12 @@ class PersistClient:
             keys = [shard_key(shard)] + ([TABLES_UPPER] if state.tables else [])
             await self._waiters.wait(keys)
 
+    async def follow(self) -> None:
+        """Keeps up with other processes on the same stores, so that who waits here wakes for what
+        they change: by word of the store where it gives any, else by looking every
+        `store_poll_ms`. Until it is cancelled, or the store is closed."""
+        await follow(self._machine, self.consensus, self._settings)
+
     # -- writing ----------------------------------------------------------------------------------
 
     async def write_parts(self, shard: ShardId, updates: pa.Table) -> tuple[Part, ...]:
@@ -296,8 +304,21 @@ class PersistClient:
         await self.state(shard)
         return await self._parts.adopt(shard, path, rows, (time_min, time_max), has_errors)
 
+    async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[Part, ...]:
+        """Durable parts of updates without a time, always files, all at 0: to be `placed` when
+        their time is known, then appended, or given to `discard_parts`. Nothing keeps them in
+        memory, since nobody reads them before. Raises as `write_parts` does."""
+        state = await self.state(shard)
+        return await self._parts.write(shard, state.schema, at_time(rows, 0), 0, keep=False)
+
+    def offer_parts(self, parts: Sequence[Part]) -> None:
+        """Hands parts over to whoever claims them within `stash_orphan_ms`; then they are
+        orphans."""
+        self._parts.offer(parts, self._settings.stash_orphan_ms)
+
     async def discard_parts(self, parts: Sequence[Part]) -> None:
-        """Deletes parts that were written and will not be appended; others are left alone."""
+        """Deletes parts that were written and will not be appended; others are left alone, those
+        of an append that is under way too."""
         await self._parts.discard(parts)
 
     async def claim(self, shard: ShardId, parts: Sequence[Part]) -> bool:
@@ -326,6 +347,7 @@ class PersistClient:
         shards = [append.shard for append in appends]
         shards += [shard for append in appends for shard, _, _ in append.holds]
         parts = [part for append in appends for part in append.parts]
+        free = self._parts.begin(parts)
 
         def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
             return append_all(documents, appends, tables_upper, writer, call)
@@ -339,13 +361,16 @@ class PersistClient:
                     shards, change, tables=tables_upper is not None, extra=extra
                 )
             except Mismatch:
+                self._parts.reopen(free)
                 keys = ", ".join(op.key for op in extra)
                 raise Fenced(
                     f"nothing was appended: another process changed one of {keys}; read again",
                     determinate=True,
                 ) from None
             except BaseException as error:
-                if not isinstance(error, StorageError) or not error.determinate:
+                if isinstance(error, StorageError) and error.determinate:
+                    self._parts.reopen(free)
+                else:
                     self._parts.settle(parts, named=False)
                 raise
             if opened is not None and not isinstance(outcome, Appended):
@@ -354,6 +379,8 @@ class PersistClient:
                     self.trail.forget(append.shard, append.upper, opened.traceparent)
         if isinstance(outcome, Appended):
             self._parts.settle(parts, named=True)
+        else:
+            self._parts.reopen(free)
         measure(APPEND_SECONDS, (self._clock.monotonic_ms() - started) / 1000)
         return outcome
 

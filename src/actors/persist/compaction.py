@@ -252,14 +252,28 @@ def _column_hashes(column: pa.ChunkedArray) -> Any:
         values = values.view(pa.int64() if pa.types.is_float64(kind) else pa.int32())
     elif pa.types.is_temporal(kind):
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    elif pa.types.is_decimal128(kind):
+        return _decimal_hashes(values)
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         return _by_dictionary(values)
     whole = pc.fill_null(values.cast(pa.int64()), pa.scalar(-1, pa.int64()))
     return np.asarray(whole.to_numpy(zero_copy_only=False)).view(np.uint64)
 
 
+def _decimal_hashes(values: pa.Array) -> Any:
+    """From both halves of the number."""
+    if not len(values):
+        return np.zeros(0, np.uint64)
+    whole = np.frombuffer(values.buffers()[1], np.uint64)
+    halves = whole[2 * values.offset : 2 * (values.offset + len(values))].reshape(-1, 2)
+    hashes = halves[:, 0] ^ (halves[:, 1] * np.uint64(0x9E3779B97F4A7C15))
+    if values.null_count:
+        hashes[pc.is_null(values).to_numpy(zero_copy_only=False)] = np.uint64(1)
+    return hashes
+
+
 def _by_dictionary(values: pa.Array) -> Any:
-    """Strings, binaries and decimals: each distinct value is hashed once."""
+    """Strings, binaries and others: each distinct value is hashed once."""
     encoded = values.dictionary_encode()
     texts = (
         value if isinstance(value, bytes) else str(value).encode()

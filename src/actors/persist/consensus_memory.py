@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from actors.persist.location import Cas, VersionedData, check_ops
+from actors.persist.location import Cas, VersionedData, check_key, check_ops
 
 
 class MemoryConsensus:
     """A `Consensus` that several clients of one test may share."""
+
+    several_at_once: Final = True
 
     def __init__(self) -> None:
         self._documents: dict[str, VersionedData] = {}
 
     async def head(self, key: str) -> VersionedData | None:
         """The document, or None."""
-        return self._documents.get(key)
+        return self._documents.get(check_key(key))
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
         """All or none."""

@@ -19,7 +19,8 @@ import apsw
 from actors.errors import Closed, Corrupt, StorageError, StoreFull
 from actors.kernel import Clock
 from actors.persist.blob_file import sync_folder
-from actors.persist.location import Cas, VersionedData, check_ops, storage_error
+from actors.persist.group_commit import GroupCommit, Pending, fail
+from actors.persist.location import Cas, VersionedData, check_key, storage_error
 
 R = TypeVar("R")
 
@@ -30,23 +31,21 @@ _TABLE: Final = (
 )
 
 
-class _Pending:
-    """One caller's set, and its answer."""
-
-    def __init__(self, ops: Sequence[Cas]) -> None:
-        self.ops = ops
-        self.answer: bool | StorageError | None = None
-
-
 class SqliteConsensus:
     """A `Consensus` in one SQLite file."""
+
+    several_at_once: Final = True
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
         self._connection: Any = None
         self._lock = anyio.Lock()
-        self._queue: list[_Pending] = []
+
+        async def commit(group: Sequence[Pending]) -> None:
+            await clock.run_blocking(lambda: self._commit(group))
+
+        self._sets = GroupCommit(self._lock, self._check_open, commit)
 
     async def open(self) -> None:
         """Opens or creates the file. Raises `StorageError`, `Corrupt`."""
@@ -76,6 +75,7 @@ class SqliteConsensus:
 
     async def head(self, key: str) -> VersionedData | None:
         """The document, or None. Raises `StorageError`."""
+        check_key(key)
         return await self._locked(lambda: self._head(key))
 
     def _head(self, key: str) -> VersionedData | None:
@@ -112,25 +112,9 @@ class SqliteConsensus:
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
         """One transaction, shared with whoever else waits. Raises `StorageError`."""
-        check_ops(ops)
-        pending = _Pending(ops)
-        self._queue.append(pending)
-        try:
-            async with self._lock:
-                if pending.answer is None:
-                    self._check_open()
-                    group, self._queue = self._queue, []
-                    with anyio.CancelScope(shield=True):
-                        await self._clock.run_blocking(lambda: self._commit(group))
-        finally:
-            if pending in self._queue:
-                self._queue.remove(pending)
-        assert pending.answer is not None, "the group's leader answers all of it"
-        if isinstance(pending.answer, StorageError):
-            raise pending.answer
-        return pending.answer
+        return await self._sets.set(ops)
 
-    def _commit(self, group: Sequence[_Pending]) -> None:
+    def _commit(self, group: Sequence[Pending]) -> None:
         """Fills in the answer of every set; never raises."""
         answers: list[bool] = []
         started = False
@@ -141,12 +125,10 @@ class SqliteConsensus:
             self._connection.execute("COMMIT")
         except apsw.Error as error:
             full = isinstance(error, apsw.FullError)
-            failure = self._failed("write", error, determinate=full or not started)
-            self._roll_back()
-            for pending in group:
-                # One error object a caller: each raise adds to its traceback.
-                pending.answer = type(failure)(str(failure), determinate=failure.determinate)
+            fail(group, self._failed("write", error, determinate=full or not started))
             return
+        finally:
+            self._roll_back()
         for pending, answer in zip(group, answers, strict=True):
             pending.answer = answer
 

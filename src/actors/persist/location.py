@@ -8,6 +8,10 @@ False, having changed nothing, when one key is not at the seqno expected of it. 
 linearizable. A key that was deleted may be created again only by one who knows that nobody
 remembers the old one: seqnos start afresh.
 
+Keys of documents are text of 1 to 300 bytes in UTF-8, without NUL. Not every store changes several
+keys at once: one that does not has `several_at_once` False, and raises `OneKeyOnly` for more than
+one, having changed nothing.
+
 Errors are a `StorageError`. **Determinate**: the operation surely did not happen.
 **Indeterminate**: it may have happened, now or later; the caller must read again before it
 decides. Reading changes nothing, so a failed read is always determinate. A cancelled
@@ -16,15 +20,15 @@ decides. Reading changes nothing, so a failed read is always determinate. A canc
 
 from __future__ import annotations
 
-import errno
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-from actors.errors import InvalidUsage, StorageError, StoreFull
+from actors.errors import InvalidUsage
+from actors.errors import storage_error as storage_error
 
 
 class VersionedData(msgspec.Struct, frozen=True):
@@ -87,7 +91,8 @@ class Consensus(Protocol):
         ...
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """All or none; False on a mismatch. Raises `StorageError`, `StoreFull`."""
+        """All or none; False on a mismatch. Raises `StorageError`, `StoreFull`, `InvalidUsage`,
+        `OneKeyOnly`."""
         ...
 
     async def list_keys(self, prefix: str = "") -> list[str]:
@@ -99,8 +104,24 @@ class Consensus(Protocol):
         ...
 
 
+@runtime_checkable
+class Watched(Protocol):
+    """A `Consensus` that says which keys others changed."""
+
+    def changes(self) -> AsyncGenerator[str | None, None]:
+        """Keys that other clients changed, from now on, until the store is closed; None: any may
+        have (at the beginning, and when some may not have been heard of). Who hears of a key reads
+        it as it was then, or newer. A hint: nothing that must be right may depend on it."""
+        ...
+
+
+class OneKeyOnly(InvalidUsage):
+    """This store changes one key at a time; several at once are for SQLite and PostgreSQL."""
+
+
+KEY_BYTES_MAX: Final = 300
+"""Of a document's key."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]{0,199}")
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def check_name(name: str) -> str:
@@ -113,21 +134,36 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_blob_key(key: str) -> tuple[str, str]:
+    """Its folder and its name. Raises `InvalidUsage`."""
+    folder, _, name = key.partition("/")
+    return check_name(folder), check_name(name)
+
+
+def check_key(key: str) -> str:
+    """The key itself if a document can have it. Raises `InvalidUsage`."""
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        size = 0  # half of a surrogate pair
+    if not 0 < size <= KEY_BYTES_MAX or "\0" in key:
+        raise InvalidUsage(
+            f"{key!a} cannot be a document's key: give text of 1 to {KEY_BYTES_MAX} bytes in UTF-8,"
+            " without NUL"
+        )
+    return key
+
+
 def check_ops(ops: Sequence[Cas]) -> None:
-    """Raises `InvalidUsage` for a set without keys, or with one key twice."""
-    keys = [op.key for op in ops]
+    """Raises `InvalidUsage` for a set without keys, with one key twice, or with a key that none
+    can be."""
+    keys = [check_key(op.key) for op in ops]
     if not keys:
         raise InvalidUsage("a compare-and-set needs at least one key")
     if len(set(keys)) < len(keys):
         raise InvalidUsage(f"a compare-and-set names a key twice: {', '.join(sorted(keys))}")
 
 
-def storage_error(what: str, error: OSError, *, determinate: bool = True) -> StorageError:
-    """The family's error for one of the operating system."""
-    if error.errno in _FULL:
-        return StoreFull(
-            f"no space left to {what}: {error.strerror}; free space or raise the quota,"
-            " then try again",
-            determinate=determinate,
-        )
-    return StorageError(f"could not {what}: {error}", determinate=determinate)
+def several_at_once(consensus: Consensus) -> bool:
+    """Whether the store changes several keys at once."""
+    return getattr(consensus, "several_at_once", True)

@@ -137,6 +137,15 @@ class Machine:
                     await self._read_tables()
         return self._tables
 
+    def cached_shards(self) -> list[ShardId]:
+        """Those that this process knows."""
+        return list(self._shards)
+
+    async def refresh_tables(self) -> None:
+        """The tables' upper as it is in the store now. Raises `StorageError`."""
+        async with self._locked([TABLES_UPPER]):
+            await self._read_tables()
+
     async def refresh(self, shard: ShardId) -> ShardState | None:
         """The state as it is in the store now. Raises `StorageError`."""
         async with self._locked([shard_key(shard)]):

@@ -3,6 +3,11 @@
 A part that was written and not yet appended is *pending*: this process never takes it for an
 orphan. It stops being pending when it is appended or discarded; what a killed process left is
 found by the collection of orphans.
+
+Parts may go from one actor to another before they are appended: they are *offered*, then claimed.
+What was offered and nobody has claimed in time is given up, and so an orphan. While an append is
+under way nobody discards its parts; whoever appends parts that were given up or discarded is
+refused. So parts have one owner at any moment, or none and an end.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
+import anyio
 import pyarrow as pa
 from msgspec.structs import replace
 
@@ -19,7 +25,7 @@ from actors.errors import Corrupt, InvalidUsage, LeaseLost, StorageError
 from actors.kernel import Clock
 from actors.persist.decoded import DecodedParts
 from actors.persist.location import Blob
-from actors.persist.parts import VERSION, Encoded, decode, encode
+from actors.persist.parts import VERSION, Encoded, at_its_time, decode_written, encode
 from actors.persist.shard import Part
 from actors.plan.schema import Schema
 from actors.progress import ShardId, Time
@@ -48,7 +54,10 @@ class PartStore:
         self._nonce = f"{random.getrandbits(64):016x}"
         self._numbers = count(1)
         self._pending: dict[str, bool] = {}
-        """Key → whether it may be discarded (not after an append whose outcome is open)."""
+        """Key → whether it may be discarded (not while the outcome of an append is open)."""
+        self._offered: dict[str, float] = {}
+        """Of those, key → until when it may be claimed, on the monotonic clock."""
+        self._deleting: set[str] = set()
 
     @property
     def writer(self) -> str:
@@ -56,10 +65,16 @@ class PartStore:
         return self._nonce
 
     async def write(
-        self, shard: ShardId, schema: Schema, updates: pa.Table, inline_bytes_max: int
+        self,
+        shard: ShardId,
+        schema: Schema,
+        updates: pa.Table,
+        inline_bytes_max: int,
+        *,
+        keep: bool = True,
     ) -> tuple[Part, ...]:
-        """Durable parts of these updates. Raises `TypeMismatch`, `InvalidUsage`, `StoreFull`,
-        `StorageError`; then none is left behind."""
+        """Durable parts of these updates, kept decoded for their first readers if wanted. Raises
+        `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`; then none is left behind."""
         pieces = encode(
             updates, schema, inline_bytes_max=inline_bytes_max, bytes_target=self._bytes_target
         )
@@ -80,10 +95,14 @@ class PartStore:
                 parts.append(part)
                 if piece.blob is not None:
                     await self._blob.set(part.key, piece.blob)
-                if piece.updates.get_total_buffer_size() <= 2 * piece.updates.nbytes:
+                if keep and piece.updates.get_total_buffer_size() <= 2 * piece.updates.nbytes:
                     self._decoded.put(part, piece.updates)
-        except StorageError:
-            await self.discard(parts)
+        except BaseException as error:
+            if isinstance(error, StorageError) or not keep:
+                with anyio.CancelScope(shield=True):
+                    await self.discard(parts)
+            for part in parts:  # nobody has them: what is there is left to the collection
+                self._pending.pop(part.key, None)
             raise
 
     async def adopt(
@@ -102,7 +121,7 @@ class PartStore:
         key = self._new_key(shard)
         try:
             size, checksum = await self._blob.adopt(key, path)
-        except StorageError:
+        except BaseException:
             self._pending.pop(key, None)
             raise
         return Part(
@@ -124,11 +143,13 @@ class PartStore:
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
         """The part's updates. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
-        return await self._decoded.get(part, lambda: self._read(part, schema))
+        # Kept is what was written: it may be read before the part is placed, and after.
+        written = await self._decoded.get(part, lambda: self._read(part, schema))
+        return at_its_time(part, written)
 
     async def _read(self, part: Part, schema: Schema) -> pa.Table:
         if part.inline is not None:
-            return decode(part, part.inline, schema)
+            return decode_written(part, part.inline, schema)
         data = await self._blob.get(part.key)
         if data is None:
             shard = part.key.partition("/")[0]
@@ -144,8 +165,8 @@ class PartStore:
                 determinate=True,
             )
         if len(data) <= _ON_THE_LOOP_BYTES_MAX:
-            return decode(part, data, schema)
-        return await self._clock.run_blocking(lambda: decode(part, data, schema))
+            return decode_written(part, data, schema)
+        return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
 
     def path(self, part: Part) -> str | None:
         """The file's path, where there is one."""
@@ -158,19 +179,58 @@ class PartStore:
     async def claim(self, shard: ShardId, parts: Iterable[Part]) -> bool:
         """Makes parts of another process pending here; False when one of them is gone."""
         keys = {part.key for part in parts if part.inline is None}
+        self.give_up()
+        if keys & self._deleting:
+            return False
         new = {key: True for key in keys if key not in self._pending}
         self._pending |= new  # before the look: no collector takes them meanwhile
         found = {info.key for info in await self._blob.list_keys(f"{shard}/")}
         if keys <= found:
+            for key in keys:
+                self._offered.pop(key, None)
             return True
         for key in new:
-            del self._pending[key]
+            self._pending.pop(key, None)
         return False
+
+    def offer(self, parts: Iterable[Part], within_ms: int) -> None:
+        """Whoever claims them in time has them; nobody else is to care for them."""
+        until = self._clock.monotonic_ms() + within_ms
+        self._offered |= {part.key: until for part in parts if self._pending.get(part.key)}
+
+    def give_up(self) -> None:
+        """What was offered and not claimed in time is nobody's."""
+        now = self._clock.monotonic_ms()
+        for key in [key for key, until in self._offered.items() if until <= now]:
+            del self._offered[key]
+            if self._pending.get(key):
+                del self._pending[key]
+
+    def begin(self, parts: Iterable[Part]) -> tuple[Part, ...]:
+        """An append of these begins: until it is settled nobody discards them. Those that were
+        free to be discarded, for `reopen`. Raises `InvalidUsage` when a placed part is not ours."""
+        given = tuple(parts)
+        for part in given:
+            if part.at is not None and part.key not in self._pending:
+                raise InvalidUsage(
+                    f"part {part.key} was given up or discarded, or was never claimed: nothing was"
+                    " appended; do what wrote it over"
+                )
+        free = tuple(part for part in given if self._pending.get(part.key))
+        self.settle(free, named=False)
+        return free
+
+    def reopen(self, parts: Iterable[Part]) -> None:
+        """They surely were not appended: they may be discarded again."""
+        for part in parts:
+            if part.key in self._pending:
+                self._pending[part.key] = True
 
     def settle(self, parts: Iterable[Part], *, named: bool) -> None:
         """After an append: they are named by a state, or that is open."""
         for part in parts:
             if part.key in self._pending:
+                self._offered.pop(part.key, None)
                 if named:
                     del self._pending[part.key]
                 else:
@@ -180,22 +240,27 @@ class PartStore:
         """The shard is gone: what was written for it is orphaned."""
         for key in [key for key in self._pending if key.startswith(f"{shard}/")]:
             del self._pending[key]
+            self._offered.pop(key, None)
 
     async def discard(self, parts: Iterable[Part]) -> None:
         """Deletes parts that were never appended; failures are left to the collection."""
         for part in parts:
             if self._pending.get(part.key):
                 del self._pending[part.key]
+                self._offered.pop(part.key, None)
                 await self.delete([part.key])
 
     async def delete(self, keys: Iterable[str]) -> list[str]:
         """Deletes blobs; those that are gone now, one that cannot be deleted stays for later."""
         gone = []
         for key in keys:
+            self._deleting.add(key)
             try:
                 await self._blob.delete(key)
             except StorageError:
                 continue
+            finally:
+                self._deleting.discard(key)
             self._decoded.drop(key)
             gone.append(key)
         return gone

@@ -4,7 +4,8 @@ A Parquet part holds the user columns, ``__time``, ``__diff`` and, only where th
 updates, ``__error``; zstd; the format version stands in the file's metadata. Files written by
 Spark carry no such metadata: their version is that of their `Part`. Small updates stay inline,
 as an Arrow IPC stream in the shard's document. Rows are sorted by time, so that parts cover
-short spans of times and readers can leave them out. Pure: bytes in, bytes out.
+short spans of times and readers can leave them out. Of a placed part (`shard.placed`) all rows are
+read at the time that its description says. Pure: bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.errors import Corrupt, InvalidUsage, MalformedFrame, StorageError, TypeMismatch
-from actors.persist.shard import Part
+from actors.persist.shard import PLACED, Part
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
-from actors.plan.updates import from_ipc, to_ipc
+from actors.plan.updates import from_ipc, set_column, to_ipc
 
 VERSION: Final = 1
+"""Of parts as they are written."""
 _VERSION_KEY: Final = b"penstock.part"
 _ROW_GROUP_ROWS: Final = 128 * 1024
 _THREADS_BYTES_MIN: Final = 1 << 20
@@ -119,14 +121,38 @@ def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
 def _to_parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     marked = table.replace_schema_metadata({_VERSION_KEY: str(VERSION).encode()})
-    pq.write_table(marked, sink, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+    pq.write_table(
+        marked,
+        sink,
+        compression="zstd",
+        row_group_size=_ROW_GROUP_ROWS,
+        use_dictionary=_repeating(table.schema),
+    )
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
 
+def _repeating(shape: pa.Schema) -> list[str]:
+    """Columns that are worth a dictionary: texts, and those that mostly repeat one number. To look
+    for others' values in one takes more than all the rest, and zstd finds most of what it would."""
+    return [
+        field.name
+        for field in shape
+        if field.name in (TIME, DIFF)
+        or pa.types.is_string(field.type)
+        or pa.types.is_binary(field.type)
+    ]
+
+
 def decode(part: Part, data: bytes, schema: Schema) -> pa.Table:
-    """The updates in a part's bytes. Raises `Corrupt` when a byte is not what was written, and
-    `StorageError` for a part of a newer version."""
+    """The updates in a part's bytes. Raises as `decode_written` does."""
+    return at_its_time(part, decode_written(part, data, schema))
+
+
+def decode_written(part: Part, data: bytes, schema: Schema) -> pa.Table:
+    """The updates as they were written, whatever time the part was placed at since. Raises
+    `Corrupt` when a byte is not what was written, and `StorageError` for a part of a newer
+    version."""
     name = f"part {part.key}" if part.key else "inline part"
     if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
         raise Corrupt(
@@ -152,6 +178,13 @@ def decode(part: Part, data: bytes, schema: Schema) -> pa.Table:
     return table.replace_schema_metadata(None)
 
 
+def at_its_time(part: Part, written: pa.Table) -> pa.Table:
+    """What was written (`decode_written`) as it is meant: a placed part's rows all at its time."""
+    if part.at is None:
+        return written
+    return set_column(written, TIME, pa.repeat(pa.scalar(part.at, pa.int64()), part.rows))
+
+
 def _from_parquet(name: str, data: bytes) -> pa.Table:
     # `pq.read_table` would make a dataset of it: four times the cost of a small part.
     with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
@@ -163,9 +196,9 @@ def _from_parquet(name: str, data: bytes) -> pa.Table:
 
 
 def _check_version(name: str, version: int) -> None:
-    if version > VERSION:
+    if version > PLACED:
         raise StorageError(
-            f"{name} has format {version}, this version reads up to {VERSION}: use the newer"
+            f"{name} has format {version}, this version reads up to {PLACED}: use the newer"
             " version of the program",
             determinate=True,
         )

@@ -18,7 +18,9 @@ Rules
 - A part that compaction replaced is *retired*: its blob may be deleted when no lease was taken
   before it was retired (``lease.seqno < retired.seqno``) and no reader of this process uses it.
 - The last append of each writer is remembered by its number, so that one whose answer was lost
-  is never done twice.
+  is never done twice. Of copies the last are remembered by their uuids, for whoever asks again.
+- A part may be written before its time is known, and be *placed* when it is: then all its rows
+  lie at the time that its description says (`at`), whatever the file says.
 - A shard of a *table* is sealed up to the greater of its own upper and the tables' shared upper:
   what is appended to it must not lie below either.
 
@@ -34,7 +36,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, InvalidUsage, ReadBelowSince
+from actors.errors import Corrupt, Fenced, InvalidUsage, ReadBelowSince
 from actors.plan.schema import Schema
 from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time, format_frontier
 
@@ -43,6 +45,10 @@ FORMAT: Final = 1
 TABLES_UPPER: Final = "tables_upper"
 """Key of the tables' shared upper; also the `shard` of a mismatch on it."""
 WRITERS_MAX: Final = 16
+COPIES_MAX: Final = 16
+"""Copies into one shard that are remembered."""
+PLACED: Final = 2
+"""Version of parts whose rows all lie at a time that their file does not say."""
 
 Bytes: TypeAlias = bytes
 
@@ -67,6 +73,14 @@ class Part(msgspec.Struct, frozen=True):
     version: int
     retracts: bool = True
     """Whether a diff may be less than zero; False: surely none is."""
+    at: Time | None = None
+    """Where all its rows lie; None: each where the part says. A file says 0 then, so that who
+    reads it from `at` on and raises times to its own finds it right."""
+
+
+def placed(part: Part, time: Time) -> Part:
+    """A part that was written at 0, with all its rows at `time`."""
+    return replace(part, at=time, time_min=time, time_max=time, version=PLACED)
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -110,6 +124,14 @@ class Mark(msgspec.Struct, frozen=True):
     seqno: int
 
 
+class Copied(msgspec.Struct, frozen=True):
+    """A copy that was appended: so many rows, at one time."""
+
+    uuid: str
+    rows: int
+    time: Time
+
+
 class ShardState(msgspec.Struct, frozen=True):
     """The state document of a shard."""
 
@@ -126,6 +148,12 @@ class ShardState(msgspec.Struct, frozen=True):
     """Sealed up to the tables' shared upper, too."""
     retired: tuple[Retired, ...] = ()
     writers: dict[str, Mark] = {}
+    copies: tuple[Copied, ...] = ()
+    """The last ones, oldest first."""
+
+    def copied(self, uuid: str) -> Copied | None:
+        """The copy of that uuid, if it was appended and is remembered."""
+        return next((copy for copy in self.copies if copy.uuid == uuid), None)
 
     @property
     def inline_bytes(self) -> int:
@@ -165,6 +193,8 @@ class Append(msgspec.Struct, frozen=True):
     upper: Frontier
     parts: tuple[Part, ...]
     holds: tuple[tuple[ShardId, str, Time], ...] = ()
+    copied: Copied | None = None
+    """What this is a copy of, to be remembered."""
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -193,6 +223,8 @@ def validate(state: ShardState) -> None:
             _hold(state, ordered, "lower <= time_min <= time_max < upper", part.key, batch)
             _hold(state, part.rows > 0, "rows > 0", part.key)
             _hold(state, (part.key == "") == (part.inline is not None), "inline has no key", part)
+            at = part.at is None or part.at == part.time_min == part.time_max
+            _hold(state, at, "a placed part lies at one time", part.key)
     _hold(state, end is None or end == state.upper, "the last batch ends at upper", end)
     _hold(state, state.since >= TIME_MIN, "0 <= since", state.since)
     _hold(state, TIME_MIN <= state.upper <= EMPTY, "0 <= upper <= empty", state.upper)
@@ -269,7 +301,7 @@ def appended(
     """The updates of [lower, upper), provided that the upper is `lower`.
 
     `floor`: no time may lie below it (the tables' shared upper, for a table). Raises
-    `InvalidUsage` when the interval or a part does not fit.
+    `InvalidUsage` when the interval or a part does not fit, `Fenced` for a copy that was appended.
     """
     if append.lower >= append.upper or append.upper > EMPTY:
         raise InvalidUsage(
@@ -277,6 +309,11 @@ def appended(
         )
     if state.upper != append.lower:
         return UpperMismatch(state.id, append.lower, state.upper)
+    if append.copied is not None and state.copied(append.copied.uuid) is not None:
+        raise Fenced(
+            f"copy {append.copied.uuid} was appended to {state.id} before: ask for it again",
+            determinate=True,
+        )
     known = state.blob_keys()
     for part in append.parts:
         fits = max(append.lower, floor) <= part.time_min <= part.time_max < append.upper
@@ -298,6 +335,8 @@ def appended(
         batches = (*state.batches[:-1], last)
     else:
         batches = (*state.batches, Batch(append.lower, append.upper, append.parts))
+    if append.copied is not None:
+        state = replace(state, copies=(*state.copies, append.copied)[-COPIES_MAX:])
     return _marked(replace(state, batches=batches, upper=append.upper), writer, call)
 
 

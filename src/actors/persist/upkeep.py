@@ -185,6 +185,7 @@ class Upkeep:
         """Deletes blobs that no state names, that nobody here writes or reads, and that are
         older than the grace, and stashed results that nobody took; how many. Raises
         `StorageError`."""
+        self._parts.give_up()
         infos = await self._blob.list_keys()
         limit = self._clock.now_ms() - self._settings.blob_orphan_grace_ms
         folders: dict[ShardId, list[str]] = {}
@@ -204,7 +205,9 @@ class Upkeep:
                 continue  # what cannot be read names who knows what
             orphans = [key for key in keys if key not in named and not self._parts.pending(key)]
             used = self._book.used(orphans)
-            count_ += len(await self._parts.delete(key for key in orphans if key not in used))
+            # Looked at again, one by one: any may be claimed while others are deleted.
+            gone = (key for key in orphans if key not in used and not self._parts.pending(key))
+            count_ += len(await self._parts.delete(gone))
         return count_
 
 

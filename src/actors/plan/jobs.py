@@ -178,7 +178,49 @@ class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True):
     job_id: str
 
 
-Job: TypeAlias = Analyze | Prepare | Step | Rehearse | Difference | Query | Forget | Cancel | Select
+class TakeFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Reads files of `paths` as Spark reads `format` (parquet, csv or json) with its own reader
+    `options`: rows with the columns `keep` of `read`, the files' columns. Small answers come as
+    Arrow, large ones as Parquet files.
+
+    A file that cannot be read so fails it with ``DefiniteError``, whose text begins with the
+    file's path where Spark tells it.
+    """
+
+    job_id: str
+    paths: tuple[str, ...]
+    format: str
+    read: Schema
+    keep: tuple[str, ...]
+    options: tuple[tuple[str, str], ...] = ()
+    bytes: int = 0
+    """Of all files."""
+    into_files: bool = True
+    """A large answer is wanted as files."""
+
+
+class InferFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Asks Spark for the columns of files. Answered with `Analyzed`, of one schema."""
+
+    job_id: str
+    paths: tuple[str, ...]
+    format: str
+    options: tuple[tuple[str, str], ...] = ()
+
+
+Job: TypeAlias = (
+    Analyze
+    | Prepare
+    | Step
+    | Rehearse
+    | Difference
+    | Query
+    | Forget
+    | Cancel
+    | Select
+    | TakeFiles
+    | InferFiles
+)
 
 
 class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -8,7 +8,6 @@ the same bits.
 from __future__ import annotations
 
 import functools
-import io
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import MalformedFrame
-from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.schema import DIFF, ERROR, TIME, Schema
 
 FEW_ROWS_MAX: Final = 512
 """Up to here Python sums equal rows faster than Arrow does."""
@@ -44,12 +43,7 @@ def opening_of(schema: pa.Schema) -> bytes:
 def stream_of(opening: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
     """One Arrow IPC stream of batches, all of the schema of that opening. Costs less than
     `to_ipc`, for a few rows as for many."""
-    sink = io.BytesIO()
-    sink.write(opening)
-    for batch in batches:
-        sink.write(batch.serialize())
-    sink.write(_END)
-    return sink.getvalue()
+    return b"".join((opening, *(batch.serialize() for batch in batches), _END))
 
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
@@ -119,6 +113,19 @@ def with_time(rows: pa.Table, time: int, diff: int) -> pa.Table:
     ).append_column(pa.field(DIFF, pa.int64()), pa.repeat(pa.scalar(diff, pa.int64()), count))
 
 
+def at_time(updates: pa.Table, time: int) -> pa.Table:
+    """Updates without a time, all at one."""
+    times = pa.repeat(pa.scalar(time, pa.int64()), updates.num_rows)
+    return updates.append_column(pa.field(TIME, pa.int64()), times)
+
+
+def error_update(schema: Schema, text: str, time: int, diff: int) -> pa.Table:
+    """An error update: NULL columns, the text, a time and a diff."""
+    shape = schema.arrow_updates().append(pa.field(ERROR, pa.string()))
+    row = dict.fromkeys(schema.names) | {TIME: time, DIFF: diff, ERROR: text}
+    return pa.Table.from_pylist([row], schema=shape)
+
+
 def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
     """The table with one column replaced in place."""
     return table.set_column(table.schema.get_field_index(name), name, values)
@@ -143,6 +150,16 @@ def between(updates: pa.Table, lower: int, upper: int) -> pa.Table:
 def negate(updates: pa.Table) -> pa.Table:
     """All diffs with the other sign."""
     return set_column(updates, DIFF, pc.negate(updates[DIFF]))
+
+
+def split_errors(updates: pa.Table) -> tuple[pa.Table, pa.Table | None]:
+    """Plain updates (without the error column), and the error updates if there are any."""
+    if ERROR not in updates.column_names:
+        return updates, None
+    held = pc.is_valid(updates[ERROR])
+    errors = updates.filter(held)
+    plain = updates.filter(pc.invert(held)).drop_columns([ERROR])
+    return plain, errors if errors.num_rows else None
 
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
@@ -197,7 +214,7 @@ def condensed(updates: pa.Table) -> pa.Table:
     return consolidate(updates) if sample.num_rows * 2 <= _SAMPLE_ROWS else updates
 
 
-def _bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Floats as their bits, so that -0.0, 0.0 and every NaN keep apart and equal themselves; and
     dates as their days."""
     if not (pa.types.is_floating(column.type) or pa.types.is_date32(column.type)):
@@ -221,7 +238,7 @@ _PLAIN: Final = (
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    column = _bits(column)
+    column = comparable(column)
     if column.null_count or not pa.types.is_integer(column.type):
         return list(column.to_pylist())
     return list(column.to_numpy().tolist())
@@ -246,7 +263,7 @@ def _sum_few(updates: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def _sum_groups(updates: pa.Table, names: Sequence[str]) -> pa.Table:
-    columns = {name: _bits(updates[name]) for name in names}
+    columns = {name: comparable(updates[name]) for name in names}
     keyed = pa.table([*columns.values(), updates[DIFF]], names=[*names, DIFF])
     grouped = keyed.group_by(list(names), use_threads=False).aggregate([(DIFF, "sum")])
     arrays = []
@@ -262,7 +279,7 @@ def _sum_groups(updates: pa.Table, names: Sequence[str]) -> pa.Table:
 def _sum_nested(updates: pa.Table, names: Sequence[str]) -> pa.Table:
     first: dict[str, int] = {}
     sums: dict[str, int] = {}
-    rows = zip(*(_bits(updates[name]).to_pylist() for name in names), strict=True)
+    rows = zip(*(comparable(updates[name]).to_pylist() for name in names), strict=True)
     for index, (row, diff) in enumerate(zip(rows, updates[DIFF].to_pylist(), strict=True)):
         key = repr(_exact(row))
         first.setdefault(key, index)

@@ -2,8 +2,8 @@
 
 Every request has a `request` number, unique within its connection; its answers carry the same.
 `Subscribe` is answered by many `Changes` until `Unsubscribe` or an error; `Read` by one or more
-`Contents`, the last without `more`; `CopyTo` by `CopyProgress` where it is wanted, then by one
-answer; every other request by exactly one answer. Rows travel as
+`Contents`, the last without `more`; `CopyTo` and `CopyFrom` by their progress where it is wanted,
+then by one answer; every other request by exactly one answer. Rows travel as
 Arrow IPC streams. New fields last, with defaults.
 """
 
@@ -16,6 +16,19 @@ import msgspec
 from actors.kernel import ActorStatistics
 from actors.plan.schema import Schema
 from actors.progress import Frontier, Time
+from actors.protocol.api_storage import (
+    AlterSource,
+    CopiedFrom,
+    CopyFrom,
+    CopyFromProgress,
+    CreateSink,
+    CreateSource,
+    DropSink,
+    DropSource,
+    ForgetSource,
+    ListSources,
+    SourceReport,
+)
 from actors.protocol.compute import Comparison, Finishing
 
 PROTOCOL_VERSION = 1
@@ -181,7 +194,7 @@ class SetTracing(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ChangeReplicas(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Adds a replica or drops one, until the service ends; neither: only asks for them."""
+    """Adds a replica or drops one, for good; neither: only asks for them."""
 
     request: int
     add: str = ""
@@ -237,6 +250,14 @@ Request: TypeAlias = (
     | ChangeReplicas
     | Query
     | CopyTo
+    | CreateSource
+    | AlterSource
+    | DropSource
+    | CreateSink
+    | DropSink
+    | ListSources
+    | ForgetSource
+    | CopyFrom
 )
 
 
@@ -425,10 +446,27 @@ Answer: TypeAlias = (
     | ReadInstead
     | CopyProgress
     | CopiedInto
+    | SourceReport
+    | CopyFromProgress
+    | CopiedFrom
 )
 
 
-Traced: TypeAlias = Write | Read | Subscribe | CreateTable | CreateView | CreateIndex | Drop | Query
+Traced: TypeAlias = (
+    Write
+    | Read
+    | Subscribe
+    | CreateTable
+    | CreateView
+    | CreateIndex
+    | Drop
+    | Query
+    | CreateSource
+    | AlterSource
+    | DropSource
+    | CreateSink
+    | DropSink
+)
 """Requests that bring a trace context, and whose way is traced."""
 
 

@@ -80,8 +80,9 @@ class SubscribeExport(msgspec.Struct, frozen=True, gc=False, tag=True):
 class CopyToExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The one import's contents at `as_of` as files below `destination`, a manifest last.
 
-    `destination`: a folder, as a path or ``file:`` URL, below the replica's `copy_dir`. Files
-    have at most about `file_bytes_max` bytes.
+    `destination`: a folder, as a path or ``file:`` URL, below the replica's `copy_dir`, or a place
+    in a bucket, as a URL at or below one of its `copy_buckets`. Files have at most about
+    `file_bytes_max` bytes.
     """
 
     schema: Schema

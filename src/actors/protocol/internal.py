@@ -7,7 +7,7 @@ come up in room that a request reserved (`Address.reply`), so no cycle of actors
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -16,24 +16,34 @@ from actors.errors import PenstockError
 from actors.kernel import Reply
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import Command, CopyDone, CopyFailed, Lot, SubscribeBatch
+from actors.protocol.storage_internal import ForStorage
 
 # -- the sequencer: one order of all that renders ----------------------------------------------
 
 
+Half: TypeAlias = Literal["compute", "storage"]
+
+
 class Propose(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Worker 0 (or a storage half) asks for a command to be ordered; `generation` is the count
-    of connections so far: commands of a displaced connection are dropped, never applied late."""
+    """Worker 0 asks for a command of one half to be ordered; `generation` is the count of that
+    half's connections so far: commands of a displaced one are dropped, never applied late."""
 
     generation: int
-    command: Command | Lot
+    command: Command | Lot | ForStorage
+
+    @property
+    def half(self) -> Half:
+        """Whose it is."""
+        return "storage" if isinstance(self.command, ForStorage) else "compute"
 
 
 class Sequenced(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Command number `index` of the one order; every worker receives every index, in order."""
+    """Command number `index` of the one order of both halves; every worker receives every index,
+    in order."""
 
     index: int
     generation: int
-    command: Command | Lot
+    command: Command | Lot | ForStorage
 
 
 # -- listen and fetch --------------------------------------------------------------------------

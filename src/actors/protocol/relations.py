@@ -3,7 +3,9 @@
 A relation is read like a table, by `Client.peek` and ``penstock peek``, with the same filter,
 columns, order, limit and offset. It is a snapshot of the moment at which it is asked for: it has
 no history, so that an `as_of` and a subscribe are refused. `kept_by` says who answers: every
-worker its own rows (the client gets all of them; `worker` is a column), or the controller.
+worker of every replica its own rows (the client gets all of them; `replica` and `worker` are
+columns), or the controller. A replica that is not connected, or answers with an error of its own
+(it is busy), is left out; the error is told when no other answers.
 
 A frontier that is empty (nothing more will come) is NULL, and so is what is not known.
 `docs/relations.md` is made from this table, which a test sees to.
@@ -55,6 +57,7 @@ def _relation(
     return Relation(f"{PREFIX}{name}", kept_by, text, made)
 
 
+_REPLICA: Final = ("replica", "string", "which of the replicas: r1 where there is one alone")
 _WORKER: Final = ("worker", "int", "which of the workers")
 _ID: Final = ("id", "string", "of the dataflow; an object's dataflow has the object's id")
 _NAME: Final = ("name", "string", "of the object that it maintains")
@@ -63,11 +66,13 @@ _BY_WORKERS: Final = (
     _relation(
         "dataflows",
         "workers",
-        "Every dataflow that runs or is being dropped, as worker 0 sees it.",
+        "Every dataflow that runs or is being dropped: those that compute, as worker 0 sees them, "
+        "and those of sources and sinks, as their own worker does.",
+        _REPLICA,
         _WORKER,
         _ID,
         _NAME,
-        ("kind", "string", "view, index, subscribe or copy"),
+        ("kind", "string", "view, index, subscribe, copy, ingestion, sink or oneshot"),
         ("as_of", "bigint", "time from which it has contents"),
         ("until", "bigint", "frontier at which it ends"),
         ("since", "bigint", "nobody reads its contents below this time"),
@@ -81,6 +86,7 @@ _BY_WORKERS: Final = (
         "frontiers",
         "workers",
         "How far each dataflow is, on each worker; a copy has no frontiers.",
+        _REPLICA,
         _WORKER,
         _ID,
         _NAME,
@@ -95,6 +101,7 @@ _BY_WORKERS: Final = (
         "workers",
         "Rows kept by key: a partition of every index on every worker, and on worker 0 the "
         "arrangements that views share for their lookups.",
+        _REPLICA,
         _WORKER,
         ("kind", "string", "index, or shared"),
         ("id", "string", "of the index, or of the shard that is arranged"),
@@ -109,6 +116,7 @@ _BY_WORKERS: Final = (
         "worker_peeks",
         "workers",
         "Reads that a worker has not answered. Those of clients are in `penstock.peeks`.",
+        _REPLICA,
         _WORKER,
         ("uuid", "string", "name of the peek"),
         ("kind", "string", "index, shard or relation"),
@@ -120,6 +128,7 @@ _BY_WORKERS: Final = (
         "steps",
         "workers",
         "The last steps of all dataflows, on worker 0: at most `log_rows_max`.",
+        _REPLICA,
         _WORKER,
         ("at_ms", "bigint", "when it was done: ms since 1970"),
         _ID,
@@ -138,6 +147,7 @@ _BY_WORKERS: Final = (
         "parts_in_flight",
         "workers",
         "What each source of each dataflow has before it, on worker 0.",
+        _REPLICA,
         _WORKER,
         _ID,
         ("source", "int", "number of the import"),
@@ -154,6 +164,7 @@ _BY_WORKERS: Final = (
         "hydration",
         "workers",
         "Dataflows that read their first contents, on worker 0.",
+        _REPLICA,
         _WORKER,
         _ID,
         _NAME,
@@ -167,6 +178,7 @@ _BY_WORKERS: Final = (
         "reconciliation",
         "workers",
         "What became of running dataflows when a client connected, on each worker.",
+        _REPLICA,
         _WORKER,
         ("flag", "string", "reused, created, dropped, replaced, or why one was replaced"),
         ("last", "bigint", "dataflows, the last time"),
@@ -199,7 +211,7 @@ _BY_CONTROLLER: Final = (
         ("mode", "string", "how a view is maintained"),
         ("since", "bigint", "earliest time that can be read"),
         ("upper", "bigint", "frontier below which it is sealed"),
-        ("lag_ms", "bigint", "ms behind the tables"),
+        ("lag_ms", "bigint", "ms behind the furthest table that it is made of"),
         ("as_of", "bigint", "time from which it has contents"),
         ("depends", "string", "objects that it reads, with commas between"),
         ("key", "string", "key columns, with commas between"),
@@ -210,9 +222,10 @@ _BY_CONTROLLER: Final = (
     _relation(
         "operators",
         "controller",
-        "The plans of views, a row a node in the order of `penstock explain`.",
-        ("id", "string", "of the view"),
-        ("name", "string", "of the view"),
+        "The plans of views in the order of `penstock explain`, and what sources and sinks do; "
+        "a row a node.",
+        ("id", "string", "of the view, source or sink"),
+        ("name", "string", "of the view, source or sink"),
         ("number", "int", "from 0, the root"),
         ("depth", "int", "of the node below the root"),
         ("operator", "string", "kind of the node"),
@@ -291,6 +304,23 @@ _BY_CONTROLLER: Final = (
         ("dataflow", "string", "that writes it"),
     ),
     _relation(
+        "copies_from",
+        "controller",
+        "Copies from files into tables that are under way.",
+        _SESSION,
+        _REQUEST,
+        ("table", "string", "that gets the rows"),
+        ("path", "string", "file or folder"),
+        ("format", "string", "parquet, csv or json"),
+        ("state", "string", "beginning, reading, or appending (it cannot be canceled any more)"),
+        ("files_read", "bigint", "whole"),
+        ("files", "bigint", "in all; NULL until they were looked at"),
+        ("bytes_read", "bigint", "of the files read"),
+        ("bytes", "bigint", "of all files"),
+        ("rows_staged", "bigint", "rows that are written, and not in the table yet"),
+        ("oneshot", "string", "its id in `penstock.dataflows`"),
+    ),
+    _relation(
         "connections",
         "controller",
         "Clients that are connected and have asked for something.",
@@ -328,6 +358,47 @@ _BY_CONTROLLER: Final = (
         ("tasks_done", "bigint", "Spark's tasks that are done, of jobs that take long"),
         ("tasks", "bigint", "of so many that are known"),
         ("error", "string", "class of the error"),
+    ),
+    _relation(
+        "sources",
+        "controller",
+        "Sources and sinks, how they are and what they have done.",
+        ("id", "string", "of the source or sink"),
+        ("name", "string", "of the source or sink"),
+        ("direction", "string", "in: a source; out: a sink"),
+        ("kind", "string", "postgres, files, nexmark, …, delta, parquet"),
+        ("status", "string", "starting, running, paused, stalled, ceased; dropped: to be removed"),
+        ("error", "string", "why it is stalled"),
+        ("hint", "string", "what to do about it"),
+        ("since_ms", "bigint", "since when: ms since 1970"),
+        ("upper", "bigint", "frontier to which all is durable: here, or of a sink there"),
+        ("messages", "bigint", "changes taken; of a sink: commits"),
+        ("bytes", "bigint", "bytes of them"),
+        ("rows_inserted", "bigint", "rows that came"),
+        ("rows_deleted", "bigint", "rows that went"),
+        ("rows_staged", "bigint", "rows read and not durable yet"),
+        ("snapshot_rows_known", "bigint", "rows of the first contents, about"),
+        ("snapshot_rows_staged", "bigint", "of them, those read"),
+        ("position_known", "string", "newest position outside"),
+        ("position_committed", "string", "newest position that is durable"),
+        ("lag_ms", "bigint", "ms behind the outside"),
+        ("lag_bytes", "bigint", "bytes behind the outside"),
+        ("restarts", "bigint", "times that it was started again"),
+        ("failed", "string", "why it stalled last, since the service started"),
+        ("failed_ms", "bigint", "when: ms since 1970"),
+    ),
+    _relation(
+        "source_tables",
+        "controller",
+        "The tables that sources fill.",
+        ("id", "string", "of the table"),
+        ("name", "string", "of the table"),
+        ("source", "string", "that fills it"),
+        ("outside", "string", "its name there"),
+        ("status", "string", "starting, running, paused or stalled"),
+        ("error", "string", "why it goes on no further"),
+        ("hint", "string", "what to do about it"),
+        ("upper", "bigint", "frontier below which it is sealed"),
     ),
     _relation(
         "actors",

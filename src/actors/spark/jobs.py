@@ -21,6 +21,7 @@ from actors.plan.jobs import (
     Answer,
     Difference,
     EngineReady,
+    InferFiles,
     Job,
     JobFailed,
     Prepare,
@@ -29,6 +30,7 @@ from actors.plan.jobs import (
     RowsDone,
     Select,
     Step,
+    TakeFiles,
 )
 from actors.settings import Settings
 from actors.spark.analysis import analyze
@@ -40,6 +42,7 @@ from actors.spark.selecting import run_select
 from actors.spark.session import ThreadSessions, name_call_site, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.spark.steps import Slot, rehearse, run_step
+from actors.spark.taking import infer_files, take_files
 
 
 class Ticket:
@@ -88,7 +91,11 @@ class Engine:
         if ticket.canceled.is_set():
             ticket.prepared = None
             return _canceled(job_id)
-        if isinstance(ticket.job, Step | Select) and ticket.job.into_files and not self._here:
+        if (
+            isinstance(ticket.job, Step | Select | TakeFiles)
+            and ticket.job.into_files
+            and not self._here
+        ):
             # what is written elsewhere need not be seen here, and would be missing silently
             ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
         slot.canceled, slot.group = ticket.canceled, ticket.group
@@ -192,6 +199,10 @@ def dispatch(slot: Slot, ticket: Ticket) -> Answer:
             return run_query(slot, job)
         case Select():
             return run_select(slot, job)
+        case TakeFiles():
+            return take_files(slot, job)
+        case InferFiles():
+            return infer_files(slot, job)
         case _:
             raise InvalidUsage(f"{type(job).__name__} is not a job that runs")
 

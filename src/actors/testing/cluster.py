@@ -46,8 +46,8 @@ from actors.persist.stashed import FOLDER as STASH
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
+from actors.storage.half import Outside
 from actors.testing.simulation.checkers import (
-    ExchangeChecker,
     ReadsChecker,
     ViewsChecker,
     WritesChecker,
@@ -58,13 +58,22 @@ from actors.testing.simulation.faults import Injector, Trace
 from actors.testing.simulation.history import History, Violation
 from actors.testing.simulation.links import (
     DelayedAddress,
-    End,
     FaultyClusterClient,
     MemoryListener,
 )
+from actors.testing.simulation.observed import ObservedLink
+from actors.testing.simulation.outside import SimulatedOutside, SinksChecker
 from actors.testing.simulation.rivals import ControllerWatch, Rivalry
 from actors.testing.simulation.schedule import Schedule, Setting
-from actors.testing.simulation.stores import Disk, FaultyBlob, FaultyConsensus
+from actors.testing.simulation.storage_checkers import (
+    Half,
+    HoldsChecker,
+    RenderingsChecker,
+    ToldChecker,
+    halves_of,
+)
+from actors.testing.simulation.storage_rivals import StorageRivalry, StorageWatch
+from actors.testing.simulation.stores import Disk, FaultyBlob, FaultyConsensus, LatePersist
 from actors.testing.virtual_time import Deadlock, VirtualClock
 
 DOWN_S: Final = 0.02
@@ -93,6 +102,7 @@ def settings_of(setting: Setting, directory: Path) -> Settings:
         listen="memory:0",
         workers=setting.workers,
         replicas=setting.replicas,
+        commands_in_flight_max=setting.window,
         standby_ms=setting.standby_ms,
         retain_history_ms=setting.retain_history_ms,
         index_history_ms=200,
@@ -113,6 +123,12 @@ def settings_of(setting: Setting, directory: Path) -> Settings:
         fetch_attempts_max=3,
         stash_responses_max=32,
         arrangement_slack_ms=50,
+        source_tick_ms=40,
+        statistics_ms=300,
+        sink_commit_ms=30,
+        sink_frontier_ms=120,
+        source_dirs=str(directory),
+        part_bytes_target=100 if setting.copies else 64 * 1024 * 1024,
     )
 
 
@@ -131,7 +147,7 @@ class _Service(Service):
         self.listener = MemoryListener(world.injector)
         self.clusters: Cluster | Hosts | None = None
         """Once the controller has come to one of them."""
-        self.persist: PersistClient | None = None
+        self.persist: LatePersist | None = None
 
     def _start_engine(
         self, system: System, settings: Settings, scratch: Path
@@ -145,13 +161,14 @@ class _Service(Service):
         def crash() -> None:
             world.kill(self._life)
 
-        self.persist = PersistClient(
+        self.persist = LatePersist(
             FaultyBlob(world.disk, world.injector, crash, world),
             FaultyConsensus(world.disk, world.injector, crash, world),
             world.settings,
             world.clock,
             random=random.Random(world.dice.getrandbits(64)),
         )
+        self.persist.injector = world.injector
         return self.persist
 
     async def _bind(self, address: str) -> Listener:
@@ -163,37 +180,22 @@ class _Service(Service):
         watch = ControllerWatch(world, self._life, heard=replica == "r1")
         return FaultyClusterClient(client, world.injector, world.guarded(watch.heard))
 
+    def _half(self, persist: PersistClient) -> Outside | None:
+        return super()._half(persist) if self._world.schedule.setting.source_rate else None
+
+    def _reach_out(
+        self, system: System, executor: Address[ExecutorMessage], scratch: Path
+    ) -> SimulatedOutside:
+        world = self._world
+        return SimulatedOutside(world, self.settings, world.clock, system.random, executor, scratch)
+
+    def _connect_storage(self, client: LocalClient) -> ClusterClient:
+        world = self._world
+        heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
+        return FaultyClusterClient(client, world.injector, heard, name="storage")
+
     def _reach(self, adapter: Address[Any]) -> Address[Any]:
-        return DelayedAddress(adapter, self._world.injector)
-
-
-class ObservedLink:
-    """A client's end, watched. It is its own dialler, as `Client.in_process` wants one."""
-
-    def __init__(self, end: End, world: World) -> None:
-        self._end = end
-        self.checker = ExchangeChecker(world.history, world.reads)
-        self._sent = world.guarded(self.checker.sent)
-        self._received = world.guarded(self.checker.received)
-
-    async def connect_in_process(self) -> ObservedLink:
-        """Itself."""
-        return self
-
-    async def send(self, message: Any) -> None:
-        """Sends."""
-        self._sent(message)
-        await self._end.send(message)
-
-    async def receive(self) -> Any:
-        """The next message."""
-        message = await self._end.receive()
-        self._received(message)
-        return message
-
-    async def aclose(self) -> None:
-        """Ends the connection."""
-        await self._end.aclose()
+        return DelayedAddress(adapter, self._world.injector, self._world.told.sent)
 
 
 class World:
@@ -212,7 +214,12 @@ class World:
         self.views = ViewsChecker(self.history)
         self.reads = ReadsChecker(self.history)
         self.writes = WritesChecker(self.history)
+        self.sinks = SinksChecker(self.history)
+        self.holds = HoldsChecker(self.history, self.sinks)
+        self.told = ToldChecker(self.settings.workers, self.history, self.sinks)
+        self.renderings = RenderingsChecker()
         self.rivalry = Rivalry()
+        self.storage_rivalry = StorageRivalry()
         self.violation: Violation | None = None
         self.failed = asyncio.Event()
         self._lives = 0
@@ -248,6 +255,8 @@ class World:
         try:
             self.history.committed(ops)
             self.views.check()
+            self.holds.check()
+            self.look()
         except Violation as violation:
             self.fail(violation)
 
@@ -357,6 +366,15 @@ class World:
             return await service.clusters.connect("r1")
         return await service.clusters.connect()
 
+    async def connect_raw_storage(self) -> ClusterClient:
+        """As `connect_raw`, to the storage half that the controller speaks to."""
+        service = self._service
+        if service is None or service.clusters is None:
+            raise Broken("the cluster is down")
+        if isinstance(service.clusters, Hosts):
+            return await service.clusters.connect_storage("r1")
+        return await service.clusters.connect_storage()
+
     @property
     def life(self) -> int:
         """Number of the service's present life."""
@@ -374,6 +392,17 @@ class World:
         if service is None or service.clusters is None:
             return None
         return await service.clusters.statistics()
+
+    def halves(self) -> list[Half]:
+        """Of every cluster that has begun."""
+        system = None if self._service is None else self._service._system
+        return [] if system is None else halves_of(system.cells, self.settings.workers)
+
+    def look(self) -> None:
+        """Checks both halves of all workers as they are. Raises `Violation`."""
+        if self.schedule.setting.source_rate:
+            for workers, sequencer in self.halves():
+                self.renderings.check(workers, sequencer)
 
     def readers(self) -> list[str]:
         """Shards that somebody still reads."""

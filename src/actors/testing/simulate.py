@@ -10,6 +10,7 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count, islice
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
@@ -17,7 +18,7 @@ import msgspec
 
 from actors.testing.cluster import Report, simulate
 from actors.testing.simulation.faults import Fault
-from actors.testing.simulation.schedule import Operation, Schedule, describe, draw
+from actors.testing.simulation.schedule import Operation, Schedule, describe, draw, has_source
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class Campaign(msgspec.Struct, frozen=True):
     """What a campaign came to."""
 
     first: int
+    last: int
     runs: int
     seconds: float
     steps: int
@@ -61,11 +63,11 @@ def campaign(seeds: Iterable[int], told: Callable[[Failure], None] | None = None
     gc.freeze()
     runs = steps = 0
     seconds = 0.0
-    first = None
+    first = last = None
     faults: Counter[str] = Counter()
     failures: list[Failure] = []
     for seed in seeds:
-        first = seed if first is None else first
+        first, last = seed if first is None else first, seed
         began = perf_counter()
         report = simulate(draw(seed))
         seconds += perf_counter() - began
@@ -80,7 +82,8 @@ def campaign(seeds: Iterable[int], told: Callable[[Failure], None] | None = None
             if len(failures) >= FAILURES_MAX:
                 break
     gc.unfreeze()
-    return Campaign(first or 0, runs, seconds, steps, dict(sorted(faults.items())), tuple(failures))
+    struck = dict(sorted(faults.items()))
+    return Campaign(first or 0, last or 0, runs, seconds, steps, struck, tuple(failures))
 
 
 def shrunk(report: Report) -> Failure:
@@ -156,14 +159,16 @@ def replayed(seed: int, *, as_json: bool = False, trace: bool = False) -> bool:
     return bool(first.violation) or not same
 
 
-def campaigned(runs: int, seed: int, *, as_json: bool = False) -> bool:
-    """Prints a campaign of `runs` seeds from `seed` on; True when one failed."""
+def campaigned(runs: int, seed: int, *, as_json: bool = False, sources: bool = False) -> bool:
+    """Prints a campaign of `runs` seeds from `seed` on, of those with a source only when
+    `sources`; True when one failed."""
 
     def tell(failure: Failure) -> None:
         if not as_json:
             print(failure_as_text(failure), flush=True)
 
-    found = campaign(range(seed, seed + runs), tell)
+    seeds = (each for each in count(seed) if has_source(each) or not sources)
+    found = campaign(islice(seeds, runs), tell)
     print(_as_json(found) if as_json else as_text(found))
     return bool(found.failures)
 
@@ -177,9 +182,8 @@ def _as_json(found: Campaign) -> str:
 def as_text(found: Campaign) -> str:
     """For people."""
     faults = ", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"
-    last = found.first + found.runs - 1
     return (
-        f"{found.runs} runs (seeds {found.first} to {last}), "
+        f"{found.runs} runs (seeds {found.first} to {found.last}), "
         f"{found.runs_per_second:.1f} runs/s, {found.steps} steps\n"
         f"faults: {faults}\n"
         f"failures: {len(found.failures)}"

@@ -8,41 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.plan.schema import Column, Schema
+from actors.plan.schema import Schema
+from actors.sources.tpch_orders import SCHEMAS as TABLES
 
-
-def _schema(text: str) -> Schema:
-    kinds = {"key": "bigint", "int": "int", "money": "decimal(12,2)", "text": "string"}
-    columns = [part.split() for part in text.split(",")]
-    return Schema(tuple(Column(name, kinds.get(kind, kind), False) for name, kind in columns))
-
-
+_UNREAD: Final = "partsupp"
+"""None of the queries reads it."""
 SCHEMAS: Final[dict[str, Schema]] = {
-    "customer": _schema(
-        "c_custkey key, c_name text, c_address text, c_nationkey key, c_phone text, "
-        "c_acctbal money, c_mktsegment text, c_comment text"
-    ),
-    "lineitem": _schema(
-        "l_orderkey key, l_partkey key, l_suppkey key, l_linenumber int, l_quantity money, "
-        "l_extendedprice money, l_discount money, l_tax money, l_returnflag text, "
-        "l_linestatus text, l_shipdate date, l_commitdate date, l_receiptdate date, "
-        "l_shipinstruct text, l_shipmode text, l_comment text"
-    ),
-    "nation": _schema("n_nationkey key, n_name text, n_regionkey key, n_comment text"),
-    "orders": _schema(
-        "o_orderkey key, o_custkey key, o_orderstatus text, o_totalprice money, "
-        "o_orderdate date, o_orderpriority text, o_clerk text, o_shippriority int, o_comment text"
-    ),
-    "part": _schema(
-        "p_partkey key, p_name text, p_mfgr text, p_brand text, p_type text, p_size int, "
-        "p_container text, p_retailprice money, p_comment text"
-    ),
-    "region": _schema("r_regionkey key, r_name text, r_comment text"),
-    "supplier": _schema(
-        "s_suppkey key, s_name text, s_address text, s_nationkey key, s_phone text, "
-        "s_acctbal money, s_comment text"
-    ),
+    name: Schema(schema.columns) for name, schema in TABLES.items() if name != _UNREAD
 }
+"""Without their keys."""
 
 QUERIES: Final[dict[str, str]] = {
     "q1": """

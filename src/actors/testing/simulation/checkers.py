@@ -7,6 +7,7 @@ compaction are checked there, at the instant of each durable change.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,10 +16,12 @@ import msgspec
 
 from actors.cluster.response_rules import ResponseRules
 from actors.cluster.rules import CommandRules
+from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRules
 from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc
 from actors.progress import EMPTY
+from actors.protocol import storage
 from actors.protocol.api import (
     Changes,
     Contents,
@@ -35,6 +38,7 @@ from actors.protocol.compute import Command, PeekResponse, Response
 from actors.settings import Settings
 from actors.testing.simulation.history import History, Violation
 from actors.testing.simulation.queries import Bag, Row, contents
+from actors.testing.simulation.schedule import WITHOUT_TABLES
 
 
 class WriteRecord(msgspec.Struct):
@@ -105,18 +109,20 @@ class ViewsChecker:
 
     def __init__(self, history: History) -> None:
         self._history = history
+        self._sources = SourcesChecker(history)
 
     def check(self) -> None:
         """After each durable change."""
         history = self._history
         grown, history.grown = history.grown, []
+        self._sources.check(grown)
         for shard, lower, upper in grown:
             held = history.shards.get(shard)
             name = history.names.get(shard)
             if held is None or held.state.tables or name is None or "-hidden" in shard:
                 continue
             entry = next((e for e in history.catalog.objects if e.shard == shard), None)
-            if entry is None:
+            if entry is None or entry.kind != "view":
                 continue
             first = max(lower, entry.as_of)
             for time in history.times(first, upper) if first < upper else ():
@@ -129,10 +135,41 @@ class ViewsChecker:
                     )
 
 
+class SourcesChecker:
+    """A source that counts: at every time its table holds the numbers from 1 to the position that
+    the remap shard binds to that time, each once; checked as each becomes durable.
+
+    Does not cover: how soon.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def check(self, grown: Iterable[tuple[str, int, int]]) -> None:
+        """After each durable change."""
+        history = self._history
+        for shard, lower, upper in grown:
+            entry = next((e for e in history.catalog.objects if e.shard == shard), None)
+            if entry is None or entry.kind != "source table":
+                continue
+            held, remap = history.shards[shard], history.shards.get(entry.depends[0])
+            for time in history.times(lower, upper):
+                rows = Counter() if remap is None else remap.at(time)
+                events = [json.loads(str(row[0]))["events"] for row in rows]
+                wanted: Bag = Counter({(n,): 1 for n in range(1, (events or [0])[0] + 1)})
+                if len(rows) > 1 or held.at(time) != wanted:
+                    raise Violation(
+                        f"sources: {entry.name} at {time}, position {rows}: "
+                        f"{difference(held.at(time), wanted)}"
+                    )
+
+
 class ReadsChecker:
     """A read's answer is the object's contents at the answer's time; that is the time asked for,
     or, asked for now, not before any write acknowledged to anybody before the read was sent, nor
     before any answer given to anybody before.
+
+    What stands on no table is read at a time of its own source, whatever was written to tables.
 
     Does not cover: reads by key, and whether an error was right (see `ExchangeChecker` and the
     calm end of a run, where no error is).
@@ -150,11 +187,13 @@ class ReadsChecker:
             raise Violation(f"reads: {read.name} was answered at several times")
         if read.as_of is not None and answer.as_of != read.as_of:
             raise Violation(f"reads: {read.name} asked at {read.as_of}, answered {answer.as_of}")
+        if read.name in WITHOUT_TABLES:
+            least = 0
         if read.as_of is None and answer.as_of < least:
             raise Violation(
                 f"reads: {read.name} answered at {answer.as_of}, when {least} was acknowledged"
             )
-        if read.as_of is None:
+        if read.as_of is None and read.name not in WITHOUT_TABLES:
             self.acknowledged = max(self.acknowledged, answer.as_of)
         found: Bag = Counter()
         for piece in answers:
@@ -317,6 +356,28 @@ class ReplicaChecker:
                 self._responses.heard(message)
         except (RemoteProtocolError, InvalidUsage) as error:
             raise Violation(f"replica: {error}") from None
+
+
+class StorageChecker:
+    """The same of one connection to a storage half."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._commands = StorageCommandRules(settings)
+        self._responses = StorageResponseRules()
+
+    def heard(self, message: Any) -> None:
+        """A command sent, or a response received."""
+        try:
+            if isinstance(message, storage.Response):
+                self._responses.check(message)
+                for id_ in self._responses.ended:
+                    self._commands.ended(id_)
+                self._responses.ended.clear()
+            elif isinstance(message, storage.Command):
+                self._commands.check(message)
+                self._responses.heard(message)
+        except (RemoteProtocolError, InvalidUsage) as error:
+            raise Violation(f"storage: {error}") from None
 
 
 def difference(found: Bag, wanted: Bag) -> str:

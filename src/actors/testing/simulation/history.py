@@ -176,7 +176,7 @@ class History:
         """Contents of every table at a time; empty where there is none of that name yet."""
         found: dict[str, Bag] = {}
         for entry in self.catalog.objects:
-            if entry.kind == "table" and entry.shard in self.shards:
+            if entry.kind in ("table", "source table") and entry.shard in self.shards:
                 found[entry.name] = self.shards[entry.shard].at(time)
         return found
 

@@ -8,6 +8,7 @@ what is on its way, in both directions; one that is closed delivers it first.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,9 +19,11 @@ from actors.cluster.address import Address as Place
 from actors.cluster.client import ClusterClient
 from actors.errors import Broken, Closed, PenstockError
 from actors.kernel import Address
-from actors.protocol.compute import Command, Response
+from actors.progress import Nonce
+from actors.protocol.compute import Command, Peek, PeekRows, Response
+from actors.protocol.storage import StorageTaggedResponse
 from actors.testing.encoding import carry_by_reference
-from actors.testing.simulation.faults import DISCONNECT, Injector
+from actors.testing.simulation.faults import DISCONNECT, Fault, Injector
 
 MESSAGES_MAX: Final = 64
 """On their way in one direction; more wait at the sender."""
@@ -222,13 +225,21 @@ class FaultyClusterClient:
         self._injector = injector
         self._heard = heard
         self._taken: Response | None = None
+        self._drawn: tuple[Command, Fault | None] | None = None
+        """For a command that could not be sent at once."""
         self._broken = asyncio.Event()
 
     async def _delay(self, site: str, what: object) -> None:
         if self._broken.is_set():
             raise Broken("the connection to the cluster is gone")
+        await self._suffer(self._draw(site, what))
+
+    def _draw(self, site: str, what: object) -> Fault | None:
         fault = self._injector.draw(site)
         self._injector.trace.note(site, type(what).__name__)
+        return fault
+
+    async def _suffer(self, fault: Fault | None) -> None:
         if fault is None:
             return
         if fault.kind == DISCONNECT:
@@ -238,9 +249,32 @@ class FaultyClusterClient:
 
     async def send(self, command: Command) -> None:
         """Sends a command."""
-        await self._delay(f"{self._name}.up", command)
+        drawn, self._drawn = self._drawn, None
+        if drawn is not None and drawn[0] is command:
+            await self._suffer(drawn[1])
+        else:
+            await self._delay(f"{self._name}.up", command)
         self._heard(command)
         await self._inner.send(command)
+
+    def offer(self, commands: Sequence[Command]) -> int:
+        """Sends the first so many of them, without waiting: up to one that suffers a fault, or
+        finds no room."""
+        for count, command in enumerate(commands):
+            if self._broken.is_set():
+                raise Broken("the connection to the cluster is gone")
+            fault = self._draw(f"{self._name}.up", command)
+            if fault is not None or not self._inner.offer((command,)):
+                self._drawn = (command, fault)
+                return count
+            self._heard(command)
+        return len(commands)
+
+    def answer(self, peek: Peek) -> PeekRows | None:
+        """What the inner one says, for every other peek: the others go the long way."""
+        if self._broken.is_set() or zlib.crc32(peek.uuid.encode()) % 2:
+            return None
+        return self._inner.answer(peek)
 
     async def receive(self) -> Response:
         """The next response."""
@@ -256,6 +290,10 @@ class FaultyClusterClient:
         response, self._taken = self._taken, None
         self._heard(response)
         return response
+
+    def at_hand(self, count_max: int) -> list[Response]:
+        """Nothing: each response has a fault of its own, which takes time."""
+        return []
 
     async def close(self) -> None:
         """Ends the connection."""
@@ -298,11 +336,19 @@ class DelayedAddress(Address[Any]):
     """The ways to one adapter, from the cluster's connections and from its worker, as if it were
     elsewhere: each keeps its order, and one may overtake the other."""
 
-    __slots__ = ("_from_client", "_from_worker", "_injector")
+    __slots__ = ("_from_client", "_from_worker", "_half", "_injector", "_sent")
 
-    def __init__(self, inner: Address[Any], injector: Injector) -> None:
+    def __init__(
+        self,
+        inner: Address[Any],
+        injector: Injector,
+        sent: Callable[[str, Nonce, Any], None] = lambda adapter, nonce, response: None,
+    ) -> None:
+        """`sent`: hears what the worker of a storage half sends: (adapter, nonce, response)."""
         super().__init__(inner._mailbox)
         self._injector = injector
+        self._sent = sent
+        self._half = "storage." if "/storage-" in inner.path else ""
 
         async def replied(message: Any) -> None:
             inner.reply(message)
@@ -311,7 +357,7 @@ class DelayedAddress(Address[Any]):
         self._from_worker = _Way(replied)
 
     def _delay_s(self, site: str) -> float:
-        fault = self._injector.draw(site)
+        fault = self._injector.draw(self._half + site)
         return 0.0 if fault is None else fault.delay_ms / 1000
 
     async def send(self, message: Any) -> None:
@@ -324,6 +370,8 @@ class DelayedAddress(Address[Any]):
 
     def reply(self, message: Any) -> bool:
         """Answers, perhaps later."""
+        if isinstance(message, StorageTaggedResponse):
+            self._sent(self.path, message.nonce, message.response)
         if self._from_worker.take(message, self._delay_s("worker.up")):
             return True
         return super().reply(message)

@@ -24,6 +24,7 @@ from actors.persist.machine import Machine
 from actors.plan.updates import empty_updates
 from actors.protocol.compute import TaggedResponse
 from actors.protocol.internal import Fetched
+from actors.testing.simulation import planted_storage
 
 
 @contextmanager
@@ -188,4 +189,5 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "nonce_used_again": nonce_used_again,
     "peeks_not_forgotten": peeks_not_forgotten,
     "winner_not_read": winner_not_read,
+    **planted_storage.BUGS,
 }

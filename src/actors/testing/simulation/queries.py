@@ -47,12 +47,33 @@ def _busy(tables: Tables) -> Bag:
     return Counter([(k, n) for k, n, _ in _by_k(tables) if n > 1])
 
 
+def _odds(tables: Tables) -> Bag:
+    return Counter({row: n for row, n in tables["numbers"].items() if row[0] % 2 == 1})
+
+
+def _sized(tables: Tables) -> Bag:
+    counts: Counter[int] = Counter()
+    for (id_, k, _), n in tables["a"].items():
+        counts[k] += n * tables["numbers"][(id_,)]
+    return Counter([(k, n) for k, n in counts.items() if n])
+
+
+def _paired(tables: Tables) -> Bag:
+    found: Bag = Counter()
+    for (id_, _, v), n in tables["a"].items():
+        found[(id_, v)] += n * tables["numbers"][(id_,)]
+    return Counter({row: n for row, n in found.items() if n})
+
+
 _VIEWS: Final[dict[str, Callable[[Tables], Bag]]] = {
     "big": _big,
     "by_k": _by_k,
     "joined": _joined,
     "by_w": _by_w,
     "busy": _busy,
+    "odds": _odds,
+    "sized": _sized,
+    "paired": _paired,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from actors.testing.cluster import World
 from actors.testing.simulation.history import Violation
+from actors.testing.simulation.storage_checkers import leftovers
 
 WAIT_S: Final = 10.0
 """Virtual time for what goes by and by (blobs wait for the grace of orphans)."""
@@ -54,6 +55,8 @@ async def left_behind(world: World) -> list[str]:
             left.append(f"engine: {actor.doing}")
         elif path.startswith("/worker-") and path.count("/") > 1:
             left.append(f"{path}: {actor.doing}")
+    for workers, _ in world.halves():
+        left += leftovers(each._storage.state for each in workers if each._storage is not None)
     found = await world.statistics()
     for index, worker in enumerate(found.workers if found else ()):
         if worker.rendered or worker.dropping or worker.peeks or worker.responses_waiting:

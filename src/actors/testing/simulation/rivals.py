@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from actors.cluster.client import ClusterClient
 from actors.compute.history import ComputeHistory
@@ -295,10 +295,18 @@ async def compete(world: World, operations: list[Operation]) -> None:
         except PenstockError:
             continue
         world.trace.note("rival", operation.client, operation.kind)
-        await _visited(world, Rival(world, inner, operation), operation)
+        await visited(world, Rival(world, inner, operation), operation)
 
 
-async def _visited(world: World, rival: Rival, operation: Operation) -> None:
+class Visitor(Protocol):
+    """Whoever makes a visit."""
+
+    async def visit(self) -> None:
+        """See `Rival.visit`."""
+        ...
+
+
+async def visited(world: World, rival: Visitor, operation: Operation) -> None:
     """One visit; the death of the service ends it."""
     loop = asyncio.get_running_loop()
     visit = loop.create_task(rival.visit())

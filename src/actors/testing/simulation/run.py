@@ -14,49 +14,31 @@ from contextlib import suppress
 from typing import Final
 
 from actors.client import Client, TableWrite
-from actors.errors import (
-    Broken,
-    Busy,
-    Canceled,
-    Closed,
-    DeadlineExceeded,
-    EngineError,
-    InvalidUsage,
-    ObjectExists,
-    ObjectInUse,
-    PenstockError,
-    ReadBelowSince,
-    StorageError,
-    UnknownObject,
-)
-from actors.testing.cluster import ObservedLink, World
+from actors.errors import Broken, Closed, ObjectExists, PenstockError
+from actors.testing.cluster import World
+from actors.testing.simulation.calm import CALM_S, EXCUSED, calm_down, doing, drop_all
 from actors.testing.simulation.checkers import WriteRecord
+from actors.testing.simulation.copies import copy
 from actors.testing.simulation.history import Violation
+from actors.testing.simulation.observed import ObservedLink
+from actors.testing.simulation.outside import MEMORY
 from actors.testing.simulation.queries import Row
-from actors.testing.simulation.rest import check_rest
 from actors.testing.simulation.rivals import compete
-from actors.testing.simulation.schedule import OPERATOR, RIVAL, TABLES, VIEWS, Operation
+from actors.testing.simulation.schedule import (
+    OPERATOR,
+    RIVAL,
+    SOURCE_EVENTS,
+    SOURCE_VIEWS,
+    STORAGE_RIVAL,
+    TABLES,
+    VIEWS,
+    Operation,
+)
+from actors.testing.simulation.storage_rivals import compete_for_storage
 
 OPERATION_S: Final = 60.0
 """Virtual time within which an operation ends, well or not."""
-CALM_S: Final = 60.0
-"""Virtual time within which everything comes to rest once faults have stopped."""
 KEYS: Final = 3
-
-EXCUSED: Final = (
-    Broken,
-    Busy,
-    Canceled,
-    Closed,
-    DeadlineExceeded,
-    EngineError,
-    ObjectExists,
-    ObjectInUse,
-    ReadBelowSince,
-    StorageError,
-    UnknownObject,
-)
-"""While faults strike; `InvalidUsage` of other kinds never is."""
 
 
 class Workers:
@@ -99,6 +81,8 @@ class Worker:
         self.number = number
         self.idle = False
         """All it asked for was answered."""
+        self.left = False
+        """But for what it did not wait for."""
         self.client: Client | None = None
         self.link: ObservedLink | None = None
         self.mine: dict[str, list[Row]] = {table: [] for table in TABLES}
@@ -158,7 +142,8 @@ class Worker:
         with suppress(PenstockError):
             await client.aclose()
         open_ = self.link.checker.unanswered if self.link is not None else []
-        if self.idle and open_:
+        left, self.left = self.left, False
+        if self.idle and open_ and not left:
             self.world.fail(Violation(f"exchange: never answered: {open_}"))
 
     # -- operations ----------------------------------------------------------------------------
@@ -259,7 +244,7 @@ class Worker:
         await self.leave()
 
     async def _create_view(self, operation: Operation) -> None:
-        view = next(view for view in VIEWS if view.name == operation.name)
+        view = next(v for v in (*VIEWS, *SOURCE_VIEWS) if v.name == operation.name)
         client = await self.connected()
         await client.create_view(view.name, view.sql)
 
@@ -267,6 +252,40 @@ class Worker:
         key = {"by_k": "k", "by_w": "w", "busy": "k"}.get(operation.name, "id")
         client = await self.connected()
         await client.create_index(f"{operation.name}_index", operation.name, [key])
+
+    async def _create_source(self, operation: Operation) -> None:
+        client = await self.connected()
+        rate = self.world.schedule.setting.source_rate
+        config = {"kind": "counter", "rate": rate, "up_to": SOURCE_EVENTS}
+        await client.create_source(operation.name, config)
+
+    async def _copy(self, operation: Operation) -> None:
+        rows = [self.shared.fresh_row(i) for i in range(operation.number)]
+        await copy(self, operation.name, rows, asked=1)
+
+    async def _copy_again(self, operation: Operation) -> None:
+        rows = [self.shared.fresh_row(i) for i in range(operation.number)]
+        await copy(self, operation.name, rows, asked=4)
+
+    async def _leave_copy(self, operation: Operation) -> None:
+        rows = [self.shared.fresh_row(i) for i in range(operation.number)]
+        try:
+            async with asyncio.timeout(operation.number / 1000):
+                await copy(self, operation.name, rows, asked=1)
+        except TimeoutError:
+            self.left = True  # nobody reads what it is answered
+
+    async def _drop_source(self, operation: Operation) -> None:
+        client = await self.connected()
+        await client.drop_source(operation.name)
+
+    async def _create_sink(self, operation: Operation) -> None:
+        client = await self.connected()
+        await client.create_sink(f"{operation.name}_sink", operation.name, MEMORY)
+
+    async def _drop_sink(self, operation: Operation) -> None:
+        client = await self.connected()
+        await client.drop_sink(f"{operation.name}_sink")
 
     async def _drop(self, operation: Operation) -> None:
         client = await self.connected()
@@ -285,17 +304,19 @@ _KINDS: Final[dict[str, Callable[[Worker, Operation], Awaitable[None]]]] = {
     "reconnect": Worker._reconnect,
     "create view": Worker._create_view,
     "drop view": Worker._drop,
+    "create source": Worker._create_source,
+    "drop source": Worker._drop_source,
+    "create sink": Worker._create_sink,
+    "drop sink": Worker._drop_sink,
+    "copy": Worker._copy,
+    "copy again": Worker._copy_again,
+    "leave a copy": Worker._leave_copy,
     "index": Worker._index,
 }
 
 
 def _dicts(rows: list[Row] | None) -> list[dict[str, int]] | None:
     return [dict(zip(("id", "k", "v"), row, strict=True)) for row in rows] if rows else None
-
-
-def doing(world: World) -> str:
-    """What every actor says it does, for people."""
-    return "; ".join(f"{actor.path}: {actor.doing}" for actor in world.actors())
 
 
 async def drive(world: World) -> None:
@@ -315,12 +336,14 @@ async def _course(world: World) -> None:
     for operation in world.schedule.operations:
         by_client.setdefault(operation.client, []).append(operation)
     operator = loop.create_task(_operate(world, by_client.pop(OPERATOR, [])))
-    rivals = [by_client.pop(number) for number in sorted(by_client) if number <= RIVAL]
+    rivals = {number: by_client.pop(number) for number in sorted(by_client) if number <= RIVAL}
     workers = {number: Worker(shared, number) for number in by_client}
     first = Worker(shared, 99)
     await first.create_tables()
     tasks = [loop.create_task(workers[n].work(todo)) for n, todo in by_client.items()]
-    tasks += [loop.create_task(compete(world, todo)) for todo in rivals]
+    for number, todo in rivals.items():
+        theirs = compete_for_storage if number <= STORAGE_RIVAL else compete
+        tasks.append(loop.create_task(theirs(world, todo)))
     for task in (*tasks, operator):
         await task
     world.injector.active = False
@@ -328,10 +351,10 @@ async def _course(world: World) -> None:
     shared.calm = True
     try:
         async with asyncio.timeout(OPERATION_S + CALM_S):
-            await _calm(world, shared, first)
+            await calm_down(world, shared, first)
             for worker in workers.values():
                 await worker.leave()
-            await _nothing_left(world, first)
+            await drop_all(world, first)
     except TimeoutError:
         world.fail(Violation(f"liveness: no rest within {CALM_S} s: {doing(world)}"))
         return
@@ -349,79 +372,3 @@ async def _operate(world: World, operations: list[Operation]) -> None:
             world.crash(operation.name, operation.number)
         else:
             world.stop()
-
-
-async def _calm(world: World, shared: Workers, worker: Worker) -> None:
-    """Everything can be written and read, and is right."""
-    await worker.leave()
-    # First without a write: nothing that comes later may be needed to make this readable.
-    for entry in world.history.catalog.objects:
-        if entry.kind != "index" and not await _readable(world, worker, entry.name):
-            return
-    # What was under way when the faults stopped may fail by them, but only once.
-    time = 0
-    for attempt in range(20):
-        client = await worker.connected()
-        try:
-            time = await worker.write({table: [shared.fresh_row(1)] for table in TABLES}, {})
-            break
-        except EXCUSED as error:
-            if attempt == 19:
-                world.fail(Violation(f"liveness: no write in the calm: {error!r}"))
-                return
-            await worker.leave()
-            await asyncio.sleep(0.5)
-    try:
-        client = await worker.connected()
-        names = [entry.name for entry in world.history.catalog.objects if entry.kind != "index"]
-        for name in names:
-            await client.wait_for(name, time, deadline_ms=int(CALM_S * 1000))
-            await client.peek(name)
-    except PenstockError as error:
-        world.fail(
-            Violation(f"liveness: in the calm: {type(error).__name__}: {error}; {doing(world)}")
-        )
-        return
-    for made in shared.subscriptions:
-        assert made.task is not None
-        while not made.task.done() and made.upper <= time:
-            await asyncio.sleep(0.05)
-    try:
-        world.writes.check()
-    except Violation as violation:
-        world.fail(violation)
-
-
-async def _readable(world: World, worker: Worker, name: str) -> bool:
-    """Whether it can be read; what was under way when the faults stopped may break once more."""
-    failed: PenstockError | None = None
-    for _ in range(20):
-        client = await worker.connected()
-        try:
-            await client.peek(name, deadline_ms=20_000)
-            return True
-        except EXCUSED as error:
-            failed = error
-            if isinstance(error, DeadlineExceeded):
-                break
-            await worker.leave()
-            await asyncio.sleep(0.5)
-    world.fail(Violation(f"liveness: no read of {name} in the calm: {failed!r}; {doing(world)}"))
-    return False
-
-
-async def _nothing_left(world: World, worker: Worker) -> None:
-    """Drops everything, last made first, and waits until nothing of it is anywhere."""
-    shared = worker.shared
-    for made in shared.subscriptions:
-        if made.task is not None:
-            made.task.cancel()
-            await asyncio.wait([made.task])
-    for entry in reversed(world.history.catalog.objects):
-        try:
-            await (await worker.connected()).drop(entry.name)
-        except (PenstockError, InvalidUsage) as error:
-            world.fail(Violation(f"liveness: drop {entry.name} in the calm: {error!r}"))
-            return
-    await worker.leave()
-    await check_rest(world)

@@ -1,8 +1,9 @@
 """What a run does: operations of clients and of the operator, and faults, all from one seed.
 
-A seed has five streams of randomness of its own: the order of the loop, the workload, the
-faults, the rivals, the replicas. A `Schedule` holds what the last four drew, as plain lists: what
-is left out of them leaves the rest as it was, and the order's stream goes on by itself.
+A seed has streams of randomness of its own: the order of the loop, the workload, the faults, the
+rivals, the replicas, the source, both halves. A `Schedule` holds what all but the first drew, as
+plain lists: what is left out of them leaves the rest as it was, and the order's stream goes on by
+itself.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ OPERATOR: Final = -1
 """The client number of whoever restarts the service."""
 RIVAL: Final = -2
 """The client number of the first raw client of the cluster; others follow downwards."""
+STORAGE_RIVAL: Final = -50
+"""The same for raw clients of the storage half."""
 
 TABLES: Final = ("a", "b")
 
@@ -50,6 +53,23 @@ VIEWS: Final = (
     ),
     ViewKind("busy", "SELECT k, n FROM by_k WHERE n > 1", ("by_k",)),
 )
+
+
+SOURCE: Final = "numbers"
+"""A source that counts, and the table that it fills."""
+SOURCE_EVENTS: Final = 250
+SOURCE_STRIDE: Final = 7
+"""Of so many seeds one has it."""
+SOURCE_VIEWS: Final = (
+    ViewKind("odds", "SELECT counter FROM numbers WHERE counter % 2 = 1", (SOURCE,)),
+    ViewKind("sized", "SELECT a.k, count(*) AS n FROM numbers JOIN a ON numbers.counter = a.id "
+        "GROUP BY a.k", ("a", SOURCE)),
+    ViewKind("paired", "SELECT a.id, a.v FROM a JOIN numbers ON a.id = numbers.counter",
+        ("a", SOURCE)),
+)  # fmt: skip
+"""Views on the source's table; those of runs with a source only."""
+WITHOUT_TABLES: Final = frozenset({SOURCE, "odds"})
+"""Of runs with a source: what does not stand on a table."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -76,6 +96,12 @@ class Setting(msgspec.Struct, frozen=True):
     """Whether almost every read goes by the stash."""
     replicas: int = 1
     standby_ms: int = 1_000
+    source_rate: int = 0
+    """Events a second; 0: no source, and no storage half."""
+    window: int = 1_024
+    """Commands of one half that may be under way."""
+    copies: bool = False
+    """Whether files are copied into tables, in small parts."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -106,7 +132,17 @@ def draw(seed: int) -> Schedule:
     found.update(theirs)
     faults = sorted(found.values(), key=lambda fault: (fault.site, fault.at))
     setting, operations = _replicas(seed, setting, [*_operations(work), *visits])
-    return Schedule(seed, setting, tuple(operations), tuple(faults))
+    setting, operations, more = _source(seed, setting, operations)
+    if setting.source_rate:
+        setting, operations, others = _halves(seed, setting, operations)
+        more = [*{(fault.site, fault.at): fault for fault in (*more, *others)}.values()]
+    setting, operations = _copies(seed, setting, operations)
+    return Schedule(seed, setting, tuple(operations), (*faults, *more))
+
+
+def has_source(seed: int) -> bool:
+    """Whether the runs of a seed have a storage half at work."""
+    return seed % SOURCE_STRIDE == 5
 
 
 _WORK: Final = (
@@ -314,12 +350,141 @@ def _replicas(
     return setting, operations
 
 
+_SOURCE_SITES: Final = (
+    ("storage.up", (DISCONNECT, DELAY)),
+    ("storage.down", (DISCONNECT, DELAY)),
+    ("storage.adapter", (DELAY,)),
+    ("storage.connect", (DELAY,)),
+    ("storage.worker.up", (DELAY,)),
+)
+
+
+def _source(
+    seed: int, setting: Setting, operations: list[Operation]
+) -> tuple[Setting, list[Operation], list[Fault]]:
+    """A source, views on it, and faults of the storage half's connection: of every seventh seed,
+    by a stream of their own."""
+    dice = random.Random(f"source {seed}")
+    if not has_source(seed):
+        return setting, operations, []
+    setting = msgspec.structs.replace(setting, source_rate=dice.choice((20, 200, 2_000)))
+    made = [Operation(0, dice.choice((0, 0, 20)), "create source", SOURCE)]
+    chosen = [view.name for view in SOURCE_VIEWS if dice.random() < 0.5]
+    made += [Operation(0, dice.choice((0, 30)), "create view", name) for name in chosen]
+    for _ in range(dice.randrange(2, 8)):
+        kind = dice.choice(("peek", "peek", "peek at", "subscribe", "wait"))
+        made.append(
+            Operation(0, dice.choice((0, 20, 100)), kind, dice.choice((SOURCE, *chosen)), 1)
+        )
+    if dice.random() < 0.3:
+        made.append(Operation(0, dice.choice((0, 60)), "drop source", SOURCE))
+        made.append(Operation(0, dice.choice((0, 60)), "create source", SOURCE))
+    at = dice.randrange(len(operations) + 1)
+    faults: dict[tuple[str, int], Fault] = {}
+    for _ in range(dice.choice((0, 1, 4, 10))):
+        site, kinds = dice.choice(_SOURCE_SITES)
+        where, delay = dice.randrange(1, 40), dice.choice(_DELAYS_MS)
+        faults[site, where] = Fault(site, where, dice.choice(kinds), delay)
+    return setting, [*operations[:at], *made, *operations[at:]], list(faults.values())
+
+
+_STORAGE_VISITS: Final = (
+    ("storage replay", 4),
+    ("storage usurp", 2),
+    ("storage part", 2),
+    ("storage stall", 2),
+    ("storage greet", 1),
+    ("storage alter", 3),
+    ("storage drop", 3),
+    ("storage used nonce", 1),
+)
+_HALVES_SITES: Final = (
+    ("storage.rival.up", (DISCONNECT, DELAY)),
+    ("storage.rival.down", (DISCONNECT, DELAY)),
+    ("storage.up", (DELAY,)),  # the controller comes back slowly
+    ("storage.adapter", (DELAY,)),
+    ("storage.connect", (DELAY,)),
+    ("storage.worker.up", (DELAY,)),
+    ("source.open", (FAIL, DELAY)),
+    ("source.next", (FAIL, FAIL, DELAY)),
+    ("sink.open", (FAIL, DELAY)),
+    ("sink.commit", (FAIL, LOST_ANSWER, DELAY)),
+)
+
+
+def _halves(
+    seed: int, setting: Setting, operations: list[Operation]
+) -> tuple[Setting, list[Operation], list[Fault]]:
+    """Raw clients that displace the controller on the storage half's connection, sinks, and an
+    outside that fails: of seeds with a source, by a stream of their own."""
+    dice = random.Random(f"halves {seed}")
+    setting = msgspec.structs.replace(setting, window=dice.choice((1, 2, 32)))
+    operations = list(operations)
+    made = {each.name for each in operations if each.kind == "create view"}
+    for on in sorted({SOURCE, "a", *made}):
+        if dice.random() >= 0.4:
+            continue
+        created = Operation(0, dice.choice((0, 20, 60)), "create sink", on)
+        first = max(
+            (i for i, each in enumerate(operations) if each.name == on and "create" in each.kind),
+            default=-1,
+        )
+        at = dice.randrange(first + 1, len(operations) + 1)
+        operations.insert(at, created)
+        if dice.random() < 0.3:
+            at = dice.randrange(at + 1, len(operations) + 1)
+            operations.insert(at, Operation(0, dice.choice((0, 60)), "drop sink", on))
+    faults: list[Fault] = []
+    if dice.random() < 0.7:
+        kinds, weights = zip(*_STORAGE_VISITS, strict=True)
+        for rival in range(dice.choice((1, 1, 2, 3))):
+            for _ in range(dice.randrange(1, 5)):
+                kind, number = dice.choices(kinds, weights)[0], dice.randrange(1, 7)
+                pause = dice.choice((0, 5, 20, 60, 300))
+                # A replica that is built anew knows no nonce of before.
+                if setting.replicas == 1 or kind != "storage used nonce":
+                    operations.append(Operation(STORAGE_RIVAL - rival, pause, kind, "", number))
+    for _ in range(dice.choice((0, 1, 3, 8, 16))):
+        site, kinds_of = dice.choice(_HALVES_SITES)
+        at, delay = dice.randrange(1, 60), dice.choice(_DELAYS_MS)
+        if site.endswith("open"):
+            at = dice.randrange(1, 10)
+        faults.append(Fault(site, at, dice.choice(kinds_of), delay))
+    if dice.random() < 0.4:  # what is looked up is no longer wanted when it is found
+        at, delay = dice.randrange(1, 30), dice.choice((5, 30, 100))
+        faults += [Fault("persist.state", at + more, DELAY, delay) for more in range(20)]
+    if dice.random() < 0.3:  # what a sink has not made durable is all that still needs history
+        setting = msgspec.structs.replace(setting, retain_history_ms=50)
+        at, delay = dice.randrange(1, 20), dice.choice((100, 400))
+        faults += [Fault("sink.commit", at + more, DELAY, delay) for more in range(6)]
+    return setting, operations, faults
+
+
+def _copies(
+    seed: int, setting: Setting, operations: list[Operation]
+) -> tuple[Setting, list[Operation]]:
+    """Copies from files, of every fifth of the seeds with a source, by a stream of their own."""
+    if not setting.source_rate or seed % 5 != 0:
+        return setting, operations
+    dice = random.Random(f"copies {seed}")
+    clients = sorted({each.client for each in operations if each.client >= 0})
+    operations = list(operations)
+    for _ in range(dice.randrange(2, 9)):
+        pause, count = dice.choice((0, 1, 5, 20, 100)), dice.choice((0, 1, 3, 8, 20))
+        kind = dice.choice(("copy", "copy", "copy again", "leave a copy"))
+        made = Operation(dice.choice(clients), pause, kind, dice.choice(TABLES), count)
+        operations.insert(dice.randrange(len(operations) + 1), made)
+    return msgspec.structs.replace(setting, copies=True), operations
+
+
 def describe(item: Any) -> str:
     """An operation or a fault, for people."""
     if isinstance(item, Fault):
         delay = f" {item.delay_ms} ms" if item.delay_ms else ""
         return f"fault: {item.site} no. {item.at}: {item.kind}{delay}"
     who = "operator" if item.client == OPERATOR else f"client {item.client}"
-    if item.client <= RIVAL:
+    if item.client <= STORAGE_RIVAL:
+        who = f"storage rival {STORAGE_RIVAL - item.client}"
+    elif item.client <= RIVAL:
         who = f"rival {RIVAL - item.client}"
     return f"{who}: after {item.pause_ms} ms: {item.kind} {item.name} {item.number or ''}".rstrip()

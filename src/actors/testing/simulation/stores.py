@@ -16,9 +16,12 @@ from typing import Final, NoReturn, Protocol
 
 from actors.errors import StorageError
 from actors.kernel import Clock
+from actors.persist import PersistClient
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.location import BlobInfo, Cas, VersionedData
+from actors.persist.shard import ShardState
+from actors.progress import ShardId
 from actors.testing.simulation.faults import (
     CRASH,
     CRASH_AFTER,
@@ -178,3 +181,17 @@ class FaultyConsensus(_Way):
 
     async def close(self) -> None:
         """The disk stays."""
+
+
+class LatePersist(PersistClient):
+    """A `PersistClient` that takes its time to tell a shard's state, at the site ``persist.state``:
+    what it is asked by (a look-up of a source) has time to become pointless."""
+
+    injector: Injector
+
+    async def state(self, shard: ShardId) -> ShardState:
+        """See `PersistClient`."""
+        fault = self.injector.draw("persist.state")
+        if fault is not None:
+            await asyncio.sleep(fault.delay_ms / 1000)
+        return await super().state(shard)

@@ -1,8 +1,8 @@
 """Rows as files: Parquet, CSV and lines of JSON. Blocking.
 
 `Files` takes rows piece by piece and writes them into files of at most about `file_bytes_max`,
-one at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory. What holds the
-files is a `Place`. Without rows there is no file.
+one at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory. What takes the
+files is a `FilePlace`. Without rows there is no file.
 
 What a value looks like. *Parquet*: the column's own type. *CSV*: a line of names first, text in
 quotes, NULL as nothing (a NULL of a table with one column is therefore an empty line), binary as
@@ -45,31 +45,20 @@ class WrittenFile(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Place(Protocol):
-    """Where a copy's files go: a folder, or a bucket. Blocking; raises `StorageError`.
-
-    Files have unique names and are nobody's until `publish` has named them, at once or not at
-    all. `abandon` removes them, and does nothing after `publish`.
-    """
+class FilePlace(Protocol):
+    """What takes files. Blocking; raises `StorageError`. They have unique names and are nobody's
+    until something names them."""
 
     def create(self, name: str) -> IO[bytes]:
         """A new file; its bytes count when it was sealed."""
         ...
 
     def seal(self, file: IO[bytes]) -> None:
-        """The file is whole: it is made durable, with its name."""
+        """The file is whole."""
         ...
 
     def path(self, name: str) -> str:
         """The file's path as the manifest names it."""
-        ...
-
-    def publish(self, manifest: bytes) -> str:
-        """Puts the manifest in its place; where that is."""
-        ...
-
-    def abandon(self) -> None:
-        """Removes what was written."""
         ...
 
 
@@ -103,14 +92,16 @@ def repeated(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 class Files:
-    """The files of one copy."""
+    """The files of one copy, or of one batch of a sink."""
 
-    def __init__(self, place: Place, schema: Schema, export: CopyToExport) -> None:
+    def __init__(
+        self, place: FilePlace, schema: pa.Schema, format: str, file_bytes_max: int
+    ) -> None:
         self._place = place
-        self._schema = schema.arrow()
-        self._format = export.format
-        self._bytes_max = export.file_bytes_max
-        self._piece_bytes = max(1, min(PIECE_BYTES, export.file_bytes_max // 4))
+        self._schema = schema
+        self._format = format
+        self._bytes_max = file_bytes_max
+        self._piece_bytes = max(1, min(PIECE_BYTES, file_bytes_max // 4))
         self._open: _Open | None = None
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
@@ -127,13 +118,17 @@ class Files:
         """Rows with their `DIFF` (positive). Raises `InvalidUsage` for a value that the format
         cannot hold, `StoreFull`, `StorageError`."""
         for table in repeated(rows.select([*self._schema.names, DIFF])):
-            step = max(1, self._piece_bytes * table.num_rows // max(1, table.nbytes))
-            for start in range(0, table.num_rows, step):
-                piece = table.slice(start, step)
-                self._waiting.append(piece)
-                self._waiting_bytes += piece.nbytes
-                if self._waiting_bytes >= self._piece_bytes:
-                    self._write()
+            self.append(table)
+
+    def append(self, rows: pa.Table) -> None:
+        """Rows that are to be written once each. Raises as `add` does."""
+        step = max(1, self._piece_bytes * rows.num_rows // max(1, rows.nbytes))
+        for start in range(0, rows.num_rows, step):
+            piece = rows.slice(start, step)
+            self._waiting.append(piece)
+            self._waiting_bytes += piece.nbytes
+            if self._waiting_bytes >= self._piece_bytes:
+                self._write()
 
     def finish(self) -> list[WrittenFile]:
         """The last file is closed: all of them."""

@@ -1,0 +1,163 @@
+"""The calls to the store of a bucket that sinks need, over obstore. All of them block.
+
+Rules of errors and secrets are those of `bucket_store`: credentials come from the environment
+alone, and no text of a library or a store goes on. Every request has a time limit, and so many
+retries, but for `create`, which tries once.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.buckets.bucket_errors import saying
+from actors.buckets.bucket_paths import BucketPath
+from actors.buckets.bucket_store import (
+    PAGE_KEYS,
+    PIECE_BYTES,
+    PIECES_AT_ONCE,
+    PIECES_MAX,
+    open_store,
+)
+from actors.errors import StorageError
+from actors.settings import Settings
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+    from obstore.store import ObjectStore
+
+READ_AHEAD_BYTES: Final = 1 << 20
+
+
+class BucketCalls:
+    """What lies at and below one place of a bucket; names are below it."""
+
+    def __init__(self, store: ObjectStore, once: ObjectStore, place: BucketPath) -> None:
+        self._store = store
+        self._once = once
+        """The same, without retries."""
+        self._place = place
+
+    @classmethod
+    def open(cls, place: BucketPath, settings: Settings) -> BucketCalls:
+        """Asks nobody anything yet. Raises `StorageError`."""
+        with saying("open", str(place), determinate=True):
+            retries = settings.copy_request_retries_max
+            store = open_store(place.kind, place.bucket, settings, retries)
+            return cls(store, open_store(place.kind, place.bucket, settings, 0), place)
+
+    def get(self, name: str, bytes_max: int) -> bytes | None:
+        """An object, or None. Raises `StorageError`, also for one of more than `bytes_max`."""
+        with saying("read", self._of(name), determinate=True):
+            try:
+                result = self._store.get(self._place.key(name))
+            except FileNotFoundError as error:
+                _check_bucket(error)
+                return None
+            size = result.meta["size"]
+            if size > bytes_max:
+                text = f"{self._of(name)} has {size} bytes, at most {bytes_max} are read"
+                raise StorageError(text, determinate=True)
+            return bytes(result.bytes())
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Writes an object where there is none; whether there was none. Tries once. Raises
+        `StorageError`; then it may have happened, unless it says not."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with saying("write", self._of(name), determinate=False):
+            try:
+                self._once.put(self._place.key(name), data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+    def upload(self, name: str, path: Path, bytes_total: int) -> None:
+        """Writes an object out of a file, in pieces where it is large. Raises `StorageError`."""
+        piece = max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
+        with saying("write", self._of(name), determinate=False):
+            self._store.put(
+                self._place.key(name), path, chunk_size=piece, max_concurrency=PIECES_AT_ONCE
+            )
+
+    def delete(self, names: list[str]) -> None:
+        """Removes objects; that one is gone already is no error. Raises `StorageError`."""
+        for start in range(0, len(names), PAGE_KEYS):
+            keys = [self._place.key(name) for name in names[start : start + PAGE_KEYS]]
+            with saying("remove files of", str(self._place), determinate=False):
+                try:
+                    self._store.delete(keys)
+                except FileNotFoundError as error:
+                    _check_bucket(error)
+
+    def names(self, folder: str = "", after: str = "") -> Iterator[list[str]]:
+        """Names of all objects, also in folders below, that lie in a folder and come behind a
+        name, in order, in pages of at most `PAGE_KEYS`. Raises `StorageError`."""
+        where = self._place.key(folder) if folder else self._place.prefix
+        offset = self._place.key(after) if after else None
+        with saying("list", self._of(folder), determinate=True):
+            stream = iter(self._store.list(where, offset=offset, chunk_size=PAGE_KEYS))
+        beginning = len(self._place.prefix) + 1
+        while True:
+            with saying("list", self._of(folder), determinate=True):
+                page: list[Any] = list(next(stream, []))
+            if not page:
+                return
+            # An object of the very name of the place is not below it.
+            yield [each["path"][beginning:] for each in page if len(each["path"]) > beginning]
+
+    def reader(self, name: str) -> io.BufferedReader:
+        """An object as a file that can be read anywhere. Raises `StorageError`, also later."""
+        with saying("read", self._of(name), determinate=True):
+            size = self._store.head(self._place.key(name))["size"]
+        return io.BufferedReader(_Reader(self, name, size), READ_AHEAD_BYTES)
+
+    def part(self, name: str, start: int, end: int) -> bytes:
+        """Bytes of an object, ``start <= n < end``. Raises `StorageError`."""
+        with saying("read", self._of(name), determinate=True):
+            return bytes(self._store.get_range(self._place.key(name), start=start, end=end))
+
+    def _of(self, name: str) -> str:
+        return f"{self._place}/{name}" if name else str(self._place)
+
+
+def _check_bucket(error: FileNotFoundError) -> None:
+    """Raises it again when the bucket itself is not there."""
+    if "NoSuchBucket" in str(error):
+        raise error
+
+
+class _Reader(io.RawIOBase):
+    """An object as Python has files."""
+
+    def __init__(self, calls: BucketCalls, name: str, size: int) -> None:
+        self._calls = calls
+        self._name = name
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer)
+        end = min(self._size, self._at + view.nbytes)
+        if end <= self._at:
+            return 0
+        data = self._calls.part(self._name, self._at, end)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,96 @@
+"""Errors of object stores as ours: why, in words that are known to be harmless.
+
+What the libraries and the stores say may hold signed URLs, keys, or what was signed: nothing of
+their text goes on, but for numbers and codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from actors.errors import StorageError, storage_error
+
+_STATUS: Final = re.compile(r"status code(?:\x1b\[\d+m|\D)*?(\d{3})\b")
+"""Some libraries color their errors."""
+_CREDENTIALS: Final = re.compile(r"Missing\w+|metadata|[Cc]redential")
+_CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
+_ALLOWED: Final = "the service's credentials do not allow it"
+_TAKEN: Final = "the store does not take the service's credentials"
+_NONE: Final = "the service's environment has no credentials for it"
+
+
+@contextmanager
+def saying(what: str, where: str, *, determinate: bool) -> Iterator[None]:
+    """Errors of the library as ours. Nothing of their text goes on: it may hold secrets."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except TimeoutError:
+        text = f"could not {what} {where}: the store did not answer"
+        raise StorageError(text, determinate=determinate) from None
+    except (exceptions.BaseError, FileNotFoundError, ValueError) as error:
+        refused = isinstance(
+            error,
+            exceptions.PermissionDeniedError
+            | exceptions.UnauthenticatedError
+            | exceptions.UnknownConfigurationKeyError
+            | FileNotFoundError,
+        )
+        text = f"could not {what} {where}: {reason(error)}"
+        raise StorageError(text, determinate=determinate or refused) from None
+    except OSError as error:
+        raise storage_error(f"{what} {where}", error, determinate=determinate) from None
+
+
+def reason(error: BaseException) -> str:
+    """Why, in words that are ours; of the store's only its numbers and codes. Also of errors of
+    other libraries that go to stores."""
+    from obstore import exceptions
+
+    text = str(error)
+    found = [each[1] for each in (_STATUS.search(text), _CODE.search(text)) if each is not None]
+    said = f" ({' '.join(found)})" if found else ""
+    match error:
+        case exceptions.PermissionDeniedError():
+            return f"{_ALLOWED}{said}"
+        case exceptions.UnauthenticatedError():
+            return f"{_TAKEN}{said}"
+        case FileNotFoundError():
+            return f"there is no such bucket{said}"
+        case exceptions.NotSupportedError():
+            return "this store cannot do it"
+    if "403" in found:  # not all requests tell it by their kind
+        return f"{_ALLOWED}{said}"
+    if "401" in found:
+        return f"{_TAKEN}{said}"
+    if "NoSuchBucket" in found:
+        return f"there is no such bucket{said}"
+    if found:
+        return f"the store failed{said}"
+    if "kind: Timeout" in text:
+        return "the store did not answer"
+    if "kind: Connect" in text:
+        return "the store cannot be reached"
+    if "BadScheme" in text:
+        return (
+            "the store is not reached by https (…_ALLOW_HTTP=true in its environment allows http)"
+        )
+    if _CREDENTIALS.search(text) is not None:
+        return _NONE
+    return f"the store failed ({type(error).__name__})"
+
+
+def hint_for(text: str, needed: str) -> str:
+    """What to do about an error of a bucket, by its text; `needed`: what the credentials must
+    allow."""
+    if _ALLOWED in text:
+        return f"give the service's credentials the right to {needed} there"
+    if _TAKEN in text or _NONE in text:
+        return "see to the credentials in the service's environment, and start it anew"
+    if "no such bucket" in text:
+        return "make the bucket, or name another"
+    return "see that the service reaches the store, then wait"

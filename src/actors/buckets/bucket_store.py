@@ -1,0 +1,361 @@
+"""The few calls to the store of a bucket that copies and sources need, over obstore. Nothing
+blocks. (What sinks need blocks: `bucket_calls`.)
+
+Rules. Credentials, region and endpoint come from the process's environment, as the store's own
+tools read them, and from nowhere else. An error's text is put together here from what is known to
+be harmless: what the libraries and the store say may hold signed URLs. Every request has a time
+limit, and so many retries; every call ends within what its requests may take together, also when
+the store never answers.
+
+A large file goes up in pieces (a multipart upload): the memory it takes is a few `PIECE_BYTES`,
+however large it is. Where its upload fails, or is canceled, the store is told to forget the pieces
+it has; what a killed process leaves of one is for the bucket's lifecycle rules.
+"""
+
+from __future__ import annotations
+
+import calendar
+import os
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from datetime import timedelta
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import msgspec
+
+from actors.buckets.bucket_errors import saying
+from actors.errors import StorageError
+from actors.settings import Settings
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+PIECE_BYTES: Final = 8 << 20
+PIECES_AT_ONCE: Final = 2
+PIECES_MAX: Final = 9_000
+"""Of one file; S3 takes 10,000."""
+PAGE_KEYS: Final = 1_000
+GIVE_UP_S: Final = 5.0
+"""What a canceled upload, or removing what is there of a copy, may take."""
+_ALLOW_HTTP: Final = {
+    "s3": "AWS_ALLOW_HTTP",
+    "gs": "GOOGLE_ALLOW_HTTP",
+    "az": "AZURE_ALLOW_HTTP",
+}
+
+
+class Version(msgspec.Struct, frozen=True):
+    """Which version of an object is meant, as the store tells them apart."""
+
+    e_tag: str | None
+    version: str | None
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An object's bytes, and its version."""
+
+    data: bytes
+    version: Version
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """An object as a listing tells it."""
+
+    key: str
+    size: int
+    modified_ns: int
+    """When it was last written, as the store says (Unix time); many tell seconds only."""
+    version: Version
+
+
+def open_store(kind: str, bucket: str, settings: Settings, retries: int) -> ObjectStore:
+    """The library's own store of a bucket of the kind s3, gs or az. Asks nobody anything yet;
+    blocks for some ms. Raises the library's errors."""
+    from obstore import store as stores
+
+    timeout_ms = settings.copy_request_timeout_ms
+    client: Any = {
+        "timeout": timedelta(milliseconds=timeout_ms),
+        "connect_timeout": timedelta(milliseconds=min(timeout_ms, settings.connect_timeout_ms)),
+        # What is said here hides what the environment says of it.
+        "allow_http": allows_http(kind),
+    }
+    retry: Any = {
+        "max_retries": retries,
+        "retry_timeout": timedelta(milliseconds=timeout_ms * (retries + 1)),
+        "backoff": {
+            "init_backoff": timedelta(milliseconds=settings.retry_delay_ms_min),
+            "max_backoff": timedelta(milliseconds=settings.retry_delay_ms_max),
+            "base": 2,
+        },
+    }
+    given: Any = {"client_options": client, "retry_config": retry}
+    match kind:
+        case "s3":
+            return stores.S3Store(bucket, **given)
+        case "gs":
+            return stores.GCSStore(bucket, **given)
+        case _:
+            return stores.AzureStore(bucket, **given)
+
+
+def allows_http(kind: str) -> bool:
+    """Whether the service's environment allows a store without TLS."""
+    return os.environ.get(_ALLOW_HTTP[kind], "").lower() in ("1", "true")
+
+
+class BucketStore:
+    """One bucket. Keys are whole paths in it. `where` names it in errors."""
+
+    def __init__(self, store: ObjectStore, once: ObjectStore, where: str, limits: Settings) -> None:
+        self._store = store
+        self._once = once
+        """The same, without retries."""
+        self._where = where
+        timeout_s = limits.copy_request_timeout_ms / 1000
+        pause_s = limits.retry_delay_ms_max / 1000
+        self._request_s = (timeout_s + pause_s) * (limits.copy_request_retries_max + 1)
+
+    @classmethod
+    def open(cls, kind: str, bucket: str, settings: Settings) -> BucketStore:
+        """A bucket of the kind s3, gs or az. Asks nobody anything yet; blocks for some ms. Raises
+        `StorageError`."""
+        where = f"{kind}://{bucket}"
+        with saying("open", where, determinate=True):
+            store = open_store(kind, bucket, settings, settings.copy_request_retries_max)
+            return cls(store, open_store(kind, bucket, settings, 0), where, settings)
+
+    async def get(self, key: str, bytes_max: int) -> Found | None:
+        """An object, or None. Raises `StorageError`, also for one of more than `bytes_max`."""
+        with saying("read", self._of(key), determinate=True):
+            try:
+                with anyio.fail_after(self._request_s):
+                    result = await self._store.get_async(key)
+                    if result.meta["size"] > bytes_max:
+                        text = f"{self._of(key)} has {result.meta['size']} bytes"
+                        raise StorageError(
+                            f"{text}, at most {bytes_max} are read", determinate=True
+                        )
+                    data = bytes(await result.bytes_async())
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+            meta = result.meta
+            return Found(data, Version(meta.get("e_tag"), meta.get("version")))
+
+    async def begin(self, key: str, bytes_max: int) -> tuple[Listed, bytes | None] | None:
+        """What an object is, with its bytes unless they are more than `bytes_max`; None: it is not
+        there. Raises `StorageError`."""
+        with saying("read", self._of(key), determinate=True):
+            try:
+                with anyio.fail_after(self._request_s):
+                    result = await self._store.get_async(key)
+                    found = listed(result.meta)
+                    small = found.size <= bytes_max
+                    return found, bytes(await result.bytes_async()) if small else None
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+
+    async def put_if(self, key: str, data: bytes, expected: Version | None) -> bool:
+        """Writes an object if what is there is of that version (None: nothing is); whether it
+        was. Tries once. Raises `StorageError`; then it may have happened, unless it says not."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        mode: Any = "create"
+        if expected is not None:
+            given = {"e_tag": expected.e_tag, "version": expected.version}
+            mode = {name: value for name, value in given.items() if value is not None}
+        with saying("write", self._of(key), determinate=False):
+            try:
+                with anyio.fail_after(self._request_s):
+                    await self._once.put_async(key, data, mode=mode)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Writes an object. Raises `StorageError`. When it is canceled it goes on for `GIVE_UP_S`
+        at most, so that it is known what is there."""
+
+        async def put() -> None:
+            await self._store.put_async(key, data, use_multipart=False)
+
+        await self._to_its_end(key, put, threading.Event(), self._request_s)
+
+    async def upload(
+        self, key: str, source: Path | bytes, bytes_total: int, seen: Seen | None = None
+    ) -> None:
+        """Writes an object out of a file (or bytes), piece by piece; `seen` is shown each piece
+        once, in order, by a thread. Raises `StorageError`. When it is canceled the store is told
+        so, for `GIVE_UP_S` at most."""
+        piece = max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
+        stopped = threading.Event()
+
+        async def put() -> None:
+            # Only an error in what is uploaded makes the library abort the upload.
+            pieces = _pieces(source, piece, stopped, seen)
+            await self._store.put_async(
+                key, pieces, chunk_size=piece, max_concurrency=PIECES_AT_ONCE
+            )
+
+        await self._to_its_end(key, put, stopped, self._request_s * (bytes_total // piece + 3))
+
+    async def _to_its_end(
+        self,
+        key: str,
+        put: Callable[[], Awaitable[None]],
+        stopped: threading.Event,
+        limit_s: float,
+    ) -> None:
+        failure: Exception | None = None
+        async with anyio.create_task_group() as group:
+            shield = anyio.CancelScope(shield=True, deadline=anyio.current_time() + limit_s)
+            group.start_soon(_stop_when_canceled, stopped, shield)
+            with shield:
+                try:
+                    with saying("write", self._of(key), determinate=False):
+                        await put()
+                except (StorageError, _Stopped) as error:
+                    failure = error
+            group.cancel_scope.cancel()
+        await anyio.lowlevel.checkpoint()
+        if shield.cancelled_caught:
+            text = f"could not write {self._of(key)}: the store did not answer"
+            raise StorageError(text, determinate=False)
+        if failure is not None:
+            raise failure
+
+    async def folders(self, prefix: str) -> list[str]:
+        """Names of what lies below a prefix and holds objects itself. Raises `StorageError`."""
+        with saying("list", self._of(prefix), determinate=True), anyio.fail_after(self._request_s):
+            found = await self._store.list_with_delimiter_async(prefix)
+            return [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
+
+    async def keys(self, prefix: str, count_max: int) -> list[str]:
+        """Keys below a prefix, so many of them at most. Raises `StorageError`."""
+        keys: list[str] = []
+        with saying("list", self._of(prefix), determinate=True):
+            stream = self._store.list(prefix, chunk_size=1_000)
+            while len(keys) < count_max:
+                with anyio.fail_after(self._request_s):
+                    batch = await anext(stream, None)
+                if batch is None:
+                    break
+                keys += [each["path"] for each in batch]
+        return keys[:count_max]
+
+    async def pages(self, prefix: str) -> AsyncGenerator[list[Listed], None]:
+        """All objects below a prefix (``""``: of the bucket), in pages of `PAGE_KEYS` at most.
+        Raises `StorageError`."""
+        with saying("list", self._of(prefix), determinate=True):
+            stream = self._store.list(prefix or None, chunk_size=PAGE_KEYS)
+        while True:
+            with saying("list", self._of(prefix), determinate=True):
+                with anyio.fail_after(self._request_s):
+                    page = await anext(stream, None)
+                if page is None:
+                    return
+                found = [listed(each) for each in page]
+            yield found
+
+    async def head(self, key: str) -> Listed | None:
+        """What a listing would tell of an object; None: it is not there. Raises
+        `StorageError`."""
+        with saying("look at", self._of(key), determinate=True):
+            try:
+                with anyio.fail_after(self._request_s):
+                    return listed(await self._store.head_async(key))
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+
+    async def piece(self, of: Listed, start: int, end: int) -> bytes | None:
+        """Bytes of an object as it was listed, ``start <= n < end``; None: it is another one by
+        now, or gone. Raises `StorageError`."""
+        from obstore.exceptions import PreconditionError
+
+        options: Any = {"range": (start, end)}
+        if of.version.e_tag is not None:
+            options["if_match"] = of.version.e_tag
+        if of.version.version is not None:
+            options["version"] = of.version.version
+        with saying("read", self._of(of.key), determinate=True):
+            try:
+                with anyio.fail_after(self._request_s):
+                    result = await self._store.get_async(of.key, options=options)
+                    data = bytes(await result.bytes_async())
+            except PreconditionError:
+                return None
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
+            meta = result.meta
+            same = meta["size"] == of.size and len(data) == end - start
+            if of.version.e_tag is None:  # there is nothing better to tell it by
+                second = 1_000_000_000
+                same = same and listed(meta).modified_ns // second == of.modified_ns // second
+            return data if same else None
+
+    async def delete(self, keys: list[str]) -> None:
+        """Removes objects; that one is gone already is no error. Raises `StorageError`."""
+        for start in range(0, len(keys), 1_000):
+            some = keys[start : start + 1_000]
+            with saying("remove files of", self._where, determinate=False):
+                try:
+                    with anyio.fail_after(self._request_s):
+                        await self._store.delete_async(some)
+                except FileNotFoundError as error:
+                    if "NoSuchBucket" in str(error):
+                        raise
+
+    def _of(self, key: str) -> str:
+        return f"{self._where}/{key}"
+
+
+class _Stopped(Exception):
+    """Nobody wants the upload any more."""
+
+
+async def _stop_when_canceled(stopped: threading.Event, shield: anyio.CancelScope) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        stopped.set()
+        shield.deadline = min(shield.deadline, anyio.current_time() + GIVE_UP_S)
+
+
+Seen = Callable[[bytes], None]
+"""Is shown a piece."""
+
+
+def _pieces(
+    source: Path | bytes, piece: int, stopped: threading.Event, seen: Seen | None
+) -> Iterator[bytes]:
+    """Read by threads of the library."""
+    with BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        while data := file.read(piece):
+            if stopped.is_set():
+                raise _Stopped
+            if seen is not None:
+                seen(data)
+            yield data
+
+
+def listed(meta: Any) -> Listed:
+    """What the library tells of an object."""
+    at = meta["last_modified"]
+    modified_ns = calendar.timegm(at.utctimetuple()) * 1_000_000_000 + at.microsecond * 1_000
+    version = Version(meta.get("e_tag"), meta.get("version"))
+    return Listed(meta["path"], meta["size"], modified_ns, version)
+
+
+Opener = Callable[[str, str, Settings], BucketStore]
+"""(kind, bucket, settings)."""

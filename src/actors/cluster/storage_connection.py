@@ -1,0 +1,144 @@
+"""A connection to the storage half: one client's conversation with all workers.
+
+As `connection.Connection`, and simpler: every command goes to every worker, and nothing is passed
+on in lots. A response that completed a merged one is acknowledged when that has left for the
+client, any other at once: so what waits here is bounded by the workers' windows, however slow the
+client is. The `Acceptor` decides which connection is served; this half's is its own, with its own
+adapters and nonces.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias, assert_never
+
+import msgspec
+
+from actors.channel_adapter import Connect, StorageFromClient, StorageFromWorker, Took
+from actors.cluster.connection import ClientCommands, Outlet
+from actors.cluster.storage_partitioned import StoragePartitioned
+from actors.cluster.storage_rules import StorageCommandRules
+from actors.errors import Broken, Closed, PenstockError
+from actors.kernel import Actor, Address
+from actors.protocol.compute import Hello
+from actors.protocol.storage import DroppedId, Response, StagedBatches
+from actors.settings import Settings
+
+
+class _Sent(msgspec.Struct, frozen=True, gc=False):
+    count: int
+
+
+class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
+    error: Exception
+
+
+StorageConnectionMessage: TypeAlias = ClientCommands | StorageFromWorker | _Sent | _OutletFailed
+
+
+class StorageConnection(Actor[StorageConnectionMessage]):
+    """See the module's text."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        adapters: Sequence[Address[Any]],
+        outlet: Outlet,
+        settings: Settings,
+    ) -> None:
+        self._hello = hello
+        self._adapters = adapters
+        self._outlet = outlet
+        self._rules = StorageCommandRules(settings)
+        self._parts = StoragePartitioned(len(adapters))
+        self._queue: deque[tuple[Response, int, int]] = deque()
+        """Merged, with the worker and the number of the response that completed it."""
+        self._sending = False
+
+    async def on_start(self) -> None:
+        """Takes over all adapters, then says Hello to them."""
+        for adapter in self._adapters:
+            await _send(adapter, Connect(self._hello.nonce, self.ctx.self))
+        await self._commands((self._hello,))
+
+    async def receive(self, message: StorageConnectionMessage) -> None:
+        """Handles commands of the client or a response of a worker."""
+        match message:
+            case ClientCommands(commands):
+                await self._commands(commands)
+            case StorageFromWorker(worker, nonce, response, serial):
+                if nonce == self._hello.nonce:
+                    await self._response(worker, response, serial)
+            case _Sent(count):
+                left = [self._queue.popleft() for _ in range(count)]
+                self._sending = False
+                self._send_next()
+                for _, worker, serial in left:
+                    await self._took(worker, serial)
+            case _OutletFailed(error):
+                self._end(error if isinstance(error, PenstockError) else Broken(str(error)))
+            case _:
+                assert_never(message)
+
+    async def _commands(self, commands: Sequence[Any]) -> None:
+        for command in commands:
+            try:
+                self._rules.check(command)
+                split = self._parts.split(command)
+            except PenstockError as error:
+                self._end(error)
+                return
+            for part, each in split:
+                message = StorageFromClient(self._hello.nonce, each)
+                await _send(self._adapters[part], message)
+
+    async def _response(self, worker: int, response: Response, serial: int) -> None:
+        try:
+            merged = self._parts.absorb(worker, response)
+        except PenstockError as error:
+            self._end(error)
+            return
+        match merged:
+            case None:
+                await self._took(worker, serial)
+                return
+            case DroppedId(id=ended) | StagedBatches(uuid=ended):
+                self._rules.ended(ended)
+        self._queue.append((merged, worker, serial))
+        self._send_next()
+
+    async def _took(self, worker: int, serial: int) -> None:
+        if serial:
+            await _send(self._adapters[worker], Took(self._hello.nonce, (serial,)))
+
+    def _send_next(self) -> None:
+        if self._sending or not self._queue:
+            return
+        self._sending = True
+        batch = list(self._queue)
+
+        async def send() -> None:
+            for response, _, _ in batch:
+                await self._outlet.send(response)  # type: ignore[arg-type]
+
+        self.ctx.effect(send, done=lambda _: _Sent(len(batch)), failed=_OutletFailed)
+
+    def _end(self, error: PenstockError) -> None:
+        self._outlet.end(error)
+        self.ctx.stop()
+
+    async def on_stop(self) -> None:
+        """Whoever still waits at the outlet learns that it is over."""
+        self._outlet.end(Closed("the connection was closed"))
+
+    def describe(self) -> str:
+        """Whose it is."""
+        return f"storage client {self._hello.nonce}, {len(self._queue)} to send"
+
+
+async def _send(address: Address[Any], message: Any) -> None:
+    """To an adapter; while the cluster stops there may be none."""
+    with suppress(Closed, Broken):
+        await address.send(message)

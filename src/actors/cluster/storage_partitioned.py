@@ -1,0 +1,173 @@
+"""The storage half of one replica out of N workers: commands split, answers merged. Pure.
+
+Theory of operation. `split`: every command goes to every worker. What is merged is therefore known
+from the commands: an object is tracked from the command that runs it until all workers have told
+its drop; before InitializationComplete nothing is, as nothing runs yet.
+
+Rules of `absorb`:
+
+- uppers: each worker's is joined (it cannot go back); the meet is told when it advances. One of an
+  object that is not tracked is an error, and so is one that comes after the same worker's
+  `DroppedId`;
+- `DroppedId` is told when all workers have told it; one that tells it twice is an error;
+- a one-shot ingestion is answered when all workers have answered: Canceled before another error,
+  an error before the batches of all;
+- statuses and statistics pass through.
+
+Invariants: told uppers strictly advance; a drop and an answer are told once; with nothing in
+flight nothing is kept.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.errors import Canceled, RemoteProtocolError
+from actors.progress import Frontier, ObjectId
+from actors.protocol.compute import Hello, InitializationComplete, Refused
+from actors.protocol.storage import (
+    Command,
+    DroppedId,
+    FrontierUpper,
+    Response,
+    RunIngestion,
+    RunOneshotIngestion,
+    RunSink,
+    Staged,
+    StagedBatches,
+    StagingFailed,
+    StagingResult,
+    StatisticsUpdates,
+    StatusUpdate,
+)
+from actors.storage.history import Wanted
+
+
+class _Object(msgspec.Struct):
+    """One object: each worker's upper, and which workers have told its drop."""
+
+    uppers: list[Frontier]
+    told: Frontier = 0
+    dropped: set[int] = msgspec.field(default_factory=set)
+
+
+class StoragePartitioned:
+    """Splits one client's commands over the workers, merges the workers' responses.
+
+    `ended` collects ids and uuids whose end was told; who reads it clears it.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._complete = False
+        self.ended: list[ObjectId] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._wanted = Wanted()
+        self._objects: dict[ObjectId, _Object] = {}
+        self._oneshots: dict[str, dict[int, StagingResult]] = {}
+
+    def idle(self) -> bool:
+        """Whether nothing is being merged."""
+        return not (self._objects or self._oneshots)
+
+    def split(self, command: Command) -> list[tuple[int, Command]]:
+        """(worker, command) for every worker that gets it."""
+        if isinstance(command, Hello):
+            self._clear()
+            self._complete = False
+        elif self._complete:
+            self._track(command)
+        else:
+            self._wanted.add(command)
+            if isinstance(command, InitializationComplete):
+                self._complete = True
+                for said in self._wanted.commands():
+                    self._track(said)
+                self._wanted = Wanted()
+        return [(part, command) for part in range(self._parts)]
+
+    def _track(self, command: Command) -> None:
+        match command:
+            case RunIngestion(description=description):
+                self._begin(*description.ids)
+            case RunSink(description=description):
+                self._begin(description.id)
+            case RunOneshotIngestion(uuid=uuid):
+                self._oneshots.setdefault(uuid, {})
+
+    def _begin(self, *ids: ObjectId) -> None:
+        for id in ids:
+            if id not in self._objects:
+                self._objects[id] = _Object([0] * self._parts)
+
+    def absorb(self, part: int, response: Response) -> Response | None:
+        """The merged response that this one completes, if it does.
+
+        Raises `RemoteProtocolError` when a worker breaks a rule of the module's text.
+        """
+        match response:
+            case FrontierUpper():
+                return self._upper(part, response)
+            case DroppedId():
+                return self._dropped(part, response)
+            case StagedBatches():
+                return self._staged(part, response)
+            case StatusUpdate() | StatisticsUpdates() | Refused():
+                return response
+
+    def _object(self, part: int, id: ObjectId, what: str) -> _Object:
+        found = self._objects.get(id)
+        if found is None:
+            raise RemoteProtocolError(f"worker {part} told {what} of {id}, which nobody runs")
+        if part in found.dropped:
+            raise RemoteProtocolError(f"worker {part} told {what} of {id} after its drop")
+        return found
+
+    def _upper(self, part: int, response: FrontierUpper) -> FrontierUpper | None:
+        found = self._object(part, response.id, "an upper")
+        found.uppers[part] = max(found.uppers[part], response.upper)
+        meet = min(found.uppers)
+        if meet <= found.told:
+            return None
+        found.told = meet
+        return FrontierUpper(response.id, meet)
+
+    def _dropped(self, part: int, response: DroppedId) -> DroppedId | None:
+        found = self._object(part, response.id, "the drop")
+        found.dropped.add(part)
+        if len(found.dropped) < self._parts:
+            return None
+        del self._objects[response.id]
+        self.ended.append(response.id)
+        return response
+
+    def _staged(self, part: int, response: StagedBatches) -> StagedBatches | None:
+        uuid = response.uuid
+        answers = self._oneshots.get(uuid)
+        if answers is None:
+            raise RemoteProtocolError(
+                f"worker {part} answered the one-shot ingestion {uuid}, which nobody waits for"
+            )
+        if part in answers:
+            raise RemoteProtocolError(f"worker {part} answered the one-shot ingestion {uuid} twice")
+        answers[part] = response.result
+        if len(answers) < self._parts:
+            return None
+        del self._oneshots[uuid]
+        self.ended.append(uuid)
+        return StagedBatches(uuid, merge_staged([answers[part] for part in sorted(answers)]))
+
+
+def merge_staged(results: list[StagingResult]) -> StagingResult:
+    """One answer out of all workers', by the precedence that the module's text gives."""
+    failed = [result for result in results if isinstance(result, StagingFailed)]
+    if failed:
+        return min(failed, key=lambda result: result.code != Canceled.__name__)
+    staged = [result for result in results if isinstance(result, Staged)]
+    return Staged(
+        tuple(batch for result in staged for batch in result.batches),
+        sum(result.files for result in staged),
+        sum(result.bytes for result in staged),
+    )

@@ -1,0 +1,83 @@
+"""The storage half over a socket: the cluster's side and the client's.
+
+As `serving` and `client.connect` for the compute half, with a magic of its own, so that a client of
+the one half that dials the other is refused in the handshake. The opening is one frame, the Hello:
+this half has no instance to compare, so a Hello that comes in time, of a nonce that is fresh,
+displaces the client of the day.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import anyio
+
+from actors.cluster.address import Address as Place
+from actors.cluster.client import WireClient
+from actors.cluster.connection import AcceptorMessage, Serve
+from actors.cluster.security import for_dialler, for_listener
+from actors.cluster.serving import Server
+from actors.cluster.transport import FramedConnection, Listener, dial
+from actors.errors import RemoteProtocolError
+from actors.kernel import Address
+from actors.protocol.compute import Hello
+from actors.protocol.storage import Command, Response
+from actors.settings import Settings
+
+STORAGE_MAGIC: Final = b"PENSSTOR"
+STORAGE_VERSION: Final = 1
+
+
+class StorageServer(Server):
+    """Conversations of one listener of the storage half."""
+
+    async def _introduced(self, connection: FramedConnection[Any, Any]) -> tuple[Hello, None]:
+        """The first frame. Raises `RemoteProtocolError` for another, or none in time."""
+        limit_ms = self._settings.connect_timeout_ms
+        try:
+            with anyio.fail_after(limit_ms / 1000):
+                hello = await connection.receive()
+        except TimeoutError:
+            raise RemoteProtocolError(f"no Hello in {limit_ms} ms (connect_timeout_ms)") from None
+        if not isinstance(hello, Hello):
+            raise RemoteProtocolError(f"{type(hello).__name__} came before Hello")
+        return hello, None
+
+
+async def listen_storage(
+    address: Place | str, acceptor: Address[AcceptorMessage], settings: Settings
+) -> Listener:
+    """Serves the storage half on that address (port 0: a free one), until its acceptor stops or
+    `Listener.aclose`. Raises `AddressInUse`, and `BadSettings` for an address that needs TLS and
+    tokens and has none."""
+    place = Place.parse(address, "storage_listen") if isinstance(address, str) else address
+    listener = await Listener.bind(
+        place,
+        Response,
+        Command,
+        settings,
+        STORAGE_MAGIC,
+        STORAGE_VERSION,
+        identity=settings.identity,
+        security=for_listener("storage_listen", place, settings, "cluster_token_file"),
+    )
+    server = StorageServer(acceptor, settings)
+    await acceptor.send(Serve(lambda: listener.serve(server.converse)))
+    return listener
+
+
+async def connect_storage(address: Place | str, settings: Settings) -> WireClient:
+    """Connects to a listener of a storage half, ``host:port`` or ``unix:/path``; of the settings,
+    `identity`, `tls_…` and `cluster_token_file` count. Raises what `transport.dial` raises."""
+    place = Place.parse(address) if isinstance(address, str) else address
+    connection: FramedConnection[Any, Any] = await dial(
+        place,
+        Command,
+        Response,
+        settings,
+        STORAGE_MAGIC,
+        STORAGE_VERSION,
+        identity=settings.identity,
+        security=for_dialler(place, settings, settings.cluster_token_file),
+    )
+    return WireClient(connection)

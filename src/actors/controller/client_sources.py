@@ -1,0 +1,187 @@
+"""What the Python client can do with sources and sinks, and with files once; a part of
+`actors.client.Client`.
+
+    config = {"kind": "nexmark", "rate": 10_000}
+    await client.create_source("auctions", config)
+    await client.copy_from("flights", "/data/flights", "csv")
+    await client.create_sink("archive", "by_carrier", "delta", {"folder": "/data/by_carrier"})
+    print(await client.sources())
+
+A source's configuration is a mapping with its kind and options, or the Struct of its kind
+(`actors.sources.kinds`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import msgspec
+
+from actors.controller.client_copies import CopiedRows, CopyFormat, copied_from
+from actors.controller.client_link import Exchange
+from actors.errors import InvalidUsage
+from actors.protocol.api import Done, Traced
+from actors.protocol.api_storage import (
+    AlterSource,
+    CopyFrom,
+    CopyFromProgress,
+    CreateSink,
+    CreateSource,
+    DropSink,
+    DropSource,
+    ForgetSource,
+    ListSources,
+    SourceReport,
+    SourceStatus,
+    SourceTable,
+)
+from actors.spans import outgoing, root
+from actors.telemetry import CLIENT_REQUEST
+
+Tables: TypeAlias = Mapping[str, str] | Sequence[str | SourceTable]
+"""Tables outside, with their names here or without."""
+
+
+class ClientSources:
+    """Calls about sources and sinks."""
+
+    _exchange: Exchange
+
+    async def create_source(
+        self,
+        name: str,
+        config: Mapping[str, Any] | msgspec.Struct,
+        tables: Tables | None = None,
+        *,
+        retain_history_ms: int | None = None,
+    ) -> None:
+        """Makes a source, and the tables that it fills: those named, or all that are there outside.
+
+        `tables` maps names outside to names here; a list keeps them. A source that has but one
+        table gives it its own name unless one is named. Returns when it is in the catalog; reads of
+        its tables wait until they are filled. Raises `InvalidUsage` (what is wrong, and what to do
+        outside), `ObjectExists`, `Unreachable` as `PenstockError`.
+        """
+        kind, encoded = _encoded(config)
+        request = CreateSource(
+            self._exchange.number(),
+            name,
+            kind,
+            encoded,
+            None if tables is None else _tables(tables),
+            retain_history_ms,
+        )
+        await self._carry_out(request)
+
+    async def alter_source(self, name: str, add: Tables) -> None:
+        """Adds tables to a source; they are filled beside what goes on. Raises as
+        `create_source`; one is taken out again with `drop`."""
+        await self._carry_out(AlterSource(self._exchange.number(), name, _tables(add)))
+
+    async def drop_source(self, name: str) -> None:
+        """Drops a source with its tables. What the outside keeps for it (a slot) is removed
+        there as soon as it can be reached; until then `sources` shows it as dropped. Raises
+        `UnknownObject`, `ObjectInUse`."""
+        await self._carry_out(DropSource(self._exchange.number(), name))
+
+    async def forget_source(self, name: str) -> str:
+        """Gives up what dropped sources of that name have left outside; what that is. Raises
+        `UnknownObject`."""
+        request = ForgetSource(self._exchange.number(), name)
+        return (await self._exchange.ask(request, Done)).text
+
+    async def sources(self) -> tuple[SourceStatus, ...]:
+        """All sources: health, statistics, and their tables."""
+        request = ListSources(self._exchange.number())
+        return (await self._exchange.ask(request, SourceReport)).sources
+
+    async def create_sink(
+        self, name: str, on: str, kind: str, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Makes a sink that writes the table or view `on` outside, and its changes as they come.
+        Raises `InvalidUsage`, `ObjectExists`, `UnknownObject`."""
+        encoded = json.dumps(dict(options or {})).encode()
+        await self._carry_out(CreateSink(self._exchange.number(), name, on, kind, encoded))
+
+    async def drop_sink(self, name: str) -> None:
+        """Drops a sink; what it has written stays. Raises `UnknownObject`."""
+        await self._carry_out(DropSink(self._exchange.number(), name))
+
+    async def sinks(self) -> tuple[SourceStatus, ...]:
+        """All sinks: health and statistics; `upper` is what is outside."""
+        request = ListSources(self._exchange.number(), sinks=True)
+        return (await self._exchange.ask(request, SourceReport)).sources
+
+    async def copy_from(
+        self,
+        table: str,
+        path: str,
+        format: CopyFormat,
+        *,
+        columns: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        pattern: str = "*",
+        recursive: bool = False,
+        uuid: str | None = None,
+        progress: Callable[[CopyFromProgress], object] | None = None,
+    ) -> CopiedRows:
+        """Copies files of the service's machine into a table: all their rows at one time, or none.
+
+        `path` is a file, or a folder of which the files that fit `pattern` are read, those of its
+        folders too when `recursive`; it lies below the service's `source_dirs`. `format` is
+        ``parquet``, ``csv`` or ``json`` (an object a line), read as Spark reads it, with `options`
+        of its reader. `columns` names those of the table that the files have (for CSV in their
+        order); the others are NULL. `progress` is told how far it is. When this is canceled or the
+        connection is lost while files are read, nothing is copied.
+
+        A copy is done once for a `uuid` (None: a fresh one): who could not learn the outcome of
+        one (`determinate` False, `Broken`) asks again with its uuid, and gets its rows and time if
+        it was done. The table remembers its last copies. Raises `InvalidUsage` (naming the file
+        and what is wrong with it) and its children, such as `DuplicateKey`; `UnknownObject`,
+        `Busy`, `StoreFull`, `StorageError`, and `PenstockError` when a file cannot be reached.
+        """
+        request = CopyFrom(
+            self._exchange.number(),
+            table,
+            path,
+            format,
+            tuple(columns),
+            dict(options or {}),
+            pattern,
+            recursive,
+            uuid4().hex if uuid is None else uuid,
+            progress is not None,
+        )
+        return await copied_from(self._exchange, request, progress)
+
+    async def _carry_out(self, statement: Traced) -> None:
+        name = getattr(statement, "name", "")
+        with root(CLIENT_REQUEST, statement.request, name) as opened:
+            traced = msgspec.structs.replace(statement, traceparent=outgoing(opened))
+            await self._exchange.ask(traced, Done)
+
+
+def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:
+    """The kind and the JSON of a configuration. Raises `InvalidUsage`."""
+    if isinstance(config, msgspec.Struct):
+        return str(config.__struct_config__.tag), msgspec.json.encode(config)
+    given = dict(config)
+    kind = given.pop("kind", given.pop("type", None))
+    if not isinstance(kind, str):
+        raise InvalidUsage("a source's configuration names its kind: {'kind': 'postgres', …}")
+    columns = given.get("columns")
+    if isinstance(columns, dict):  # as `create_table` takes them
+        given["columns"] = [{"name": name, "type": type_} for name, type_ in columns.items()]
+    try:
+        return kind, msgspec.json.encode({"type": kind, **given})
+    except (TypeError, ValueError) as error:
+        raise InvalidUsage(f"configuration of a source of kind {kind}: {error}") from None
+
+
+def _tables(given: Tables) -> tuple[SourceTable, ...]:
+    if isinstance(given, Mapping):
+        return tuple(SourceTable(outside, name) for outside, name in given.items())
+    return tuple(each if isinstance(each, SourceTable) else SourceTable(each) for each in given)

@@ -1,0 +1,343 @@
+"""Copies from files into tables: each is read by the cluster once, then appended at one time.
+
+Theory of operation. A copy is checked, and looked up: one that was done before is answered as it
+was. Then the cluster is asked to stage it, under a fresh name, since a client may give a uuid
+again. What is staged is prepared beside the path of writes (`staged.prepare`), then given to the
+table writer, which appends all of it in one compare-and-append and says so. While a cluster is
+connected anew the copies that are being read are asked for again, by the same names (`commands`).
+
+Rules: a copy ends once, by its rows, an error, its client's leaving, or the end of its table; then
+the cluster forgets it. What is staged when nobody wants it any more goes. From when the writer has
+it, it cannot be canceled: who leaves then is told that it may have happened. How far it is, is
+told to who wants it, one at a time. The service has `copies_max` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from actors.controller.catalog import CatalogObject
+from actors.controller.desk import Desk, fault, refuse
+from actors.controller.groups import TableTarget
+from actors.controller.messages import AppendCopy, CopyAppended, CopyTurn, TablesAdvanced
+from actors.controller.staged import StagedCopy, parts_of, prepare
+from actors.errors import (
+    Busy,
+    Canceled,
+    InvalidUsage,
+    PenstockError,
+    UnknownObject,
+    WouldBlock,
+    from_wire,
+)
+from actors.kernel import Address
+from actors.persist import Copied, Part
+from actors.progress import Frontier
+from actors.protocol.api_storage import CopiedFrom, CopyFrom, CopyFromProgress
+from actors.protocol.storage import (
+    CancelOneshotIngestion,
+    Command,
+    Configuration,
+    RunOneshotIngestion,
+    Staged,
+    StagedBatches,
+    Statistics,
+)
+from actors.settings import TOKEN_BYTES_MAX
+from actors.sources import oneshot as files
+from actors.sources.file_reading import OPTIONS, check_options
+
+KIND = "files"
+"""Of the request, as the cluster knows it."""
+
+
+class CopyFound(CopyTurn, frozen=True, gc=False):
+    """Whether the copy was done before; or that it cannot be said."""
+
+    name: str
+    done: Copied | None = None
+    tables_upper: Frontier = 0
+    error: PenstockError | None = None
+
+
+class CopyPrepared(CopyTurn, frozen=True, gc=False):
+    """What was staged is ours, or is gone."""
+
+    name: str
+    copy: StagedCopy | None = None
+    error: PenstockError | None = None
+
+
+class _Copy(msgspec.Struct, eq=False):
+    session: Address[Any]
+    request: CopyFrom
+    target: TableTarget
+    command: RunOneshotIngestion
+    state: str = "beginning"
+    far: CopyFromProgress | None = None
+    news: CopyFromProgress | None = None
+    """Not told yet."""
+    telling: bool = False
+    left: bool = False
+    """Nobody waits for its outcome any more."""
+
+    @property
+    def name(self) -> str:
+        return self.command.uuid
+
+
+class CopiesFrom:
+    """All copies from files that are under way. `target` makes a table out of a catalog entry, or
+    raises why it cannot be written."""
+
+    def __init__(self, desk: Desk, target: Callable[[CatalogObject], TableTarget]) -> None:
+        self._desk = desk
+        self._target = target
+        self.push: Callable[[Command], None] | None = None
+        """Tells the cluster's storage half; None: there is none."""
+        self._copies: dict[str, _Copy] = {}
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def copy(self, session: Address[Any], request: CopyFrom) -> None:
+        """Begins a copy. Raises `InvalidUsage` and its children, and `Busy`."""
+        desk, limit = self._desk, self._desk.settings.copies_max
+        target = self._target(desk.catalog.find(request.table))
+        if self.push is None:
+            raise InvalidUsage("this service reads nothing from outside")
+        check_options(request.format, request.options)
+        if not request.path:
+            raise InvalidUsage("the path of the files is empty")
+        if not 0 < len(request.uuid.encode()) <= TOKEN_BYTES_MAX:
+            raise InvalidUsage(f"the copy's uuid must have 1 to {TOKEN_BYTES_MAX} bytes")
+        if any(each.request.uuid == request.uuid for each in self._copies.values()):
+            raise Busy(f"copy {request.uuid} is under way: ask for it again when it has ended")
+        if len(self._copies) >= limit:
+            raise Busy(f"{limit} copies from files are under way (copies_max): try again later")
+        assert request.format in OPTIONS
+        wanted = files.CopyFrom(
+            path=request.path,
+            format=request.format,
+            columns=request.columns,
+            options=request.options,
+            pattern=request.pattern,
+            recursive=request.recursive,
+        )
+        command = RunOneshotIngestion(
+            f"{desk.transient_id()}-{desk.ctx.random.getrandbits(64):016x}",
+            target.id,
+            target.shard,
+            target.schema,
+            Configuration(KIND, msgspec.json.encode(wanted)),
+        )
+        made = self._copies[command.uuid] = _Copy(session, request, target, command)
+        persist, name = desk.persist, made.name
+
+        async def look() -> CopyFound:
+            done = (await persist.state(target.shard)).copied(request.uuid)
+            return CopyFound(name, done, await persist.tables_upper())
+
+        desk.ctx.effect(
+            look,
+            done=lambda found: found,
+            failed=lambda error: CopyFound(name, error=fault(error)),
+        )
+
+    def turn(self, message: CopyTurn) -> None:
+        """What became of something that was begun."""
+        match message:
+            case CopyFound():
+                self._found(message)
+            case CopyPrepared():
+                self._prepared(message)
+            case CopyAppended():
+                self._appended(message)
+
+    def _found(self, message: CopyFound) -> None:
+        made = self._copies.get(message.name)
+        if made is None:
+            return
+        if message.error is not None:
+            self._end(made, message.error)
+        elif message.done is not None:
+            # Of an append whose answer was lost nobody has told how far the tables are.
+            self._desk.ctx.self.reply(TablesAdvanced(message.tables_upper))
+            self._done(made, message.done.rows, message.done.time, repeated=True)
+        else:
+            made.state = "reading"
+            self._push(made.command)
+
+    def commands(self) -> list[RunOneshotIngestion]:
+        """What a fresh connection is asked for."""
+        return [made.command for made in self._copies.values() if made.state == "reading"]
+
+    def _push(self, command: Command) -> None:
+        if self.push is not None:
+            self.push(command)
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def noted(self, told: Statistics) -> None:
+        """How far one is."""
+        made = self._copies.get(told.id)
+        if made is None or made.state != "reading":
+            return
+        self._far(
+            made,
+            CopyFromProgress(
+                made.request.request,
+                made.state,
+                told.messages,
+                told.files_known or 0,
+                told.bytes,
+                told.bytes_known or 0,
+                told.rows_staged,
+            ),
+        )
+
+    def _far(self, made: _Copy, progress: CopyFromProgress) -> None:
+        made.far = progress
+        if made.request.progress:
+            made.news = progress
+            self._tell(made)
+
+    def _tell(self, made: _Copy) -> None:
+        if made.news is not None and not made.telling and not made.left:
+            made.session.reply(made.news)
+            made.news, made.telling = None, True
+
+    def delivered(self, session: str, request: int) -> bool:
+        """The client has been told how far it is; False when there is no such copy."""
+        made = self._of(session, request)
+        if made is None:
+            return False
+        made.telling = False
+        self._tell(made)
+        return True
+
+    def staged(self, response: StagedBatches, *, present: bool) -> None:
+        """The cluster's answer, on the `present` connection or a former one: the parts are ours."""
+        result = response.result
+        parts = parts_of(result) if isinstance(result, Staged) else ()
+        made = self._copies.get(response.uuid)
+        if made is None:
+            self._discard(parts)
+            return
+        if not present or made.state != "reading":
+            return  # the same parts may have been told twice: what nobody takes goes by its lease
+        self._push(CancelOneshotIngestion(made.name))  # nobody asks for it again
+        made.state = "appending"
+        if not isinstance(result, Staged):
+            self._end(made, from_wire(result.code, result.text, True))
+            return
+        rows, number = sum(batch.rows for batch in result.batches), made.request.request
+        read = (result.files, result.files, result.bytes, result.bytes)
+        self._far(made, CopyFromProgress(number, made.state, *read, rows))
+        desk, target, name = self._desk, made.target, made.name
+        uuid, limit = made.request.uuid, desk.settings.copy_keyed_rows_max
+        desk.ctx.effect(
+            lambda: prepare(desk.persist, desk.ctx.clock, target, uuid, parts, limit),
+            done=lambda copy: CopyPrepared(name, copy),
+            failed=lambda error: CopyPrepared(name, None, fault(error)),
+        )
+
+    def _prepared(self, message: CopyPrepared) -> None:
+        """What is ours goes to the writer, unless its table is being dropped."""
+        made, copy = self._copies.get(message.name), message.copy
+        if made is None:
+            self._discard(() if copy is None else copy.parts)
+            return
+        if copy is None:
+            self._end(made, message.error or UnknownObject(f"table {made.target.name}"))
+            return
+        try:
+            entry = self._desk.catalog.get(made.target.id)
+            if entry is None:
+                raise UnknownObject(f"table {made.target.name} was dropped")
+            self._target(entry)
+            assert self._desk.writer is not None
+            self._desk.writer.send_nowait(AppendCopy(made.name, copy))
+        except (PenstockError, WouldBlock) as error:
+            self._discard(copy.parts)
+            late = Busy("too many writes wait already: try again later")
+            self._end(made, late if isinstance(error, WouldBlock) else error)
+
+    def _appended(self, message: CopyAppended) -> None:
+        made = self._copies.get(message.name)
+        if made is None:
+            return
+        if message.error is not None:
+            self._end(made, message.error)
+        else:
+            self._done(made, message.rows, message.time, repeated=message.repeated)
+
+    def _discard(self, parts: tuple[Part, ...]) -> None:
+        if parts:
+            persist = self._desk.persist
+            self._desk.ctx.effect(lambda: persist.discard_parts(parts), done=lambda _: None)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """All of them, as ``penstock.copies_from`` tells them."""
+        for made in self._copies.values():
+            request, far = made.request, made.far
+            files = (None, None) if far is None else (far.files_done, far.files)
+            read = (None, None) if far is None else (far.bytes_done, far.bytes)
+            own = made.session.path, request.request, made.target.name, request.path
+            rows = 0 if far is None else far.rows
+            yield (*own, request.format, made.state, *files, *read, rows, made.name)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Drops a copy on the client's wish, unless it is too late; False when there is none of
+        that number."""
+        made = self._of(session, request)
+        if made is None:
+            return False
+        self._leave(made, Canceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """Drops the copies of a session that is gone."""
+        for made in [each for each in self._copies.values() if each.session.path == session]:
+            self._leave(made, None)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Fails the copies into a table that is gone."""
+        for made in [each for each in self._copies.values() if each.target.id == entry.id]:
+            self._leave(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    def _of(self, session: str, request: int) -> _Copy | None:
+        for made in self._copies.values():
+            if (made.session.path, made.request.request, made.left) == (session, request, False):
+                return made
+        return None
+
+    def _leave(self, made: _Copy, error: PenstockError | None) -> None:
+        if made.state == "appending":
+            if isinstance(error, UnknownObject):
+                return  # the outcome is on its way
+            if error is not None:
+                error.determinate = False
+                refuse(made.session, made.request.request, error)
+            made.left = True
+            return
+        if made.state == "reading":
+            self._push(CancelOneshotIngestion(made.name))
+        self._end(made, error)
+
+    def _done(self, made: _Copy, rows: int, time: int, *, repeated: bool) -> None:
+        if not made.left:
+            made.session.reply(CopiedFrom(made.request.request, rows, time, repeated))
+        self._end(made, None)
+
+    def _end(self, made: _Copy, error: PenstockError | None) -> None:
+        if error is not None and not made.left:
+            refuse(made.session, made.request.request, error)
+        del self._copies[made.name]

@@ -1,0 +1,95 @@
+"""Moving holds behind uppers, now and then, all in one batch.
+
+The retain holds of shards (`holds.RetainHolds`), those of indexes, which keep a little history,
+and those of subscribes. A failure leaves them where they are until the next round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from actors.controller.catalog import INDEX, CatalogObject
+from actors.controller.desk import Desk, fault
+from actors.controller.holds import RETAIN, dataflow_holder
+from actors.errors import PenstockError
+from actors.progress import ShardId, Time, is_empty
+from actors.protocol.compute import AllowCompaction
+
+log = logging.getLogger("penstock.controller")
+
+Move: TypeAlias = tuple[ShardId, str, Time]
+
+
+class HoldsDue(msgspec.Struct, frozen=True, gc=False):
+    """Time to move holds."""
+
+
+class HoldsMoved(msgspec.Struct, frozen=True, gc=False):
+    """They were moved, or were not."""
+
+    moves: tuple[Move, ...]
+    error: PenstockError | None = None
+
+
+class HoldMoves:
+    """A part of the controller; one batch at a time."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._moving = False
+
+    def begin(self) -> None:
+        """Sets the timer of the next round."""
+        self._desk.ctx.after(self._desk.settings.hold_downgrade_ms, HoldsDue())
+
+    def move(self, others: Iterable[Move]) -> None:
+        """Moves all holds that lag, and these."""
+        self.begin()
+        if self._moving:
+            return
+        desk = self._desk
+        moves = list(others)
+        for entry in desk.catalog.objects:
+            if entry.kind == INDEX:
+                moves += self._compact_index(entry)
+            elif entry.shard is not None:
+                since = desk.retain.move(entry.shard, desk.frontiers.upper(entry))
+                if since is not None:
+                    moves.append((entry.shard, RETAIN, since))
+        if not moves:
+            return
+        self._moving = True
+        wanted = tuple(moves)
+        desk.ctx.effect(
+            lambda: desk.persist.set_holds(list(wanted)),
+            done=lambda _: HoldsMoved(wanted),
+            failed=lambda error: HoldsMoved(wanted, fault(error)),
+        )
+
+    def _compact_index(self, entry: CatalogObject) -> list[Move]:
+        """An index keeps a little history; its hold is where it would start over."""
+        desk = self._desk
+        upper = desk.frontiers.upper(entry)
+        since = upper - max(1, desk.settings.index_history_ms)
+        now = desk.frontiers.readable_from(entry.id)
+        shard = desk.catalog.by_id(entry.depends[0]).shard
+        if is_empty(upper) or since - now < desk.settings.hold_downgrade_ms or shard is None:
+            return []
+        desk.frontiers.compacted(entry.id, since)
+        desk.command(AllowCompaction(entry.id, since))
+        return [(shard, dataflow_holder(entry.id), since)]
+
+    def moved(self, message: HoldsMoved) -> None:
+        """A round has ended."""
+        self._moving = False
+        error = message.error
+        if error is not None:
+            log.warning("holds stay where they are for now: %s: %s", type(error).__name__, error)
+            return
+        for shard, holder, since in message.moves:
+            if holder == RETAIN:
+                self._desk.retain.moved(shard, since)

@@ -1,0 +1,106 @@
+"""Which replicas there are to be, as people last said it: one durable document.
+
+The setting `replicas` says how many there are at first: r1, r2, …. One that is added or dropped
+while the service runs is added or dropped for good: the names are kept under the consensus key
+`replicas`, with the setting as it was. The last word counts, be it a command or the setting: where
+the service starts with another number than the one in the document, the number counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import msgspec
+
+from actors.errors import Corrupt, StateDirectoryError, StorageError
+from actors.persist import Cas, PersistClient
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.controller")
+
+REPLICAS_KEY: Final = "replicas"
+FORMAT_VERSION: Final = 1
+ATTEMPTS_MAX: Final = 5
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """The part of the document that every version can read."""
+
+    format: int
+
+
+class ReplicaSet(msgspec.Struct, frozen=True):
+    """The document."""
+
+    format: int
+    setting: int
+    """`replicas` when it was written."""
+    names: tuple[str, ...]
+
+
+def encode(setting: int, names: Sequence[str]) -> bytes:
+    """The durable document."""
+    return msgspec.msgpack.encode(ReplicaSet(FORMAT_VERSION, setting, tuple(names)))
+
+
+def decode(data: bytes) -> ReplicaSet:
+    """The reverse. Raises `StateDirectoryError` (another format), `Corrupt`."""
+    try:
+        found = msgspec.msgpack.decode(data, type=_Format).format
+        if found != FORMAT_VERSION:
+            raise StateDirectoryError(
+                f"the document of replicas has format {found}; this version knows "
+                f"{FORMAT_VERSION}: use the version that wrote it, or another state directory"
+            )
+        return msgspec.msgpack.decode(data, type=ReplicaSet)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"consensus key {REPLICAS_KEY!r}: {error}", determinate=True) from None
+
+
+def names_of(found: ReplicaSet | None, setting: int) -> tuple[str, ...]:
+    """The replicas to start with. Pure."""
+    if found is None or found.setting != setting or not found.names:
+        return tuple(f"r{number}" for number in range(1, setting + 1))
+    return found.names
+
+
+async def load(persist: PersistClient, settings: Settings) -> tuple[str, ...]:
+    """The same, from what is durable. Raises `StateDirectoryError`, `StorageError`."""
+    head = await persist.head(REPLICAS_KEY)
+    found = None if head is None else decode(head.data)
+    names = names_of(found, settings.replicas)
+    if found is not None and found.names != names:
+        log.info(
+            "the setting replicas was %d and is %d: it counts, and replicas %s are forgotten",
+            found.setting,
+            settings.replicas,
+            ", ".join(found.names),
+        )
+    return names
+
+
+async def remember(persist: PersistClient, settings: Settings, names: Sequence[str]) -> None:
+    """Makes the names durable. Raises `StorageError`: indeterminate when they may be so. Nobody
+    else writes the document: a state directory has one process, and it changes one at a time."""
+    data, unknown = encode(settings.replicas, names), False
+    for failures in range(1, ATTEMPTS_MAX + 1):
+        try:
+            head = await persist.head(REPLICAS_KEY)
+            if head is not None and head.data == data:
+                return
+            cas = Cas(REPLICAS_KEY, None if head is None else head.seqno, data)
+            if await persist.compare_and_set([cas]):
+                return
+        except StorageError as error:
+            if error.determinate and not unknown:
+                raise
+            unknown = True
+        await anyio.sleep(settings.retry_delay_ms(failures) / 1000)
+    raise StorageError(
+        f"whether the replicas are {', '.join(names)} from the next start on is not known: the "
+        "store does not say; look with `penstock replicas`, and try again",
+        determinate=False,
+    )

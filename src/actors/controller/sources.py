@@ -1,0 +1,337 @@
+"""Sources and sinks as the controller sees them: what the cluster is told, and what it tells.
+
+It is a part of the controller and runs in its task. What a cluster should run follows from the
+catalog at any moment (`commands`), so there is no history to keep; the storage half has one
+connection, to one replica, since what reads the outside should do so once. Health and statistics
+are as last told; while no replica is connected a source is *paused*.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from actors.compute.logs import Row, frontier_or_null
+from actors.controller.catalog import SINK, SOURCE, SOURCE_TABLE, Catalog, CatalogObject
+from actors.controller.copies_from import CopiesFrom
+from actors.controller.desk import Desk
+from actors.controller.holds import sink_holder
+from actors.controller.leftover_record import Leftover
+from actors.controller.leftovers import Leftovers
+from actors.controller.messages import (
+    Push,
+    Replay,
+    ReplicaConnected,
+    ReplicaLost,
+    ReplicaResponse,
+)
+from actors.kernel import Address
+from actors.progress import EMPTY, ObjectId
+from actors.protocol.api_storage import (
+    Health,
+    ListSources,
+    SourceReport,
+    SourceStatus,
+    SourceTableStatus,
+)
+from actors.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    InitializationComplete,
+    Refused,
+    SourceImport,
+)
+from actors.protocol.storage import (
+    Command,
+    DroppedId,
+    FrontierUpper,
+    IngestionDescription,
+    IngestionExport,
+    Response,
+    RunIngestion,
+    RunSink,
+    SinkDescription,
+    StagedBatches,
+    Statistics,
+    StatisticsUpdates,
+    StatusUpdate,
+    UpdateConfiguration,
+)
+
+log = logging.getLogger("penstock.controller")
+
+
+def describe_source(catalog: Catalog, entry: CatalogObject) -> IngestionDescription:
+    """A source with its tables, as the cluster runs it."""
+    assert entry.configuration is not None, entry.name
+    assert entry.shard is not None, entry.name
+    exports = tuple(
+        IngestionExport(table.id, table.outside, table.schema, table.shard)
+        for table in catalog.dependents(entry.id)
+        if table.shard is not None
+    )
+    return IngestionDescription(entry.id, entry.name, entry.configuration, entry.shard, exports)
+
+
+def describe_sink(catalog: Catalog, entry: CatalogObject) -> SinkDescription:
+    """A sink with what it writes."""
+    assert entry.configuration is not None, entry.name
+    on = catalog.by_id(entry.depends[0])
+    assert on.shard is not None, on.name
+    source = SourceImport(on.shard, on.schema, on.kind == "table")
+    return SinkDescription(entry.id, entry.name, source, entry.configuration, entry.as_of)
+
+
+def outside_tree(catalog: Catalog, entry: CatalogObject) -> list[tuple[int, str]]:
+    """The operators of a source or sink as its task runs them: (depth, text), the root first."""
+    assert entry.configuration is not None, entry.name
+    kind = entry.configuration.kind
+    if entry.kind == SINK:
+        on = catalog.by_id(entry.depends[0])
+        return [(0, f"Write {kind}"), (1, "Batch changes up to one time"), (2, f"Read {on.name}")]
+    tables = catalog.dependents(entry.id)
+    return [
+        (0, f"Append position and rows of {len(tables)} tables at one time"),
+        *((1, f"Export {table.outside} as {table.name}") for table in tables),
+        (1, "Stage rows up to a mark"),
+        (2, f"Read {kind}"),
+    ]
+
+
+class Sources:
+    """All sources and sinks. `link` is the task that holds the connection."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        link: Address[Any] | None,
+        copies: CopiesFrom,
+        leftovers: tuple[Leftover, ...] = (),
+    ) -> None:
+        self._desk = desk
+        self.copies = copies
+        copies.push = None if link is None else self._push
+        self.leftovers = Leftovers(desk, leftovers)
+        desk.created_outside, desk.dropped_outside = self.created, self.dropped
+        desk.health = self.health
+        self._link = link
+        self._incarnation = 0
+        self._health: dict[ObjectId, StatusUpdate] = {}
+        self._failed: dict[ObjectId, Health] = {}
+        """How each was when it stalled last: one that is tried again passes for well meanwhile."""
+        self._statistics: dict[ObjectId, Statistics] = {}
+        self._dropping: dict[ObjectId, CatalogObject] = {}
+        """Sinks whose holds go when the cluster has let go of them."""
+
+    # -- what the cluster is told ----------------------------------------------------------------
+
+    def connected(self, message: ReplicaConnected) -> None:
+        """A connection is there: it is told everything."""
+        self._incarnation = message.incarnation
+        assert self._link is not None, "it is the link that says so"
+        self._link.reply(Replay(message.incarnation, tuple(self.commands())))
+        for entry in list(self._dropping.values()):
+            self._let_go(entry.id)  # whom it is not told of is not there
+        self.leftovers.connected()
+
+    def commands(self) -> list[Command]:
+        """All that a fresh connection is told, behind its Hello."""
+        catalog, settings = self._desk.catalog, self._desk.settings
+        found: list[Command] = [
+            UpdateConfiguration(
+                source_tick_ms=settings.source_tick_ms,
+                statistics_ms=settings.statistics_ms,
+                source_inflight_bytes_max=settings.source_inflight_bytes_max,
+            )
+        ]
+        found += [RunIngestion(describe_source(catalog, e)) for e in catalog.of_kind(SOURCE)]
+        found += [RunSink(describe_sink(catalog, e)) for e in catalog.of_kind(SINK)]
+        found += self.copies.commands()
+        return [*found, InitializationComplete(), AllowWrites()]
+
+    def created(self, entry: CatalogObject) -> None:
+        """A source, a table of one, or a sink is in the catalog."""
+        catalog = self._desk.catalog
+        if entry.kind == SINK:
+            self._push(RunSink(describe_sink(catalog, entry)))
+        elif entry.kind == SOURCE:
+            self.leftovers.created(entry)
+            self._push(RunIngestion(describe_source(catalog, entry)))
+        elif entry.kind == SOURCE_TABLE:
+            source = catalog.by_id(entry.depends[0])
+            self._push(RunIngestion(describe_source(catalog, source)))
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """It is no longer in the catalog."""
+        self._health.pop(entry.id, None)
+        self._failed.pop(entry.id, None)
+        self._statistics.pop(entry.id, None)
+        self.leftovers.dropped(entry)
+        if entry.kind == SINK:
+            self._dropping[entry.id] = entry
+        if entry.kind == SOURCE_TABLE and self._desk.catalog.get(entry.depends[0]) is None:
+            return  # it goes with its source
+        self._push(AllowCompaction(entry.id, EMPTY))
+
+    def _push(self, command: Command) -> None:
+        if self._link is not None:
+            self._link.reply(Push(command))
+
+    # -- what it tells ---------------------------------------------------------------------------
+
+    def responded(self, message: ReplicaResponse) -> ObjectId | None:
+        """The object whose upper has moved, if one has."""
+        response: Response = message.response
+        present = message.incarnation == self._incarnation
+        if isinstance(response, StagedBatches):
+            self.copies.staged(response, present=present)
+        if not present:
+            return None
+        match response:
+            case FrontierUpper(id_, upper):
+                return id_ if self._desk.frontiers.sealed(id_, upper) else None
+            case StatusUpdate(id=id_, time_ms=time_ms):
+                # Worker 0 and the owner of an object both speak of it, in any order.
+                known = self._health.get(id_)
+                late = known is not None and time_ms < known.time_ms
+                if self._desk.catalog.get(id_) is not None and not late:
+                    self._health[id_] = response
+                    if response.status == "stalled":
+                        self._failed[id_] = _health(response)
+                    self._log(response)
+            case StatisticsUpdates(sources, sinks, oneshots):
+                for each in oneshots:
+                    self.copies.noted(each)
+                for each in (*sources, *sinks):
+                    if self._desk.catalog.get(each.id) is not None:
+                        self._statistics[each.id] = each
+            case DroppedId(id_):
+                self._let_go(id_)
+                self.leftovers.let_go(id_)
+            case StagedBatches():
+                pass
+            case Refused():
+                log.warning("the cluster refused: %s", response)
+        return None
+
+    def lost(self, message: ReplicaLost) -> None:
+        """The connection is gone; everything is paused until the next."""
+        if message.incarnation == self._incarnation:
+            self._incarnation = 0
+
+    def _log(self, update: StatusUpdate) -> None:
+        entry = self._desk.catalog.by_id(update.id)
+        level = logging.WARNING if update.status == "stalled" else logging.INFO
+        why = f": {update.error}" if update.error else ""
+        hint = f" ({update.hint})" if update.hint else ""
+        log.log(level, "%s %s is %s%s%s", entry.kind, entry.name, update.status, why, hint)
+
+    def _let_go(self, id_: ObjectId) -> None:
+        entry = self._dropping.pop(id_, None)
+        if entry is None:
+            return
+        on = self._desk.catalog.get(entry.depends[0])
+        if on is not None and on.shard is not None:
+            self._desk.drop_hold(on.shard, sink_holder(id_))
+
+    # -- for people --------------------------------------------------------------------------------
+
+    def health(self, entry: CatalogObject) -> Health:
+        """Of a source, a table of one, or a sink."""
+        told = self._health.get(entry.id)
+        if not self._incarnation:
+            return Health("paused", "no replica is connected")
+        if told is None:
+            return Health("starting")
+        return _health(told)
+
+    def report(self, request: ListSources) -> SourceReport:
+        """All of them."""
+        desk = self._desk
+        kind = SINK if request.sinks else SOURCE
+        found = tuple(self._status(entry) for entry in desk.catalog.of_kind(kind))
+        if not request.sinks:
+            found += tuple(shown for _, shown in self.leftovers.statuses())
+        return SourceReport(request.request, desk.oracle_now(), found)
+
+    def _status(self, entry: CatalogObject) -> SourceStatus:
+        desk = self._desk
+        assert entry.configuration is not None, entry.name
+        tables = () if entry.kind == SINK else desk.catalog.dependents(entry.id)
+        return SourceStatus(
+            entry.name,
+            entry.configuration.kind,
+            self.health(entry),
+            desk.frontiers.upper(entry),
+            self._statistics.get(entry.id),
+            tuple(
+                SourceTableStatus(
+                    table.name, table.outside, self.health(table), desk.frontiers.upper(table)
+                )
+                for table in tables
+            ),
+            desk.catalog.by_id(entry.depends[0]).name if entry.kind == SINK else "",
+            self._failed.get(entry.id),
+        )
+
+    def rows(self) -> Iterator[Row]:
+        """Of `penstock.sources`."""
+        catalog = self._desk.catalog
+        objects = [*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)]
+        listed = [(entry.id, self._status(entry)) for entry in objects]
+        for id_, shown in (*listed, *self.leftovers.statuses()):
+            health, told = shown.health, shown.statistics or Statistics(id_)
+            failed = shown.failed or Health("")
+            yield (
+                id_,
+                shown.name,
+                "out" if shown.on else "in",
+                shown.kind,
+                *_told(health),
+                health.since_ms or None,
+                frontier_or_null(shown.upper),
+                told.messages,
+                told.bytes,
+                told.rows_inserted,
+                told.rows_deleted,
+                told.rows_staged,
+                told.snapshot_rows_known,
+                told.snapshot_rows_staged,
+                told.position_known,
+                told.position_committed,
+                told.lag_ms,
+                told.lag_bytes,
+                told.restarts,
+                failed.error or None,
+                failed.since_ms or None,
+            )
+
+    def table_rows(self) -> Iterator[Row]:
+        """Of `penstock.source_tables`."""
+        catalog = self._desk.catalog
+        for entry in catalog.of_kind(SOURCE_TABLE):
+            yield (
+                entry.id,
+                entry.name,
+                catalog.by_id(entry.depends[0]).name,
+                entry.outside,
+                *_told(self.health(entry)),
+                frontier_or_null(self._desk.frontiers.upper(entry)),
+            )
+
+    def describe(self) -> str:
+        """How many there are, and whether they run."""
+        catalog = self._desk.catalog
+        state = "connected" if self._incarnation else "not connected"
+        return (
+            f"{len(catalog.of_kind(SOURCE))} sources, {len(catalog.of_kind(SINK))} sinks, {state}"
+        )
+
+
+def _health(told: StatusUpdate) -> Health:
+    return Health(told.status, told.error or "", told.hint or "", told.time_ms)
+
+
+def _told(health: Health) -> tuple[str, str | None, str | None]:
+    return health.status, health.error or None, health.hint or None

@@ -1,0 +1,130 @@
+"""A copy from files on its way into a table: staged parts, and what must hold to append them.
+
+Theory of operation. `prepare` is done beside the path of writes: it takes the parts over from
+whoever staged them and, for a table with a PRIMARY KEY, gathers their keys. What is left for the
+path of writes is one append, and for such a table one look whether a key is there already
+(`check_absent`).
+
+Rules. A keyed table holds one row a key: a copy in which a key comes twice, or that brings one
+that is there, is refused whole, and names it. Keys are looked at bit by bit, as those of other
+writes are; only those whose hashes are equal are compared one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.controller.groups import TableTarget
+from actors.controller.rows import describe_key, identities
+from actors.errors import Broken, DuplicateKey, InvalidUsage
+from actors.kernel import Clock
+from actors.persist import Part, PersistClient
+from actors.persist.compaction import row_hashes
+from actors.plan.schema import DIFF, TIME
+from actors.plan.updates import concat, consolidate
+from actors.protocol.storage import Staged
+
+
+class StagedCopy(msgspec.Struct, frozen=True):
+    """Rows for one table, in parts that are ours, to be appended at one time or not at all."""
+
+    target: TableTarget
+    uuid: str
+    parts: tuple[Part, ...]
+    keys: pa.Table | None = None
+    """Of a table with a PRIMARY KEY: the keys of all rows."""
+
+    @property
+    def rows(self) -> int:
+        """In all parts."""
+        return sum(part.rows for part in self.parts)
+
+
+def parts_of(staged: Staged) -> tuple[Part, ...]:
+    """The parts that an answer describes."""
+    return tuple(msgspec.msgpack.decode(batch.part, type=Part) for batch in staged.batches)
+
+
+async def prepare(
+    persist: PersistClient,
+    clock: Clock,
+    target: TableTarget,
+    uuid: str,
+    parts: tuple[Part, ...],
+    keyed_rows_max: int,
+) -> StagedCopy:
+    """Takes the parts over. Raises `Broken` when they are gone, `DuplicateKey`, `InvalidUsage`
+    (too many keys), and the stores' errors; then the parts are gone as well."""
+    try:
+        if not await persist.claim(target.shard, parts):
+            raise Broken(
+                f"what was staged for table {target.name} was given up, since nobody took it in "
+                "time; nothing was copied: copy again"
+            )
+        copy = StagedCopy(target, uuid, parts)
+        if not target.schema.key:
+            return copy
+        if copy.rows > keyed_rows_max:
+            raise InvalidUsage(
+                f"table {target.name} has a PRIMARY KEY: one copy brings it at most "
+                f"{keyed_rows_max} rows (copy_keyed_rows_max), not {copy.rows}: copy fewer files "
+                "at a time"
+            )
+        names = list(target.schema.key)
+        tables = [(await persist.fetch(part, target.schema)).select(names) for part in parts]
+        shape = pa.schema([target.schema.arrow().field(name) for name in names])
+        keys = concat(tables, shape).cast(shape)
+        await clock.run_blocking(lambda: _check_distinct(target, keys))
+        return msgspec.structs.replace(copy, keys=keys)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await persist.discard_parts(parts)
+        raise
+
+
+def _check_distinct(target: TableTarget, keys: pa.Table) -> None:
+    if keys.num_rows < 2:
+        return
+    hashes = row_hashes(keys)
+    order = np.argsort(hashes, kind="stable")
+    same = hashes[order][1:] == hashes[order][:-1]
+    suspects = np.zeros(len(hashes), np.bool_)
+    suspects[order[1:]] = same
+    suspects[order[:-1]] |= same
+    rows = keys.filter(pa.array(suspects))
+    seen = set()
+    for row, key in enumerate(identities(rows, target.schema.key)):
+        if key in seen:
+            raise DuplicateKey(
+                f"table {target.name}: the files bring a PRIMARY KEY twice: "
+                f"{describe_key(target.schema.key, rows, row)}"
+            )
+        seen.add(key)
+
+
+def check_absent(target: TableTarget, keys: pa.Table, found: pa.Table) -> None:
+    """`found`: updates of (a superset of) the rows with these keys. Raises `DuplicateKey` when
+    one of them is there. Blocking."""
+    held = consolidate(found.drop_columns([TIME]))
+    held = held.filter(pc.greater(held[DIFF], 0))
+    if not held.num_rows:
+        return
+    ours = set(identities(keys, target.schema.key))
+    for row, key in enumerate(identities(held, target.schema.key)):
+        if key in ours:
+            raise DuplicateKey(
+                f"table {target.name}: PRIMARY KEY is present already: "
+                f"{describe_key(target.schema.key, held, row)}"
+            )
+
+
+async def updates_of(persist: PersistClient, copy: StagedCopy, parts: Sequence[Part]) -> pa.Table:
+    """All rows, as they were appended. Raises the stores' errors."""
+    shape = copy.target.schema.arrow_updates()
+    return concat([await persist.fetch(part, copy.target.schema) for part in parts], shape)

@@ -1,0 +1,277 @@
+"""Making and dropping sources and sinks: changes of the catalog like those of `ddl`.
+
+Order of a creation: check names → ask the outside what is there (`describe`, `check`) → (sinks: a
+durable hold on what is written) → ONE set: catalog and new shards with their first holds. Nothing
+is made outside before that. Order of a drop: check dependents → ONE set: catalog and removed
+shards, and a record of what the outside keeps for it (a slot) → the cluster is told, and has the
+outside forget. The record goes when that is done (`leftovers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Final, Protocol, TypeVar
+
+import anyio
+
+from actors.controller.catalog import (
+    INDEX,
+    SINK,
+    SOURCE,
+    SOURCE_TABLE,
+    Catalog,
+    CatalogObject,
+)
+from actors.controller.ddl import CatalogStore, Changed, retain, table_schema
+from actors.controller.holds import RETAIN, sink_holder
+from actors.controller.leftover_record import leftover_of, remembered
+from actors.controller.names import check_name
+from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError
+from actors.ingest.shards import REMAP
+from actors.persist import NewShard
+from actors.progress import ObjectId
+from actors.protocol.api_storage import AlterSource, CreateSink, CreateSource, SourceTable
+from actors.protocol.storage import Configuration
+from actors.sinks.sink import Sink
+from actors.sources.source import Export, Source
+
+T = TypeVar("T")
+
+
+class Makers(Protocol):
+    """Makes what reaches the outside. Both raise `InvalidUsage`."""
+
+    def source(self, configuration: Configuration, id: ObjectId, /) -> Source:
+        """A source that was not opened yet."""
+        ...
+
+    def sink(self, configuration: Configuration, id: ObjectId, /) -> Sink:
+        """A sink that was not opened yet."""
+        ...
+
+    def kept(self, configuration: Configuration, id: ObjectId, /) -> str:
+        """What the outside keeps for a source, as it is called there; empty: nothing."""
+        ...
+
+    def new_source(self, kind: str, config: bytes, /) -> Configuration:
+        """The configuration of a new source, of what a user gave (JSON)."""
+        ...
+
+    def new_sink(self, kind: str, options: bytes, /) -> Configuration:
+        """The configuration of a new sink, of what a user gave (JSON)."""
+        ...
+
+
+class Nothing:
+    """For services without an outside."""
+
+    def source(self, configuration: Configuration, id: ObjectId) -> Source:
+        """Raises `InvalidUsage`."""
+        raise InvalidUsage(f"this service knows no source of kind {configuration.kind!r}")
+
+    def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
+        """Raises `InvalidUsage`."""
+        raise InvalidUsage(f"this service knows no sink of kind {configuration.kind!r}")
+
+    def kept(self, configuration: Configuration, id: ObjectId) -> str:
+        """Nothing."""
+        return ""
+
+    def new_source(self, kind: str, config: bytes) -> Configuration:
+        """Raises `InvalidUsage`."""
+        raise InvalidUsage(f"this service knows no source of kind {kind!r}")
+
+    def new_sink(self, kind: str, options: bytes) -> Configuration:
+        """Raises `InvalidUsage`."""
+        raise InvalidUsage(f"this service knows no sink of kind {kind!r}")
+
+
+SOURCE_TABLES_MAX: Final = 256
+DESCRIBE_DEADLINE_MS: Final = 60_000
+"""The outside must have said by then what is there."""
+
+
+class StorageStore:
+    """Carries out changes of sources and sinks."""
+
+    def __init__(self, store: CatalogStore, makers: Makers) -> None:
+        self._store = store
+        self._makers = makers
+
+    @property
+    def makers(self) -> Makers:
+        """What makes sources and sinks."""
+        return self._makers
+
+    # -- sources -------------------------------------------------------------------------------
+
+    async def create_source(
+        self, catalog: Catalog, seqno: int | None, request: CreateSource
+    ) -> Changed:
+        """Raises `InvalidUsage` and its children, `Unreachable`, `StorageError`."""
+        name = check_name("source", request.name)
+        catalog.check_free(name, SOURCE)
+        configuration = self._makers.new_source(request.kind, request.configuration)
+        id_ = catalog.new_id
+        exports = await self._describe(configuration, id_, request.tables)
+        if not exports:
+            raise InvalidUsage(f"source {name}: there is no table outside that it could fill")
+        entry = CatalogObject(
+            id=id_,
+            name=name,
+            kind=SOURCE,
+            schema=REMAP,
+            shard=id_,
+            configuration=configuration,
+            retain_history_ms=retain(request.retain_history_ms),
+        )
+        grown = catalog.add(entry)
+        shards = [NewShard(id=id_, schema=REMAP, holds={RETAIN: 0})]
+        tables = _tables(grown, entry, exports, request.tables, alone=len(exports) == 1)
+        return await self._add(grown, seqno, entry, tables, shards)
+
+    async def alter_source(
+        self, catalog: Catalog, seqno: int | None, request: AlterSource
+    ) -> Changed:
+        """Adds tables. Raises as `create_source` does."""
+        entry = catalog.find_apart(SOURCE, request.name)
+        if not request.add:
+            raise InvalidUsage(f"source {entry.name}: name at least one table to add")
+        there = {each.outside: each.name for each in catalog.dependents(entry.id)}
+        for table in request.add:
+            if table.outside in there:
+                raise InvalidUsage(
+                    f"source {entry.name} fills {there[table.outside]} from {table.outside} already"
+                )
+        assert entry.configuration is not None, entry.name
+        exports = await self._describe(entry.configuration, entry.id, request.add)
+        tables = _tables(catalog, entry, exports, request.add, alone=False)
+        return await self._add(catalog, seqno, None, tables, [])
+
+    async def _describe(
+        self, configuration: Configuration, id_: str, tables: Sequence[SourceTable] | None
+    ) -> tuple[Export, ...]:
+        wanted = None if tables is None else {each.outside: each.exclude for each in tables}
+        if wanted is not None and tables is not None and len(wanted) < len(tables):
+            raise InvalidUsage("a table outside is named twice: each fills one table here")
+        source = self._makers.source(configuration, id_)
+        try:
+            return await _soon(source.describe(wanted), f"source of kind {configuration.kind}")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await source.close()
+
+    async def _add(
+        self,
+        catalog: Catalog,
+        seqno: int | None,
+        source: CatalogObject | None,
+        tables: Sequence[CatalogObject],
+        shards: list[NewShard],
+    ) -> Changed:
+        for entry in tables:
+            catalog = catalog.add(entry)
+            shards.append(NewShard(id=entry.id, schema=entry.schema, holds={RETAIN: 0}))
+        first, *also = [source, *tables] if source is not None else tables
+        return await self._store.store(catalog, seqno, shards, created=first, also=tuple(also))
+
+    async def drop_source(self, catalog: Catalog, seqno: int | None, name: str) -> Changed:
+        """Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
+        entry = catalog.find_apart(SOURCE, name)
+        tables = catalog.dependents(entry.id)
+        smaller = catalog.remove(entry, *tables)
+        assert entry.configuration is not None, entry.name
+        kept = self._makers.kept(entry.configuration, entry.id)
+        records = [remembered(leftover_of(entry, kept))] if kept else []
+        return await self._store.drop_all(smaller, seqno, entry, tables, records)
+
+    # -- sinks ---------------------------------------------------------------------------------
+
+    async def create_sink(
+        self, catalog: Catalog, seqno: int | None, request: CreateSink
+    ) -> Changed:
+        """Raises `InvalidUsage` and its children, `Unreachable`, `StorageError`."""
+        name = check_name("sink", request.name)
+        catalog.check_free(name, SINK)
+        on = catalog.find(request.on)
+        if on.kind == INDEX:
+            raise InvalidUsage(f"{on.name} is an index: name a table or a view")
+        configuration = self._makers.new_sink(request.kind, request.configuration)
+        id_ = catalog.new_id
+        sink = self._makers.sink(configuration, id_)
+        try:
+            await _soon(sink.check(on.schema), f"sink of kind {configuration.kind}")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await sink.close()
+        holder = sink_holder(id_)
+        as_of = await self._store.hold_inputs(holder, [on])
+        entry = CatalogObject(
+            id=id_,
+            name=name,
+            kind=SINK,
+            schema=on.schema,
+            depends=(on.id,),
+            configuration=configuration,
+            as_of=as_of,
+        )
+        try:
+            return await self._store.store(catalog.add(entry), seqno, [], created=entry)
+        except PenstockError as error:
+            if error.determinate and on.shard is not None:
+                await self._store.drop_hold(on.shard, holder)
+            raise
+
+    async def drop_sink(self, catalog: Catalog, seqno: int | None, name: str) -> Changed:
+        """Raises `UnknownObject`, `StorageError`. Its hold goes when the cluster has let go."""
+        entry = catalog.find_apart(SINK, name)
+        smaller = catalog.remove(entry)
+        return await self._store.drop_all(smaller, seqno, entry, ())
+
+
+def _tables(
+    catalog: Catalog,
+    source: CatalogObject,
+    exports: Sequence[Export],
+    wanted: Sequence[SourceTable] | None,
+    *,
+    alone: bool,
+) -> list[CatalogObject]:
+    """The tables of a source, with ids from the catalog's next one on. `alone`: it has but one,
+    which may bear the source's name."""
+    there = len(catalog.dependents(source.id)) if catalog.get(source.id) is not None else 0
+    if there + len(exports) > SOURCE_TABLES_MAX:
+        raise InvalidUsage(
+            f"source {source.name} would fill {there + len(exports)} tables; the limit is "
+            f"{SOURCE_TABLES_MAX}: name those that are wanted"
+        )
+    named = {each.outside: each.name for each in wanted or ()}
+    found: list[CatalogObject] = []
+    for export in exports:
+        plain = export.name.rpartition(".")[2]
+        name = named.get(export.name) or (source.name if alone else plain)
+        check_name(f"source {source.name}: table", name)
+        number = catalog.next_id + len(found)
+        found.append(
+            CatalogObject(
+                id=f"u{number}",
+                name=name,
+                kind=SOURCE_TABLE,
+                schema=table_schema(name, export.schema),
+                shard=f"u{number}",
+                depends=(source.id,),
+                outside=export.name,
+                retain_history_ms=source.retain_history_ms,
+            )
+        )
+    return found
+
+
+async def _soon(work: Awaitable[T], what: str) -> T:
+    try:
+        with anyio.fail_after(DESCRIBE_DEADLINE_MS / 1000):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{what}: the outside did not say what is there within {DESCRIBE_DEADLINE_MS} ms"
+        ) from None

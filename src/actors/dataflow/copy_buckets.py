@@ -1,0 +1,260 @@
+"""Copies in buckets: there whole or not at all, without a lock and without a clock.
+
+Theory of operation. As in a folder, a copy's files lie below a prefix of their own,
+``copy-ID-ATTEMPT/``, and mean nothing until ``_manifest.json`` beside it names them. Each file is
+written to local scratch first, goes up when it is whole (`settle`), and is removed there. The
+manifest is written last, by one conditional request: it must still be the version that was seen
+when the copy began (most often: none). So of copies to one place that run at the same time one
+wins, and the others fail and remove what they have written.
+
+What is left of failed copies goes after the manifest of the next whole one. *Why this is safe*:
+it is listed before that manifest is written. Who wrote files by then began before, saw a manifest
+that is not the present one, and can never publish. (Unless somebody removes the manifest by hand
+while such a copy runs: then its manifest may name files that are gone.)
+
+Rules:
+
+- a manifest of this very copy means that it was done before, by this or another attempt;
+- when it is not known whether the manifest was written, it is written again and looked at, until
+  it is known. When even that fails the files stay: a manifest that names them may turn up;
+- places lie at or below the URLs in `copy_buckets`, and never at a bucket's root.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+import anyio
+
+from actors.buckets.bucket_paths import BucketPath, allowed_bucket, bucket_path
+from actors.buckets.bucket_store import (
+    GIVE_UP_S,
+    PIECE_BYTES,
+    PIECES_MAX,
+    BucketStore,
+    Found,
+    Version,
+)
+from actors.dataflow.copy_places import (
+    FILE,
+    MANIFEST,
+    OWN,
+    Copied,
+    Manifest,
+    Work,
+    decoded,
+    encoded,
+)
+from actors.errors import InvalidUsage, StorageError
+from actors.persist.location import storage_error
+from actors.progress import ObjectId
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.dataflow")
+
+FILE_BYTES_MAX: Final = PIECE_BYTES * PIECES_MAX
+"""The most that `file_bytes_max` may be: 70 GiB."""
+MANIFEST_BYTES_MAX: Final = 64 << 20
+COLLECTED_MAX: Final = 10_000
+"""Files of failed copies that one copy removes."""
+
+
+def bucket_place(destination: str, settings: Settings) -> BucketPath:
+    """The place that a destination names. Raises `InvalidUsage` where none may be written."""
+    place = bucket_path(destination)
+    if not place.path:
+        raise InvalidUsage(f"{destination!r} is a whole bucket: name a path in it")
+    return allowed_bucket(destination, settings.copy_buckets, "copy_buckets", "write")
+
+
+class Bucket:
+    """A copy's files at one place: a `Begun` place. `attempt` tells those of this one from those
+    of others at the same copy."""
+
+    def __init__(
+        self,
+        place: BucketPath,
+        open_store: Callable[[], BucketStore],
+        copy: ObjectId,
+        attempt: str,
+        *,
+        overwrite: bool,
+        spool: Path,
+        run: Work,
+        settings: Settings,
+    ) -> None:
+        self._name = f"copy-{copy}-{attempt}"
+        if OWN.fullmatch(self._name) is None:
+            raise InvalidUsage(f"{copy!r} does not name a copy: letters, digits, - and _ do")
+        self._place = place
+        self._open_store = open_store
+        self._opened: BucketStore | None = None
+        self._copy = copy
+        self._overwrite = overwrite
+        self._spool = spool
+        self._run = run
+        self._settings = settings
+        self._files: list[IO[bytes]] = []
+        self._sealed: list[str] = []
+        self._expected: Version | None = None
+        self._written = False
+        """Something may be in the bucket that `abandon` is to remove."""
+
+    async def begin(self) -> Copied | None:
+        """See `Begun`."""
+        self._opened = await self._run(self._open_store)  # it reads certificates
+        found = await self._found()
+        if found is None:
+            return None
+        manifest = decoded(found.data, f"{self._place}/{MANIFEST}")
+        if manifest.copy == self._copy:
+            return Copied(manifest, self._manifest_path)
+        if not self._overwrite:
+            raise InvalidUsage(
+                f"{self._place} holds a copy of {manifest.object} at {manifest.as_of} already: "
+                "choose another place, or overwrite"
+            )
+        self._expected = found.version
+        return None
+
+    def create(self, name: str) -> IO[bytes]:
+        """See `FilePlace`."""
+        try:
+            self._spool.mkdir(parents=True, exist_ok=True)
+            file: IO[bytes] = (self._spool / name).open("xb", buffering=0)
+        except OSError as error:
+            raise storage_error(f"write {self._spool}", error) from error
+        self._files.append(file)
+        return file
+
+    def seal(self, file: IO[bytes]) -> None:
+        """See `FilePlace`."""
+        file.close()
+        self._files.remove(file)
+        self._sealed.append(Path(file.name).name)
+
+    def path(self, name: str) -> str:
+        """See `FilePlace`."""
+        return f"{self._name}/{name}"
+
+    async def settle(self) -> None:
+        """See `Begun`."""
+        while self._sealed:
+            name = self._sealed[0]
+            local, key = self._spool / name, f"{self._place.prefix}/{self.path(name)}"
+            size = await self._run(lambda: local.stat().st_size)  # noqa: B023
+            self._written = True
+            if size <= PIECE_BYTES:
+                await self._store.put(key, await self._run(local.read_bytes))
+            else:
+                await self._store.upload(key, local, size)
+            await self._run(local.unlink)
+            self._sealed.pop(0)
+
+    async def publish(self, manifest: Manifest) -> Copied:
+        """See `Begun`."""
+        left = await self._left_by_others()
+        there = await self._write(manifest)
+        if there.manifest == manifest:
+            self._written = False
+            with anyio.move_on_after(GIVE_UP_S):
+                await self._collect(left)
+        return there
+
+    async def _write(self, manifest: Manifest) -> Copied:
+        """The manifest that is there in the end: this one, or another attempt's at this copy."""
+        data, failures, unknown = encoded(manifest), 0, False
+        while True:
+            try:
+                if await self._store.put_if(self._key, data, self._expected):
+                    return Copied(manifest, self._manifest_path)
+            except StorageError as error:
+                if error.determinate and not unknown:
+                    raise
+                unknown = True
+            try:
+                found = await self._found()
+                version = None if found is None else found.version
+                if found is not None and version != self._expected:
+                    there = decoded(found.data, self._manifest_path)
+                    if there.copy == self._copy:
+                        return Copied(there, self._manifest_path)
+                    raise InvalidUsage(
+                        f"another copy was written to {self._place} meanwhile: choose another "
+                        "place, or overwrite it"
+                    )
+            except StorageError:
+                pass  # as if it had not been looked at
+            failures += 1
+            if failures > self._settings.copy_request_retries_max:
+                break
+            await anyio.sleep(self._settings.retry_delay_ms(failures) / 1000)
+        self._written = self._written and not unknown
+        raise StorageError(
+            f"could not write {self._manifest_path}"
+            + (": it may be there, or come to be, and its files are; look" if unknown else ""),
+            determinate=not unknown,
+        )
+
+    async def _left_by_others(self) -> list[str]:
+        """Files of copies that are not the present one."""
+        keys: list[str] = []
+        try:
+            for name in await self._store.folders(self._place.prefix):
+                if OWN.fullmatch(name) and name != self._name and len(keys) < COLLECTED_MAX:
+                    folder = f"{self._place.prefix}/{name}"
+                    found = await self._store.keys(folder, COLLECTED_MAX - len(keys))
+                    keys += [key for key in found if FILE.fullmatch(key.removeprefix(folder + "/"))]
+        except StorageError as error:
+            log.warning("copy %s: what others left is not known: %s", self._copy, error)
+        return keys
+
+    async def _collect(self, keys: list[str]) -> None:
+        """What could not be removed now goes with the next copy to this place."""
+        try:
+            await self._store.delete(keys)
+        except StorageError as error:
+            log.warning("copy %s: what others left was not removed: %s", self._copy, error)
+
+    async def abandon(self) -> None:
+        """See `Begun`."""
+        await self._run(self._remove_spool)
+        if not self._written:
+            return
+        try:
+            with anyio.fail_after(GIVE_UP_S):
+                folder = f"{self._place.prefix}/{self._name}"
+                while keys := await self._store.keys(folder, COLLECTED_MAX):
+                    await self._store.delete(keys)
+        except TimeoutError:
+            text = f"could not remove {self._place}/{self._name}: the store did not answer"
+            raise StorageError(text, determinate=False) from None
+
+    def _remove_spool(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()
+        self._sealed.clear()
+        with suppress(OSError):
+            shutil.rmtree(self._spool, ignore_errors=True)
+
+    async def _found(self) -> Found | None:
+        return await self._store.get(self._key, MANIFEST_BYTES_MAX)
+
+    @property
+    def _store(self) -> BucketStore:
+        assert self._opened is not None, "it was begun"
+        return self._opened
+
+    @property
+    def _key(self) -> str:
+        return f"{self._place.prefix}/{MANIFEST}"
+
+    @property
+    def _manifest_path(self) -> str:
+        return f"{self._place}/{MANIFEST}"

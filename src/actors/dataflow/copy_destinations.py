@@ -1,0 +1,63 @@
+"""What a copy's destination means: a local folder, or a place in a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actors.buckets.bucket_paths import bucket_path, is_bucket
+from actors.buckets.bucket_store import BucketStore, Opener
+from actors.dataflow.copy_buckets import FILE_BYTES_MAX, Bucket, bucket_place
+from actors.dataflow.copy_places import (
+    Begun,
+    Folder,
+    OnThreads,
+    OpenPlace,
+    Work,
+    place_of,
+)
+from actors.errors import InvalidUsage
+from actors.progress import ObjectId
+from actors.protocol.compute import CopyToExport
+from actors.settings import Settings
+from actors.sinks.folders import local_path
+from actors.sinks.formats import check_format
+
+
+def check_copy(export: CopyToExport) -> None:
+    """Raises `InvalidUsage` for what can be seen to fail before it begins: columns that the
+    format cannot hold, files too small or too large, a destination of another kind."""
+    check_format(export.schema, export)
+    if not is_bucket(export.destination):
+        local_path(export.destination)
+        return
+    bucket_path(export.destination)
+    if export.file_bytes_max > FILE_BYTES_MAX:
+        raise InvalidUsage(
+            f"file_bytes_max = {export.file_bytes_max}: in a bucket it may be {FILE_BYTES_MAX}"
+        )
+
+
+def destinations(
+    settings: Settings, run: Work, spool: Path, attempt: str, opened: Opener = BucketStore.open
+) -> OpenPlace:
+    """Where copies go, by these settings. What blocks goes where `run` says; `spool` is a folder
+    for files on their way to a bucket, `attempt` a name that no other attempt at a copy has."""
+
+    def open_place(destination: str, id_: ObjectId, overwrite: bool) -> Begun:
+        if not is_bucket(destination):
+            return OnThreads(
+                lambda: Folder(place_of(destination, settings), id_, overwrite=overwrite), run
+            )
+        place = bucket_place(destination, settings)
+        return Bucket(
+            place,
+            lambda: opened(place.kind, place.bucket, settings),
+            id_,
+            attempt,
+            overwrite=overwrite,
+            spool=spool,
+            run=run,
+            settings=settings,
+        )
+
+    return open_place

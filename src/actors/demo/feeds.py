@@ -1,0 +1,289 @@
+"""Where the demo's flights come from: written by a client, or by way of a PostgreSQL database.
+
+`Direct` makes tables in the service and writes into them. `FromPostgres` has a server of its own
+for as long as the demo lasts, writes there as any program would (INSERT and UPDATE, one
+transaction an hour of flights), and has the service take the tables by a source of kind postgres.
+Which time the service gave a transaction, it learns from a table like the others: each
+transaction puts its number into ``played``. Several may share a time: then the log has one entry
+of them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import anyio
+import anyio.to_thread
+import pyarrow as pa
+
+from actors.client import Client, whole
+from actors.demo.flights import TABLES, Delta, Transaction
+from actors.demo.play import Log, pace, play, rows_of
+from actors.demo.views import View
+from actors.errors import InvalidUsage
+from actors.kernel import SystemClock
+from actors.plan.schema import TIME
+from actors.sources.postgres_wire import Wire, identifier, literal
+from actors.testing.postgres_server import NoPostgres, PostgresServer
+
+PLAYED: Final = "played"
+SOURCE: Final = "airline"
+_TYPES: Final = {
+    "string": "text",
+    "bigint": "bigint",
+    "double": "double precision",
+    "timestamp": "timestamp with time zone",
+}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_POLL_MS: Final = 1_000
+
+
+class Feed(Protocol):
+    """One way. What it writes stands in `log` when the service has it."""
+
+    log: Log
+    name: str
+    """For people."""
+
+    async def begin(self, client: Client, opening: Transaction) -> None:
+        """Makes the tables, with what stands in them at first; the service has it all."""
+        ...
+
+    async def play(
+        self,
+        stream: Sequence[Transaction],
+        speed: float | None,
+        written: Callable[[Transaction], None],
+    ) -> None:
+        """Writes the stream (see `play.pace`); `written` hears of each one that is durable."""
+        ...
+
+    async def settle(self) -> None:
+        """Waits until the service has everything that was played."""
+        ...
+
+    async def answer(self, view: View, schema: pa.Schema) -> pa.Table | None:
+        """What the outside's own SQL says to a view's text, now; None: it has none."""
+        ...
+
+
+class Direct:
+    """The client writes, see `Feed`."""
+
+    name = "the client"
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self._client: Client | None = None
+
+    async def begin(self, client: Client, opening: Transaction) -> None:
+        """See `Feed`."""
+        self._client = client
+        for name, (columns, key) in TABLES.items():
+            await client.create_table(name, columns, primary_key=list(key))
+        await play(client, [opening], self.log, None)
+
+    async def play(
+        self,
+        stream: Sequence[Transaction],
+        speed: float | None,
+        written: Callable[[Transaction], None],
+    ) -> None:
+        """See `Feed`."""
+        assert self._client is not None, "begun"
+        await play(self._client, stream, self.log, speed, written)
+
+    async def settle(self) -> None:
+        """See `Feed`: what is written is there."""
+
+    async def answer(self, view: View, schema: pa.Schema) -> pa.Table | None:
+        """See `Feed`."""
+        return None
+
+
+class FromPostgres:
+    """By way of a database, see `Feed`. Made by `from_postgres`."""
+
+    name = "PostgreSQL"
+
+    def __init__(self, server: PostgresServer, wire: Wire) -> None:
+        self.log = Log()
+        self._server = server
+        self._wire = wire
+        self._played: list[Transaction] = []
+        self._arrived = 0
+        """Of those, how many the service has."""
+        self._moved = anyio.Event()
+        self._group: anyio.abc.TaskGroup | None = None
+
+    async def begin(self, client: Client, opening: Transaction) -> None:
+        """See `Feed`. The opening is in the tables before the service first looks at them."""
+        assert self._group is not None, "running"
+        for statement in definitions():
+            await self._wire.query(statement)
+        await self._write(opening)
+        server = self._server
+        config = {"kind": "postgres", "host": str(server.folder), "port": server.port}
+        config |= {"user": server.user, "poll_ms": _POLL_MS}
+        tables = {f"public.{name}": name for name in (*TABLES, PLAYED)}
+        await client.create_source(SOURCE, config, tables)
+        self._group.start_soon(self._follow, client)
+        await self.settle()
+
+    async def _write(self, transaction: Transaction) -> None:
+        self._played.append(transaction)
+        await self._wire.query(statements(len(self._played), transaction.deltas))
+
+    async def play(
+        self,
+        stream: Sequence[Transaction],
+        speed: float | None,
+        written: Callable[[Transaction], None],
+    ) -> None:
+        """See `Feed`."""
+        await pace(self._write, stream, speed, written)
+
+    async def _follow(self, client: Client) -> None:
+        """Learns at which time each transaction is in the service."""
+        async for change in whole(client.subscribe(PLAYED)):
+            if change.table is None or not change.table.num_rows:
+                continue
+            names = (TIME, "number")
+            found = sorted(zip(*(change.table[name].to_pylist() for name in names), strict=True))
+            for time in sorted({time for time, _ in found}):
+                numbers = [number for at, number in found if at == time]
+                together = [self._played[number - 1] for number in numbers]
+                deltas = [delta for transaction in together for delta in transaction.deltas]
+                self.log.add(time, deltas, len(numbers))
+                self._arrived += len(numbers)
+            self._moved.set()
+            self._moved = anyio.Event()
+
+    async def settle(self) -> None:
+        """See `Feed`."""
+        while self._arrived < len(self._played):
+            await self._moved.wait()
+
+    async def answer(self, view: View, schema: pa.Schema) -> pa.Table | None:
+        """See `Feed`."""
+        rows = await self._wire.query(as_postgres_writes(view.sql))
+        read: dict[pa.DataType, Callable[[str], Any]] = {pa.int64(): int, pa.float64(): float}
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+        arrays = [
+            pa.array(
+                [None if text is None else read.get(field.type, str)(text) for text in column],
+                field.type,
+            )
+            for field, column in zip(schema, columns, strict=True)
+        ]
+        return pa.table(arrays, schema=schema)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[FromPostgres]:
+        """Whoever reads from it is cancelled if it cannot go on."""
+        async with anyio.create_task_group() as group:
+            self._group = group
+            yield self
+            group.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def from_postgres() -> AsyncIterator[FromPostgres]:
+    """A server of its own, gone with everything in it when the block ends, or this process.
+    Raises `InvalidUsage` where PostgreSQL is not installed or does not start."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = await anyio.to_thread.run_sync(lambda: stack.enter_context(_server()))
+        except NoPostgres as error:
+            raise InvalidUsage(f"flights from PostgreSQL: {error}") from None
+        parameters = {"host": str(server.folder), "port": str(server.port), "user": server.user}
+        try:
+            wire = await Wire.connect(parameters | {"dbname": "postgres"}, SystemClock())
+        except ImportError as error:
+            raise InvalidUsage(f"flights from PostgreSQL: {error}: install libpq5") from None
+        try:
+            yield FromPostgres(server, wire)
+        finally:
+            wire.close()
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[PostgresServer]:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+    try:
+        server = PostgresServer(folder, {"wal_level": "logical"})
+        with server.guarded():
+            server.start()
+            yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- SQL ---------------------------------------------------------------------------------------
+
+
+def definitions() -> list[str]:
+    """The tables. One without a key sends its old rows whole."""
+    made = []
+    for name, (columns, key) in TABLES.items():
+        parts = [f"{identifier(column)} {_TYPES[type_]}" for column, type_ in columns.items()]
+        if key:
+            parts.append(f"PRIMARY KEY ({', '.join(map(identifier, key))})")
+        made.append(f"CREATE TABLE {identifier(name)} ({', '.join(parts)})")
+        if not key:
+            made.append(f"ALTER TABLE {identifier(name)} REPLICA IDENTITY FULL")
+    return [*made, f"CREATE TABLE {PLAYED} (number bigint PRIMARY KEY)"]
+
+
+def statements(number: int, deltas: Sequence[Delta]) -> str:
+    """One transaction: its number, and what it does."""
+    parts = [f"INSERT INTO {PLAYED} VALUES ({number})"]
+    for delta in deltas:
+        if delta.insert is not None:
+            parts.append(f"INSERT INTO {identifier(delta.table)} {_values(delta, delta.insert)}")
+        if delta.update is not None:
+            parts.append(_update(delta, delta.update))
+    return "; ".join(["BEGIN", *parts, "COMMIT"])
+
+
+def _update(delta: Delta, rows: pa.Table) -> str:
+    columns, key = TABLES[delta.table]
+    names = rows.column_names
+    sets = [f"{identifier(name)} = new.{identifier(name)}" for name in names if name not in key]
+    same = [f"old.{identifier(name)} = new.{identifier(name)}" for name in key]
+    # a column that holds nothing but NULL must have its type all the same
+    typed = [f"{identifier(name)}::{_TYPES[columns[name]]}" for name in names]
+    listed = ", ".join(map(identifier, names))
+    return (
+        f"UPDATE {identifier(delta.table)} AS old SET {', '.join(sets)} FROM "
+        f"(SELECT {', '.join(typed)} FROM ({_values(delta, rows)}) AS given ({listed})) AS new "
+        f"WHERE {' AND '.join(same)}"
+    )
+
+
+def _values(delta: Delta, rows: pa.Table) -> str:
+    types = TABLES[delta.table][0]
+    made = (
+        ", ".join(_literal(value, types[name]) for name, value in row.items())
+        for row in rows_of(rows)
+    )
+    return "VALUES " + ", ".join(f"({row})" for row in made)
+
+
+def _literal(value: Any, type_: str) -> str:
+    if value is None:
+        return "NULL"
+    if type_ == "timestamp":
+        value = (_EPOCH + timedelta(microseconds=value)).isoformat()
+    return str(value) if type_ == "bigint" else literal(str(value))
+
+
+def as_postgres_writes(sql: str) -> str:
+    """A view's text for PostgreSQL, where a whole number divided by another is a whole number."""
+    return sql.replace("/ count(*)", "/ count(*)::double precision")

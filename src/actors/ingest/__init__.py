@@ -1,0 +1,1 @@
+"""Taking in what a source gives: the pure core of the ingest task, and what it writes."""

@@ -1,0 +1,124 @@
+"""What an export holds, by key: for changes that the outside tells without old rows.
+
+Theory of operation. An arrangement of its own, in scratch, that follows *what was given*, not what
+is durable: it is loaded once, with the durable rows and all that is staged, and fed with every
+later piece. So a change finds its old row wherever that stands, and a batch in flight is no reason
+to wait. It is a cache for the life of one task: whatever fails, the next task loads it again.
+
+Its times count the pieces. Blocking work runs through the clock's threads; one call at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.arrangement.arrangement import Arrangement
+from actors.errors import Corrupt
+from actors.kernel import Clock
+from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.updates import at_time, consolidate
+from actors.sources.upserts import joined, keys_to_find, resolve
+
+MAINTAIN_EVERY = 16
+"""Pieces between two merges of the arrangement's runs."""
+
+
+class KeyedContents:
+    """See the module's text. `load` comes first."""
+
+    def __init__(self, export: str, schema: Schema, directory: Path, clock: Clock) -> None:
+        self._export = export
+        self._schema = schema
+        self._directory = directory
+        self._clock = clock
+        self._held: Arrangement | None = None
+        self._pieces = 0
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it holds all that was given."""
+        return self._held is not None
+
+    async def load(self, pieces: AsyncIterator[pa.Table]) -> None:
+        """Begins with these updates (their times do not count)."""
+        run = self._clock.run_blocking
+        made = await run(lambda: Arrangement(self._directory, self._schema, self._schema.key))
+        async for piece in pieces:
+            await run(lambda: made.fill(self._timed(piece, 0)))  # noqa: B023 (awaited here)
+        await run(lambda: self._begin(made))
+
+    def _begin(self, made: Arrangement) -> None:
+        made.insert(self._schema.arrow_updates().empty_table(), 1)
+        made.maintain()
+        self._pieces = 1
+        self._held = made
+
+    async def feed(self, updates: pa.Table) -> None:
+        """One more piece of changes."""
+        await self._clock.run_blocking(lambda: self._feed(updates))
+
+    def _feed(self, updates: pa.Table) -> None:
+        held = self._held
+        assert held is not None, "it was loaded"
+        held.insert(self._timed(updates, self._pieces), self._pieces + 1)
+        self._pieces += 1
+        held.allow_compaction(self._pieces - 1)
+        if self._pieces % MAINTAIN_EVERY == 0:
+            held.maintain()
+
+    def _timed(self, updates: pa.Table, time: int) -> pa.Table:
+        plain = updates.select([*self._schema.names, DIFF])
+        return at_time(plain, time).select([*self._schema.names, TIME, DIFF])
+
+    async def changes(self, pieces: Sequence[pa.Table]) -> pa.Table:
+        """What upserts come to: updates (the columns and `DIFF`), which are fed. Raises `Corrupt`
+        when a key stands there more than once."""
+        return await self._clock.run_blocking(lambda: self._changes(pieces))
+
+    def _changes(self, pieces: Sequence[pa.Table]) -> pa.Table:
+        changes = joined(self._schema, pieces)
+        updates = resolve(self._schema, changes, self._find(keys_to_find(self._schema, changes)))
+        updates = consolidate(updates)
+        self._feed(updates)
+        return updates
+
+    def _find(self, keys: pa.Table) -> pa.Table:
+        held = self._held
+        assert held is not None, "it was loaded"
+        if not keys.num_rows:
+            return self._schema.arrow().empty_table()
+        rows = consolidate(held.lookup(keys.combine_chunks(), held.upper).drop_columns([TIME]))
+        names = list(self._schema.key)
+        there = rows.join(keys, keys=names, join_type="left semi") if rows.num_rows else rows
+        if there.num_rows and (
+            pc.min_max(there[DIFF])["min"].as_py() != 1
+            or pc.min_max(there[DIFF])["max"].as_py() != 1
+            or there.group_by(names).aggregate([]).num_rows != there.num_rows
+        ):
+            raise Corrupt(
+                f"export {self._export}: a value of its key ({', '.join(names)}) stands there more "
+                "than once; drop its table and add it to the source again",
+                determinate=True,
+            )
+        return there.drop_columns([DIFF])
+
+    async def clear(self) -> None:
+        """Nothing is there any more."""
+        await self.close()
+        await self.load(_nothing())
+
+    async def close(self) -> None:
+        """Removes its files; twice is fine."""
+        held, self._held = self._held, None
+        if held is not None:
+            await self._clock.run_blocking(lambda: held.close(remove=True))
+
+
+async def _nothing() -> AsyncIterator[pa.Table]:
+    pieces: tuple[pa.Table, ...] = ()
+    for piece in pieces:
+        yield piece

@@ -1,0 +1,207 @@
+"""The shards of one source: its exports' and the one that binds its positions to times.
+
+Theory of operation. The *remap* shard holds one row at each time: the position up to which the
+source was taken in, and the exports that failed. A batch is ONE append over that shard and those
+of all exports: so contents and position agree at every time, a crash leaves both or neither, and
+the same positions are bound to the same times for whoever reads them, for ever.
+
+Rules: nothing is sealed before the first mark, and an export that was added later not before the
+mark that fills it: its shard stays at 0 meanwhile. An upper that is not where it was left means
+that another task writes (`Fenced`): this one must end and open again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+import anyio
+import msgspec
+import pyarrow as pa
+
+from actors.errors import Corrupt, Fenced
+from actors.ingest.staging import Batch, SourceFault
+from actors.persist import Append, Part, PersistClient, UpperMismatch
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.updates import between, concat, consolidate, error_update
+from actors.progress import Frontier, ShardId, Time
+
+REMAP: Final = Schema((Column("position", "string", False), Column("failed", "string", False)))
+"""Of a remap shard. `failed`: a JSON object, export → error."""
+
+
+class ExportShard(msgspec.Struct, frozen=True):
+    """Where an export's rows go."""
+
+    shard: ShardId
+    schema: Schema
+
+
+class IngestShards:
+    """See the module's text. `open` comes first; one call at a time, but for `write`."""
+
+    def __init__(
+        self, persist: PersistClient, remap: ShardId, exports: Mapping[str, ExportShard]
+    ) -> None:
+        self._persist = persist
+        self._remap = remap
+        self.exports = dict(exports)
+        self._uppers: dict[ShardId, Frontier] = {}
+        self.position: str | None = None
+        """Durable; None: nothing was ever taken in."""
+        self.failed: dict[str, str] = {}
+
+    @property
+    def upper(self) -> Frontier:
+        """Of the remap shard: all exports are sealed up to it once it has moved."""
+        return self._uppers[self._remap]
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was ever sealed."""
+        return self.upper > 0
+
+    @property
+    def sealed(self) -> tuple[tuple[str, Frontier], ...]:
+        """(export, upper) of all that have been filled."""
+        uppers = ((name, self._uppers[each.shard]) for name, each in self.exports.items())
+        return tuple((name, upper) for name, upper in uppers if upper)
+
+    async def open(self) -> None:
+        """Reads where the source stands. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
+        shards = [self._remap, *(export.shard for export in self.exports.values())]
+        self._uppers = {shard: await self._persist.upper(shard) for shard in shards}
+        self.position, self.failed = None, {}
+        if self.upper == 0:
+            return
+        rows = consolidate((await self._contents()).drop_columns([TIME])).to_pylist()
+        if len(rows) > 1 or any(row[DIFF] != 1 for row in rows):
+            raise Corrupt(
+                f"remap shard {self._remap}: {len(rows)} positions at {self.upper - 1}, there "
+                "must be one; restore the state directory from a copy",
+                determinate=True,
+            )
+        for row in rows:
+            self.position = row["position"]
+            self.failed = msgspec.json.decode(row["failed"], type=dict[str, str])
+
+    async def _contents(self) -> pa.Table:
+        reader = await self._persist.open_reader(self._remap, f"ingest/{self._remap}")
+        try:
+            parts, _ = await reader.snapshot(self.upper - 1)
+            tables = [await self._persist.fetch(part, REMAP) for part in parts]
+        finally:
+            await reader.close()
+        return concat(tables, REMAP.arrow_updates())
+
+    async def rows(self, export: str) -> AsyncIterator[pa.Table]:
+        """The durable updates of an export, part by part. Raises `StorageError`."""
+        own = self.exports[export]
+        upper = self._uppers[own.shard]
+        if upper == 0:
+            return
+        reader = await self._persist.open_reader(own.shard, f"ingest/{own.shard}")
+        try:
+            parts, _ = await reader.snapshot(upper - 1)
+            for part in parts:
+                yield between(await self._persist.fetch(part, own.schema), 0, upper)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await reader.close()
+
+    async def fetch(self, export: str, part: Part) -> pa.Table:
+        """The updates of a part that was written here. Raises `StorageError`."""
+        return await self._persist.fetch(part, self.exports[export].schema)
+
+    async def write(self, export: str, updates: pa.Table) -> tuple[Part, ...]:
+        """Durable parts of an export's updates, named by nothing yet."""
+        return await self._persist.write_parts(self.exports[export].shard, updates)
+
+    async def write_all(self, tables: Mapping[str, pa.Table]) -> dict[str, tuple[Part, ...]]:
+        """Durable parts of several exports; of all or none."""
+        written: dict[str, tuple[Part, ...]] = {}
+        try:
+            for export, updates in tables.items():
+                written[export] = await self.write(export, updates)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.discard([part for held in written.values() for part in held])
+            raise
+        return written
+
+    async def discard(self, parts: list[Part]) -> None:
+        """Deletes parts that will not be appended."""
+        await self._persist.discard_parts(parts)
+
+    async def commit(self, batch: Batch) -> Frontier:
+        """Makes a batch durable; the upper then. Raises `Fenced`, `StorageError` (it may have
+        happened, unless the error says otherwise: open again), `TypeMismatch`."""
+        parts: dict[str, list[Part]] = {name: list(held) for name, held in batch.parts.items()}
+        failed = self.failed | {each.export: each.error for each in batch.failed}
+        moved = batch.position != self.position or failed != self.failed
+        filled = batch.filled if self.begun else frozenset(self.exports)
+        self._check_filled(batch, filled)
+        written: list[Part] = []
+        try:
+            for export, tables in batch.tables.items():
+                updates = pa.concat_tables(tables)
+                parts.setdefault(export, []).extend(await self.write(export, updates))
+            for each in batch.failed:
+                error = error_update(self.exports[each.export].schema, each.error, batch.time, 1)
+                parts.setdefault(each.export, []).extend(await self.write(each.export, error))
+            if moved:
+                binding = self._binding(batch.position, failed, batch.time)
+                written = list(await self._persist.write_parts(self._remap, binding))
+        except BaseException:  # a task that is stopped, too
+            with anyio.CancelScope(shield=True):
+                await self.discard([*written, *(part for held in parts.values() for part in held)])
+            raise
+        upper = await self._append(batch.time + 1, tuple(written), parts, filled)
+        self.position, self.failed = batch.position, failed
+        return upper
+
+    async def tick(self, upper: Frontier) -> Frontier:
+        """Nothing came up to `upper`: seals all shards below it, once something was ever taken."""
+        assert self.begun, "a source without contents is not sealed"
+        return await self._append(upper, (), {})
+
+    def _check_filled(self, batch: Batch, filled: frozenset[str]) -> None:
+        for export in {*batch.tables, *batch.parts}:
+            if export not in filled and not self._uppers[self.exports[export].shard]:
+                raise SourceFault(f"rows of {export} came before the mark that fills it")
+
+    def _binding(self, position: str, failed: dict[str, str], time: Time) -> pa.Table:
+        rows = [self._row(position, failed, time, 1)]
+        if self.position is not None:
+            rows.append(self._row(self.position, self.failed, time, -1))
+        return pa.Table.from_pylist(rows, schema=REMAP.arrow_updates())
+
+    def _row(
+        self, position: str, failed: dict[str, str], time: Time, diff: int
+    ) -> dict[str, object]:
+        text = msgspec.json.encode(failed, order="sorted").decode()
+        return {"position": position, "failed": text, TIME: time, DIFF: diff}
+
+    async def _append(
+        self,
+        upper: Frontier,
+        remap: tuple[Part, ...],
+        parts: Mapping[str, list[Part]],
+        filled: frozenset[str] = frozenset(),
+    ) -> Frontier:
+        appends = [Append(self._remap, self.upper, upper, remap)]
+        for name, export in self.exports.items():
+            if self._uppers[export.shard] or name in filled:
+                held = tuple(parts.get(name, ()))
+                appends.append(Append(export.shard, self._uppers[export.shard], upper, held))
+        result = await self._persist.append(appends)
+        if isinstance(result, UpperMismatch):
+            held_parts = [*remap, *(part for held in parts.values() for part in held)]
+            await self.discard(held_parts)
+            raise Fenced(
+                f"shard {result.shard} of this source is at {result.current}, not at "
+                f"{result.expected}: another task writes to it; nothing was written",
+                determinate=True,
+            )
+        self._uppers |= {append.shard: upper for append in appends}
+        return upper

@@ -1,0 +1,415 @@
+"""IngestTask: one source at work, from what it gives to durable shards.
+
+Theory of operation. It opens the source at the position that its remap shard holds, then asks for
+one thing after another (`next`), each an effect, so that stop is obeyed at once. What comes is
+staged (`ingest.staging`, pure); at marks it becomes one append over all the source's shards
+(`ingest.shards`), one at a time, while the next things are asked for. When nothing is staged, a
+tick seals the shards up to now, so that readers of an idle source do not wait.
+
+Rules. The source hears of a position (`taken`) only when it is durable. At most one question, one
+append and one spill are under way. Any error ends the task: it says why with `IngestEnded`, its
+last message, and whoever started it starts another, with backoff; nothing is lost or taken twice,
+since the next one opens at what is durable. What it does not do: it decides nothing about
+restarts, and reads no rows of its own, but for exports whose old rows the source does not know.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, assert_never
+
+import anyio
+import msgspec
+
+from actors.errors import Fenced, PenstockError
+from actors.ingest.contents import KeyedContents
+from actors.ingest.intake import Done, Intake
+from actors.ingest.shards import IngestShards
+from actors.ingest.staging import Batch, Staging
+from actors.kernel import Actor, Address
+from actors.persist import Part
+from actors.progress import Frontier, ObjectId
+from actors.settings import Settings
+from actors.sources.source import (
+    Export,
+    ExportFailed,
+    Given,
+    Lag,
+    Rows,
+    Source,
+    Unreachable,
+    Upserts,
+)
+
+log = logging.getLogger("penstock.ingest")
+
+
+class IngestCounts(msgspec.Struct, frozen=True, gc=False):
+    """Of one task, since it started."""
+
+    messages: int = 0
+    rows_inserted: int = 0
+    rows_deleted: int = 0
+    bytes: int = 0
+    snapshot_rows: int = 0
+    commits: int = 0
+
+
+class Ingested(msgspec.Struct, frozen=True, gc=False):
+    """Task → owner: the source is sealed below `upper`, and its exports (`sealed`: name, upper)."""
+
+    id: ObjectId
+    number: int
+    upper: Frontier
+    sealed: tuple[tuple[str, Frontier], ...]
+    position: str
+    counts: IngestCounts
+    lag: Lag
+    failed: tuple[ExportFailed, ...] = ()
+    """Exports that failed with this append."""
+    rows_staged: int = 0
+    """Read and not durable yet."""
+    outside_ms: int | None = None
+    """When the newest of what came was committed outside."""
+
+
+class IngestRunning(msgspec.Struct, frozen=True, gc=False):
+    """Task → owner: the source was opened. `failed`: exports that failed earlier."""
+
+    id: ObjectId
+    number: int
+    upper: Frontier
+    sealed: tuple[tuple[str, Frontier], ...]
+    failed: tuple[tuple[str, str], ...]
+
+
+class IngestEnded(msgspec.Struct, frozen=True, gc=False):
+    """Task → owner, its last message: it cannot go on, and why."""
+
+    id: ObjectId
+    number: int
+    error: str
+    hint: str
+
+
+class _Opened(msgspec.Struct, frozen=True, gc=False):
+    """The source stands at what is durable."""
+
+
+class _Given(msgspec.Struct, frozen=True, gc=False):
+    given: Given
+
+
+class _Committed(msgspec.Struct, frozen=True, gc=False):
+    upper: Frontier
+    batch: Batch | None
+
+
+class _Spilled(msgspec.Struct, frozen=True, gc=False):
+    parts: dict[str, tuple[Part, ...]]
+
+
+class _Worked(msgspec.Struct, frozen=True, gc=False):
+    done: Done
+
+
+class _Gathered(msgspec.Struct, frozen=True, gc=False):
+    """What is complete has waited for more as long as it may."""
+
+
+class _Failed(msgspec.Struct, frozen=True, gc=False):
+    error: Exception
+
+
+class _Tick(msgspec.Struct, frozen=True, gc=False):
+    """Time to seal what is idle."""
+
+
+class Reconfigure(msgspec.Struct, frozen=True, gc=False):
+    """Owner → task: settings from now on."""
+
+    settings: Settings
+
+
+_Message: TypeAlias = (
+    Reconfigure | _Opened | _Given | _Worked | _Committed | _Spilled | _Gathered | _Failed | _Tick
+)
+
+
+class IngestTask(Actor[_Message]):
+    """Messages: `IngestRunning`, `Ingested` and `IngestEnded` to `owner`, each with `number`."""
+
+    def __init__(
+        self,
+        id: ObjectId,
+        number: int,
+        exports: Sequence[Export],
+        shards: IngestShards,
+        source: Callable[[], Source],
+        owner: Address[Any],
+        settings: Settings,
+        scratch: Path,
+    ) -> None:
+        """`scratch`: a folder for this task alone, which it makes when needed, and removes."""
+        self._scratch = scratch
+        self._kept = 0
+        self._id = id
+        self._number = number
+        self._exports = tuple(exports)
+        self._shards = shards
+        self._make = source
+        self._owner = owner
+        self._settings = settings
+        self._staging: Staging | None = None
+        self._intake: Intake | None = None
+        self._asking = self._working = False
+        self._committing = self._spilling = self._ended = self._gathering = False
+        self._counts = IngestCounts()
+        self._doing = "opening"
+
+    async def on_start(self) -> None:
+        """Opens the shards, then the source."""
+        self._source = self._make()
+
+        async def open_all() -> _Opened:
+            await self._shards.open()
+            live = [each for each in self._exports if each.name not in self._shards.failed]
+            await self._source.open(live, self._shards.position)
+            return _Opened()
+
+        self.ctx.effect(open_all, done=lambda opened: opened, failed=_Failed)
+
+    async def on_stop(self) -> None:
+        """Closes the source; what was spilled for nothing goes."""
+        with anyio.CancelScope(shield=True):
+            await self._source.close()
+            if self._staging is not None:
+                await self._shards.discard(self._staging.parts())
+            if self._intake is not None:
+                await self._intake.close()
+            await self.ctx.clock.run_blocking(
+                lambda: shutil.rmtree(self._scratch, ignore_errors=True)
+            )
+
+    async def receive(self, message: _Message) -> None:
+        """Handles what an effect brought."""
+        if self._ended:
+            return
+        try:
+            await self._receive(message)
+        except PenstockError as error:
+            self._end(error)
+
+    async def _receive(self, message: _Message) -> None:
+        match message:
+            case _Opened():
+                self._opened()
+            case _Given(given):
+                self._asking = False
+                if isinstance(given, Rows | Upserts):
+                    self._count(given)
+                self._taking.give(given)
+            case _Worked(done):
+                self._working = False
+                self._taking.done(done)
+            case _Committed(upper, batch):
+                self._committing = False
+                self._committed(upper, batch)
+            case _Spilled(parts):
+                self._spilling = False
+                for export, held in parts.items():
+                    self._stage.wrote(export, held)
+                self._stage.spill_ended()
+            case _Gathered():
+                self._gathering = False
+            case _Failed(error):
+                self._end(error)
+                return
+            case Reconfigure(settings):
+                self._settings = settings
+                if self._staging is not None:
+                    self._staging.bytes_max = settings.source_inflight_bytes_max
+            case _Tick():
+                self.ctx.after(self._settings.source_tick_ms, _Tick())
+                self._tick()
+            case _:
+                assert_never(message)
+        self._go_on()
+
+    @property
+    def _stage(self) -> Staging:
+        assert self._staging is not None, "nothing comes before the source is open"
+        return self._staging
+
+    @property
+    def _taking(self) -> Intake:
+        assert self._intake is not None, "nothing comes before the source is open"
+        return self._intake
+
+    def _opened(self) -> None:
+        shards = self._shards
+        bytes_max = self._settings.source_inflight_bytes_max
+        self._staging = Staging(shards.exports, shards.failed, bytes_max)
+        self._intake = Intake(self._staging, shards, self._contents_of, bytes_max // 4)
+        self._doing = "reading"
+        failed = tuple(sorted(shards.failed.items()))
+        self._owner.reply(
+            IngestRunning(self._id, self._number, shards.upper, shards.sealed, failed)
+        )
+        self.ctx.after(0, _Tick())
+
+    # -- one thing after another -----------------------------------------------------------------
+
+    def _contents_of(self, export: str) -> KeyedContents:
+        self._kept += 1
+        folder = self._scratch / f"{self._kept}"
+        return KeyedContents(export, self._shards.exports[export].schema, folder, self.ctx.clock)
+
+    def _count(self, given: Rows | Upserts) -> None:
+        table = given.updates if isinstance(given, Rows) else given.changes
+        snapshot = isinstance(given, Rows) and given.snapshot
+        counts = self._counts
+        self._counts = msgspec.structs.replace(
+            counts,
+            bytes=counts.bytes + table.nbytes,
+            snapshot_rows=counts.snapshot_rows + table.num_rows * snapshot,
+        )
+
+    def _go_on(self) -> None:
+        """Starts whatever may be under way and is not."""
+        stage = self._staging
+        if stage is None or self._ended:
+            return
+        self._take_in(stage)
+        if not self._committing and stage.complete and not self._gather(stage):
+            self._commit(stage.take(self.ctx.now_ms(), self._shards.upper))
+            self._take_in(stage)
+        at_rest = not self._spilling and not self._working
+        if not self._committing and at_rest and stage.must_spill:
+            self._spill()
+        if not self._asking and not self._working and stage.hungry and self._taking.empty:
+            self._asking = True
+            self.ctx.effect(self._source.next, done=_Given, failed=_Failed)
+
+    def _take_in(self, stage: Staging) -> None:
+        """Stages what was given, as far as that needs no work; starts the work."""
+        if self._spilling:
+            self._taking.take_rows()
+        if self._working or self._spilling:
+            return
+        work = self._taking.take(
+            settled=not self._committing and not stage.complete,
+            time=lambda: stage.fix_time(self.ctx.now_ms(), self._shards.upper),
+        )
+        if work is not None:
+            self._working = True
+            intake = self._taking
+            self.ctx.effect(lambda: intake.do(work), done=_Worked, failed=_Failed)
+
+    def _gather(self, stage: Staging) -> bool:
+        """Whether what is complete waits for more."""
+        wait_ms = stage.gathers_ms(self.ctx.now_ms())
+        if wait_ms and not self._gathering:
+            self._gathering = True
+            self.ctx.after(wait_ms, _Gathered())
+        return wait_ms > 0
+
+    def _commit(self, batch: Batch) -> None:
+        self._committing = True
+
+        async def commit() -> _Committed:
+            upper = await self._shards.commit(batch)
+            await self._source.taken(batch.position)
+            return _Committed(upper, batch)
+
+        self.ctx.effect(commit, done=lambda done: done, failed=_Failed)
+
+    def _spill(self) -> None:
+        self._spilling = True
+        tables = self._stage.spill(self.ctx.now_ms(), self._shards.upper)
+
+        async def spill() -> _Spilled:
+            return _Spilled(await self._shards.write_all(tables))
+
+        self.ctx.effect(spill, done=lambda done: done, failed=_Failed)
+
+    def _tick(self) -> None:
+        """Seals what is idle. What is staged and not spilled will lie at a later time."""
+        stage, now = self._stage, self.ctx.now_ms()
+        busy = self._committing or self._spilling or self._working
+        if busy or stage.complete or stage.spilled:
+            return
+        if not self._shards.begun or now + 1 <= self._shards.upper:
+            return
+        self._committing = True
+
+        async def tick() -> _Committed:
+            return _Committed(await self._shards.tick(now + 1), None)
+
+        self.ctx.effect(tick, done=lambda done: done, failed=_Failed)
+
+    def _committed(self, upper: Frontier, batch: Batch | None) -> None:
+        failed: tuple[ExportFailed, ...] = ()
+        outside_ms = None
+        if batch is not None:
+            counts = self._counts
+            self._counts = msgspec.structs.replace(
+                counts,
+                messages=counts.messages + batch.messages,
+                rows_inserted=counts.rows_inserted + batch.rows_inserted,
+                rows_deleted=counts.rows_deleted + batch.rows - batch.rows_inserted,
+                commits=counts.commits + 1,
+            )
+            failed, outside_ms = batch.failed, batch.outside_ms
+        self._owner.reply(
+            Ingested(
+                self._id,
+                self._number,
+                upper,
+                self._shards.sealed,
+                self._shards.position or "",
+                self._counts,
+                self._source.lag(),
+                failed,
+                self._stage.rows_staged,
+                outside_ms,
+            )
+        )
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _end(self, error: Exception) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        named = isinstance(error, PenstockError)
+        if not named:
+            log.error("source %s failed by a fault of ours", self._id, exc_info=error)
+        hint = error.hint if isinstance(error, Unreachable) else ""
+        if isinstance(error, Fenced):
+            hint = "it is opened again at what is durable"
+        self._doing = f"ended: {error}"
+        self._owner.reply(
+            IngestEnded(self._id, self._number, f"{type(error).__name__}: {error}", hint)
+        )
+        self.ctx.stop()
+
+    def describe(self) -> str:
+        """Where it stands, and what waits."""
+        stage = self._staging
+        if stage is None:
+            return self._doing
+        under_way = [
+            name
+            for name, busy in (
+                ("asking", self._asking),
+                ("resolving", self._working),
+                ("committing", self._committing),
+                ("spilling", self._spilling),
+            )
+            if busy
+        ]
+        return f"{self._doing}; {stage.bytes} bytes staged; {', '.join(under_way) or 'waiting'}"

@@ -1,0 +1,128 @@
+"""What a service gives its sources and sinks of the world: the clock, folders, the engine.
+
+The one place where configurations, which the rest passes on as bytes, become sources and sinks.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from actors.errors import InvalidUsage
+from actors.kernel import Actor, Address, Clock
+from actors.oneshot_task import OneshotReading
+from actors.persist import PersistClient
+from actors.plan.jobs import Answer, CancelJob, ExecutorMessage, Job, Run
+from actors.progress import ObjectId
+from actors.protocol.storage import Configuration, RunOneshotIngestion, SinkDescription
+from actors.settings import Settings
+from actors.sink_task import SinkTask
+from actors.sinks import kinds as sink_kinds
+from actors.sinks.messages import SinkWork
+from actors.sinks.sink import Sink
+from actors.sources import kinds as source_kinds
+from actors.sources.oneshot import CopyFrom, OneshotCopy
+from actors.sources.source import Source
+from actors.sources.surroundings import Surroundings
+from actors.storage.half import Outside
+
+
+class WorldOutside:
+    """Makes sources and sinks; see `controller.storage_ddl.Makers`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        random: Random,
+        executor: Address[ExecutorMessage],
+        scratch: Path,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._random = random
+        self._executor = executor
+        self._scratch = scratch
+        self._jobs = count(1)
+        self._tasks = count(1)
+
+    def source(self, configuration: Configuration, id: ObjectId) -> Source:
+        """A source that was not opened yet. Raises `InvalidUsage`."""
+        config = source_kinds.decode(configuration.encoded)
+        scratch = self._scratch / f"source-{id}-{next(self._tasks)}"
+        around = Surroundings(self._clock, self._settings, scratch, self._run_job, id)
+        return source_kinds.make_source(config, around)
+
+    def new_source(self, kind: str, config: bytes) -> Configuration:
+        """The configuration of a new source, of what a user gave (JSON). Raises `InvalidUsage`."""
+        if kind not in source_kinds.KINDS:
+            known = ", ".join(source_kinds.KINDS)
+            raise InvalidUsage(f"no source of kind {kind!r}: there are {known}")
+        found = source_kinds.decode(config)
+        if source_kinds.kind_of(found) != kind:
+            raise InvalidUsage(f"{kind!r} is not the kind of this configuration")
+        token = f"{self._random.getrandbits(48):012x}"
+        return Configuration(kind, source_kinds.encode(source_kinds.named(found, token)))
+
+    def kept(self, configuration: Configuration, id: ObjectId) -> str:
+        """What the outside keeps for a source, as it is called there; empty: nothing."""
+        return source_kinds.kept(source_kinds.decode(configuration.encoded), id)
+
+    def oneshot(self, oneshot: RunOneshotIngestion) -> OneshotReading:
+        """A copy from files that was not begun yet. Raises `InvalidUsage`."""
+        try:
+            request = msgspec.json.decode(oneshot.request.encoded, type=CopyFrom)
+        except msgspec.DecodeError as error:
+            raise InvalidUsage(f"not a copy from files: {error}") from None
+        scratch = self._scratch / f"copy-{oneshot.uuid}-{next(self._tasks)}"
+        around = Surroundings(self._clock, self._settings, scratch, self._run_job, oneshot.uuid)
+        return OneshotCopy(request, oneshot.schema, around)
+
+    async def _run_job(self, job: Job) -> Answer:
+        """Has the engine do a job under a name of its own; cancelled with who waits for it."""
+        named: Any = msgspec.structs.replace(job, job_id=f"outside/{next(self._jobs)}")
+        done = False
+        try:
+            answer: Answer = await self._executor.ask(lambda reply: Run(named, reply))
+            done = True
+            return answer
+        finally:
+            if not done:
+                self._executor.reply(CancelJob(named.job_id))
+
+    def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
+        """A sink that was not opened yet. Raises `InvalidUsage`."""
+        config = sink_kinds.decode(configuration.encoded)
+        scratch = self._scratch / f"sink-{id}-{next(self._tasks)}"
+        return sink_kinds.make_sink(config, id, self._settings, self._clock, self._random, scratch)
+
+    def new_sink(self, kind: str, options: bytes) -> Configuration:
+        """The configuration of a new sink, of what a user gave (JSON). Raises `InvalidUsage`."""
+        try:
+            given = msgspec.json.decode(options or b"{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise InvalidUsage(f"not the options of a sink: {error}") from None
+        creation = f"{self._random.getrandbits(128):032x}"
+        config = sink_kinds.config_of(kind, given, creation)
+        return Configuration(kind, sink_kinds.encode(config))
+
+    def half(self, persist: PersistClient) -> Outside:
+        """The same for the storage halves of the workers."""
+
+        def sink_task(description: SinkDescription, number: int, owner: Address[Any]) -> Actor[Any]:
+            work = SinkWork(
+                description.id,
+                description.name,
+                description.input.shard,
+                description.input.schema,
+                sink_kinds.decode(description.configuration.encoded),
+                description.as_of,
+            )
+            scratch = self._scratch / f"sink-{description.id}-{next(self._tasks)}"
+            return SinkTask(work, number, persist, self._settings, owner, scratch, writable=True)
+
+        return Outside(self.source, sink_task, self._scratch, self.oneshot)

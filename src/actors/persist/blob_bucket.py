@@ -1,0 +1,249 @@
+"""Blobs as objects of a bucket (S3, Google, Azure), or of any store that obstore knows.
+
+An object is there whole or not at all: by one request up to `PIECE_BYTES`, larger ones by a
+multipart upload, which only its last request makes an object. Larger ones are read in pieces, too,
+so that a request's time limit means the same for all sizes. Objects are never changed, so that
+pieces of several requests fit together.
+
+Bounded: so many requests and so many bytes at a time (`store_requests_in_flight_max`,
+`store_bytes_in_flight_max`); who comes later waits, in order. Every request has a deadline, and is
+made again after a random pause that grows (the library's). A write that fails is looked for: as a
+key is written once, an object of the right size under that key is this one, and the write has
+succeeded. Otherwise it may still come to be: the error is indeterminate, except where the store
+refused.
+
+Deleting asks first whether the object is there, as stores do not tell: of two that delete it at the
+same time both may hear that it was. Below the prefix only what can be a blob's key is listed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from actors.buckets.bucket_store import PIECE_BYTES, PIECES_AT_ONCE, BucketStore, Listed
+from actors.errors import InvalidUsage, StorageError, storage_error
+from actors.kernel import Clock
+from actors.persist.location import BlobInfo, check_blob_key
+from actors.settings import Settings
+
+_PIECES_READ_AT_ONCE: Final = 4
+"""Of one object."""
+_LOOKS_MAX: Final = 3
+"""At an object that is replaced while it is read, which no client of ours does."""
+
+
+class BucketBlob:
+    """A `Blob` below a prefix of a bucket (``""``, or ending in a slash)."""
+
+    def __init__(self, store: BucketStore, prefix: str, settings: Settings, clock: Clock) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._clock = clock
+        self._requests = anyio.Semaphore(settings.store_requests_in_flight_max)
+        self._bytes = Room(settings.store_bytes_in_flight_max)
+
+    async def get(self, key: str) -> bytes | None:
+        """The object, or None. Raises `StorageError`."""
+        place = self._place(key)
+        for _ in range(_LOOKS_MAX):
+            async with self._bytes.take(PIECE_BYTES), self._requests:
+                begun = await self._store.begin(place, PIECE_BYTES)
+            if begun is None:
+                return None
+            found, data = begun
+            if data is None:
+                async with self._bytes.take(found.size):
+                    data = await self._in_pieces(found)
+            if data is not None:
+                return data
+        raise StorageError(
+            f"could not read blob {key}: somebody replaces it all the time", determinate=True
+        )
+
+    async def _in_pieces(self, found: Listed) -> bytes | None:
+        """None: it is another object by now, or gone."""
+        starts = deque(range(0, found.size, PIECE_BYTES))
+        data = bytearray(found.size)
+        gone = False
+
+        async def fetch() -> None:
+            nonlocal gone
+            while starts and not gone:
+                start = starts.popleft()
+                end = min(start + PIECE_BYTES, found.size)
+                async with self._requests:
+                    piece = await self._store.piece(found, start, end)
+                if piece is None:
+                    gone = True
+                else:
+                    data[start:end] = piece
+
+        await _side_by_side([fetch] * _PIECES_READ_AT_ONCE)
+        return None if gone else bytes(data)
+
+    async def set(self, key: str, data: bytes) -> None:
+        """Writes a new object. Raises `StorageError`."""
+        place = self._place(key)
+
+        async def write() -> None:
+            if len(data) <= PIECE_BYTES:
+                await self._store.put(place, data)
+            else:
+                await self._store.upload(place, bytes(data), len(data))
+
+        async with self._bytes.take(len(data)), self._requests:
+            await self._written(place, len(data), write)
+
+    async def adopt(self, key: str, path: Path) -> tuple[int, int]:
+        """Writes an object out of a file, and removes the file. Raises `StorageError`; then the
+        file is still there."""
+        place = self._place(key)
+        try:
+            size = (await self._clock.run_blocking(path.stat)).st_size
+        except OSError as error:
+            raise storage_error(f"take over {path} as blob {key}", error) from error
+        checksum = 0
+
+        def seen(piece: bytes) -> None:
+            nonlocal checksum
+            checksum = zlib.crc32(piece, checksum)
+
+        async def write() -> None:
+            if size <= PIECE_BYTES:
+                data = await self._clock.run_blocking(path.read_bytes)
+                seen(data)
+                await self._store.put(place, data)
+            else:
+                await self._store.upload(place, path, size, seen)
+
+        async with self._bytes.take(min(size, PIECE_BYTES * (PIECES_AT_ONCE + 1))), self._requests:
+            await self._written(place, size, write)
+        with suppress(OSError):  # it is scratch; the blob is there
+            await self._clock.run_blocking(path.unlink)
+        return size, checksum
+
+    async def _written(self, place: str, size: int, write: Callable[[], Awaitable[None]]) -> None:
+        """Writes; after a failure, looks whether it has happened all the same."""
+        try:
+            await write()
+        except StorageError as error:
+            refused = error.determinate and size <= PIECE_BYTES
+            if refused:
+                raise
+            with suppress(StorageError):
+                found = await self._store.head(place)
+                if found is not None and found.size == size:
+                    return
+            raise StorageError(str(error), determinate=False) from None
+        except OSError as error:
+            raise storage_error(f"write {place}", error) from error
+
+    async def delete(self, key: str) -> bool:
+        """Removes an object. Raises `StorageError`."""
+        place = self._place(key)
+        async with self._requests:
+            if await self._store.head(place) is None:
+                return False
+            await self._store.delete([place])
+            return True
+
+    async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
+        """Objects whose key starts with `prefix`. Raises `StorageError`."""
+        folder, slash, _ = prefix.partition("/")
+        below = self._prefix + (folder if slash else "")
+        found = []
+        async with self._requests:
+            async for page in self._store.pages(below.rstrip("/")):
+                found += [info for each in page if (info := self._info(each, prefix)) is not None]
+        return sorted(found, key=lambda info: info.key)
+
+    def _info(self, each: Listed, prefix: str) -> BlobInfo | None:
+        """None for what is not asked for, or is no blob of ours."""
+        key = each.key.removeprefix(self._prefix)
+        try:
+            check_blob_key(key)
+        except InvalidUsage:
+            return None
+        if not key.startswith(prefix):
+            return None
+        return BlobInfo(key, each.size, each.modified_ns // 1_000_000)
+
+    def path(self, key: str) -> None:
+        """Spark reads no bucket by itself."""
+        check_blob_key(key)
+
+    def _place(self, key: str) -> str:
+        folder, name = check_blob_key(key)
+        return f"{self._prefix}{folder}/{name}"
+
+
+class Room:
+    """So many bytes at a time, first come, first served; who wants more than all gets all."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._whole = bytes_max
+        self._free = bytes_max
+        self._waiting: deque[tuple[int, anyio.Event]] = deque()
+
+    @property
+    def free(self) -> int:
+        """Bytes nobody has."""
+        return self._free
+
+    @asynccontextmanager
+    async def take(self, size: int) -> AsyncIterator[None]:
+        """Has them while the block lasts."""
+        size = min(size, self._whole)
+        await self._wait(size)
+        try:
+            yield
+        finally:
+            self._free += size
+            self._admit()
+
+    async def _wait(self, size: int) -> None:
+        if not self._waiting and size <= self._free:
+            self._free -= size
+            return
+        mine = (size, anyio.Event())
+        self._waiting.append(mine)
+        try:
+            await mine[1].wait()
+        except BaseException:
+            if mine[1].is_set():
+                self._free += size
+            else:
+                self._waiting.remove(mine)
+            self._admit()
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free:
+            size, admitted = self._waiting.popleft()
+            self._free -= size
+            admitted.set()
+
+
+async def _side_by_side(tasks: list[Callable[[], Awaitable[None]]]) -> None:
+    """Runs them; the first error ends all, and is raised as it is."""
+    failures: list[StorageError] = []
+    async with anyio.create_task_group() as group:
+
+        async def run(task: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await task()
+            except StorageError as error:
+                failures.append(error)
+                group.cancel_scope.cancel()
+
+        for task in tasks:
+            group.start_soon(run, task)
+    if failures:
+        raise failures[0]

@@ -1,0 +1,229 @@
+"""Consensus on a bucket: one object a key, written by conditional requests. One key at a time.
+
+Theory of operation. An object holds a document, its seqno, and a **nonce** that was drawn for this
+very write. A change reads the object, compares its seqno, and writes the next one on condition that
+the object is still the version that was read (If-Match; If-None-Match where there was none). The
+store decides, so of writers that race one wins. *Why a version is not two documents*: an S3 ETag
+is the MD5 of the bytes, and no two writes have the same bytes, because of the nonce.
+
+Rules.
+
+- A condition that failed is no answer yet: stores say 409 for "ask again", too. The object is read
+  again; only a seqno that is not the expected one is a mismatch. As it was read between call and
+  answer, the answer False is true at that instant.
+- A write whose answer is lost (a time-out, a 5xx) is looked for: an object with our nonce is ours,
+  and the answer is True. Anything else may still be overtaken by it, or has hidden it already:
+  indeterminate. Conditional writes are never repeated by the library.
+- A deleted document is a **tombstone**: an object of a nonce alone. Stores have no conditional
+  delete that all of them know, and a plain one could remove what somebody created in between.
+  Tombstones stay; they are told from documents by their size, so that a listing need not read.
+- Keys are written in letters, digits, ``_`` and ``-``, everything else as ``=`` and two
+  hexadecimal digits: no key means a folder, and none is changed by how a store spells it.
+
+Several keys in one set are not offered (`OneKeyOnly`): no conditional request spans two objects,
+and what could be built on them (intents that every reader resolves) is not.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import Final, TypeVar
+
+import anyio
+import msgspec
+
+from actors.buckets.bucket_store import BucketStore, Version
+from actors.errors import Closed, Corrupt, StorageError
+from actors.persist.location import Cas, OneKeyOnly, VersionedData, check_key, check_ops
+from actors.settings import Settings
+
+R = TypeVar("R")
+
+_MAGIC: Final = b"pck1"
+_NONCE_BYTES: Final = 16
+_HEAD: Final = struct.Struct(">4s16sqI")
+"""Magic, nonce, seqno, crc32 of nonce, seqno and document."""
+_TOMBSTONE: Final = struct.Struct(">4s16sI")
+"""Magic, nonce, crc32 of the nonce."""
+_DOCUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]")
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """An object as it was read; `document` None: a tombstone."""
+
+    version: Version
+    nonce: bytes
+    document: VersionedData | None
+
+
+class BucketConsensus:
+    """A `Consensus` below a prefix of a bucket (``""``, or ending in a slash)."""
+
+    several_at_once: Final = False
+
+    def __init__(self, store: BucketStore, prefix: str, settings: Settings, random: Random) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._settings = settings
+        self._random = random
+        self._requests = anyio.Semaphore(settings.store_requests_in_flight_max)
+        self._under_way = 0
+        self._idle = anyio.Event()
+        self._closed = False
+
+    async def head(self, key: str) -> VersionedData | None:
+        """The document, or None. Raises `StorageError`, `Corrupt`."""
+        check_key(key)
+
+        async def head() -> VersionedData | None:
+            seen = await self._read(key)
+            return None if seen is None else seen.document
+
+        return await self._run(head)
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        """Keys that start with `prefix`. Raises `StorageError`."""
+        keys: list[str] = []
+
+        async def list_all() -> None:
+            async for page in self._store.pages(self._prefix.rstrip("/")):
+                for each in page:
+                    name = each.key.removeprefix(self._prefix)
+                    key = _unescaped(name) if each.size >= _HEAD.size else None
+                    if key is not None and key.startswith(prefix):
+                        keys.append(key)
+
+        await self._run(list_all)
+        return sorted(keys)
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        """One key. Raises `OneKeyOnly`, `StorageError`, `Corrupt`."""
+        check_ops(ops)
+        if len(ops) > 1:
+            raise OneKeyOnly(
+                f"a bucket changes one key at a time, asked were {len(ops)}"
+                f" ({', '.join(op.key for op in ops)}): use SQLite or PostgreSQL for consensus"
+            )
+        return await self._run(lambda: self._set(ops[0]))
+
+    async def _set(self, op: Cas) -> bool:
+        limits = self._settings
+        for attempt in range(limits.store_request_retries_max + 1):
+            seen = await self._read(op.key)
+            held = None if seen is None else seen.document
+            if (None if held is None else held.seqno) != op.expected:
+                return False
+            if held is None and op.data is None:
+                return True
+            nonce = self._random.getrandbits(_NONCE_BYTES * 8).to_bytes(_NONCE_BYTES, "big")
+            seqno = 0 if op.expected is None else op.expected + 1
+            body = _encoded(nonce, None if op.data is None else VersionedData(seqno, op.data))
+            expected = None if seen is None else seen.version
+            try:
+                if await self._store.put_if(self._place(op.key), body, expected):
+                    return True
+            except StorageError as error:
+                if error.determinate:
+                    raise
+                if await self._is_there(op.key, nonce):
+                    return True
+                raise
+            await self._pause(attempt)
+        raise StorageError(
+            f"could not change {op.key!r}: the bucket refuses every write, although nobody changes"
+            " it",
+            determinate=True,
+        )
+
+    async def _is_there(self, key: str, nonce: bytes) -> bool:
+        try:
+            seen = await self._read(key)
+        except StorageError:
+            return False
+        return seen is not None and seen.nonce == nonce
+
+    async def _pause(self, attempt: int) -> None:
+        delay_ms = self._settings.retry_delay_ms(attempt + 1)
+        await anyio.sleep(self._random.uniform(0.5, 1.0) * delay_ms / 1000)
+
+    async def _read(self, key: str) -> _Seen | None:
+        found = await self._store.get(self._place(key), _DOCUMENT_BYTES_MAX)
+        return None if found is None else _decoded(key, found.data, found.version)
+
+    async def _run(self, call: Callable[[], Awaitable[R]]) -> R:
+        self._check_open()
+        async with self._requests:
+            self._check_open()
+            self._under_way += 1
+            try:
+                return await call()
+            finally:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._idle.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the bucket's documents are closed")
+
+    async def close(self) -> None:
+        """Waits for what is under way."""
+        self._closed = True
+        while self._under_way:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    def _place(self, key: str) -> str:
+        return self._prefix + escaped(key)
+
+
+def _encoded(nonce: bytes, document: VersionedData | None) -> bytes:
+    if document is None:
+        return _TOMBSTONE.pack(_MAGIC, nonce, zlib.crc32(nonce))
+    checksum = _checksum(nonce, document.seqno, document.data)
+    return _HEAD.pack(_MAGIC, nonce, document.seqno, checksum) + document.data
+
+
+def _checksum(nonce: bytes, seqno: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(nonce + seqno.to_bytes(8, "big")))
+
+
+def _decoded(key: str, body: bytes, version: Version) -> _Seen:
+    """Raises `Corrupt`."""
+    if body[:4] == _MAGIC and len(body) == _TOMBSTONE.size:
+        _, nonce, checksum = _TOMBSTONE.unpack(body)
+        if zlib.crc32(nonce) == checksum:
+            return _Seen(version, nonce, None)
+    elif body[:4] == _MAGIC and len(body) >= _HEAD.size:
+        _, nonce, seqno, checksum = _HEAD.unpack_from(body)
+        data = body[_HEAD.size :]
+        if seqno >= 0 and _checksum(nonce, seqno, data) == checksum:
+            return _Seen(version, nonce, VersionedData(seqno, data))
+    raise Corrupt(
+        f"document {key!r} in the bucket is not what was written: restore the object from a copy",
+        determinate=True,
+    )
+
+
+def escaped(key: str) -> str:
+    """A key as the last part of an object's name."""
+    return "".join(
+        letter if _PLAIN.fullmatch(letter) else "".join(f"={byte:02X}" for byte in letter.encode())
+        for letter in key
+    )
+
+
+def _unescaped(name: str) -> str | None:
+    """None for a name that is no key of ours."""
+    try:
+        raw = re.sub(
+            rb"=([0-9A-F]{2})", lambda found: bytes([int(found[1], 16)]), name.encode()
+        ).decode()
+    except UnicodeDecodeError:
+        return None
+    return raw if escaped(raw) == name else None

@@ -1,0 +1,339 @@
+"""Consensus on PostgreSQL: one table, one transaction for all sets that wait, several keys at once.
+
+    documents (key text COLLATE "C" PRIMARY KEY, seqno bigint, data bytea)
+
+A group of sets (`group_commit`) goes to the server in one pipeline, one round trip: BEGIN → take
+the locks of all its keys → for each set one statement that compares, and changes if all compares
+hold → tell who listens → COMMIT.
+
+*Why this is right.* A key's lock is an advisory one, on a 64-bit hash of schema and key. It covers
+keys that are absent, which row locks cannot. (1) Every transaction takes all its locks in one
+statement, in ascending order, before it reads anything: so transactions cannot wait for each other
+in a circle. (2) It keeps them to its end; PostgreSQL frees them after the commit is visible to all.
+So two transactions with a key in common never overlap between (1) and the end. (3) Isolation is
+READ COMMITTED: each statement sees what was committed when *it* began. The compares begin after the
+locks are held, hence see everything that any earlier holder has committed, and nobody changes it
+before the end. Therefore transactions that share a key take effect in the order of their locks,
+each at its commit, between call and answer: linearizable; those that share none commute. (4) A read
+is one statement: it sees all commits that were acknowledged before it began. Two keys of one hash
+wait for each other, and are right all the same. A primary key stands behind all that: who writes
+past the locks gets an error.
+
+**Determinate or not.** COMMIT leaves with the rest, so a failure is determinate only when the
+server says ERROR for a statement before it: then it skips the COMMIT. A connection that breaks, a
+server that ends the session, our own time-out, an error of COMMIT itself: all indeterminate, unless
+nothing of COMMIT was handed over yet. After every failure the connection is given up; a server that
+hangs holds nobody longer than `store_request_timeout_ms` and some retries.
+
+Determinate failures that pass (a lock or connection time-out, a restart) are tried again, after
+growing random pauses; so are reads, always.
+
+**Changes.** Each set tells its keys by NOTIFY in its own transaction; `changes` listens on a
+connection of its own. What others hear they can read. NOTIFY may be lost with the connection: then
+`changes` says that any key may have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from random import Random
+from typing import Any, Final, TypeVar
+
+import anyio
+import psycopg
+from psycopg import sql
+
+from actors.errors import Closed
+from actors.persist.group_commit import GroupCommit, Pending, fail
+from actors.persist.location import Cas, VersionedData, check_key
+from actors.persist.postgres_link import (
+    FAILURES,
+    PostgresLink,
+    PostgresPlace,
+    as_storage_error,
+    sqlstate,
+    worth_another_try,
+)
+from actors.settings import Settings
+
+R = TypeVar("R")
+
+_MAKE: Final = """
+CREATE TABLE {table} (
+  key text COLLATE "C" PRIMARY KEY,
+  seqno bigint NOT NULL,
+  data bytea NOT NULL
+)"""
+_LOCK: Final = "SELECT pg_advisory_xact_lock(l) FROM unnest(%s::bigint[]) l"
+_SET: Final = """
+WITH op AS MATERIALIZED (
+  SELECT * FROM unnest(%(keys)s::text[], %(expected)s::bigint[], %(data)s::bytea[])
+    AS op (key, expected, data)
+), good AS MATERIALIZED (
+  SELECT count(*) = cardinality(%(keys)s::text[]) AS yes
+  FROM op LEFT JOIN {table} d USING (key) WHERE d.seqno IS NOT DISTINCT FROM op.expected
+), gone AS (
+  DELETE FROM {table} d USING op, good
+  WHERE good.yes AND d.key = op.key AND op.data IS NULL
+), changed AS (
+  UPDATE {table} d SET seqno = d.seqno + 1, data = op.data FROM op, good
+  WHERE good.yes AND d.key = op.key AND op.data IS NOT NULL AND op.expected IS NOT NULL
+), made AS (
+  INSERT INTO {table} SELECT op.key, 0, op.data FROM op, good
+  WHERE good.yes AND op.data IS NOT NULL AND op.expected IS NULL
+), told AS MATERIALIZED (
+  SELECT pg_notify(%(channel)s, %(client)s || op.key) FROM op, good WHERE good.yes
+)
+SELECT good.yes, (SELECT count(*) FROM told) FROM good"""
+_CLIENT_LETTERS: Final = 16
+"""With which a notification begins: who made the change."""
+
+
+class PostgresConsensus:
+    """A `Consensus` in one schema of a database."""
+
+    several_at_once: Final = True
+
+    def __init__(self, place: PostgresPlace, settings: Settings, random: Random) -> None:
+        self._place = place
+        self._settings = settings
+        self._random = random
+        self._client = f"{random.getrandbits(4 * _CLIENT_LETTERS):0{_CLIENT_LETTERS}x}"
+        self._channel = f"penstock_{place.schema}"
+        self._table = sql.Identifier(place.schema, "documents")
+        self._set_sql = sql.SQL(_SET).format(table=self._table).as_bytes()
+        """Put together once: it is sent often."""
+        self._writer = PostgresLink(place, settings)
+        self._reader = PostgresLink(place, settings)
+        self._writing = anyio.Lock()
+        self._reading = anyio.Lock()
+        self._sets = GroupCommit(self._writing, self._check_open, self._commit)
+        self._listeners: set[anyio.CancelScope] = set()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connects, and makes schema and table where they are missing. Raises `StorageError`."""
+
+        async def prepare() -> None:
+            connection = await self._writer.connected()
+            name = f"{self._place.schema}.documents"
+            found = await connection.execute("SELECT to_regclass(%s)", (name,))
+            if (await found.fetchone() or (None,))[0] is not None:
+                return
+            schema = sql.Identifier(self._place.schema)
+            async with connection.transaction():
+                await connection.execute(_LOCK, ([self._lock_of("")],))
+                await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
+                found = await connection.execute("SELECT to_regclass(%s)", (name,))
+                if (await found.fetchone() or (None,))[0] is None:
+                    await connection.execute(sql.SQL(_MAKE).format(table=self._table))
+
+        async with self._writing:
+            await self._tried(self._writer, "prepare", prepare)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def head(self, key: str) -> VersionedData | None:
+        """The document, or None. Raises `StorageError`."""
+        check_key(key)
+        query = sql.SQL("SELECT seqno, data FROM {} WHERE key = %s").format(self._table)
+        rows = await self._read(query, (key,))
+        return VersionedData(rows[0][0], bytes(rows[0][1])) if rows else None
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        """Keys that start with `prefix`. Raises `StorageError`."""
+        query = sql.SQL(
+            "SELECT key FROM {} WHERE key >= %s AND starts_with(key, %s) ORDER BY key"
+        ).format(self._table)
+        return [row[0] for row in await self._read(query, (prefix, prefix))]
+
+    async def _read(self, query: sql.Composed, values: Sequence[Any]) -> list[Any]:
+        async def read() -> list[Any]:
+            connection = await self._reader.connected()
+            cursor = await connection.execute(query, values, binary=True)
+            return await cursor.fetchall()
+
+        limits = self._settings
+        most_ms = limits.store_request_timeout_ms + limits.retry_delay_ms_max
+        try:
+            # Those before us may be waiting for a server that hangs.
+            with anyio.fail_after(most_ms * (limits.store_request_retries_max + 1) / 1000):
+                async with self._reading:
+                    self._check_open()
+                    return await self._tried(self._reader, "read", read)
+        except TimeoutError as error:
+            raise as_storage_error("read", self._place, error, determinate=True) from None
+
+    async def _tried(self, link: PostgresLink, what: str, call: Callable[[], Awaitable[R]]) -> R:
+        """Something that may be done twice, until it succeeds or there were too many failures."""
+        failures = 0
+        while True:
+            try:
+                with anyio.fail_after(self._settings.store_request_timeout_ms / 1000):
+                    return await call()
+            except FAILURES as error:
+                await link.drop()
+                failures += 1
+                again = worth_another_try(error)
+                if not again or failures > self._settings.store_request_retries_max:
+                    raise as_storage_error(what, self._place, error, determinate=True) from None
+                await self._pause(failures)
+            except BaseException:  # cancelled: an answer may still come, which nobody waits for
+                await link.drop()
+                raise
+
+    async def _pause(self, failures: int) -> None:
+        delay_ms = self._settings.retry_delay_ms(failures)
+        await anyio.sleep(self._random.uniform(0.5, 1.0) * delay_ms / 1000)
+
+    # -- changing ---------------------------------------------------------------------------------
+
+    async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+        """One transaction, shared with whoever else waits. Raises `StorageError`."""
+        return await self._sets.set(ops)
+
+    async def _commit(self, group: Sequence[Pending]) -> None:
+        """Fills in the answer of every set; never raises."""
+        failures = 0
+        while True:
+            under_way = _UnderWay()
+            try:
+                with anyio.fail_after(self._settings.store_request_timeout_ms / 1000):
+                    answers = await self._transaction(group, under_way)
+            except FAILURES as error:
+                await self._writer.drop()
+                determinate = under_way.nothing_stays(error)
+                failures += 1
+                again = determinate and worth_another_try(error)
+                if again and failures <= self._settings.store_request_retries_max:
+                    await self._pause(failures)
+                    continue
+                fail(group, as_storage_error("write", self._place, error, determinate=determinate))
+                return
+            for pending, answer in zip(group, answers, strict=True):
+                pending.answer = answer
+            return
+
+    async def _transaction(self, group: Sequence[Pending], under_way: _UnderWay) -> list[bool]:
+        connection = await self._writer.connected()
+        locks = sorted({self._lock_of(op.key) for pending in group for op in pending.ops})
+        async with connection.pipeline():
+            before = under_way.before
+            before.append(await connection.execute("BEGIN"))
+            before.append(await connection.execute(_LOCK, (locks,)))
+            sets = [await self._send(connection, pending.ops, before) for pending in group]
+            under_way.committing = True
+            commit = await connection.execute("COMMIT")
+        if commit.statusmessage != "COMMIT":
+            raise psycopg.OperationalError(f"COMMIT was answered by {commit.statusmessage}")
+        rows = [await cursor.fetchone() for cursor in sets]
+        return [row is not None and bool(row[0]) for row in rows]
+
+    async def _send(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        ops: Sequence[Cas],
+        before: list[psycopg.AsyncCursor[Any]],
+    ) -> psycopg.AsyncCursor[Any]:
+        values = {
+            "keys": [op.key for op in ops],
+            "expected": [op.expected for op in ops],
+            "data": [op.data for op in ops],
+            "channel": self._channel,
+            "client": self._client,
+        }
+        cursor = await connection.execute(self._set_sql, values)
+        before.append(cursor)
+        return cursor
+
+    def _lock_of(self, key: str) -> int:
+        text = f"{self._place.schema}\0{key}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
+
+    # -- hearing of changes -----------------------------------------------------------------------
+
+    async def changes(self) -> AsyncGenerator[str | None, None]:
+        """See `Watched`. Ends when the store is closed."""
+        link = PostgresLink(self._place, self._settings)
+        try:
+            failures = 0
+            while not self._closed:
+                heard: list[str] = []
+                try:
+                    connection = await self._listening(link, heard)
+                    yield None
+                    failures = 0
+                    while True:
+                        await self._until_heard(connection, heard)
+                        if self._closed:
+                            return
+                        told, heard[:] = heard[:], []
+                        for payload in told:
+                            if not payload.startswith(self._client):
+                                yield payload[_CLIENT_LETTERS:]
+                except FAILURES:
+                    await link.drop()
+                    failures += 1
+                    await self._pause(failures)
+        finally:
+            await link.drop()
+
+    async def _listening(
+        self, link: PostgresLink, heard: list[str]
+    ) -> psycopg.AsyncConnection[Any]:
+        with anyio.fail_after(self._settings.store_request_timeout_ms / 1000):
+            connection = await link.connected()
+            connection.add_notify_handler(lambda notify: heard.append(notify.payload))
+            await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        return connection
+
+    async def _until_heard(
+        self, connection: psycopg.AsyncConnection[Any], heard: list[str]
+    ) -> None:
+        """Until something was heard, or the store is closed. Nothing polls."""
+        low = connection.pgconn
+        with anyio.CancelScope() as scope:
+            self._listeners.add(scope)
+            try:
+                while not heard and not self._closed:
+                    await anyio.wait_readable(low.socket)
+                    low.consume_input()
+                    while (notify := low.notifies()) is not None:
+                        heard.append(notify.extra.decode())
+            finally:
+                self._listeners.discard(scope)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._place.shown} is closed")
+
+    async def close(self) -> None:
+        """Waits for what is under way; ends `changes`."""
+        async with self._writing, self._reading:
+            self._closed = True
+            for scope in list(self._listeners):
+                scope.cancel()
+            await self._writer.drop()
+            await self._reader.drop()
+
+
+class _UnderWay:
+    """How far a transaction came."""
+
+    def __init__(self) -> None:
+        self.before: list[psycopg.AsyncCursor[Any]] = []
+        """Statements before COMMIT, in order."""
+        self.committing = False
+        """COMMIT was handed over, or may have been."""
+
+    def nothing_stays(self, error: BaseException) -> bool:
+        """Whether the transaction surely did not, and will not, commit."""
+        if not self.committing:
+            return True
+        # Answers come in order: one that is missing tells whose error it is.
+        return sqlstate(error) is not None and any(
+            cursor.pgresult is None for cursor in self.before
+        )

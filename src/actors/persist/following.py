@@ -1,0 +1,75 @@
+"""Keeps the documents that this process knows up to date while other processes change them.
+
+Nothing that must be right depends on it: compare-and-set finds every stale document. It is what
+wakes those who wait for a shard that somebody else appends to. The store tells of changes
+(`Watched`), or all that is known is looked at again, now and then. A change that is heard of is due
+until it was read: a failing store delays it, and loses none. Many changes of one key while it is
+being read are one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+
+import anyio
+
+from actors.errors import StorageError
+from actors.persist.location import Consensus, Watched
+from actors.persist.machine import Machine
+from actors.persist.shard import TABLES_UPPER, shard_key
+from actors.settings import Settings
+
+log = logging.getLogger("penstock.persist")
+
+
+async def follow(machine: Machine, consensus: Consensus, settings: Settings) -> None:
+    """Until it is cancelled, or the store that tells of changes is closed."""
+    if not isinstance(consensus, Watched):
+        while True:
+            await anyio.sleep(settings.store_poll_ms / 1000)
+            await _look(machine, settings, {None: None})
+    due: dict[str | None, None] = {}
+    heard = anyio.Event()
+
+    async def look() -> None:
+        nonlocal heard
+        while True:
+            await heard.wait()
+            heard = anyio.Event()
+            now = dict(due)
+            due.clear()
+            await _look(machine, settings, now)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(look)
+        async with aclosing(consensus.changes()) as changes:
+            async for key in changes:
+                due[key] = None
+                heard.set()
+        group.cancel_scope.cancel()
+
+
+async def _look(machine: Machine, settings: Settings, due: dict[str | None, None]) -> None:
+    """Reads what is due again, as far as it is known; None: all of it."""
+    whole = None in due
+    if whole or TABLES_UPPER in due:
+        # First: shards that it seals are then read as they are at it, or newer.
+        await _until_read(machine.refresh_tables, settings)
+    for shard in machine.cached_shards():
+        if whole or shard_key(shard) in due:
+            await _until_read(partial(machine.refresh, shard), settings)
+
+
+async def _until_read(read: Callable[[], Awaitable[object]], settings: Settings) -> None:
+    failures = 0
+    while True:
+        try:
+            await read()
+            return
+        except StorageError as error:
+            failures += 1
+            log.warning("changes of other processes are not seen yet: %s", error)
+            await anyio.sleep(settings.retry_delay_ms(failures) / 1000)

@@ -1,0 +1,97 @@
+"""Sets that arrive while a commit is under way wait, and then share the next transaction.
+
+One task at a time, the leader, holds the lock and commits what has gathered: so many sets, and so
+many bytes. Each set is judged by itself and in the order of arrival; a mismatch of one does not
+touch the others, but an error of the transaction is everybody's. The leader's commit is shielded:
+that its caller was cancelled does not concern the others. A caller that is cancelled while its set
+still waits takes it back; later its outcome is open.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import anyio
+
+from actors.errors import StorageError
+from actors.persist.location import Cas, check_ops
+
+SETS_MAX: Final = 256
+BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of one transaction; a larger set goes alone."""
+
+
+class Pending:
+    """One caller's set, and its answer."""
+
+    def __init__(self, ops: Sequence[Cas]) -> None:
+        self.ops = ops
+        self.answer: bool | StorageError | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of its documents."""
+        return sum(len(op.data or b"") for op in self.ops)
+
+
+class GroupCommit:
+    """The queue before one connection. `commit` fills in the answers of a group, and does not
+    raise; `check` raises when the store is closed. Both run under `lock`."""
+
+    def __init__(
+        self,
+        lock: anyio.Lock,
+        check: Callable[[], None],
+        commit: Callable[[Sequence[Pending]], Awaitable[None]],
+    ) -> None:
+        self._lock = lock
+        self._check = check
+        self._commit = commit
+        self._queue: deque[Pending] = deque()
+
+    async def set(self, ops: Sequence[Cas]) -> bool:
+        """As `Consensus.compare_and_set`. Raises what `check` raises, `InvalidUsage`,
+        `StorageError`."""
+        check_ops(ops)
+        pending = Pending(ops)
+        self._queue.append(pending)
+        try:
+            async with self._lock:
+                while pending.answer is None:
+                    self._check()
+                    await self._lead(self._gathered())
+        finally:
+            if pending in self._queue:
+                self._queue.remove(pending)
+        if isinstance(pending.answer, StorageError):
+            raise pending.answer
+        return pending.answer
+
+    def _gathered(self) -> list[Pending]:
+        group, size = [self._queue.popleft()], 0
+        size = group[0].bytes
+        while self._queue and len(group) < SETS_MAX:
+            size += self._queue[0].bytes
+            if size > BYTES_MAX:
+                break
+            group.append(self._queue.popleft())
+        return group
+
+    async def _lead(self, group: Sequence[Pending]) -> None:
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._commit(group)
+            finally:
+                for pending in group:
+                    if pending.answer is None:  # a bug of `commit`, which goes to the leader
+                        pending.answer = StorageError(
+                            "the set's outcome is lost", determinate=False
+                        )
+
+
+def fail(group: Sequence[Pending], failure: StorageError) -> None:
+    """The same failure for all: one object a caller, as each raise adds to its traceback."""
+    for pending in group:
+        pending.answer = type(failure)(str(failure), determinate=failure.determinate)

@@ -1,0 +1,169 @@
+"""Stores by URL: which kind, where, and what each is told. Nothing else in this room reads a URL.
+
+| URL | blobs | documents |
+|---|---|---|
+| ``mem:``, ``mem:NAME`` | in memory; those of one name are one store | the same |
+| ``file:PATH`` | files, synced | – |
+| ``sqlite:PATH`` | – | one SQLite file |
+| ``s3://``, ``gs://bucket/path``, ``az://container/path`` | objects | objects, one key at a time |
+| ``postgresql://user@host/database`` | – | one table |
+
+A PATH is absolute (``file:/var/x``, ``file:///var/x``) or of the working directory (``file:x``).
+Blobs and documents may be given the same bucket and path: they lie in ``blobs/`` and
+``documents/`` below it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from random import Random
+from typing import Final
+from urllib.parse import unquote, urlsplit
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+
+from actors.buckets.bucket_paths import BUCKETS, bucket_path
+from actors.buckets.bucket_store import BucketStore
+from actors.errors import InvalidUsage, StorageError, storage_error
+from actors.kernel import Clock
+from actors.persist.blob_bucket import BucketBlob
+from actors.persist.blob_file import FileBlob
+from actors.persist.blob_memory import MemoryBlob
+from actors.persist.consensus_bucket import BucketConsensus
+from actors.persist.consensus_memory import MemoryConsensus
+from actors.persist.consensus_sqlite import SqliteConsensus
+from actors.persist.location import Blob, Consensus
+from actors.settings import Settings, without_user
+
+BLOB_FORMS: Final = (
+    "file:PATH, s3://bucket/path, gs://bucket/path, az://container/path, mem: or mem:NAME"
+)
+CONSENSUS_FORMS: Final = (
+    "sqlite:PATH, postgresql://user@host:port/database, s3://bucket/path, gs://bucket/path,"
+    " az://container/path, mem: or mem:NAME"
+)
+_POSTGRES: Final = ("postgresql", "postgres")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+_blobs: WeakValueDictionary[str, MemoryBlob] = WeakValueDictionary()
+_documents: WeakValueDictionary[str, MemoryConsensus] = WeakValueDictionary()
+"""By name, as long as somebody has them."""
+
+
+async def open_blob(url: str, settings: Settings, clock: Clock, *, exclusive: bool = True) -> Blob:
+    """The store of blobs that a URL names; `exclusive`: no other process writes there. Buckets are
+    asked nothing yet. Raises `InvalidUsage`, `StorageError`."""
+    scheme, rest = _split(url, BLOB_FORMS)
+    match scheme:
+        case "mem":
+            name = _memory_name(url, rest)
+            return MemoryBlob(clock) if not name else _blobs.setdefault(name, MemoryBlob(clock))
+        case "file":
+            blob = FileBlob(_path(url, rest), clock)
+            await blob.prepare(exclusive=exclusive)
+            return blob
+        case _ if scheme in BUCKETS:
+            store, prefix = await _bucket(url, settings, clock)
+            return BucketBlob(store, f"{prefix}blobs/", settings, clock)
+        case "sqlite" | "postgresql" | "postgres":
+            raise InvalidUsage(f"{scheme}: keeps documents, not blobs; blobs: {BLOB_FORMS}")
+    raise _unknown(url, BLOB_FORMS)
+
+
+async def open_consensus(url: str, settings: Settings, clock: Clock, random: Random) -> Consensus:
+    """The store of documents that a URL names; `random` draws pauses and what must be unlike
+    everywhere else. Buckets are asked nothing yet. Raises `InvalidUsage`, `StorageError`,
+    `Corrupt`."""
+    scheme, rest = _split(url, CONSENSUS_FORMS)
+    match scheme:
+        case "mem":
+            name = _memory_name(url, rest)
+            return MemoryConsensus() if not name else _documents.setdefault(name, MemoryConsensus())
+        case "sqlite":
+            return await _sqlite(_path(url, rest), clock)
+        case _ if scheme in BUCKETS:
+            store, prefix = await _bucket(url, settings, clock)
+            return BucketConsensus(store, f"{prefix}documents/", settings, random)
+        case _ if scheme in _POSTGRES:
+            return await _postgres(url, settings, random)
+        case "file":
+            raise InvalidUsage(f"file: keeps blobs, not documents; documents: {CONSENSUS_FORMS}")
+    raise _unknown(url, CONSENSUS_FORMS)
+
+
+async def _sqlite(path: Path, clock: Clock) -> Consensus:
+    def make_folder() -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(f"make the folder of {path}", error) from error
+
+    await clock.run_blocking(make_folder)
+    consensus = SqliteConsensus(path, clock)
+    await consensus.open()
+    return consensus
+
+
+async def _postgres(url: str, settings: Settings, random: Random) -> Consensus:
+    try:
+        from actors.persist.consensus_postgres import PostgresConsensus
+        from actors.persist.postgres_link import postgres_place
+    except ImportError as error:
+        raise StorageError(
+            f"documents in PostgreSQL need psycopg ({error}): pip install 'penstock[postgres]'",
+            determinate=True,
+        ) from error
+    consensus = PostgresConsensus(postgres_place(url), settings, random)
+    try:
+        await consensus.open()
+    except BaseException:
+        await consensus.close()
+        raise
+    return consensus
+
+
+async def _bucket(url: str, settings: Settings, clock: Clock) -> tuple[BucketStore, str]:
+    """The bucket, and the prefix of what lies below the URL."""
+    place = bucket_path(url)
+    limits = replace(
+        settings,
+        copy_request_timeout_ms=settings.store_request_timeout_ms,
+        copy_request_retries_max=settings.store_request_retries_max,
+    )
+    store = await clock.run_blocking(lambda: BucketStore.open(place.kind, place.bucket, limits))
+    return store, f"{place.prefix}/" if place.prefix else ""
+
+
+def _split(url: str, forms: str) -> tuple[str, str]:
+    found = _SCHEME.fullmatch(url)
+    if found is None:
+        raise InvalidUsage(f"{without_user(url)!r} is no URL; understood are {forms}")
+    return found[1].lower(), found[2]
+
+
+def _unknown(url: str, forms: str) -> InvalidUsage:
+    scheme = url.partition(":")[0]
+    return InvalidUsage(f"no store is called {scheme}:; understood are {forms}")
+
+
+def _memory_name(url: str, rest: str) -> str:
+    if _MEMORY_NAME.fullmatch(rest) is None:
+        raise InvalidUsage(
+            f"{without_user(url)!r}: write mem: or mem:NAME, with letters, digits, '_', '.', '-'"
+        )
+    return rest
+
+
+def _path(url: str, rest: str) -> Path:
+    parts = urlsplit(f"file:{rest}")
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        raise InvalidUsage(
+            f"{without_user(url)!r}: a path of this machine is meant: write"
+            f" {url.partition(':')[0]}:/absolute/path or {url.partition(':')[0]}:relative/path"
+        )
+    if not path.strip("/") or "\0" in path:
+        raise InvalidUsage(f"{url!r} names no path")
+    return Path(path)

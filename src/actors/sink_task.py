@@ -1,0 +1,481 @@
+"""SinkTask: drives one sink, from its object's shard to what stands outside.
+
+Theory of operation. When writes are allowed it opens the sink, which tells up to where everything
+is outside; takes the shard's hold ``sink/ID`` there, and reads from there on: first the contents,
+then changes. A batch reaches up to a time that is sealed (`sinks.batches` says which). Its parts
+are read one by one, summed up (on disk when memory should not hold them), given to the sink piece
+by piece, and committed; then the hold moves. All of it is one effect, one thing after another.
+
+Pace. Changes are committed at most every `sink_commit_ms`, or as soon as they have
+`sink_bytes_max`. Where nothing changes the upper alone is committed, every `sink_frontier_ms`.
+
+Errors of the object (a view in error) are no end: the sink stands still before the first time in
+error, tells so, and goes on when the error is gone: then what changed meanwhile is of the first
+time with contents again. So nothing outside is ever of a time without contents.
+
+All other errors are its end: it tells (`stalled`), closes what it holds, and says `SinkEnded` as
+its last word. Its owner starts another one, later; it will go on where this one stood, whatever
+had happened. The hold stays: who drops the sink drops it (`hold_of`). A sink that is done
+(`ceased`) has dropped it itself.
+
+Stopping is in two steps: `StopSink` ends the work, waits for calls that are under way, and is
+answered by `SinkEnded`; then nothing is written any more, and the actor stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, assert_never
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pyarrow as pa
+
+from actors.arrangement.gathered import Gathered, check_positive
+from actors.arrangement.reading import ROWS_AT_ONCE
+from actors.errors import InvalidUsage, PenstockError
+from actors.kernel import Actor, Address, Clock, Effect
+from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.plan.updates import advance, between, split_errors
+from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
+from actors.protocol.internal import WritesAllowed
+from actors.settings import Settings
+from actors.sinks.batches import Cut, Listed, Stretch, cut, raised, stretches_in_error
+from actors.sinks.kinds import SinkConfig, make_sink
+from actors.sinks.messages import (
+    SinkEnded,
+    SinkProgress,
+    SinkStatus,
+    SinkWork,
+    StopSink,
+    hold_of,
+)
+from actors.sinks.sink import Sink
+from actors.sources.source import Unreachable
+
+if TYPE_CHECKING:
+    from actors.persist import PersistClient, Reader
+
+R = TypeVar("R")
+
+log = logging.getLogger("penstock.sinks")
+
+MakeSink: TypeAlias = Callable[[SinkConfig, ObjectId, Settings, Clock, Random, Path], Sink]
+Tell: TypeAlias = Callable[[Any], object]
+
+
+class _Over(msgspec.Struct, frozen=True, gc=False):
+    error: PenstockError | None = None
+
+
+class _Closed(msgspec.Struct, frozen=True, gc=False):
+    """The effect holds nothing any more."""
+
+
+_Message: TypeAlias = WritesAllowed | StopSink | _Over | _Closed
+
+
+class SinkTask(Actor[_Message]):
+    """Messages: `WritesAllowed`, `StopSink` in; `SinkProgress`, `SinkStatus` and, last,
+    `SinkEnded` to `consumer`, each with the `number` of this rendering."""
+
+    def __init__(
+        self,
+        work: SinkWork,
+        number: int,
+        persist: PersistClient,
+        settings: Settings,
+        consumer: Address[Any],
+        scratch: Path,
+        *,
+        writable: bool = False,
+        make: MakeSink = make_sink,
+    ) -> None:
+        """`scratch`: a folder for this task alone, which it makes and removes; `make`: tests put
+        others in its place."""
+        self._work = work
+        self._number = number
+        self._persist = persist
+        self._settings = settings
+        self._consumer = consumer
+        self._scratch = scratch
+        self._writable = writable
+        self._make = make
+        self._running: Effect | None = None
+        self._stopping = False
+        self._driver: _Driver | None = None
+
+    async def on_start(self) -> None:
+        """Begins, unless it may not write yet."""
+        self._tell(SinkStatus(self._work.id, self._number, "starting"))
+        if self._writable:
+            self._begin()
+
+    async def receive(self, message: _Message) -> None:
+        """Handles one message."""
+        match message:
+            case WritesAllowed():
+                self._begin()
+            case StopSink():
+                self._stopping = True
+                if self._running is None:
+                    self._end(None)
+                else:
+                    self._running.cancel()
+            case _Closed():
+                if self._stopping:
+                    self._end(None)
+            case _Over(error=error):
+                if not self._stopping:
+                    self._end(error)
+            case _:
+                assert_never(message)
+
+    def _begin(self) -> None:
+        if self._running is not None or self._stopping:
+            return
+        ctx = self.ctx
+        driver = _Driver(
+            self._work,
+            self._number,
+            self._persist,
+            self._settings,
+            self._scratch,
+            ctx.clock,
+            ctx.random,
+            self._make,
+            self._tell,
+        )
+        self._driver = driver
+
+        async def run() -> None:
+            try:
+                await driver.run()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await driver.close()
+                ctx.self.reply(_Closed())
+
+        self._running = ctx.effect(run, done=lambda _: _Over(), failed=_failed)
+
+    def _end(self, error: PenstockError | None) -> None:
+        if error is not None:
+            text = str(error).encode()[: self._settings.error_text_bytes_max]
+            hint = error.hint if isinstance(error, Unreachable) else ""
+            self._tell(
+                SinkStatus(
+                    self._work.id,
+                    self._number,
+                    "stalled",
+                    f"{type(error).__name__}: {text.decode(errors='ignore')}",
+                    hint or None,
+                )
+            )
+        self._tell(SinkEnded(self._work.id, self._number, error))
+        self.ctx.stop()
+
+    def _tell(self, message: SinkProgress | SinkStatus | SinkEnded) -> None:
+        self._consumer.reply(message)
+
+    def describe(self) -> str:
+        """What it is doing or waiting for."""
+        if self._driver is None:
+            return "waits until writes are allowed"
+        return self._driver.doing
+
+
+def _failed(error: Exception) -> _Over:
+    """Errors of the family end the task; any other is a bug here and crashes the actor."""
+    if isinstance(error, PenstockError):
+        return _Over(error)
+    raise error
+
+
+# -- the work ------------------------------------------------------------------------------------
+
+
+class _Found(msgspec.Struct, frozen=True, gc=False):
+    """What the shard shows from a frontier on; `known`: below that."""
+
+    parts: tuple[Any, ...]
+    listed: tuple[Listed, ...]
+    known: Frontier
+
+
+class _Driver:
+    """One life of a sink, as one effect."""
+
+    def __init__(
+        self,
+        work: SinkWork,
+        number: int,
+        persist: PersistClient,
+        settings: Settings,
+        scratch: Path,
+        clock: Clock,
+        random: Random,
+        make: MakeSink,
+        tell: Tell,
+    ) -> None:
+        self._work = work
+        self._number = number
+        self._persist = persist
+        self._settings = settings
+        self._scratch = scratch
+        self._clock = clock
+        self._random = random
+        self._make = make
+        self._tell = tell
+        self._sink: Sink
+        self._reader: Reader
+        self._opened: list[Callable[[], Awaitable[None]]] = []
+        """How to close what is open, in the order of opening."""
+        self._lower: Frontier = work.as_of
+        self._first = True
+        self._committed_ms: float | None = None
+        self._stalled: str | None = None
+        self.doing = "opens its sink"
+
+    async def run(self) -> None:
+        """Everything, until the shard ends. Raises all that ends the task."""
+        work, scratch = self._work, self._scratch
+        await self._blocking(partial(shutil.rmtree, scratch, ignore_errors=True))
+        self._sink = await self._blocking(
+            lambda: self._make(
+                work.config, work.id, self._settings, self._clock, self._random, scratch
+            )
+        )
+        self._opened.append(self._sink.close)
+        upper = await self._sink.open(work.schema)
+        self._first = upper is None
+        self._lower = work.as_of if upper is None else upper
+        known = await self._persist.upper(work.shard)
+        if upper is not None and upper > known:
+            raise InvalidUsage(
+                f"outside everything below {format_frontier(upper)} is there, and {work.name} "
+                f"itself is known below {format_frontier(known)} only: it was put back to an older "
+                "state, and what is outside may never have been. Remove it, and create the sink "
+                "anew"
+            )
+        if self._lower < EMPTY:
+            await self._persist.set_hold(work.shard, hold_of(work.id), self._lower)
+            name = f"sink-{work.id}-{self._random.getrandbits(64):016x}"
+            with anyio.CancelScope(shield=True):  # a reader that is open is closed
+                self._reader = await self._persist.open_reader(work.shard, name)
+                self._opened.append(self._reader.close)
+            await self._reader.downgrade(self._lower)
+            self._tell(SinkStatus(work.id, self._number, "running"))
+        self._progress()
+        while self._lower < EMPTY:
+            await self._batch()
+        await self._persist.drop_hold(work.shard, hold_of(work.id))
+        self._tell(SinkStatus(work.id, self._number, "ceased"))
+
+    async def close(self) -> None:
+        """Frees what is open; errors are logged."""
+        for close in reversed(self._opened):
+            try:
+                await close()
+            except PenstockError as error:
+                log.warning("sink %s was not closed well: %s", self._work.id, error)
+        await self._blocking(partial(shutil.rmtree, self._scratch, ignore_errors=True))
+
+    async def _blocking(self, function: Callable[[], R]) -> R:
+        """On a thread, and to its end."""
+        with anyio.CancelScope(shield=True):
+            result = await self._clock.run_blocking(function)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        return result
+
+    def _progress(self) -> None:
+        self._tell(SinkProgress(self._work.id, self._number, self._lower, self._sink.statistics()))
+
+    # -- which batch ------------------------------------------------------------------------------
+
+    async def _batch(self) -> None:
+        """One batch: waited for, written, committed."""
+        found, chosen = await self._due()
+        upper = chosen.upper
+        assert upper is not None, "it is due"
+        self.doing = f"writes {self._lower} to {upper}"
+        await self._write(found, upper, chosen.stretches)
+        if self._sink.once:
+            upper = EMPTY
+        self.doing = f"commits {self._lower} to {upper}"
+        began = self._clock.monotonic_ms()
+        await self._sink.commit(self._lower, upper)
+        self._committed_ms = began
+        self._lower, self._first = upper, False
+        if upper < EMPTY:
+            await self._persist.set_hold(self._work.shard, hold_of(self._work.id), upper)
+            await self._reader.downgrade(upper)
+        self._progress()
+        self._show(chosen.error, upper)
+
+    async def _due(self) -> tuple[_Found, Cut]:
+        """The next batch, when it is time to commit it."""
+        self.doing = f"waits for changes from {self._lower} on"
+        as_of = self._lower
+        while True:
+            found = await self._look(as_of)
+            stretches = stretches_in_error(await self._errors(found), found.known)
+            chosen = cut(
+                self._lower, found.known, found.listed, stretches, self._settings.sink_bytes_max
+            )
+            now = self._clock.monotonic_ms()
+            if chosen.upper is None:
+                self._show(chosen.error, self._lower)
+                due = now + self._settings.sink_commit_ms
+            else:
+                due = self._due_ms(found, chosen.upper)
+            if chosen.upper is not None and (now >= due or chosen.upper < found.known):
+                return found, chosen
+            self._reader.release([part.key for part in found.parts])
+            if chosen.upper is None:
+                as_of = (await self._later(found.known)) - 1
+                await anyio.sleep((due - now) / 1000)
+            else:
+                with anyio.move_on_after((due - now) / 1000):
+                    await self._later(found.known)
+
+    def _due_ms(self, found: _Found, upper: Frontier) -> float:
+        if self._committed_ms is None or upper >= EMPTY:
+            return float("-inf")
+        changes = any(part.time_min < upper for part in found.parts)
+        limits = self._settings
+        return self._committed_ms + (limits.sink_commit_ms if changes else limits.sink_frontier_ms)
+
+    async def _later(self, known: Frontier) -> Frontier:
+        """What is known, when it is more than that."""
+        if known >= EMPTY:
+            await anyio.sleep_forever()  # it ends in error, or with nothing more to come
+        return await self._persist.wait_upper(self._work.shard, known)
+
+    async def _look(self, as_of: Time) -> _Found:
+        """What is there below the upper, once there is anything; of the contents, as of a time."""
+        if self._first:
+            as_of = min(as_of, TIME_MAX)
+            parts, _ = await self._reader.snapshot(as_of)
+            size = sum(part.bytes for part in parts)
+            return _Found(parts, (Listed(as_of + 1, size),), as_of + 1)
+        batches, known = await self._reader.next(self._lower)
+        listed = tuple(Listed(each.upper, each.bytes) for each in batches)
+        every = (part for batch in batches for part in batch.parts)
+        return _Found(tuple(part for part in every if part.time_min < known), listed, known)
+
+    async def _errors(self, found: _Found) -> list[tuple[Time, str, int]]:
+        """The error updates among it."""
+        rows: list[tuple[Time, str, int]] = []
+        for part in found.parts:
+            if part.has_errors:
+                updates = await self._persist.fetch(part, self._work.schema)
+                _, errors = split_errors(between(updates, self._from, found.known))
+                if errors is not None:
+                    columns = (errors[name].to_pylist() for name in (TIME, ERROR, DIFF))
+                    rows += zip(*columns, strict=True)
+        return rows
+
+    @property
+    def _from(self) -> Time:
+        """From which time on updates belong to the batch."""
+        return 0 if self._first else self._lower
+
+    def _show(self, error: str | None, at: Frontier) -> None:
+        """Tells whether the object's own error holds it up, when that changes."""
+        if error == self._stalled:
+            return
+        self._stalled = error
+        status = SinkStatus(self._work.id, self._number, "running")
+        if error is not None:
+            self.doing = f"waits at {at}: its object is in error"
+            status = SinkStatus(
+                self._work.id,
+                self._number,
+                "stalled",
+                f"ViewInError: {error}",
+                f"{self._work.name} is in error from {at} on; the sink goes on when it is not",
+            )
+        self._tell(status)
+
+    # -- writing it -------------------------------------------------------------------------------
+
+    async def _write(self, found: _Found, upper: Frontier, stretches: tuple[Stretch, ...]) -> None:
+        """Gives the sink all updates below `upper`, summed up."""
+        parts = [part for part in found.parts if part.time_min < upper]
+        times = self._sink.keeps_times
+        collapse = self._first or not times
+        plain = self._first and not times and not any(part.retracts for part in parts)
+        schema = self._work.schema
+        shape = schema
+        if times:
+            shape = Schema((*schema.columns, Column(_at(schema), "bigint")))
+        gathered = None if plain else Gathered(shape, self._scratch / "gathered")
+        try:
+            for part in parts:
+                updates = await self._persist.fetch(part, schema)
+                for start in range(0, updates.num_rows, ROWS_AT_ONCE):
+                    piece = await self._blocking(
+                        partial(
+                            self._meant,
+                            updates.slice(start, ROWS_AT_ONCE),
+                            upper,
+                            stretches,
+                            collapse,
+                        )
+                    )
+                    if gathered is None:
+                        await self._give(piece)
+                    else:
+                        if times:
+                            piece = piece.append_column(_at(schema), piece[TIME])
+                        await self._blocking(partial(gathered.add, piece))
+                self._reader.release([part.key])
+            self._reader.release([part.key for part in found.parts])
+            if gathered is not None:
+                await self._give_sums(gathered, upper)
+        finally:
+            if gathered is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._clock.run_blocking(gathered.close)
+
+    def _meant(
+        self, updates: pa.Table, upper: Frontier, stretches: tuple[Stretch, ...], collapse: bool
+    ) -> pa.Table:
+        """Those of the batch, at the times at which they are given."""
+        plain, _ = split_errors(between(updates, self._from, upper))
+        shape = self._work.schema.arrow_updates()
+        plain = plain.select(shape.names).cast(shape)
+        return advance(plain, upper - 1) if collapse else raised(plain, stretches)
+
+    async def _give(self, piece: pa.Table) -> None:
+        if piece.num_rows:
+            await self._sink.write(piece)
+
+    async def _give_sums(self, gathered: Gathered, upper: Frontier) -> None:
+        contents = await self._blocking(gathered.contents)
+        batches: Iterator[pa.RecordBatch] = contents.rows()
+        while (batch := await self._blocking(partial(next, batches, None))) is not None:
+            if self._first:
+                check_positive(batch)
+            rows = pa.Table.from_batches([batch])
+            if self._sink.keeps_times:
+                at = _at(self._work.schema)
+                rows = rows.rename_columns([TIME if n == at else n for n in rows.column_names])
+            else:
+                times = pa.repeat(pa.scalar(upper - 1, pa.int64()), rows.num_rows)
+                rows = rows.append_column(pa.field(TIME, pa.int64()), times)
+            await self._give(rows.select(self._work.schema.arrow_updates().names))
+
+
+def _at(schema: Schema) -> str:
+    """The name of a column for the times of updates, among those that tell rows apart."""
+    name = "__at"
+    while name in schema.names:
+        name += "_"
+    return name

@@ -1,0 +1,83 @@
+"""Folders of the machine that clients name, and what is written into them so that it stays.
+
+A name is a path or a ``file:`` URL, below a folder that a setting allows, wherever ``..`` and
+symbolic links lead. All of it blocks; errors of the operating system come as `StorageError`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from actors.errors import InvalidUsage
+from actors.persist.blob_file import sync_folder
+from actors.persist.location import storage_error
+from actors.settings import without_user
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def local_path(destination: str) -> str:
+    """The path that a destination means. Raises `InvalidUsage` for what is no local folder."""
+    found = _SCHEME.match(destination)
+    scheme = "" if found is None else found[0][:-1].lower()
+    path = destination
+    if scheme == "file":
+        url = urlsplit(destination)
+        if url.netloc not in ("", "localhost") or url.query or url.fragment:
+            raise InvalidUsage(f"{destination!r}: write a file URL as file:///path")
+        path = unquote(url.path)
+    elif scheme:
+        raise InvalidUsage(
+            f"{without_user(destination)!r}: files go to a local folder, given as a path or file: "
+            f"URL; {scheme}: is not supported"
+        )
+    if not path.strip() or "\0" in path:
+        raise InvalidUsage(f"{destination!r} names no folder")
+    return path
+
+
+def allowed(destination: str, below: str, what: str, setting: str) -> Path:
+    """The folder that a destination names: a path is one below the folder `below`, and must stay
+    there. Raises `InvalidUsage` (`what` is not written elsewhere, as `setting` says). Looks at
+    the file system, to follow links."""
+    place = Path(below)
+    try:
+        root = place.resolve()
+        folder = (place / local_path(destination)).resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise InvalidUsage(f"{destination!r} cannot be looked up: {error}") from None
+    if root not in folder.parents:
+        raise InvalidUsage(
+            f"{destination!r} means {folder}: {what} are written into folders below {root} "
+            f"only ({setting})"
+        )
+    return folder
+
+
+def write_new(path: Path, data: bytes, temporary: Path) -> bool:
+    """Writes a file whole or not at all, durable on return; False when there is one of that name
+    already, which stays. `temporary` must lie in the same file system."""
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)  # unlike a rename it never replaces
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(f"write {path}", error) from error
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error(f"sync {path.parent}", error, determinate=False) from error
+    return True

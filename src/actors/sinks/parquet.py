@@ -1,0 +1,262 @@
+"""Parquet files in a folder or a bucket: an object's changes as they come, or its contents once.
+
+Theory of operation. A commit is a manifest, ``_manifests/N.json``: the next number, the interval
+of times it stands for, and the files that hold it. Files are written and made durable first. The
+manifest is written last, where there is none of its number (`outlets`): so of two writers one only
+has that number, and the other is `Fenced`. The newest manifest says up to
+where everything is there.
+
+Writers. `open` adds a manifest without files. Once it is there no earlier writer can add one, so
+files that its batch has left are removed: see `Staging`.
+
+Files of changes have the object's columns, `_time` and `_diff`, a row an update; those of
+contents have the object's columns, and a row as often as it is there.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.errors import Fenced, InvalidUsage, StorageError
+from actors.kernel import Clock
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.progress import EMPTY, Frontier, ObjectId
+from actors.settings import Settings
+from actors.sinks.columns import check_columns, of_changes
+from actors.sinks.formats import Files, WrittenFile
+from actors.sinks.outlets import Outlet
+from actors.sinks.sink import SinkStatistics
+from actors.sinks.staging import FILE_BYTES
+from actors.sinks.threads import Threads
+from actors.sources.source import Unreachable
+
+MANIFESTS: Final = "_manifests"
+VERSION: Final = 1
+"""Of the manifests."""
+_ATTEMPTS_MAX: Final = 20
+
+
+class ParquetConfig(msgspec.Struct, frozen=True, tag="parquet", tag_field="kind"):
+    """Files in `folder`: below `sink_dir`, or a URL at or below one of `sink_buckets`."""
+
+    folder: str
+    once: bool = False
+    """The contents, once; else the changes, as they come."""
+    creation: str = ""
+    """Tells this sink from an earlier one of the same id; given when it is created."""
+
+
+class BatchManifest(msgspec.Struct, frozen=True):
+    """One commit. Paths lie below the folder that `_manifests` lies in."""
+
+    version: int
+    sink: ObjectId
+    creation: str
+    writer: str
+    number: int
+    holds: str
+    """``changes`` or ``contents``."""
+    lower: Frontier | None
+    """Of the first: the time of the contents that it begins with; None: nothing is there yet."""
+    upper: Frontier | None
+    """Up to where everything is there; None: nothing is there yet."""
+    ended: bool
+    """Nothing more will come."""
+    schema: tuple[Column, ...]
+    rows: int
+    bytes: int
+    files: tuple[WrittenFile, ...]
+
+
+class ParquetSink:
+    """One folder."""
+
+    def __init__(
+        self,
+        config: ParquetConfig,
+        outlet: Outlet,
+        sink: ObjectId,
+        token: str,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        """`token`: names this writer's files, unlike any other's."""
+        self.once = config.once
+        self._sink = sink
+        self._creation = config.creation
+        self._token = token
+        self._outlet = outlet
+        self._threads = Threads(
+            clock, settings.sink_deadline_ms, outlet.where, private=outlet.private
+        )
+        self._staging = outlet.staging(token)
+        self._schema: Schema
+        self._shape: pa.Schema
+        self._number = 0
+        """Of the newest manifest."""
+        self._upper: Frontier | None = None
+        self._files: Files | None = None
+        self._counts = SinkStatistics()
+
+    @property
+    def keeps_times(self) -> bool:
+        """Changes have times, contents have not."""
+        return not self.once
+
+    def statistics(self) -> SinkStatistics:
+        """See `Sink`."""
+        return self._counts
+
+    # -- beginning --------------------------------------------------------------------------------
+
+    async def check(self, schema: Schema) -> None:
+        """See `Sink`."""
+        self._check_columns(schema)
+        await self._threads.run(self._newest, "look into the folder")
+
+    def _check_columns(self, schema: Schema) -> None:
+        check_columns(schema, "a Parquet file", changes=not self.once)
+        self._schema = schema
+        self._shape = schema.arrow() if self.once else of_changes(schema)
+
+    async def open(self, schema: Schema) -> Frontier | None:
+        """See `Sink`."""
+        self._check_columns(schema)
+        await self._threads.run(self._begin, "open the folder")
+        await self._threads.run(
+            lambda: self._staging.remove_orphans(self._upper), "remove what was not committed"
+        )
+        return self._upper
+
+    def _begin(self) -> None:
+        self._newest()
+        self._outlet.begin(MANIFESTS)
+        for _ in range(_ATTEMPTS_MAX):
+            newest = self._newest()
+            self._number = 0 if newest is None else newest.number
+            self._upper = None if newest is None else newest.upper
+            if self._add(self._manifest(self._upper, self._upper, [])):
+                self._outlet.tidy(MANIFESTS)
+                return
+        raise Unreachable(
+            f"{self._outlet.where}: others opened it {_ATTEMPTS_MAX} times while it was opened"
+        )
+
+    def _newest(self) -> BatchManifest | None:
+        """The newest manifest. Raises `InvalidUsage` when what is there is not ours."""
+        newest = self._outlet.newest(MANIFESTS)
+        if newest is None:
+            other = self._outlet.other_than(MANIFESTS)
+            if other is not None:
+                raise InvalidUsage(
+                    f"{self._outlet.where} holds other files ({other}): choose another folder"
+                )
+            return None
+        return self._read(f"{MANIFESTS}/{newest}")
+
+    def _read(self, name: str) -> BatchManifest:
+        path = f"{self._outlet.where}/{name}"
+        data = self._outlet.read(name)
+        if data is None:
+            raise StorageError(f"{path} was removed meanwhile", determinate=True)
+        try:
+            found = msgspec.json.decode(data, type=BatchManifest)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidUsage(f"{path} is not the manifest of a sink: {error}") from None
+        if (found.sink, found.creation) != (self._sink, self._creation):
+            raise InvalidUsage(
+                f"{self._outlet.where} holds what another sink ({found.sink}) wrote: choose "
+                "another folder"
+            )
+        if found.schema != self._schema.columns or found.holds != self._holds:
+            raise InvalidUsage(
+                f"{self._outlet.where} holds {found.holds} of other columns than the sink is to "
+                "write: choose another folder"
+            )
+        return found
+
+    @property
+    def _holds(self) -> str:
+        return "contents" if self.once else "changes"
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _manifest(
+        self, lower: Frontier | None, upper: Frontier | None, files: list[WrittenFile]
+    ) -> BatchManifest:
+        return BatchManifest(
+            VERSION,
+            self._sink,
+            self._creation,
+            self._token,
+            self._number + 1,
+            self._holds,
+            lower,
+            upper,
+            upper is not None and upper >= EMPTY,
+            self._schema.columns,
+            sum(file.rows for file in files),
+            sum(file.bytes for file in files),
+            tuple(files),
+        )
+
+    def _add(self, manifest: BatchManifest) -> bool:
+        """Whether it is there; False when there is another of its number."""
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+        name = f"{MANIFESTS}/{manifest.number:020d}.json"
+        if not self._outlet.write_new(name, text, self._token):
+            return False
+        self._number = manifest.number
+        return True
+
+    async def write(self, updates: pa.Table) -> None:
+        """See `Sink`."""
+        await self._threads.run(lambda: self._write(updates), "write a piece")
+        staged = self._counts.rows_staged + updates.num_rows
+        self._counts = msgspec.structs.replace(self._counts, rows_staged=staged)
+
+    def _write(self, updates: pa.Table) -> None:
+        if self._files is None:
+            place = self._staging.place(self._upper)
+            self._files = Files(place, self._shape, "parquet", FILE_BYTES)
+        if self.once:
+            self._files.add(updates)
+            return
+        rows = updates.select([*self._schema.names, TIME, DIFF])
+        self._files.append(rows.rename_columns(self._shape.names))
+
+    async def commit(self, lower: Frontier, upper: Frontier) -> None:
+        """See `Sink`."""
+        files, self._files = self._files, None
+        written = [] if files is None else await self._threads.run(files.finish, "write files")
+        manifest = self._manifest(lower, upper, written)
+        if not await self._threads.run(lambda: self._add(manifest), "write a manifest"):
+            with suppress(Unreachable):
+                await self._threads.run(self._staging.remove_staged, "remove what it wrote")
+            raise Fenced(
+                f"another writer of this sink has taken over {self._outlet.where} (manifest "
+                f"{manifest.number})",
+                determinate=True,
+            )
+        self._staging.committed()
+        self._upper = upper
+        self._counts = msgspec.structs.replace(
+            self._counts,
+            rows_staged=0,
+            rows_committed=self._counts.rows_committed + self._counts.rows_staged,
+            bytes_committed=self._counts.bytes_committed + manifest.bytes,
+            commits=self._counts.commits + 1,
+        )
+
+    async def close(self) -> None:
+        """See `Sink`: what was not committed is removed by the next `open`."""
+        files, self._files = self._files, None
+        if not self._threads.given_up:
+            if files is not None:
+                with suppress(pa.ArrowException, OSError):  # nobody reads them
+                    files.abandon()
+            self._staging.close()

@@ -1,0 +1,173 @@
+"""Files that a sink's next commit is to name. Blocking; raises `StorageError`.
+
+They lie in a folder, or in a bucket (`bucket_staging`). A file's name begins with the upper that
+stood outside at the time, so that files which no commit has named, nor can name any more, are
+known by their names alone. What is not data begins with ``_``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+from actors.persist.blob_file import sync_folder
+from actors.persist.location import storage_error
+from actors.progress import Frontier
+from actors.sinks.formats import FilePlace
+
+FILE_BYTES: Final = 64 << 20
+"""About the most of a file."""
+_NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
+
+
+class Staging(Protocol):
+    """The files of one writer that are not committed."""
+
+    def place(self, upper: Frontier | None, kind: str = "") -> FilePlace:
+        """Where files of a batch that begins at `upper` go. What begins with ``_`` (`kind`) is
+        the writer's own, for a while."""
+        ...
+
+    def reading(self, name: str) -> AbstractContextManager[Any]:
+        """A file of that name, as `pyarrow.parquet` takes them."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """One file that is not to be committed."""
+        ...
+
+    def remove_staged(self) -> None:
+        """All that no commit will name."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of files that were not sealed."""
+        ...
+
+    def committed(self) -> None:
+        """A commit names them."""
+        ...
+
+    def remove_orphans(self, upper: Frontier | None) -> None:
+        """Files of earlier writers that no commit has named, when none of them can commit."""
+        ...
+
+
+def staged_name(upper: Frontier | None, token: str, places: int, kind: str = "") -> str:
+    """How the names of the files of one place begin."""
+    return f"{kind}penstock-{upper or 0:020d}-{token}-{places}"
+
+
+def is_orphan(name: str, upper: Frontier | None) -> bool:
+    """Whether no commit has named a file, when everything below `upper` is committed."""
+    found = _NAME.fullmatch(name)
+    return found is not None and (upper is None or int(found[1]) >= upper or name[0] == "_")
+
+
+class FolderStaging:
+    """Files in the folder itself. See `Staging`."""
+
+    def __init__(self, folder: Path, token: str) -> None:
+        self._folder = folder
+        self._token = token
+        self._places = 0
+        self._staged: list[str] = []
+        self._open: list[IO[bytes]] = []
+
+    def place(self, upper: Frontier | None, kind: str = "") -> StagedFiles:
+        """See `Staging`."""
+        self._places += 1
+        name = staged_name(upper, self._token, self._places, kind)
+        return StagedFiles(self._folder, name, self._staged, self._open)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Any]:
+        """See `Staging`."""
+        with doing(f"read {self._folder / name}"):
+            yield self._folder / name
+
+    def remove(self, name: str) -> None:
+        """See `Staging`."""
+        with doing(f"remove {self._folder / name}"):
+            (self._folder / name).unlink(missing_ok=True)
+        if name in self._staged:
+            self._staged.remove(name)
+
+    def remove_staged(self) -> None:
+        """See `Staging`."""
+        self.close()
+        for name in list(self._staged):
+            self.remove(name)
+
+    def close(self) -> None:
+        """See `Staging`."""
+        for file in self._open:
+            with suppress(OSError):
+                file.close()
+        self._open.clear()
+
+    def committed(self) -> None:
+        """See `Staging`."""
+        self._staged.clear()
+
+    def remove_orphans(self, upper: Frontier | None) -> None:
+        """See `Staging`."""
+        with doing(f"look into {self._folder}"):
+            for entry in list(os.scandir(self._folder)):
+                if is_orphan(entry.name, upper):
+                    Path(entry.path).unlink(missing_ok=True)
+
+
+class StagedFiles:
+    """A `FilePlace`: new files in the folder."""
+
+    def __init__(
+        self, folder: Path, prefix: str, staged: list[str], opened: list[IO[bytes]]
+    ) -> None:
+        self._folder = folder
+        self._prefix = prefix
+        self._staged = staged
+        self._open = opened
+
+    def create(self, name: str) -> IO[bytes]:
+        """See `FilePlace`."""
+        with doing(f"write {self._folder / self.path(name)}"):
+            file: IO[bytes] = (self._folder / self.path(name)).open("xb", buffering=0)
+        self._staged.append(self.path(name))
+        self._open.append(file)
+        return file
+
+    def seal(self, file: IO[bytes]) -> None:
+        """See `FilePlace`."""
+        with doing(f"write {file.name}"):
+            os.fsync(file.fileno())
+            file.close()
+            self._open.remove(file)
+            sync_folder(self._folder)
+
+    def path(self, name: str) -> str:
+        """See `FilePlace`."""
+        return f"{self._prefix}-{name}"
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Errors of the operating system in the block come as `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(what, error) from error
+
+
+def sync_file(path: Path) -> None:
+    """Makes a file's bytes durable."""
+    with doing(f"sync {path}"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Sources: what brings changes in from outside, a kind a file. `source` says what one is."""

@@ -1,0 +1,236 @@
+"""A place in a bucket, with objects that are files: listed in pages, brought into a spool.
+
+Theory of operation. A look lists all objects below the URL, page by page, and keeps of the new
+ones the first in order (`object_listing`). Files are read on the local disk, so those of a batch
+are fetched first, into a folder of the batch's own below the scratch of who reads; it goes with
+the batch, and, when the process was killed, with the scratch at the next start.
+
+An object is fetched in pieces, each with the condition that it is still the one that was listed:
+what was read is that one, whole, or it is an error. So nothing needs to be looked at again.
+
+Bounds: `PENDING_MAX` objects of a look; `source_spool_bytes_max` on disk; `FETCHES_AT_ONCE`
+objects are fetched at a time, a piece of `PIECE_BYTES` of each in memory.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from actors.buckets.bucket_errors import hint_for
+from actors.buckets.bucket_paths import allowed_bucket
+from actors.buckets.bucket_store import PIECE_BYTES, BucketStore, Listed, Opener, Version
+from actors.errors import InvalidUsage, PenstockError, StorageError
+from actors.sources.file_listing import FoundFile, first_batch
+from actors.sources.file_places import Ledger, Look, Told
+from actors.sources.file_reading import Malformed
+from actors.sources.object_listing import Looking, TakenObjects, found
+from actors.sources.source import Unreachable
+from actors.sources.surroundings import Surroundings
+
+FETCHES_AT_ONCE: Final = 4
+LISTED_MAX: Final = 100_000
+"""Objects of one copy."""
+_NEEDED: Final = "list and read (on S3: s3:ListBucket, s3:GetObject)"
+_SUFFIXES: Final = re.compile(r"(?:\.[A-Za-z0-9]{1,16}){0,2}$")
+"""Readers tell by them how a file is compressed."""
+_NEVER_AGAIN: Final = "write objects once, each under a name of its own"
+
+
+class BucketPlace:
+    """See `FilesPlace`."""
+
+    def __init__(
+        self,
+        url: str,
+        pattern: str,
+        recursive: bool,
+        around: Surroundings,
+        opened: Opener = BucketStore.open,
+    ) -> None:
+        """Raises `InvalidUsage` for a place that may not be read."""
+        settings = around.settings
+        self._place = allowed_bucket(url, settings.source_buckets, "source_buckets", "read")
+        self._pattern = pattern
+        self._recursive = recursive
+        self._around = around
+        self._opened = opened
+        self._store: BucketStore | None = None
+        self._spools = 0
+
+    async def check(self) -> None:
+        """See `FilesPlace`: it was when this was made."""
+
+    def begun(self, position: str | None) -> TakenObjects:
+        """See `FilesPlace`."""
+        return TakenObjects() if position is None else TakenObjects.of(position)
+
+    # -- listing ----------------------------------------------------------------------------------
+
+    async def look(self, taken: Ledger) -> Look:
+        """See `FilesPlace`."""
+        assert isinstance(taken, TakenObjects), "its own"
+        looking = Looking(taken)
+        async with aclosing(self._pages()) as pages:
+            async for page in pages:
+                looking.see(page)
+        seen = looking.done()
+        late = "came too late (it is older than 2,000 that were taken before it); write it again"
+        return Look(
+            seen.new,
+            seen.taken,
+            seen.behind,
+            seen.behind_bytes,
+            seen.newest,
+            (
+                Told(late, [f"an object in {self._place}"] * seen.late),
+                Told("was changed after it was taken", [file.name for file in seen.changed]),
+            ),
+        )
+
+    async def every(self) -> list[FoundFile]:
+        """See `FilesPlace`: also of a URL that is an object's."""
+        if self._place.path:
+            store = await self._open()
+            try:
+                one = await store.head(self._place.prefix)
+            except StorageError as error:
+                raise _unreachable(error) from None
+            if one is not None and one.size:
+                *above, _ = self._place.path
+                return list(self._found("/".join([*above, ""]), "*", [one]))
+        files: list[FoundFile] = []
+        async with aclosing(self._pages()) as pages:
+            async for page in pages:
+                files += page
+                if len(files) > LISTED_MAX:
+                    raise InvalidUsage(
+                        f"there are more than {LISTED_MAX} objects {self._pattern} in "
+                        f"{self._place}: copy some of them at a time, by pattern or path"
+                    )
+        return sorted(files)
+
+    async def _pages(self) -> AsyncGenerator[list[FoundFile], None]:
+        store = await self._open()
+        prefix = self._place.prefix
+        try:
+            async with aclosing(store.pages(prefix)) as pages:
+                async for page in pages:
+                    below = f"{prefix}/" if prefix else ""
+                    yield list(self._found(below, self._pattern, page))
+        except StorageError as error:
+            raise _unreachable(error) from None
+
+    def _found(self, prefix: str, pattern: str, objects: Sequence[Listed]) -> Iterator[FoundFile]:
+        url = f"{self._place.kind}://{self._place.bucket}"
+        return found(url, prefix, pattern, self._recursive, objects)
+
+    async def _open(self) -> BucketStore:
+        if self._store is None:
+            kind, bucket = self._place.kind, self._place.bucket
+            settings = self._around.settings
+            try:
+                self._store = await self._around.clock.run_blocking(
+                    lambda: self._opened(kind, bucket, settings)
+                )
+            except StorageError as error:
+                raise _unreachable(error) from None
+        return self._store
+
+    # -- bringing ---------------------------------------------------------------------------------
+
+    def first(
+        self, files: Sequence[FoundFile], files_max: int, bytes_max: int
+    ) -> Sequence[FoundFile]:
+        """See `FilesPlace`."""
+        most = min(bytes_max, self._around.settings.source_spool_bytes_max)
+        return first_batch(files, files_max, most)
+
+    @asynccontextmanager
+    async def brought(self, files: Sequence[FoundFile]) -> AsyncIterator[Sequence[FoundFile]]:
+        """See `FilesPlace`: they are fetched."""
+        most = self._around.settings.source_spool_bytes_max
+        for file in files:
+            if file.size > most:
+                raise Malformed(
+                    f"{file.path} has {file.size} bytes, and at most {most} are fetched at a time "
+                    "(source_spool_bytes_max)",
+                    file.path,
+                )
+        self._spools += 1
+        folder = self._around.scratch / f"spool-{self._spools}"
+        try:
+            yield await self._fetch(files, folder)
+        finally:
+            await self._to_its_end(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    async def changed(self, files: Sequence[FoundFile]) -> str | None:
+        """See `FilesPlace`: what was fetched is what was listed."""
+        return None
+
+    async def _fetch(self, files: Sequence[FoundFile], folder: Path) -> list[FoundFile]:
+        store = await self._open()
+        here = [
+            file._replace(path=str(folder / f"{number:06}{_SUFFIXES.search(file.name)[0]}"))  # type: ignore[index]
+            for number, file in enumerate(files)
+        ]
+        left = iter(list(zip(files, here, strict=True)))
+        failure: PenstockError | None = None
+
+        async def work() -> None:
+            nonlocal failure
+            try:
+                for file, local in left:
+                    await self._fetch_one(store, file, Path(local.path))
+            except StorageError as error:
+                failure = _unreachable(error)
+            except Unreachable as error:
+                failure = error
+            except OSError as error:
+                failure = Unreachable(
+                    f"{folder} cannot be written: {error.strerror or error}",
+                    "make room on the disk of the state directory, or lower batch_bytes_max",
+                )
+            if failure is not None:
+                group.cancel_scope.cancel()
+
+        await self._to_its_end(lambda: folder.mkdir(parents=True))
+        async with anyio.create_task_group() as group:
+            for _ in range(min(FETCHES_AT_ONCE, len(files))):
+                group.start_soon(work)
+        if failure is not None:
+            raise failure
+        return here
+
+    async def _fetch_one(self, store: BucketStore, file: FoundFile, to: Path) -> None:
+        bucket = f"{self._place.kind}://{self._place.bucket}/"
+        of = Listed(
+            file.path.removeprefix(bucket),
+            file.size,
+            file.modified_ns,
+            file.version or Version(None, None),
+        )
+        for start in range(0, file.size, PIECE_BYTES):
+            data = await store.piece(of, start, min(start + PIECE_BYTES, file.size))
+            if data is None:
+                raise Unreachable(f"{file.path} was changed while it was read", _NEVER_AGAIN)
+            await self._to_its_end(lambda: _append(to, data))  # noqa: B023 - done in this round
+
+    async def _to_its_end(self, function: Callable[[], object]) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._around.clock.run_blocking(function)
+
+
+def _append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def _unreachable(error: StorageError) -> Unreachable:
+    return Unreachable(str(error), hint_for(str(error), _NEEDED))

@@ -1,0 +1,105 @@
+"""Random numbers that can be looked up: the n-th draw of a stream, without those before it.
+
+A generator that draws one number after another can only be resumed by drawing all of them again.
+Here a draw is a hash (SplitMix64's finisher) of the seed, the stream's name and the draw's
+number. So an event is a function of its number, the same on every machine and with every version
+of numpy, and whole arrays of events are drawn at once. Not for cryptography.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+_Bits: TypeAlias = npt.NDArray[np.uint64]
+
+_MASK: Final = (1 << 64) - 1
+_STEP: Final = 0x9E3779B97F4A7C15
+_FIRST: Final = 0xBF58476D1CE4E5B9
+_SECOND: Final = 0x94D049BB133111EB
+LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
+TEXT: Final = b"abcdefghijklm nopqrstuvwxyz "
+BELOW_MAX: Final = 1 << 32
+"""The most that `Draws.below` can be bounded by."""
+
+
+def _mixed(number: int) -> int:
+    number = ((number ^ (number >> 30)) * _FIRST) & _MASK
+    number = ((number ^ (number >> 27)) * _SECOND) & _MASK
+    return number ^ (number >> 31)
+
+
+class Draws:
+    """One stream of draws: everything that one column, say, needs."""
+
+    def __init__(self, seed: int, stream: str) -> None:
+        self._key = np.uint64(_mixed((seed & _MASK) ^ _mixed(zlib.crc32(stream.encode()) + 1)))
+
+    def bits(self, numbers: Numbers) -> _Bits:
+        """64 bits a draw."""
+        made: _Bits = numbers.astype(np.uint64)
+        made *= np.uint64(_STEP)
+        made += self._key
+        made ^= made >> np.uint64(30)
+        made *= np.uint64(_FIRST)
+        made ^= made >> np.uint64(27)
+        made *= np.uint64(_SECOND)
+        made ^= made >> np.uint64(31)
+        return made
+
+    def below(self, numbers: Numbers, bound: int | Numbers) -> Numbers:
+        """Whole numbers from 0 to ``bound - 1``; `bound` is at most `BELOW_MAX`, and may be one
+        a draw."""
+        limit = np.asarray(bound, np.uint64)
+        made = ((self.bits(numbers) >> np.uint64(32)) * limit) >> np.uint64(32)
+        return made.astype(np.int64)
+
+    def unit(self, numbers: Numbers) -> npt.NDArray[np.float64]:
+        """From 0 up to, and without, 1."""
+        return (self.bits(numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def texts(
+        self, numbers: Numbers, length_min: int, length_max: int, letters: bytes = LETTERS
+    ) -> pa.Array:
+        """Texts of random letters, of any length between the two."""
+        if not len(numbers):
+            return pa.array([], pa.string())
+        lengths = length_min + self.below(numbers, length_max - length_min + 1)
+        ends = np.cumsum(lengths)
+        firsts = np.repeat(ends - lengths, lengths)
+        places = np.arange(ends[-1], dtype=np.int64) - firsts
+        # Letters are draws of their own, numbered by the text and the place in it.
+        of = np.repeat(numbers * length_max, lengths) + places
+        chosen = Draws(int(self._key), "letters").below(of, len(letters))
+        data = np.frombuffer(letters, np.uint8)[chosen]
+        offsets = np.concatenate([[0], ends]).astype(np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.string(), len(numbers), buffers)
+
+
+def numbered(start: int, stop: int) -> Numbers:
+    """The numbers from `start` to ``stop - 1``."""
+    return np.arange(start, stop, dtype=np.int64)
+
+
+def decimals(cents: Numbers, kind: pa.DataType) -> pa.Array:
+    """Decimals of up to 18 digits from their unscaled values."""
+    words = np.empty((len(cents), 2), np.int64)
+    words[:, 0] = cents
+    words[:, 1] = cents >> 63
+    return pa.Array.from_buffers(kind, len(cents), [None, pa.py_buffer(words)])
+
+
+def padded(numbers: Numbers, digits: int) -> pa.Array:
+    """Numbers as text with leading zeros."""
+    return pa.compute.utf8_lpad(pa.array(numbers).cast(pa.string()), digits, "0")
+
+
+def joined(*parts: pa.Array | str) -> pa.Array:
+    """Texts one behind the other, row by row."""
+    return pa.compute.binary_join_element_wise(*parts, "")

@@ -1,0 +1,257 @@
+"""Which files of a folder were taken already: told by a position of bounded size.
+
+Theory of operation. Files are taken in the order of (time of modification, hash of the name). The
+last `RECENT_MAX` of those taken, in that order, are remembered; the greatest of those that are no
+longer is the *low mark*. A file is new when it is not remembered and lies beyond the low mark. So
+a file may come with a time older than others taken before, as long as fewer than `RECENT_MAX`
+files beyond it were taken; and a time that lies in the future harms nobody else.
+
+What is not new, but ought to have been, is told and not taken:
+- *late*: at or below the low mark, and not remembered, but its inode changed after the last look
+  (it was renamed in with an old time; or only its owner or mode was changed);
+- *changed*: remembered, with another time: it was written again after it was taken. It is told
+  once, and counts with its new time from then on.
+
+Not seen: a file that is written again after it was forgotten passes for a new one.
+
+Links are followed to files below the folders allowed, and to no folders. `scan` blocks.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from heapq import nlargest
+from typing import Final, NamedTuple
+
+import msgspec
+
+from actors.buckets.bucket_store import Version
+from actors.errors import InvalidUsage
+from actors.settings import Settings
+
+RECENT_MAX: Final = 2_000
+HASH_BYTES: Final = 12
+_ENTRY: Final = struct.Struct(f">{HASH_BYTES}sq")
+
+
+class FoundFile(NamedTuple):
+    """A file as it was listed. Files are ordered by the first two fields."""
+
+    modified_ns: int
+    hash: bytes
+    """Of its name."""
+    name: str
+    """Its path below the folder."""
+    path: str
+    """Where it really is; of an object of a bucket, its URL."""
+    size: int
+    """In bytes."""
+    inode_changed_ns: int
+    """Also when it was renamed, or its owner changed."""
+    version: Version | None = None
+    """Of an object of a bucket: which one was listed."""
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        """Its place in the order."""
+        return self.modified_ns, self.hash
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """A position as text."""
+
+    low_ns: int
+    low_hash: bytes
+    looked_ns: int
+    recent: str
+    exports: tuple[str, ...]
+
+
+class Taken(NamedTuple):
+    """The files taken so far."""
+
+    low: tuple[int, bytes] = (-(1 << 63), b"")
+    looked_ns: int = 0
+    """The newest change of an inode when the folder was listed last."""
+    recent: Mapping[bytes, int] = {}
+    """Hash of the name → time of modification."""
+    exports: tuple[str, ...] = ()
+    """Which exports hold them."""
+
+    def position(self) -> str:
+        """As a source's position."""
+        entries = b"".join(_ENTRY.pack(name, at) for name, at in self.recent.items())
+        recent = base64.b64encode(entries).decode()
+        written = _Written(*self.low, self.looked_ns, recent, self.exports)
+        return msgspec.json.encode(written).decode()
+
+    @classmethod
+    def of(cls, position: str) -> Taken:
+        """What `position` wrote. Raises `InvalidUsage`."""
+        try:
+            found = msgspec.json.decode(position, type=_Written)
+            entries = dict(_ENTRY.iter_unpack(base64.b64decode(found.recent, validate=True)))
+        except (msgspec.DecodeError, ValueError, struct.error) as error:
+            raise InvalidUsage(
+                f"{position[:100]!r} is not a position of a source of files: {error}"
+            ) from None
+        return cls((found.low_ns, found.low_hash), found.looked_ns, entries, found.exports)
+
+    def holding(self, exports: tuple[str, ...]) -> Taken:
+        """The same, held by these exports."""
+        return self._replace(exports=exports)
+
+    def verdict(self, file: FoundFile, looked_ns: int) -> str:
+        """``new``, ``taken``, ``late`` or ``changed``; `looked_ns`: of the last look."""
+        known = self.recent.get(file.hash)
+        if known is not None:
+            return "taken" if known == file.modified_ns else "changed"
+        if file.key > self.low:
+            return "new"
+        return "late" if file.inode_changed_ns > looked_ns else "taken"
+
+    def plus(self, files: Sequence[FoundFile], looked_ns: int | None = None) -> Taken:
+        """With these taken too, seen by a look at the folder (None: the last one)."""
+        looked_ns = self.looked_ns if looked_ns is None else looked_ns
+        recent = dict(self.recent) | {file.hash: file.modified_ns for file in files}
+        low = self.low
+        if len(recent) > RECENT_MAX:
+            keys = [(at, name) for name, at in recent.items()]
+            kept = nlargest(RECENT_MAX, keys)
+            low = max(low, *(set(keys) - set(kept)))
+            recent = {name: at for at, name in kept}
+        return self._replace(low=low, looked_ns=looked_ns, recent=recent)
+
+
+class Scanned(NamedTuple):
+    """What a look at the folder found."""
+
+    new: tuple[FoundFile, ...]
+    """In order."""
+    looked_ns: int
+    late: tuple[str, ...] = ()
+    changed: tuple[FoundFile, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Links that lead out of the folders allowed."""
+
+
+class Place(NamedTuple):
+    """Where to look, and for what."""
+
+    folder: str
+    roots: tuple[str, ...]
+    pattern: str = "*"
+    recursive: bool = False
+
+
+def allowed_roots(settings: Settings) -> tuple[str, ...]:
+    """The folders below which files may be read, without links."""
+    named = settings.source_dirs.split(os.pathsep)
+    return tuple(os.path.realpath(root) for root in named if root.strip())
+
+
+def allowed(path: str, roots: Iterable[str]) -> str:
+    """Where a path really leads. Raises `InvalidUsage` when it is not below a folder allowed."""
+    real = os.path.realpath(path)
+    if not is_below(real, roots):
+        raise InvalidUsage(
+            f"{path} lies in none of the folders that may be read: the setting source_dirs names "
+            "them, and links count by where they lead"
+        )
+    return real
+
+
+def is_below(real: str, roots: Iterable[str]) -> bool:
+    """Whether a path without links is one of the folders or in it."""
+    return any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots)
+
+
+def hash_of(name: str) -> bytes:
+    """What is remembered of a name."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=HASH_BYTES).digest()
+
+
+def scan(place: Place, taken: Taken, looked_ns: int) -> Scanned:
+    """Lists the folder. Blocks; raises `OSError`."""
+    new: list[FoundFile] = []
+    changed: list[FoundFile] = []
+    late: list[str] = []
+    refused: list[str] = []
+    newest = looked_ns
+    for file in listed(place, refused):
+        newest = max(newest, file.inode_changed_ns)
+        verdict = taken.verdict(file, looked_ns)
+        if verdict == "new":
+            new.append(file)
+        elif verdict == "changed":
+            changed.append(file)
+        elif verdict == "late":
+            late.append(file.name)
+    return Scanned(tuple(sorted(new)), newest, tuple(late), tuple(changed), tuple(refused))
+
+
+def listed(place: Place, refused: list[str]) -> Iterator[FoundFile]:
+    """The files of the folder that fit the pattern; names of those that may not be read go to
+    `refused`. Names that begin with ``.`` or ``_`` are no data, of folders either. Blocks."""
+    folders = [("", place.folder)]
+    while folders:
+        below, folder = folders.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name[0] in "._":
+                    continue
+                name = below + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if place.recursive:
+                        folders.append((name + "/", entry.path))
+                elif fnmatchcase(entry.name, place.pattern):
+                    found = _found(name, entry, place.roots, refused)
+                    if found is not None:
+                        yield found
+
+
+def _found(
+    name: str, entry: os.DirEntry[str], roots: Iterable[str], refused: list[str]
+) -> FoundFile | None:
+    path = entry.path
+    if entry.is_symlink():
+        path = os.path.realpath(path)
+        if not is_below(path, roots):
+            refused.append(name)
+            return None
+    try:
+        seen = os.stat(path)
+    except FileNotFoundError:
+        return None  # it went meanwhile, or the link leads nowhere
+    if not stat.S_ISREG(seen.st_mode):
+        return None
+    return FoundFile(seen.st_mtime_ns, hash_of(name), name, path, seen.st_size, seen.st_ctime_ns)
+
+
+def unchanged(files: Iterable[FoundFile]) -> str | None:
+    """The path of a file that is no longer as it was listed; None: all are. Blocks."""
+    for file in files:
+        try:
+            seen = os.stat(file.path)
+        except OSError:
+            return file.path
+        if (seen.st_mtime_ns, seen.st_size) != (file.modified_ns, file.size):
+            return file.path
+    return None
+
+
+def first_batch(files: Sequence[FoundFile], files_max: int, bytes_max: int) -> Sequence[FoundFile]:
+    """The first of them: at least one, and no more than fit."""
+    count = size = 0
+    for file in files[:files_max]:
+        size += file.size
+        if count and size > bytes_max:
+            break
+        count += 1
+    return files[:count]

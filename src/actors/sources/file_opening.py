@@ -1,0 +1,23 @@
+"""What the place of files that somebody names is: a folder, or one in a bucket."""
+
+from __future__ import annotations
+
+from actors.buckets.bucket_paths import is_bucket
+from actors.buckets.bucket_store import BucketStore, Opener
+from actors.sources.bucket_place import BucketPlace
+from actors.sources.file_places import FilesPlace, FolderPlace
+from actors.sources.surroundings import Surroundings
+
+
+def open_place(
+    path: str,
+    pattern: str,
+    recursive: bool,
+    around: Surroundings,
+    opened: Opener = BucketStore.open,
+) -> FilesPlace:
+    """The place. Raises `InvalidUsage` for a bucket that may not be read; a folder is looked up
+    when it is used."""
+    if is_bucket(path):
+        return BucketPlace(path, pattern, recursive, around, opened)
+    return FolderPlace(path, pattern, recursive, around)

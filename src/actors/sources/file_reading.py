@@ -1,0 +1,303 @@
+"""Files as rows, in bounded pieces: read by Spark, or here where that is surely the same.
+
+What a file means is Spark's to say, so files are read by a job of the engine, whose answer comes
+as Arrow or as Parquet files. Reading Parquet has one meaning only when the columns have the very
+types that are wanted: such files (all of a batch) are read here, without the engine, at the speed
+of Arrow. `plainly_ours` says which those are.
+
+Every column that may not hold NULL is looked at. No row passes through Python one by one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import anyio
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors.errors import (
+    Broken,
+    Busy,
+    Canceled,
+    Closed,
+    DefiniteError,
+    EngineError,
+    InvalidUsage,
+)
+from actors.plan.jobs import Analyzed, InferFiles, Job, RowsDone, TakeFiles
+from actors.plan.schema import Column, Schema
+from actors.plan.updates import from_ipc
+from actors.sources.file_listing import FoundFile
+from actors.sources.source import Unreachable
+from actors.sources.surroundings import Surroundings
+
+Format: TypeAlias = Literal["parquet", "csv", "json"]
+PIECE_BYTES: Final = 8 << 20
+"""Of a piece of rows, about: some fit into what a source may stage, so that the next is read while
+one becomes a part."""
+BATCH_ROWS: Final = 64 * 1024
+INFER_FILES: Final = 10
+"""So many files, the first, are looked at for their columns."""
+_HINT: Final = "repair the file, remove it, or put _ before its name"
+_TEXT: Final = "timeZone locale mode columnNameOfCorruptRecord dateFormat timestampFormat"
+_TEXT_TOO: Final = "timestampNTZFormat enableDateTimeParsingFallback multiLine encoding lineSep"
+OPTIONS: Final[dict[str, frozenset[str]]] = {
+    "parquet": frozenset(["datetimerebasemode", "int96rebasemode"]),
+    "csv": frozenset(
+        f"{_TEXT} {_TEXT_TOO} sep delimiter charset quote escape comment header enforceSchema "
+        "preferDate inferSchema samplingRatio ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace "
+        "nullValue nanValue positiveInf negativeInf maxColumns maxCharsPerColumn emptyValue "
+        "charToEscapeQuoteEscaping unescapedQuoteHandling".lower().split()
+    ),
+    "json": frozenset(
+        f"{_TEXT} {_TEXT_TOO} primitivesAsString prefersDecimal allowComments samplingRatio "
+        "allowUnquotedFieldNames allowSingleQuotes allowNumericLeadingZeros dropFieldIfAllNull "
+        "allowBackslashEscapingAnyCharacter allowUnquotedControlChars "
+        "allowNonNumericNumbers".lower().split()
+    ),
+}
+"""Options of Spark's readers that may be given, in lower case: none that names other files."""
+
+
+class Malformed(Unreachable):
+    """A file cannot be read as it is; `path` says which, where that is known."""
+
+    def __init__(self, message: str, path: str | None) -> None:
+        super().__init__(message, _HINT)
+        self.path = path
+
+
+def check_options(kind: str, options: Mapping[str, str]) -> None:
+    """Raises `InvalidUsage` for a format or an option that is not known."""
+    if kind not in OPTIONS:
+        raise InvalidUsage(f"format = {kind!r}: must be one of {', '.join(OPTIONS)}")
+    for name in options:
+        if name.lower() not in OPTIONS[kind]:
+            raise InvalidUsage(
+                f"option {name!r} is not one for {kind}: {', '.join(sorted(OPTIONS[kind]))} are"
+            )
+
+
+def check_columns(columns: Sequence[Column]) -> Schema:
+    """As a schema. Raises `InvalidUsage` for a name that comes twice or a type not supported."""
+    schema = Schema(tuple(columns))
+    low = [name.lower() for name in schema.names]
+    twice = sorted({name for name in schema.names if low.count(name.lower()) > 1})
+    if twice:
+        raise InvalidUsage(f"columns that are named twice: {', '.join(twice)}")
+    schema.arrow()
+    return schema
+
+
+class FileReader:
+    """Reads files of one format into rows with the columns `keep`, of which `read` has all that
+    the files have (in their order, where files have no names for them)."""
+
+    def __init__(
+        self,
+        kind: Format,
+        options: Mapping[str, str],
+        read: Schema,
+        keep: Schema,
+        around: Surroundings,
+    ) -> None:
+        self._kind = kind
+        self._options = _options(kind, options)
+        self._read = read
+        self._keep = keep
+        self._shape = keep.arrow()
+        self._around = around
+
+    async def pieces(self, files: Sequence[FoundFile]) -> AsyncGenerator[pa.Table, None]:
+        """The files' rows. Raises `Malformed`, `Unreachable`."""
+        if self._kind == "parquet" and await self._blocking(lambda: self._all_ours(files)):
+            paths = [file.path for file in files]
+            made = _from_parquet(paths, self._keep)
+            while (piece := await self._blocking(lambda: next(made, None))) is not None:
+                yield piece
+            return
+        answer = await self._taken(files)
+        try:
+            made = _answered(answer, self._keep)
+            while (piece := await self._blocking(lambda: next(made, None))) is not None:
+                yield piece
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._around.clock.run_blocking(lambda: _remove(answer.paths()))
+
+    def _all_ours(self, files: Sequence[FoundFile]) -> bool:
+        return all(plainly_ours(file.path, self._shape) for file in files)
+
+    async def _blocking(self, function: Any) -> Any:
+        try:
+            return await self._around.clock.run_blocking(function)
+        except _Unreadable as error:
+            raise Malformed(str(error), error.path) from None
+        except OSError as error:
+            raise Unreachable(f"a file cannot be read: {error}") from None
+
+    async def _taken(self, files: Sequence[FoundFile]) -> RowsDone:
+        job = TakeFiles(
+            f"files/{uuid.uuid4().hex}",
+            tuple(file.path for file in files),
+            self._kind,
+            self._read,
+            self._keep.names,
+            self._options,
+            sum(file.size for file in files),
+        )
+        answer = await run(self._around, job, tuple(file.path for file in files))
+        assert isinstance(answer, RowsDone)
+        return answer
+
+
+async def infer(
+    kind: Format,
+    options: Mapping[str, str],
+    files: Sequence[FoundFile],
+    around: Surroundings,
+) -> Schema:
+    """The columns of the first files, as Spark infers them. Raises `InvalidUsage`,
+    `Unreachable`."""
+    given = dict(_options(kind, options))
+    if kind == "csv" and "inferschema" not in {name.lower() for name in given}:
+        given["inferSchema"] = "true"
+    paths = tuple(file.path for file in files[:INFER_FILES])
+    job = InferFiles(f"files/{uuid.uuid4().hex}", paths, kind, tuple(given.items()))
+    try:
+        answer = await run(around, job, paths)
+    except Malformed as error:
+        raise InvalidUsage(f"the columns cannot be inferred, declare them: {error}") from None
+    assert isinstance(answer, Analyzed)
+    return check_columns(answer.schemas[0].columns)
+
+
+async def run(around: Surroundings, job: Job, paths: Sequence[str]) -> Any:
+    """The engine's answer. Raises `Malformed`, `Unreachable`."""
+    try:
+        return await around.run_job(job)
+    except (DefiniteError, InvalidUsage) as error:
+        path = next((path for path in paths if str(error).startswith(f"{path}: ")), None)
+        path = paths[0] if path is None and len(paths) == 1 else path
+        text = str(error) if path is None or path in str(error) else f"{path}: {error}"
+        raise Malformed(text, path) from None
+    except (EngineError, Busy, Canceled, Closed, Broken) as error:
+        raise Unreachable(f"the engine did not read files: {error}") from None
+
+
+def _options(kind: Format, given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """With our own defaults: a malformed record is an error, not a NULL."""
+    if kind == "parquet" or "mode" in {name.lower() for name in given}:
+        return tuple(given.items())
+    return (("mode", "FAILFAST"), *given.items())
+
+
+# -- Parquet, read here ---------------------------------------------------------------------------
+
+
+class _Unreadable(Exception):
+    def __init__(self, path: str | None, why: object) -> None:
+        super().__init__(f"{path or 'a file'}: {why}")
+        self.path = path
+
+
+def plainly_ours(path: str, shape: pa.Schema) -> bool:
+    """Whether the rows of a Parquet file are beyond doubt the same here as in Spark: every column
+    is there under its very name, is flat, and has the wanted type, and no dates were written in a
+    calendar of old. False also for a file that cannot be read. Blocks."""
+    try:
+        with pq.ParquetFile(path) as file:
+            found, notes = file.schema_arrow, file.metadata.metadata or {}
+    except (OSError, pa.ArrowException):
+        return False
+    if any(b"legacy" in key.lower() for key in notes):
+        return False
+    spark = notes.get(b"org.apache.spark.version", b"4")
+    if spark[:2] in (b"1.", b"2."):
+        return False
+    names = found.names
+    if len(set(map(str.lower, names))) < len(names):
+        return False
+    return all(
+        "." not in field.name
+        and field.name in names
+        and _same(found.field(field.name).type, field.type)
+        for field in shape
+    )
+
+
+def _same(there: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_nested(wanted):
+        return False  # their inner names and NULLs are too many cases
+    if pa.types.is_string(wanted):
+        return bool(
+            pa.types.is_string(there)
+            or pa.types.is_large_string(there)
+            or pa.types.is_string_view(there)
+        )
+    if pa.types.is_binary(wanted):
+        return bool(
+            pa.types.is_binary(there)
+            or pa.types.is_large_binary(there)
+            or pa.types.is_binary_view(there)
+        )
+    if pa.types.is_timestamp(wanted) and pa.types.is_timestamp(there):
+        return there.unit in ("ms", "us") and (there.tz is None) == (wanted.tz is None)
+    return bool(there == wanted)
+
+
+def _from_parquet(paths: Sequence[str], keep: Schema, ours: bool = True) -> Iterator[pa.Table]:
+    """The rows of Parquet files; `ours` is false for those that the engine made. Blocks."""
+    shape = keep.arrow()
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for path in paths:
+        try:
+            with pq.ParquetFile(path, pre_buffer=True) as file:
+                for batch in file.iter_batches(BATCH_ROWS, columns=shape.names):
+                    rows = batch.select(shape.names).cast(shape)
+                    _check_nulls(rows, keep, path if ours else None)
+                    waiting.append(rows)
+                    size += rows.nbytes
+                    if size >= PIECE_BYTES:
+                        yield pa.Table.from_batches(waiting, shape)
+                        waiting, size = [], 0
+        except (OSError, pa.ArrowException) as error:
+            raise _Unreadable(path, error) from None
+    if waiting:
+        yield pa.Table.from_batches(waiting, shape)
+
+
+def _answered(answer: RowsDone, keep: Schema) -> Iterator[pa.Table]:
+    """The rows that the engine has read. Blocks."""
+    if answer.arrow is not None:
+        yield from _cut(from_ipc(answer.arrow), keep)
+    if answer.arrow_file is not None:
+        with pa.memory_map(answer.arrow_file) as source:
+            yield from _cut(pa.ipc.open_file(source).read_all(), keep)
+    yield from _from_parquet([file.path for file in answer.files or ()], keep, ours=False)
+
+
+def _cut(rows: pa.Table, keep: Schema) -> Iterator[pa.Table]:
+    rows = rows.cast(keep.arrow())
+    _check_nulls(rows, keep, None)
+    step = max(1, PIECE_BYTES * rows.num_rows // max(1, rows.nbytes))
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            Path(path).unlink()
+
+
+def _check_nulls(rows: pa.Table | pa.RecordBatch, keep: Schema, path: str | None) -> None:
+    for column in keep.columns:
+        if not column.nullable and rows.column(column.name).null_count:
+            raise _Unreadable(path, f"column {column.name} holds NULL, and may not")

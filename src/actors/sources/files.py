@@ -1,0 +1,295 @@
+"""A folder, or a place in a bucket, as a source: each new file is taken once, whole, in order.
+
+Theory of operation. The source lists its folder, takes the new files in order, as many at a time
+as `batch_files_max` and `batch_bytes_max` allow, and marks. Its position tells which files were
+taken (`file_listing`, of a bucket `object_listing`); as it becomes durable together with their
+rows, each file is in the table once, whatever was killed when. What is in files is read by
+`file_reading`, wherever they are (`file_places`).
+
+Rules of the folder, and of the bucket likewise:
+- a file comes in by being renamed into it, whole, and is not written again. One that has changed
+  while it was read is not taken: the batch is given up and read again;
+- a file that is late, or was changed after it was taken, is not taken, and told as a warning
+  (`Lag.notes`);
+- a malformed file stops the source before it (`Malformed`, which names the file): what comes
+  before it is taken, and it is tried again until it was repaired or removed. Modes of Spark that
+  accept such records are there to be asked for;
+- nothing goes when a file is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from actors.buckets.bucket_paths import bucket_path, is_bucket
+from actors.buckets.bucket_store import BucketStore, Opener
+from actors.errors import InvalidUsage
+from actors.plan.schema import DIFF, Column, Schema
+from actors.settings import without_user
+from actors.sources.file_listing import FoundFile
+from actors.sources.file_opening import open_place
+from actors.sources.file_places import BroughtReader, FilesPlace, Ledger, Told, text_outside
+from actors.sources.file_reading import (
+    INFER_FILES,
+    FileReader,
+    Format,
+    Malformed,
+    check_columns,
+    check_options,
+    infer,
+)
+from actors.sources.generators import at_least, choose
+from actors.sources.source import Export, Given, Idle, Lag, Mark, Rows, Unreachable
+from actors.sources.surroundings import Surroundings
+
+EXPORT: Final = "rows"
+WARNED_NAMES_MAX: Final = 3
+
+
+class FilesConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="files"
+):
+    """A folder of files of one format."""
+
+    folder: str
+    """A path, or the URL of a place in a bucket (s3://bucket/path, gs://…, az://container/…)."""
+    format: Format
+    columns: tuple[Column, ...] = ()
+    """Of the files; for CSV without names in their order; none: as Spark infers them from the
+    first files there are when the source is made."""
+    options: dict[str, str] = {}
+    """Of Spark's reader for this format."""
+    pattern: str = "*"
+    """Only files with such names, as of a shell."""
+    recursive: bool = False
+    """Folders below it too."""
+    poll_ms: int = 1_000
+    """The folder is looked at so often."""
+    batch_files_max: int = 1_000
+    """So many files make a transaction, at most."""
+    batch_bytes_max: int = 256 * 1024 * 1024
+    """Likewise, unless one file alone is larger."""
+
+    def check(self) -> None:
+        """Raises `InvalidUsage` naming the option that does not fit."""
+        at_least(self, poll_ms=10, batch_files_max=1, batch_bytes_max=1)
+        check_options(self.format, self.options)
+        check_columns(self.columns)
+        if is_bucket(self.folder):
+            bucket_path(self.folder)
+        elif not self.folder.startswith("/"):
+            raise InvalidUsage(
+                f"folder = {without_user(self.folder)!r}: must be an absolute path, or the URL of "
+                "a bucket"
+            )
+
+
+class FilesSource:
+    """See the module's text and `sources.source.Source`."""
+
+    def __init__(
+        self, config: FilesConfig, around: Surroundings, opened: Opener = BucketStore.open
+    ) -> None:
+        self._config = config
+        self._around = around
+        self._opened = opened
+        self._place: FilesPlace
+        self._reader: BroughtReader | None = None
+        self._taken: Ledger
+        self._first = False
+        self._pending: Sequence[FoundFile] = ()
+        self._behind = 0
+        self._behind_bytes = 0
+        self._newest = ""
+        self._batch: Sequence[FoundFile] = ()
+        self._pieces: AsyncGenerator[pa.Table, None] | None = None
+        self._given = 0
+        self._quiet = False
+        self._warnings: dict[str, tuple[int, list[str]]] = {}
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
+        """See `Source.describe`."""
+        await self._opens()
+        schema = check_columns(self._config.columns)
+        if not schema.columns:
+            found = await self._place.look(self._place.begun(None))
+            if not found.new:
+                raise InvalidUsage(
+                    f"there is no file in {self._config.folder} whose columns could be inferred: "
+                    "declare columns, or put one there"
+                )
+            schema = await self._inferred(found.new)
+        exports = choose((Export(EXPORT, schema),), wanted)
+        left_out = exports and len(exports[0].schema.columns) < len(schema.columns)
+        if left_out and self._config.format == "csv" and not self._config.columns:
+            raise InvalidUsage("CSV has columns by their order: declare all to leave one out")
+        return exports
+
+    async def open(self, exports: Sequence[Export], position: str | None) -> None:
+        """See `Source.open`."""
+        await self._opens()
+        came = self._place.begun(position)
+        names = tuple(export.name for export in exports)
+        if any(name != EXPORT for name in names):
+            raise InvalidUsage(f"a source of files has {EXPORT!r} alone, not {', '.join(names)}")
+        if EXPORT in names and EXPORT not in came.exports:
+            came = self._place.begun(None)  # what was taken went to nobody
+        self._first = EXPORT not in came.exports
+        self._taken = came.holding(names)
+        if exports:
+            keep = exports[0].schema
+            declared = check_columns(self._config.columns)
+            read = declared if declared.columns else Schema(keep.columns)
+            config = self._config
+            reader = FileReader(config.format, config.options, read, keep, self._around)
+            self._reader = BroughtReader(reader, self._place)
+
+    async def _opens(self) -> None:
+        config = self._config
+        config.check()
+        self._place = open_place(
+            config.folder, config.pattern, config.recursive, self._around, self._opened
+        )
+        await self._place.check()
+
+    async def _inferred(self, files: Sequence[FoundFile]) -> Schema:
+        config = self._config
+        files = self._place.first(files, INFER_FILES, config.batch_bytes_max)
+        async with self._place.brought(files) as brought:
+            try:
+                return await infer(config.format, config.options, brought, self._around)
+            except InvalidUsage as error:
+                raise InvalidUsage(text_outside(str(error), files, brought)) from None
+
+    async def close(self) -> None:
+        """See `Source.close`."""
+        pieces, self._pieces = self._pieces, None
+        if pieces is not None:
+            with suppress(RuntimeError):  # it runs, in a `next` that was cancelled
+                await pieces.aclose()
+
+    async def forget(self) -> None:
+        """See `Source.forget`."""
+
+    async def taken(self, position: str) -> None:
+        """See `Source.taken`: files stay where they are."""
+
+    def lag(self) -> Lag:
+        """See `Source.lag`: what is known is the newest file, not yet taken."""
+        count = len(self._pending) + self._behind
+        known = self._newest if self._pending else ""
+        if count > 1:
+            known += f", and {count - 1} before it"
+        texts = []
+        for kind, (count, names) in self._warnings.items():
+            more = f" and {count - len(names)} more" if count > len(names) else ""
+            texts.append(f"{kind}: {', '.join(names)}{more}")
+        return Lag(
+            known=known,
+            bytes_behind=self._behind_bytes + sum(file.size for file in self._pending),
+            notes=tuple(texts),
+        )
+
+    # -- taking -----------------------------------------------------------------------------------
+
+    async def next(self) -> Given:
+        """See `Source.next`."""
+        if self._reader is None:
+            await anyio.sleep_forever()
+        while True:
+            if self._pieces is not None:
+                given = await self._advance(self._pieces)
+                if given is not None:
+                    return given
+            elif self._pending:
+                config = self._config
+                files_max, bytes_max = config.batch_files_max, config.batch_bytes_max
+                self._begin(self._place.first(self._pending, files_max, bytes_max))
+            else:
+                await self._look()
+                if self._pending:
+                    self._quiet = False
+                elif self._first:
+                    return self._marked()
+                elif not self._quiet:
+                    self._quiet = True
+                    return Idle()
+                else:
+                    await anyio.sleep(self._config.poll_ms / 1000)
+
+    def _begin(self, files: Sequence[FoundFile]) -> None:
+        assert self._reader is not None
+        self._batch, self._given = files, 0
+        self._pieces = self._reader.pieces(files)
+
+    async def _advance(self, pieces: AsyncGenerator[pa.Table, None]) -> Given | None:
+        """The next piece of the batch, or its mark; None: another batch was begun."""
+        try:
+            piece = await anext(pieces, None)
+        except Malformed as error:
+            shorter = [] if self._given else self._before(error.path)
+            if not shorter:
+                raise
+            self._begin(shorter)
+            return None
+        if piece is not None:
+            self._given += 1
+            diffs = pa.array(np.ones(piece.num_rows, np.int64))
+            updates = piece.append_column(pa.field(DIFF, pa.int64()), diffs)
+            return Rows(EXPORT, updates, snapshot=self._first)
+        other = await self._place.changed(self._batch)
+        if other is not None:
+            raise Unreachable(
+                f"{other} was changed while it was read",
+                "write files elsewhere, or under a name that begins with _, and rename them",
+            )
+        return self._marked()
+
+    def _before(self, path: str | None) -> Sequence[FoundFile]:
+        """The files of the batch before the malformed one; if it is not known which that is, the
+        first half of them."""
+        for number, file in enumerate(self._batch):
+            if file.path == path:
+                return self._batch[:number]
+        return self._batch[: len(self._batch) // 2]
+
+    def _marked(self) -> Mark:
+        files, self._batch, self._pieces = self._batch, (), None
+        self._pending = self._pending[len(files) :]
+        self._taken = self._taken.plus(files)
+        if not self._pending and not self._behind:
+            self._first = False
+        newest = max((file.modified_ns for file in files), default=None)
+        return Mark(
+            self._taken.position(),
+            outside_ms=None if newest is None else newest // 1_000_000,
+            messages=len(files),
+        )
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        found = await self._place.look(self._taken)
+        self._pending, self._taken = found.new, found.taken
+        self._behind, self._behind_bytes = found.behind, found.behind_bytes
+        self._newest = found.newest
+        for told in found.told:
+            self._warn(told)
+
+    def _warn(self, told: Told) -> None:
+        """Notes names."""
+        count, known = (0, []) if told.anew else self._warnings.get(told.kind, (0, []))
+        if told.names:
+            shown = [*known, *told.names][-WARNED_NAMES_MAX:]
+            self._warnings[told.kind] = (count + len(told.names), shown)
+        elif told.anew:
+            self._warnings.pop(told.kind, None)

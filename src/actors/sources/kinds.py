@@ -1,0 +1,114 @@
+"""The kinds of sources there are: their configurations as one tagged union, and how each is made.
+
+A new kind has its configuration (a frozen Struct with a tag) and its class in a file of its own,
+and is appended here: to `SourceConfig` and to `make_source`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias, assert_never, get_args
+
+import msgspec
+
+from actors.errors import InvalidUsage
+from actors.sources.churn import Churn, ChurnConfig
+from actors.sources.counter import Counter, CounterConfig
+from actors.sources.files import FilesConfig, FilesSource
+from actors.sources.generators import Generator
+from actors.sources.nexmark import Nexmark, NexmarkConfig
+from actors.sources.postgres_config import PostgresConfig
+from actors.sources.secrets import check_secrets
+from actors.sources.source import Source
+from actors.sources.surroundings import Surroundings
+from actors.sources.tpch import Tpch, TpchConfig
+
+SourceConfig: TypeAlias = (
+    CounterConfig | ChurnConfig | NexmarkConfig | TpchConfig | FilesConfig | PostgresConfig
+)
+
+
+KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(SourceConfig))
+
+
+def named(config: SourceConfig, token: str) -> SourceConfig:
+    """The configuration of a new source: `token` names what it will keep outside."""
+    if not isinstance(config, PostgresConfig):
+        return config
+    return msgspec.structs.replace(config, token=token)
+
+
+def kept(config: SourceConfig, id: str) -> str:
+    """What the outside keeps for a source until it is forgotten, as it is called there; empty:
+    nothing, or nothing that we may remove."""
+    if isinstance(config, PostgresConfig) and config.create:
+        return f"slot {config.slot_name(id)}"
+    return ""
+
+
+def make_source(config: SourceConfig, around: Surroundings) -> Source:
+    """A source that was not opened yet. Raises `InvalidUsage` when an option is out of range, or
+    what the kind needs is not installed."""
+    config.check()
+    match config:
+        case CounterConfig():
+            return Generator(Counter(config), config, around.clock)
+        case ChurnConfig():
+            return Generator(Churn(config), config, around.clock)
+        case NexmarkConfig():
+            return Generator(Nexmark(config), config, around.clock)
+        case TpchConfig():
+            series = Tpch(config, around.clock, around.scratch)
+            return Generator(series, config, around.clock)
+        case FilesConfig():
+            return FilesSource(config, around)
+        case PostgresConfig():
+            return _postgres(config, around)
+        case _:
+            assert_never(config)
+
+
+def _postgres(config: PostgresConfig, around: Surroundings) -> Source:
+    from actors.sources import libpq
+    from actors.sources.postgres import PostgresSource
+
+    try:
+        libpq.check()
+    except ImportError as error:
+        raise InvalidUsage(
+            f"a source of kind postgres needs libpq, and {error}: pip install 'penstock[postgres]'"
+        ) from None
+    check_secrets(config, around.settings)
+    return PostgresSource(config, around.id, around.clock)
+
+
+def kind_of(config: SourceConfig) -> str:
+    """The name of its kind."""
+    return str(config.__struct_config__.tag)
+
+
+def encode(config: SourceConfig) -> bytes:
+    """As JSON, for the catalog."""
+    return msgspec.json.encode(config)
+
+
+def decode(data: bytes | str) -> SourceConfig:
+    """What `encode` made, or a person wrote. Raises `InvalidUsage` naming the field that does
+    not fit."""
+    try:
+        found: SourceConfig = msgspec.json.decode(data, type=SourceConfig)
+    except msgspec.DecodeError as error:
+        raise InvalidUsage(f"not the configuration of a source: {error}{_choice(data)}") from None
+    return found
+
+
+def _choice(data: bytes | str) -> str:
+    """What there is to choose from, where a name is wrong."""
+    try:
+        given = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return ""
+    for kind in get_args(SourceConfig):
+        if given.get("type") == kind.__struct_config__.tag:
+            names = [field.name for field in msgspec.structs.fields(kind) if field.name != "token"]
+            return "" if set(given) <= {"type", *names} else f"; it has {', '.join(names)}"
+    return f"; kinds are {', '.join(KINDS)}"

@@ -1,0 +1,372 @@
+"""The calls of libpq that sources make: psycopg's, or those of the libpq that the machine has.
+
+psycopg (the extra ``postgres``) brings a libpq of its own. Where it is not installed, the
+machine's is loaded: wherever PostgreSQL's server or its clients are installed there is one. Both
+give the same `Connection`, which never blocks once it is made nonblocking. What is told of a
+lost connection is one of `LOST`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_void_p
+from types import ModuleType
+from typing import Any, Final, Protocol, cast
+
+psycopg_pq: ModuleType | None
+try:
+    from psycopg import OperationalError as _PsycopgLost
+    from psycopg import pq as psycopg_pq
+except ImportError:
+    psycopg_pq = None
+    _LOST_THERE: tuple[type[Exception], ...] = ()
+else:
+    _LOST_THERE = (_PsycopgLost,)
+
+CONNECTION_OK: Final = 0
+COMMAND_OK: Final = 1
+TUPLES_OK: Final = 2
+FATAL_ERROR: Final = 7
+SQLSTATE: Final = ord("C")
+MESSAGE_PRIMARY: Final = ord("M")
+MESSAGE_HINT: Final = ord("H")
+_PLACES: Final = ("libpq.so.5", "libpq.5.dylib")
+_POINTERS: Final = ("PQconnectdb", "PQgetResult")
+_TEXTS: Final = ("PQerrorMessage", "PQresultErrorMessage", "PQresultErrorField")
+_FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "PQconnectdb": (c_char_p,),
+    "PQfinish": (c_void_p,),
+    "PQstatus": (c_void_p,),
+    "PQerrorMessage": (c_void_p,),
+    "PQserverVersion": (c_void_p,),
+    "PQsocket": (c_void_p,),
+    "PQsslInUse": (c_void_p,),
+    "PQgssEncInUse": (c_void_p,),
+    "PQsetnonblocking": (c_void_p, c_int),
+    "PQisnonblocking": (c_void_p,),
+    "PQsetNoticeProcessor": (c_void_p, c_void_p, c_void_p),
+    "PQsendQuery": (c_void_p, c_char_p),
+    "PQflush": (c_void_p,),
+    "PQisBusy": (c_void_p,),
+    "PQconsumeInput": (c_void_p,),
+    "PQgetResult": (c_void_p,),
+    "PQgetCopyData": (c_void_p, POINTER(POINTER(c_char)), c_int),
+    "PQputCopyData": (c_void_p, c_char_p, c_int),
+    "PQfreemem": (c_void_p,),
+    "PQclear": (c_void_p,),
+    "PQresultStatus": (c_void_p,),
+    "PQresultErrorMessage": (c_void_p,),
+    "PQresultErrorField": (c_void_p, c_int),
+    "PQntuples": (c_void_p,),
+    "PQnfields": (c_void_p,),
+    "PQgetisnull": (c_void_p, c_int, c_int),
+    "PQgetlength": (c_void_p, c_int, c_int),
+    "PQgetvalue": (c_void_p, c_int, c_int),
+}
+
+
+class Lost(Exception):
+    """The connection is gone; says what libpq says."""
+
+
+LOST: Final[tuple[type[Exception], ...]] = (Lost, *_LOST_THERE)
+
+
+class Result(Protocol):
+    """Of one statement."""
+
+    @property
+    def status(self) -> int:
+        """`TUPLES_OK`, `FATAL_ERROR`, or another."""
+        ...
+
+    @property
+    def error_message(self) -> bytes:
+        """All of it."""
+        ...
+
+    def error_field(self, fieldcode: int, /) -> bytes | None:
+        """One part of it."""
+        ...
+
+    @property
+    def ntuples(self) -> int:
+        """Rows."""
+        ...
+
+    @property
+    def nfields(self) -> int:
+        """Columns."""
+        ...
+
+    def get_value(self, row: int, column: int, /) -> bytes | None:
+        """As text; None: NULL."""
+        ...
+
+
+class Connection(Protocol):
+    """One connection; `LOST` is raised where it is gone."""
+
+    nonblocking: int
+
+    @property
+    def status(self) -> int:
+        """`CONNECTION_OK`, or another."""
+        ...
+
+    @property
+    def error_message(self) -> bytes:
+        """What went wrong last."""
+        ...
+
+    @property
+    def server_version(self) -> int:
+        """150004 for 15.4."""
+        ...
+
+    @property
+    def socket(self) -> int:
+        """Its descriptor."""
+        ...
+
+    @property
+    def ssl_in_use(self) -> bool:
+        """Encrypted by TLS."""
+        ...
+
+    @property
+    def used_gssapi(self) -> bool:
+        """Authenticated by GSSAPI, which may encrypt as well."""
+        ...
+
+    def send_query(self, command: bytes, /) -> None:
+        """Simple statements; `get_result` until None."""
+        ...
+
+    def flush(self) -> int:
+        """1: more is to be sent when the socket takes it."""
+        ...
+
+    def is_busy(self) -> int:
+        """1: `get_result` would wait."""
+        ...
+
+    def consume_input(self) -> None:
+        """Reads what has come."""
+        ...
+
+    def get_result(self) -> Result | None:
+        """The next one; None: there are no more."""
+        ...
+
+    def get_copy_data(self, async_: int, /) -> tuple[int, memoryview]:
+        """(bytes, a row); 0: none is here yet, -1: there are no more."""
+        ...
+
+    def put_copy_data(self, buffer: bytes, /) -> int:
+        """Sends data."""
+        ...
+
+    def finish(self) -> None:
+        """Ends it; twice is fine."""
+        ...
+
+
+def connect(conninfo: bytes) -> Connection:
+    """Connects, and waits until that has come to an end: see `status`. Blocks. Notices of the
+    server go nowhere. Raises `ImportError` where there is no libpq."""
+    if psycopg_pq is None:
+        return SystemConnection(conninfo)
+    connection = psycopg_pq.PGconn.connect(conninfo)
+    connection.notice_handler = None
+    return cast("Connection", connection)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The machine's. Raises `ImportError`."""
+    for place in (*_PLACES, ctypes.util.find_library("pq")):
+        try:
+            library = ctypes.CDLL(place) if place else None
+        except OSError:
+            continue
+        if library is not None:
+            for name, arguments in _FUNCTIONS.items():
+                function = getattr(library, name)
+                function.argtypes = arguments
+                function.restype = (
+                    c_void_p if name in _POINTERS else c_char_p if name in _TEXTS else c_int
+                )
+            for name in ("PQfinish", "PQfreemem", "PQclear"):
+                getattr(library, name).restype = None
+            library.PQgetvalue.restype = c_void_p
+            library.PQsetNoticeProcessor.restype = c_void_p
+            return library
+    raise ImportError("there is neither psycopg nor a libpq on this machine")
+
+
+def check() -> None:
+    """Raises `ImportError` where there is no libpq."""
+    if psycopg_pq is None:
+        _library()
+
+
+_UNHEARD: Final = ctypes.CFUNCTYPE(None, c_void_p, c_char_p)(lambda _argument, _message: None)
+"""Takes notices. It must live as long as any connection."""
+
+
+class SystemResult:
+    """See `Result`."""
+
+    def __init__(self, library: ctypes.CDLL, pointer: int) -> None:
+        self._library = library
+        self._pointer = pointer
+
+    def __del__(self) -> None:
+        self._library.PQclear(self._pointer)
+
+    @property
+    def status(self) -> int:
+        """See `Result`."""
+        return int(self._library.PQresultStatus(self._pointer))
+
+    @property
+    def error_message(self) -> bytes:
+        """See `Result`."""
+        return bytes(self._library.PQresultErrorMessage(self._pointer))
+
+    def error_field(self, fieldcode: int, /) -> bytes | None:
+        """See `Result`."""
+        found: bytes | None = self._library.PQresultErrorField(self._pointer, fieldcode)
+        return found
+
+    @property
+    def ntuples(self) -> int:
+        """See `Result`."""
+        return int(self._library.PQntuples(self._pointer))
+
+    @property
+    def nfields(self) -> int:
+        """See `Result`."""
+        return int(self._library.PQnfields(self._pointer))
+
+    def get_value(self, row: int, column: int, /) -> bytes | None:
+        """See `Result`."""
+        place = (self._pointer, row, column)
+        if self._library.PQgetisnull(*place):
+            return None
+        return ctypes.string_at(self._library.PQgetvalue(*place), self._library.PQgetlength(*place))
+
+
+class SystemConnection:
+    """See `Connection`."""
+
+    _pointer: int | None = None
+
+    def __init__(self, conninfo: bytes) -> None:
+        self._library = _library()
+        self._pointer = self._library.PQconnectdb(conninfo)
+        if self._pointer is None:
+            raise MemoryError("libpq")
+        self._library.PQsetNoticeProcessor(self._pointer, _UNHEARD, None)
+
+    def __del__(self) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """See `Connection`."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self._library.PQfinish(pointer)
+
+    def _open(self) -> int:
+        if self._pointer is None:
+            raise Lost("the connection is closed")
+        return self._pointer
+
+    def _checked(self, well: bool) -> None:
+        if not well:
+            raise Lost(self.error_message.decode(errors="replace").strip())
+
+    @property
+    def status(self) -> int:
+        """See `Connection`."""
+        return int(self._library.PQstatus(self._pointer))
+
+    @property
+    def error_message(self) -> bytes:
+        """See `Connection`."""
+        return bytes(self._library.PQerrorMessage(self._pointer))
+
+    @property
+    def server_version(self) -> int:
+        """See `Connection`."""
+        return int(self._library.PQserverVersion(self._open()))
+
+    @property
+    def socket(self) -> int:
+        """See `Connection`."""
+        found = int(self._library.PQsocket(self._open()))
+        self._checked(found >= 0)
+        return found
+
+    @property
+    def ssl_in_use(self) -> bool:
+        """See `Connection`."""
+        return bool(self._library.PQsslInUse(self._open()))
+
+    @property
+    def used_gssapi(self) -> bool:
+        """See `Connection`. What it asks is whether it encrypts, which is what counts."""
+        return bool(self._library.PQgssEncInUse(self._open()))
+
+    @property
+    def nonblocking(self) -> int:
+        """See `Connection`."""
+        return int(self._library.PQisnonblocking(self._open()))
+
+    @nonblocking.setter
+    def nonblocking(self, value: int) -> None:
+        self._checked(self._library.PQsetnonblocking(self._open(), value) == 0)
+
+    def send_query(self, command: bytes, /) -> None:
+        """See `Connection`."""
+        self._checked(self._library.PQsendQuery(self._open(), command) == 1)
+
+    def flush(self) -> int:
+        """See `Connection`."""
+        left = int(self._library.PQflush(self._open()))
+        self._checked(left >= 0)
+        return left
+
+    def is_busy(self) -> int:
+        """See `Connection`."""
+        return int(self._library.PQisBusy(self._open()))
+
+    def consume_input(self) -> None:
+        """See `Connection`."""
+        self._checked(self._library.PQconsumeInput(self._open()) == 1)
+
+    def get_result(self) -> SystemResult | None:
+        """See `Connection`."""
+        pointer = self._library.PQgetResult(self._open())
+        return None if pointer is None else SystemResult(self._library, pointer)
+
+    def get_copy_data(self, async_: int, /) -> tuple[int, memoryview]:
+        """See `Connection`."""
+        row = POINTER(c_char)()
+        size = int(self._library.PQgetCopyData(self._open(), byref(row), async_))
+        self._checked(size >= -1)
+        if not row:
+            return size, memoryview(b"")
+        data = ctypes.string_at(row, size)
+        self._library.PQfreemem(row)
+        return size, memoryview(data)
+
+    def put_copy_data(self, buffer: bytes, /) -> int:
+        """See `Connection`."""
+        sent = int(self._library.PQputCopyData(self._open(), buffer, len(buffer)))
+        self._checked(sent >= 0)
+        return sent

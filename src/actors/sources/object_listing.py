@@ -1,0 +1,225 @@
+"""Which objects of a bucket were taken already: told by a position of bounded size. Pure.
+
+Theory of operation. As with the files of a folder (`file_listing`), objects are taken in the order
+of (time of their last writing, hash of the name); the last `RECENT_MAX` of those taken, in that
+order, are remembered, with a tag of what they were (size and version, as the store tells it); the
+greatest of those forgotten is the *low mark*. An object is new when it is not remembered and lies
+beyond the low mark.
+
+What is not new, but ought to have been, is told and not taken:
+- *changed*: remembered, with another tag: it was written again after it was taken. It is told
+  once, and counts with its new time from then on. (Written again with the same bytes it only gets
+  its new time.)
+- *late*: at or below the low mark, and never taken: a store may date an object at the beginning
+  of a long upload. Such objects cannot be told from forgotten ones, but they can be counted: of
+  those at or below the mark there cannot be more than there were at the last look and were
+  forgotten since. Those that somebody removed meanwhile may hide as many that are late.
+
+Invariant: whoever takes objects in order never moves the mark beyond one that was listed and is
+not taken yet: what is forgotten is not greater than what was taken last.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from heapq import heappush, heappushpop, nlargest
+from typing import Final, NamedTuple
+
+import msgspec
+
+from actors.buckets.bucket_store import Listed
+from actors.errors import InvalidUsage
+from actors.sources.file_listing import HASH_BYTES, FoundFile, hash_of
+
+RECENT_MAX: Final = 2_000
+PENDING_MAX: Final = 10_000
+"""New objects that one look tells, the first in order: those behind them are found by the next."""
+TAG_BYTES: Final = 4
+_ENTRY: Final = struct.Struct(f">{HASH_BYTES}sq{TAG_BYTES}s")
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """A position as text."""
+
+    low_ns: int
+    low_hash: bytes
+    forgotten: int
+    objects: str
+    exports: tuple[str, ...]
+
+
+class TakenObjects(NamedTuple):
+    """The objects taken so far."""
+
+    low: tuple[int, bytes] = (-(1 << 63), b"")
+    forgotten: int = 0
+    """How many can lie at or below the low mark without any being late."""
+    recent: Mapping[bytes, tuple[int, bytes]] = {}
+    """Hash of the name → time of its last writing, tag."""
+    exports: tuple[str, ...] = ()
+    """Which exports hold them."""
+
+    def position(self) -> str:
+        """As a source's position."""
+        entries = b"".join(_ENTRY.pack(name, at, tag) for name, (at, tag) in self.recent.items())
+        objects = base64.b64encode(entries).decode()
+        written = _Written(*self.low, self.forgotten, objects, self.exports)
+        return msgspec.json.encode(written).decode()
+
+    @classmethod
+    def of(cls, position: str) -> TakenObjects:
+        """What `position` wrote. Raises `InvalidUsage`."""
+        try:
+            found = msgspec.json.decode(position, type=_Written)
+            entries = _ENTRY.iter_unpack(base64.b64decode(found.objects, validate=True))
+            recent = {name: (at, tag) for name, at, tag in entries}
+        except (msgspec.DecodeError, ValueError, struct.error) as error:
+            raise InvalidUsage(
+                f"{position[:100]!r} is not a position of a source of objects: {error}"
+            ) from None
+        return cls((found.low_ns, found.low_hash), found.forgotten, recent, found.exports)
+
+    def holding(self, exports: tuple[str, ...]) -> TakenObjects:
+        """The same, held by these exports."""
+        return self._replace(exports=exports)
+
+    def verdict(self, file: FoundFile) -> str:
+        """``new``, ``taken``, ``touched`` (the same, with another time), ``changed``, or ``old``:
+        forgotten, or late."""
+        known = self.recent.get(file.hash)
+        if known is None:
+            return "new" if file.key > self.low else "old"
+        if known[1] != tag_of(file):
+            return "changed"
+        return "taken" if known[0] == file.modified_ns else "touched"
+
+    def plus(self, files: Sequence[FoundFile]) -> TakenObjects:
+        """With these taken too."""
+        added = {file.hash: (file.modified_ns, tag_of(file)) for file in files}
+        recent, low, forgotten = dict(self.recent) | added, self.low, self.forgotten
+        if len(recent) > RECENT_MAX:
+            keys = [(at, name) for name, (at, _) in recent.items()]
+            kept = {name for _, name in nlargest(RECENT_MAX, keys)}
+            low = max(low, *(key for key in keys if key[1] not in kept))
+            forgotten += len(recent) - len(kept)
+            recent = {name: known for name, known in recent.items() if name in kept}
+        return self._replace(low=low, forgotten=forgotten, recent=recent)
+
+
+def tag_of(file: FoundFile) -> bytes:
+    """What tells two versions of one object apart, in few bytes."""
+    version = file.version
+    told = [file.size] if version is None else [file.size, version.e_tag, version.version]
+    if version is None or (version.e_tag is None and version.version is None):
+        told.append(file.modified_ns)  # there is nothing better
+    return hashlib.blake2b(msgspec.json.encode(told), digest_size=TAG_BYTES).digest()
+
+
+class Objects(NamedTuple):
+    """What a look at a bucket found."""
+
+    new: tuple[FoundFile, ...]
+    """In order, `PENDING_MAX` at most."""
+    behind: int
+    """How many more there are."""
+    behind_bytes: int
+    newest: str
+    """The last of all new ones, by name; empty: there is none."""
+    changed: tuple[FoundFile, ...]
+    late: int
+    taken: TakenObjects
+    """Also knowing what this look has seen."""
+
+
+class Looking:
+    """One look, object by object; bounded memory."""
+
+    def __init__(self, taken: TakenObjects) -> None:
+        self._taken = taken
+        self._new: list[_Reversed] = []
+        """A heap: the greatest is first."""
+        self._count = 0
+        self._bytes = 0
+        self._last: FoundFile | None = None
+        self._old = 0
+        self._changed: list[FoundFile] = []
+        self._touched: list[FoundFile] = []
+
+    def see(self, files: Iterable[FoundFile]) -> None:
+        """Some more of what is there."""
+        for file in files:
+            verdict = self._taken.verdict(file)
+            if verdict == "new":
+                self._count += 1
+                self._bytes += file.size
+                if self._last is None or file > self._last:
+                    self._last = file
+                if len(self._new) < PENDING_MAX:
+                    heappush(self._new, _Reversed(file))
+                else:
+                    heappushpop(self._new, _Reversed(file))
+            elif verdict == "changed":
+                self._changed.append(file)
+            elif verdict == "touched":
+                self._touched.append(file)
+            elif verdict == "old":
+                self._old += 1
+
+    def done(self) -> Objects:
+        """That was all."""
+        new = tuple(sorted(each.file for each in self._new))
+        late = max(0, self._old - self._taken.forgotten)
+        taken = self._taken._replace(forgotten=self._old)
+        return Objects(
+            new,
+            self._count - len(new),
+            self._bytes - sum(file.size for file in new),
+            "" if self._last is None else self._last.name,
+            tuple(self._changed),
+            late,
+            taken.plus([*self._changed, *self._touched]),
+        )
+
+
+class _Reversed:
+    """A file that sorts the other way."""
+
+    __slots__ = ("file",)
+
+    def __init__(self, file: FoundFile) -> None:
+        self.file = file
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return self.file.key > other.file.key
+
+
+def found(
+    url: str, prefix: str, pattern: str, recursive: bool, objects: Iterable[Listed]
+) -> Iterator[FoundFile]:
+    """Those of the objects below a prefix (``""``, or it ends with ``/``) that are data: of this
+    pattern, with a name in which nothing begins with ``.`` or ``_``, and not empty (tools put
+    empty objects where they mean folders). `url` is that of the bucket."""
+    for each in objects:
+        name = each.key[len(prefix) :]
+        parts = name.split("/")
+        if (
+            not each.key.startswith(prefix)
+            or not each.size
+            or any(part[:1] in ("", ".", "_") for part in parts)
+            or (len(parts) > 1 and not recursive)
+            or not fnmatchcase(parts[-1], pattern)
+        ):
+            continue
+        yield FoundFile(
+            each.modified_ns,
+            hash_of(name),
+            name,
+            f"{url}/{each.key}",
+            each.size,
+            each.modified_ns,
+            each.version,
+        )

@@ -1,0 +1,166 @@
+"""A copy from files: their rows, once, all or nothing.
+
+Theory of operation. `prepare` lists the files and checks all that can be checked; `pieces` reads
+them one batch after another; the caller stages the pieces, and appends them all at the end, or
+none. Before the last piece counts, every file is looked at again (of a bucket, what was listed is
+what was read): one that has changed since it was listed fails the copy. Nothing is remembered: the
+same files can be copied again.
+
+A file or a folder is given, or an object or a place in a bucket (`file_places`); the rows are
+those of the target table, of which the files may lack some columns (`columns` names those that
+they have; the others are NULL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from actors.buckets.bucket_store import BucketStore, Opener
+from actors.errors import InvalidUsage
+from actors.plan.schema import DIFF, Schema
+from actors.sources.file_listing import FoundFile
+from actors.sources.file_opening import open_place
+from actors.sources.file_places import BroughtReader, FilesPlace
+from actors.sources.file_reading import FileReader, Format, Malformed, check_options
+from actors.sources.source import Unreachable
+from actors.sources.surroundings import Surroundings
+
+FILES_AT_ONCE: Final = 1_000
+BYTES_AT_ONCE: Final = 256 * 1024 * 1024
+
+
+class CopyFrom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to copy: a file, or the files of a folder."""
+
+    path: str
+    """Of the machine, below `source_dirs`; or a URL at or below one of `source_buckets`."""
+    format: Format
+    columns: tuple[str, ...] = ()
+    """Those of the table that the files have, for CSV in their order; none: all."""
+    options: dict[str, str] = {}
+    """Of Spark's reader for this format."""
+    pattern: str = "*"
+    recursive: bool = False
+
+
+class CopyProgress(msgspec.Struct, frozen=True):
+    """How far a copy is. Files count when they were read whole."""
+
+    files_done: int
+    files: int
+    bytes_done: int
+    bytes: int
+    rows: int
+
+
+class OneshotCopy:
+    """One copy into a table with the columns of `target`."""
+
+    def __init__(
+        self,
+        request: CopyFrom,
+        target: Schema,
+        around: Surroundings,
+        opened: Opener = BucketStore.open,
+    ) -> None:
+        self._request = request
+        self._target = target
+        self._around = around
+        self._opened = opened
+        self._place: FilesPlace
+        self._files: list[FoundFile] = []
+        self._done = 0
+        self._rows = 0
+
+    async def prepare(self) -> None:
+        """Lists the files. Raises `InvalidUsage` (an option, a column, a path that may not be
+        read, no file), `Unreachable`."""
+        request = self._request
+        check_options(request.format, request.options)
+        absent = [name for name in request.columns if name not in self._target.names]
+        if absent:
+            raise InvalidUsage(f"the table has no column {', '.join(absent)}")
+        if len(set(request.columns)) < len(request.columns):
+            raise InvalidUsage(f"columns that are named twice: {', '.join(request.columns)}")
+        must = [
+            column.name
+            for column in self._target.columns
+            if not column.nullable and request.columns and column.name not in request.columns
+        ]
+        if must:
+            raise InvalidUsage(f"the files must have {', '.join(must)}, which may not be NULL")
+        self._place = open_place(
+            request.path, request.pattern, request.recursive, self._around, self._opened
+        )
+        self._files = await self._place.every()
+        if not self._files:
+            raise InvalidUsage(f"there is no file {request.pattern} in {request.path}")
+
+    def progress(self) -> CopyProgress:
+        """How far it is; never waits."""
+        done = self._files[: self._done]
+        return CopyProgress(
+            len(done),
+            len(self._files),
+            sum(file.size for file in done),
+            sum(file.size for file in self._files),
+            self._rows,
+        )
+
+    async def pieces(self) -> AsyncGenerator[pa.Table, None]:
+        """The rows: the table's columns and `DIFF`, all 1. What was given counts only when it has
+        ended. Raises `Malformed` (the file is named), `Unreachable`."""
+        names = self._request.columns or self._target.names
+        columns = {column.name: column for column in self._target.columns}
+        read = Schema(tuple(columns[name] for name in names))
+        keep = Schema(tuple(c for c in self._target.columns if c.name in names))
+        request = self._request
+        files = FileReader(request.format, request.options, read, keep, self._around)
+        reader = BroughtReader(files, self._place)
+        while self._done < len(self._files):
+            batch = self._place.first(self._files[self._done :], FILES_AT_ONCE, BYTES_AT_ONCE)
+            try:
+                async with aclosing(reader.pieces(batch)) as pieces:
+                    async for piece in pieces:
+                        self._rows += piece.num_rows
+                        yield self._whole(piece)
+            except Malformed as error:
+                raise await self._named(reader, batch, error) from None
+            self._done += len(batch)
+        other = await self._place.changed(self._files)
+        if other is not None:
+            raise Unreachable(f"{other} was changed while it was copied: copy again")
+
+    async def _named(
+        self, reader: BroughtReader, batch: Sequence[FoundFile], error: Malformed
+    ) -> Malformed:
+        """The error, of the file that is malformed: halves of the batch are read again."""
+        while error.path is None and len(batch) > 1:
+            half = batch[: len(batch) // 2]
+            try:
+                async with aclosing(reader.pieces(half)) as pieces:
+                    async for _ in pieces:
+                        pass
+                batch = batch[len(half) :]
+                if len(batch) == 1:
+                    return Malformed(f"{batch[0].path}: {error}", batch[0].path)
+            except Malformed as found:
+                batch, error = half, found
+        return error
+
+    def _whole(self, rows: pa.Table) -> pa.Table:
+        shape = self._target.arrow()
+        columns = [
+            rows[field.name] if field.name in rows.column_names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in shape
+        ]  # fmt: skip
+        made = pa.Table.from_arrays(columns, schema=shape)
+        ones = pa.array(np.ones(rows.num_rows, np.int64))
+        return made.append_column(pa.field(DIFF, pa.int64()), ones)

@@ -1,0 +1,274 @@
+"""PostgreSQL's logical replication messages (pgoutput, version 1), many at a time. Pure.
+
+Theory of operation. A batch of messages lies in one buffer (`Frames`). A message costs no Python
+of its own: what stands at the same place in all of them is read at once, with numpy, column by
+column (`walk`): a tuple is walked as deep as it has columns, all rows side by side. A column is
+then the buffer itself with offsets into it, from which Arrow copies the values out (`column`).
+Only what is rare (a relation's description, a truncate) is read message by message.
+
+Frames of the stream are XLogData (``w``, start, end, time, message) and keepalives (``k``).
+What it does not do: it keeps no state between batches and knows no types but text.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.errors import RemoteProtocolError
+from actors.sources.postgres_frames import Bytes, Frames, Places, be16, be32, be64
+
+XLOG_HEADER_BYTES: Final = 25
+EPOCH_MS: Final = 946_684_800_000
+"""PostgreSQL counts microseconds from the beginning of 2000."""
+
+BEGIN, COMMIT, RELATION, TRUNCATE = ord("B"), ord("C"), ord("R"), ord("T")
+INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+OLD, KEY, NEW = ord("O"), ord("K"), ord("N")
+NULL, UNCHANGED = ord("n"), ord("u")
+_XLOG, _KEEPALIVE = ord("w"), ord("k")
+_KNOWN = frozenset(b"BCRTIUDOYM")
+
+Kinds = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+
+class RelationColumn(msgspec.Struct, frozen=True):
+    """As the server describes it."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    in_key: bool
+
+
+class Relation(msgspec.Struct, frozen=True):
+    """A table, as the server describes it before its first change and after each of its own."""
+
+    oid: int
+    name: str
+    """With its schema: ``public.accounts``."""
+    identity: str
+    """``d`` (default: the primary key), ``i`` (an index), ``f`` (full), ``n`` (nothing)."""
+    columns: tuple[RelationColumn, ...]
+
+
+class Messages(msgspec.Struct):
+    """A batch: of each message its type and where it begins (its type's place)."""
+
+    data: Bytes
+    tags: Kinds
+    places: Places
+    ends: Places
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def slice(self, start: int, stop: int) -> Messages:
+        """Some of them."""
+        cut = slice(start, stop)
+        return Messages(self.data, self.tags[cut], self.places[cut], self.ends[cut])
+
+
+class Keepalive(msgspec.Struct, frozen=True):
+    """The server has sent everything before `end`."""
+
+    end: int
+    wants_reply: bool
+
+
+class Commits(msgspec.Struct):
+    """Commits of a batch: where in it, the position behind each, and when it was (Unix ms)."""
+
+    places: Places
+    ends: Places
+    times_ms: Places
+
+
+class Values(msgspec.Struct):
+    """One column of many tuples: the kind of each value, and where its text lies."""
+
+    kinds: Kinds
+    starts: Places
+    ends: Places
+
+
+def messages(frames: Frames) -> Messages:
+    """Those of a batch's frames, without keepalives. Raises `RemoteProtocolError`."""
+    kinds = frames.data[frames.starts]
+    logged = kinds == _XLOG
+    if not bool((logged | (kinds == _KEEPALIVE)).all()):
+        strange = int(kinds[~logged & (kinds != _KEEPALIVE)][0])
+        raise RemoteProtocolError(f"frame of type {chr(strange)!r} in a replication stream")
+    places = frames.starts[logged] + XLOG_HEADER_BYTES
+    tags = frames.data[places]
+    unknown = [tag for tag in np.unique(tags).tolist() if tag not in _KNOWN]
+    if unknown:
+        raise RemoteProtocolError(f"message of type {chr(unknown[0])!r}: it is none of version 1")
+    return Messages(frames.data, tags, places, frames.ends[logged])
+
+
+def is_commit(frames: Frames) -> Mask:
+    """Which frames end a transaction."""
+    last = np.minimum(frames.starts + XLOG_HEADER_BYTES, len(frames.data) - 1)
+    mask: Mask = (frames.data[frames.starts] == _XLOG) & (frames.data[last] == COMMIT)
+    return mask
+
+
+def late_ms(frames: Frames, index: int) -> int:
+    """How long before it was sent the commit at that place was made; both by the server's clock."""
+    start = frames.starts[index : index + 1]
+    sent = be64(frames.data, start + 17)
+    committed = be64(frames.data, start + XLOG_HEADER_BYTES + 18)
+    return int((sent - committed)[0]) // 1000
+
+
+def keepalive(frames: Frames) -> Keepalive | None:
+    """The newest of these frames; it wants a reply if any of them does."""
+    (at,) = np.nonzero(frames.data[frames.starts] == _KEEPALIVE)
+    if not len(at):
+        return None
+    starts = frames.starts[at]
+    return Keepalive(
+        end=int(be64(frames.data, starts[-1:] + 1)[0]),
+        wants_reply=bool((frames.data[starts + 17] != 0).any()),
+    )
+
+
+def received(frames: Frames) -> int:
+    """The newest position that the frames tell of; 0 if there are none."""
+    if not len(frames):
+        return 0
+    # XLogData: start, end of the server's log; keepalive: end. Its record's start is what came.
+    return int(be64(frames.data, frames.starts + 1).max())
+
+
+def begins(batch: Messages) -> tuple[Places, Places]:
+    """(where transactions begin in the batch, the position of each one's commit)."""
+    (at,) = np.nonzero(batch.tags == BEGIN)
+    return at, be64(batch.data, batch.places[at] + 1)
+
+
+def commits(batch: Messages) -> Commits:
+    """All of a batch."""
+    (at,) = np.nonzero(batch.tags == COMMIT)
+    # type, flags, position, position behind, time
+    places = batch.places[at]
+    times = be64(batch.data, places + 18) // 1000 + EPOCH_MS
+    return Commits(at, be64(batch.data, places + 10), times)
+
+
+def relation_oids(batch: Messages) -> Places:
+    """Of inserts, updates and deletes; without meaning for others."""
+    return be32(batch.data, batch.places + 1) & 0xFFFFFFFF
+
+
+def relation(batch: Messages, index: int) -> Relation:
+    """The description at that place of the batch. Raises `RemoteProtocolError`."""
+    start, end = int(batch.places[index]), int(batch.ends[index])
+    body = batch.data[start + 1 : end].tobytes()
+    try:
+        oid = int.from_bytes(body[:4], "big")
+        schema, table, rest = body[4:].split(b"\0", 2)
+        identity, count = chr(rest[0]), int.from_bytes(rest[1:3], "big")
+        rest = rest[3:]
+        columns = []
+        for _ in range(count):
+            name, behind = rest[1:].split(b"\0", 1)
+            columns.append(
+                RelationColumn(
+                    name=name.decode(),
+                    type_oid=int.from_bytes(behind[:4], "big"),
+                    type_modifier=int.from_bytes(behind[4:8], "big", signed=True),
+                    in_key=bool(rest[0] & 1),
+                )
+            )
+            rest = behind[8:]
+    except (IndexError, ValueError) as error:
+        raise RemoteProtocolError(f"broken description of a relation: {error}") from None
+    whole = f"{schema.decode() or 'pg_catalog'}.{table.decode()}"
+    return Relation(oid, whole, identity, tuple(columns))
+
+
+def truncated(batch: Messages, index: int) -> tuple[int, ...]:
+    """Relations that the truncate at that place of the batch empties."""
+    start, end = int(batch.places[index]), int(batch.ends[index])
+    oids = batch.data[start + 6 : end].tobytes()
+    return tuple(int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4))
+
+
+def walk(data: Bytes, places: Places, columns: int) -> tuple[list[Values], Places]:
+    """Tuples that begin at these places, column by column; and where each ends. Raises
+    `RemoteProtocolError` when one has another number of columns, or ends outside."""
+    try:
+        return _walk(data, places, columns)
+    except IndexError:
+        raise RemoteProtocolError("a tuple ends behind its batch") from None
+
+
+def _walk(data: Bytes, places: Places, columns: int) -> tuple[list[Values], Places]:
+    counts = be16(data, places)
+    if len(counts) and not bool((counts == columns).all()):
+        wrong = int(counts[counts != columns][0])
+        raise RemoteProtocolError(f"a tuple of {wrong} columns in a relation of {columns}")
+    at = places + 2
+    values = []
+    for _ in range(columns):
+        kinds = data[at]
+        lengths = be32(data, at + 1)
+        none = (kinds == NULL) | (kinds == UNCHANGED)
+        starts = at + 5
+        if none.any():
+            lengths[none] = 0
+            starts = np.where(none, at + 1, starts)
+        _check(starts, lengths, data)
+        at = starts + lengths
+        values.append(Values(kinds, starts, at))
+    return values, at
+
+
+def _check(starts: Places, lengths: Places, data: Bytes) -> None:
+    if len(lengths) and (int(lengths.min()) < 0 or int((starts + lengths).max()) > len(data)):
+        raise RemoteProtocolError("a value ends outside its batch")
+
+
+def walk_copied(data: Bytes, places: Places, columns: int) -> list[Values]:
+    """Tuples of COPY's binary format that begin at these places, column by column. Raises
+    `RemoteProtocolError`."""
+    counts = be16(data, places)
+    if len(counts) and not bool((counts == columns).all()):
+        raise RemoteProtocolError(f"a row of COPY has other than {columns} columns")
+    at = places + 2
+    values = []
+    for _ in range(columns):
+        lengths = be32(data, at)
+        none = lengths < 0
+        starts = at + 4
+        if none.any():
+            lengths[none] = 0
+        _check(starts, lengths, data)
+        at = starts + lengths
+        values.append(Values(np.where(none, NULL, 0).astype(np.uint8), starts, at))
+    return values
+
+
+def column(data: Bytes, values: Values) -> pa.Array:
+    """The texts as they are (binary); NULL where there is none. Places must ascend."""
+    count = len(values.starts)
+    if not count:
+        return pa.array([], pa.binary())
+    # Values, and what lies between two of them, are the elements of one array over the buffer.
+    base = int(values.starts[0])
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = values.starts - base
+    offsets[1::2] = values.ends - base
+    whole = pa.Array.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data[base:])]
+    )
+    none = (values.kinds == NULL) | (values.kinds == UNCHANGED)
+    chosen = pa.array(np.arange(0, 2 * count, 2), mask=none if none.any() else None)
+    return whole.take(chosen)

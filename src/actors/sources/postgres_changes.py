@@ -1,0 +1,380 @@
+"""From replication messages to what a source gives: rows by table, then one mark. Pure.
+
+Theory of operation. A batch of whole transactions becomes, for each table, one piece of rows: as
+rows of one mark belong to one instant, it does not matter which of the batch's transactions they
+came from. Only where order counts is the batch cut: at a truncate, and where a table changed its
+columns. A transaction too large for one batch comes in several, without a mark between them.
+
+A table whose replica identity is full tells whole old rows: its changes are `Rows`. A value that
+stays (TOAST) is then taken from the old row. Any other identity tells the key at most: changes
+are `Upserts`, or `Rows` as long as nothing but inserts came since the last mark.
+
+First contents of a table hold what was committed before some position (`Filled.lsn`): changes of
+such transactions are left out. A mark comes only when all tables have passed their position, so
+that no instant has one table newer than another.
+
+What ends an export: its table was renamed, dropped and made anew, lost a column or changed a
+type, its replica identity no longer gives its key, or a value cannot be held. Others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from actors.plan.schema import DIFF
+from actors.sources import pgoutput
+from actors.sources.pgoutput import Messages, Relation, Values
+from actors.sources.postgres_frames import Places
+from actors.sources.postgres_types import ColumnType, TypeFacts, Unheld, column_type, from_text
+from actors.sources.source import (
+    KEPT,
+    OP,
+    Export,
+    ExportFailed,
+    Given,
+    Mark,
+    Op,
+    Rows,
+    Truncated,
+    Upserts,
+)
+
+ANEW: Final = "drop this source's table here and add it again: it is then filled anew"
+
+
+class Filled(msgspec.Struct, frozen=True):
+    """A table whose first contents were taken."""
+
+    oid: int
+    lsn: int
+    """They hold exactly what was committed before this position."""
+    columns: tuple[int, ...] = ()
+    """Numbers of the export's columns in the server's catalog."""
+    number_max: int = 0
+    """The highest column number that the table had."""
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """A table of the stream that is an export."""
+
+    export: Export
+    relation: Relation
+    columns: tuple[tuple[int, ColumnType], ...]
+    """Of the export: the place in the relation, and the type."""
+    filled: int
+    """See `Filled.lsn`."""
+
+
+class Changes:
+    """What has been told of tables, and what is left out or failed."""
+
+    def __init__(
+        self,
+        exports: Sequence[Export],
+        filled: Mapping[str, Filled],
+        types: Mapping[int, TypeFacts],
+        numeric: str,
+        lsn: int,
+        position: Callable[[int], str],
+        filling: Sequence[str] = (),
+    ) -> None:
+        self.lsn = lsn
+        """Everything before it was given, with a mark."""
+        self.commit_ms: int | None = None
+        """When the newest transaction given was committed."""
+        self.open = False
+        """A transaction has begun and not ended."""
+        self._exports = {export.name: export for export in exports}
+        self._filled = dict(filled)
+        self._oids = {each.oid: name for name, each in filled.items()}
+        self._types = types
+        self._numeric = numeric
+        self._position = position
+        self._relations: dict[int, Relation] = {}
+        self._bound: dict[int, _Bound] = {}
+        self._failed: set[str] = set()
+        self._replacing: set[str] = set()
+        """Exports that gave upserts since the last mark."""
+        self._commit_lsn = 0
+        """Of the transaction that is open."""
+        self._count = 0
+        self._hold = max([lsn, *(each.lsn for each in filled.values())])
+        """No mark before it."""
+        self._filling = tuple(filling)
+        """Exports whose first contents come before the next mark."""
+
+    def take(self, batch: Messages) -> list[Given]:
+        """What a batch brings: rows, then a mark for its last commit, then rows of a transaction
+        that goes on. Raises `RemoteProtocolError`."""
+        commits = pgoutput.commits(batch)
+        if not len(commits.places):
+            return self._segments(batch)
+        cut = int(commits.places[-1]) + 1
+        given = self._segments(batch.slice(0, cut))
+        given += self._mark(int(commits.ends[-1]), int(commits.times_ms[-1]))
+        self.open = False
+        return given + (self._segments(batch.slice(cut, len(batch))) if cut < len(batch) else [])
+
+    @property
+    def holding(self) -> bool:
+        """The stream has not reached what first contents hold, and no mark comes."""
+        return self.lsn < self._hold
+
+    def contents_given(self) -> list[Given]:
+        """First contents are all given: a mark, if the stream begins where they stand."""
+        return self._mark(self.lsn, None)
+
+    def idle(self, lsn: int) -> list[Given]:
+        """The server has nothing more before that position: a mark, unless it is no news."""
+        if self.open or lsn <= self.lsn:
+            return []
+        return self._mark(lsn, None)
+
+    def fail(self, export: str, error: str, hint: str) -> list[Given]:
+        """An export ends, once."""
+        if export in self._failed or export not in self._exports:
+            return []
+        self._failed.add(export)
+        self._bound = {
+            oid: bound for oid, bound in self._bound.items() if bound.export.name != export
+        }
+        return [ExportFailed(export, error, hint)]
+
+    def _mark(self, lsn: int, commit_ms: int | None) -> list[Given]:
+        if lsn < self._hold:
+            return []
+        self.lsn = lsn
+        self.commit_ms = commit_ms or self.commit_ms
+        count, self._count = self._count, 0
+        filled, self._filling = self._filling, ()
+        self._replacing.clear()
+        return [Mark(self._position(lsn), commit_ms, count, filled)]
+
+    # -- where order counts ------------------------------------------------------------------
+
+    def _segments(self, batch: Messages) -> list[Given]:
+        given: list[Given] = []
+        if not len(batch):
+            return given
+        start = 0
+        rare = (batch.tags == pgoutput.RELATION) | (batch.tags == pgoutput.TRUNCATE)
+        for index in np.flatnonzero(rare).tolist():
+            if batch.tags[index] == pgoutput.TRUNCATE:
+                given += self._changes(batch, start, index)
+                given += self._truncate(batch, index)
+                start = index
+                continue
+            relation = pgoutput.relation(batch, index)
+            known = self._relations.get(relation.oid)
+            if known == relation:
+                continue
+            if known is not None:
+                given += self._changes(batch, start, index)
+                start = index
+            given += self._relation(relation)
+        given += self._changes(batch, start, len(batch))
+        begins, lsns = pgoutput.begins(batch)
+        if len(begins):
+            self.open, self._commit_lsn = True, int(lsns[-1])
+        return given
+
+    def _commit_lsns(self, batch: Messages, indices: Places) -> Places:
+        """Of each message the position of its transaction's commit."""
+        begins, lsns = pgoutput.begins(batch)
+        known = np.concatenate([np.array([self._commit_lsn], np.int64), lsns])
+        found: Places = known[np.searchsorted(begins, indices, side="right")]
+        return found
+
+    def _truncate(self, batch: Messages, index: int) -> list[Given]:
+        commit_lsn = int(self._commit_lsns(batch, np.array([index]))[0])
+        given: list[Given] = []
+        for oid in pgoutput.truncated(batch, index):
+            bound = self._bound.get(oid)
+            if bound is not None and commit_lsn >= bound.filled:
+                self._count += 1
+                given.append(Truncated(bound.export.name))
+        return given
+
+    # -- what tables are ------------------------------------------------------------------
+
+    def _relation(self, relation: Relation) -> list[Given]:
+        """A table is described, or described anew."""
+        self._relations[relation.oid] = relation
+        self._bound.pop(relation.oid, None)
+        name = self._oids.get(relation.oid)
+        if name is None:
+            if relation.name not in self._exports:
+                return []
+            error = "the table was dropped and made anew, or another one took its name"
+            return self.fail(relation.name, error, ANEW)
+        if name != relation.name:
+            error = f"the table was renamed to {relation.name}"
+            return self.fail(name, error, f"rename it back, or {ANEW}")
+        if name in self._failed:
+            return []
+        export = self._exports[name]
+        wrong = _identity_changed(export, relation)
+        places = {column.name: place for place, column in enumerate(relation.columns)}
+        columns = []
+        for column in export.schema.columns:
+            place = places.get(column.name)
+            if place is None:
+                return self.fail(name, f"column {column.name} was dropped or renamed", ANEW)
+            told = relation.columns[place]
+            kind = column_type(told.type_oid, told.type_modifier, self._types, self._numeric)
+            if kind.spark != column.type:
+                return self.fail(name, type_changed(column.name, column.type, kind.spark), ANEW)
+            columns.append((place, kind))
+        if wrong:
+            return self.fail(name, wrong, ANEW)
+        self._bound[relation.oid] = _Bound(export, relation, tuple(columns), self._filled[name].lsn)
+        return []
+
+    # -- rows -----------------------------------------------------------------------------
+
+    def _changes(self, batch: Messages, start: int, stop: int) -> list[Given]:
+        """All inserts, updates and deletes between two places of a batch."""
+        tags = batch.tags[start:stop]
+        changed = (tags == pgoutput.INSERT) | (tags == pgoutput.UPDATE) | (tags == pgoutput.DELETE)
+        indices = np.flatnonzero(changed) + start
+        if not len(indices) or not self._bound:
+            return []
+        oids = pgoutput.relation_oids(batch)[indices]
+        given: list[Given] = []
+        for oid in np.unique(oids).tolist():
+            bound = self._bound.get(oid)
+            if bound is None:
+                continue
+            chosen = indices[oids == oid]
+            if bound.filled > self.lsn:
+                chosen = chosen[self._commit_lsns(batch, chosen) >= bound.filled]
+            if not len(chosen):
+                continue
+            self._count += len(chosen)
+            try:
+                given.append(self._piece(batch, chosen, bound))
+            except _Column as error:
+                given += self.fail(bound.export.name, error.text, error.hint)
+        return given
+
+    def _piece(self, batch: Messages, chosen: Places, bound: _Bound) -> Given:
+        data, width = batch.data, len(bound.relation.columns)
+        tags, places = batch.tags[chosen], batch.places[chosen] + 5
+        marks = data[places]
+        old = marks != pgoutput.NEW
+        before, behind = pgoutput.walk(data, places[old] + 1, width)
+        news = tags != pgoutput.DELETE
+        tuples = places + 1
+        tuples[old] = behind + 1
+        after, _ = pgoutput.walk(data, tuples[news], width)
+        name = bound.export.name
+        if bound.relation.identity == "f":
+            _fill_unchanged(before, after, old[news], news[old])
+            gone = _table(batch, before, bound, {DIFF: _full(-1, len(chosen[old]))})
+            come = _table(batch, after, bound, {DIFF: _full(1, len(chosen[news]))})
+            return Rows(name, pa.concat_tables([gone, come]))
+        if name not in self._replacing and bool((tags == pgoutput.INSERT).all()):
+            return Rows(name, _table(batch, after, bound, {DIFF: _full(1, len(chosen))}))
+        self._replacing.add(name)
+        return Upserts(name, _upserts(batch, bound, tags, old, before, after))
+
+
+class _Column(Exception):
+    """A value of a column cannot be held."""
+
+    def __init__(self, text: str, hint: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.hint = hint
+
+
+def unheld(column: str, error: Unheld) -> tuple[str, str]:
+    """(what is wrong, what to do) with a value of that column."""
+    return (
+        f"column {column}: {error}",
+        f"change the value there, or leave the column out, then {ANEW}",
+    )
+
+
+def type_changed(column: str, was: str, now: str) -> str:
+    """What is wrong with a column of another type."""
+    return f"column {column} changed its type: {was} became {now}"
+
+
+def _identity_changed(export: Export, relation: Relation) -> str:
+    """What is wrong with a table's replica identity; empty: nothing."""
+    if relation.identity == "f":
+        return ""
+    key = {column.name for column in relation.columns if column.in_key}
+    if key and key == set(export.schema.key):
+        return ""
+    told = f"({', '.join(sorted(key))})" if key else "nothing"
+    needed = f"({', '.join(export.schema.key)})" if export.schema.key else "full"
+    return f"the table's replica identity is now {told}; the rows here need {needed}"
+
+
+def _fill_unchanged(
+    before: list[Values], after: list[Values], updated: Places, with_new: Places
+) -> None:
+    """Values that stay are those of the old row. `updated`: which new rows have an old one;
+    `with_new`: which old rows have a new one; both in the same order."""
+    for old, new in zip(before, after, strict=True):
+        stays = new.kinds == pgoutput.UNCHANGED
+        if not stays.any():
+            continue
+        rows = np.flatnonzero(updated)
+        chosen = stays[rows]
+        target, source = rows[chosen], np.flatnonzero(with_new)[chosen]
+        new.kinds[target] = old.kinds[source]
+        new.starts[target] = old.starts[source]
+        new.ends[target] = old.ends[source]
+
+
+def _upserts(
+    batch: Messages,
+    bound: _Bound,
+    tags: pgoutput.Kinds,
+    old: pgoutput.Mask,
+    before: list[Values],
+    after: list[Values],
+) -> pa.Table:
+    """In order: what is deleted (also under a key that changed), what stands there now."""
+    news = tags != pgoutput.DELETE
+    moved = old[news]
+    places = [place for place, _ in bound.columns]
+    stays = np.array([after[place].kinds == pgoutput.UNCHANGED for place in places])
+    keeps = stays.any(axis=0)
+    ops = np.where(tags[news] == pgoutput.UPDATE, Op.UPDATED, Op.INSERTED)
+    ops = np.where(moved, np.where(keeps, Op.MOVED, Op.INSERTED), ops).astype(np.int8)
+    come = _table(batch, after, bound, {OP: pa.array(ops)})
+    gone = _table(batch, before, bound, {OP: _full(Op.DELETED, int(old.sum()), pa.int8())})
+    if keeps.any():
+        kept = [np.flatnonzero(row).tolist() or None for row in stays.T]
+        come = come.append_column(KEPT, pa.array(kept, pa.list_(pa.int16())))
+        gone = gone.append_column(KEPT, pa.nulls(gone.num_rows, pa.list_(pa.int16())))
+    if not gone.num_rows:
+        return come
+    order = np.concatenate([np.flatnonzero(old) * 2, np.flatnonzero(news) * 2 + 1])
+    return pa.concat_tables([gone, come]).take(pa.array(np.argsort(order)))
+
+
+def _full(value: int, count: int, kind: pa.DataType | None = None) -> pa.Array:
+    return pa.array(np.full(count, value), kind or pa.int64())
+
+
+def _table(
+    batch: Messages, values: list[Values], bound: _Bound, more: Mapping[str, pa.Array]
+) -> pa.Table:
+    """The export's columns of these tuples, and others."""
+    columns: dict[str, pa.Array] = {}
+    for (place, kind), column in zip(bound.columns, bound.export.schema.columns, strict=True):
+        try:
+            columns[column.name] = from_text(pgoutput.column(batch.data, values[place]), kind)
+        except Unheld as error:
+            raise _Column(*unheld(column.name, error)) from None
+    return pa.table({**columns, **more})

@@ -1,0 +1,69 @@
+"""What PostgreSQL and libpq say when something fails, and what to do about it."""
+
+from __future__ import annotations
+
+from actors.errors import PenstockError
+from actors.sources import libpq
+from actors.sources.source import Unreachable
+
+
+class Refused(PenstockError):
+    """The server answered with an error. `sqlstate` tells which, `server_hint` what it advises."""
+
+    def __init__(self, message: str, sqlstate: str, server_hint: str = "") -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.server_hint = server_hint
+
+
+def gone(reason: str) -> Unreachable:
+    """The connection is lost."""
+    text = " ".join(reason.split())
+    return Unreachable(f"PostgreSQL: {text}", hint_for(text))
+
+
+def hint_for(text: str) -> str:
+    """What to do about an error of a connection."""
+    hints = (
+        ("password authentication failed", "check user and password_env, password_file, passfile"),
+        ("no password supplied", "name the password: password_env, password_file or passfile"),
+        ("no pg_hba.conf entry", "let this host and user in, in the server's pg_hba.conf"),
+        ("does not exist", "check database and user"),
+        ("permission denied to start WAL sender", "ALTER ROLE … REPLICATION for the user"),
+        ("must be superuser or replication role", "ALTER ROLE … REPLICATION for the user"),
+        ("max_wal_senders", "raise max_wal_senders in postgresql.conf, and restart the server"),
+        ("too many clients", "raise max_connections, or end other connections"),
+        ("remaining connection slots", "raise max_connections, or end other connections"),
+        ("starting up", "the server is starting: it is tried again"),
+        ("shutting down", "the server is stopping: it is tried again"),
+        ("SSL", "check sslmode, sslrootcert, and whether the server has ssl on"),
+        ("administrator command", "somebody ended the connection there: it is made again"),
+        ("unexpectedly", "the server was stopped or crashed, or the network: it is tried again"),
+        ("refused", "check host and port, and that the server runs"),
+        ("translate host name", "check host"),
+    )
+    return next((hint for sign, hint in hints if sign in text), "it is tried again")
+
+
+def refusal(result: libpq.Result) -> Refused:
+    """From a result that is an error."""
+
+    def part(code: int) -> str:
+        return (result.error_field(code) or b"").decode(errors="replace")
+
+    message = part(libpq.MESSAGE_PRIMARY) or text_of(result.error_message)
+    return Refused(message, part(libpq.SQLSTATE), part(libpq.MESSAGE_HINT))
+
+
+def refused_raw(payload: bytes) -> PenstockError:
+    """From an ErrorResponse."""
+    fields = {part[:1]: part[1:].decode(errors="replace") for part in payload.split(b"\0") if part}
+    state = fields.get(b"C", "")
+    if state.startswith(("57P", "08")):
+        return gone(fields.get(b"M", ""))
+    return Refused(fields.get(b"M", ""), state, fields.get(b"H", ""))
+
+
+def text_of(raw: bytes | None) -> str:
+    """What libpq says, in one line."""
+    return " ".join((raw or b"").decode(errors="replace").split())

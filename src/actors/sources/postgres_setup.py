@@ -1,0 +1,185 @@
+"""What must be so on the server before a source begins there: checked, and made where it may be.
+
+`describe` checks all and changes nothing; `publish` makes the publication. Every refusal says
+what to do on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from actors.errors import InvalidUsage
+from actors.sources import postgres_catalog as catalog
+from actors.sources.postgres_catalog import Health, Table, lsn_text
+from actors.sources.postgres_config import PostgresConfig
+from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_types import TypeFacts
+from actors.sources.postgres_wire import Wire, identifier, literal
+from actors.sources.source import Export, Unreachable
+
+AGAIN = "drop the source and create it again: its tables are then filled anew"
+
+
+async def describe(
+    wire: Wire,
+    config: PostgresConfig,
+    publication: str,
+    wanted: Mapping[str, Sequence[str]] | None,
+) -> tuple[Export, ...]:
+    """See `Source.describe`. Raises `InvalidUsage`."""
+    await check_server(wire)
+    await _check_room(wire)
+    published = await catalog.publication(wire, publication)
+    leave_out = {_whole(name): list(out) for name, out in (wanted or {}).items()}
+    names = list(leave_out) if wanted is not None else None
+    if names is None and published is not None and config.publication:
+        names = list(published.tables)
+    found = await catalog.tables(wire, names)
+    absent = sorted(set(names or ()) - set(found))
+    if absent:
+        raise InvalidUsage(
+            f"no tables {', '.join(absent)} in database {config.database} (views, foreign tables"
+            " and single partitions cannot be taken)"
+        )
+    types = await types_of(wire, found.values())
+    exports, wrong = [], []
+    for name, table in found.items():
+        try:
+            out = leave_out.get(name, [])
+            exports.append(catalog.export_of(table, out, types, config.numeric))
+        except InvalidUsage as error:
+            wrong.append(str(error))
+    if wrong:
+        if names is None:
+            wrong.append("or name the tables to take")
+        raise InvalidUsage("; ".join(wrong))
+    if published is not None:
+        lacking = catalog.check_published(published, publication, exports)
+        sql = _publish_sql(publication, [found[each.name] for each in lacking], new=False)
+        may = published.owned
+    else:
+        lacking = exports
+        sql = _publish_sql(publication, list(found.values()), new=True)
+        rows = await wire.query("SELECT has_database_privilege(current_database(), 'CREATE')")
+        may = rows[0][0] == "t"
+    if lacking:
+        _check_may_publish(config, publication, [found[each.name] for each in lacking], may, sql)
+    return tuple(exports)
+
+
+async def check_server(wire: Wire) -> None:
+    """Raises `InvalidUsage`."""
+    if wire.server_version < catalog.VERSION_MIN:
+        raise InvalidUsage(f"PostgreSQL {wire.server_version // 10_000}: 13 or newer is needed")
+    rows = await wire.query("SELECT current_setting('wal_level'), pg_is_in_recovery()")
+    level, standby = rows[0]
+    if level != "logical":
+        raise InvalidUsage(
+            f"wal_level of the server is {level}: ALTER SYSTEM SET wal_level = logical, and"
+            " restart it"
+        )
+    if standby == "t":
+        raise InvalidUsage("the server is a standby: name the primary")
+
+
+async def _check_room(wire: Wire) -> None:
+    """That there can be one more slot: the source's own, or one to fill tables added later."""
+    rows = await wire.query(
+        "SELECT current_setting('max_replication_slots'),"
+        " (SELECT count(*) FROM pg_replication_slots)"
+    )
+    most, used = rows[0]
+    if int(used or 0) >= int(most or 0):
+        raise InvalidUsage(
+            f"max_replication_slots is {most}, and {used} are in use: raise it and restart the"
+            " server, or drop slots that nobody needs (pg_replication_slots)"
+        )
+
+
+def _publish_sql(publication: str, tables: Sequence[Table], *, new: bool) -> str:
+    listed = ", ".join(f"{identifier(table.schema)}.{identifier(table.table)}" for table in tables)
+    name = identifier(publication)
+    if not new:
+        return f"ALTER PUBLICATION {name} ADD TABLE {listed}"
+    return f"CREATE PUBLICATION {name} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+
+
+def _check_may_publish(
+    config: PostgresConfig, publication: str, tables: Sequence[Table], may: bool, sql: str
+) -> None:
+    """That the publication can be made, or these tables added to it."""
+    if not config.create:
+        raise InvalidUsage(
+            f"publication {publication} is missing or lacks tables, and create is off: {sql}"
+        )
+    foreign = [table.name for table in tables if not table.owned]
+    if foreign or not may:
+        why = f"does not own {', '.join(foreign)}" if foreign else "may not"
+        raise InvalidUsage(f"the user {config.user} {why}; let the owner run: {sql}")
+
+
+async def publish(
+    wire: Wire, config: PostgresConfig, publication: str, tables: Sequence[Table]
+) -> None:
+    """Makes the publication, or adds to it what it lacks. Raises `InvalidUsage`."""
+    published = await catalog.publication(wire, publication)
+    lacking = [table for table in tables if published is None or table.name not in published.tables]
+    if not lacking:
+        return
+    sql = _publish_sql(publication, lacking, new=published is None)
+    _check_may_publish(config, publication, [], config.create, sql)
+    try:
+        await wire.query(sql)
+    except Refused as error:
+        raise InvalidUsage(f"{sql}: {error}") from None
+
+
+def check_slot(health: Health, name: str, config: PostgresConfig, lsn: int) -> None:
+    """That the slot is ours and still holds what comes after `lsn` (0: nothing is here yet).
+    Raises `InvalidUsage`, and `Unreachable` while another reads it."""
+    slot = health.slot
+    if slot is None:
+        if lsn:
+            raise InvalidUsage(
+                f"slot {name} is gone from the server, and with it the changes since"
+                f" {lsn_text(lsn)}: {AGAIN}"
+            )
+        if not config.create:
+            raise InvalidUsage(
+                f"slot {name} is missing, and create is off:"
+                f" SELECT pg_create_logical_replication_slot({literal(name)}, 'pgoutput')"
+            )
+        return
+    if slot.plugin != "pgoutput" or slot.database != config.database:
+        raise InvalidUsage(
+            f"slot {name} is another's (plugin {slot.plugin or 'none'}, database"
+            f" {slot.database or 'none'}): give this source a slot of another name"
+        )
+    if slot.wal_status == "lost":
+        raise InvalidUsage(
+            f"the server has removed log that slot {name} needs (wal_status lost): raise"
+            " max_slot_wal_keep_size there, SELECT pg_drop_replication_slot("
+            f"{literal(name)}), then {AGAIN}"
+        )
+    if lsn and slot.confirmed_lsn > lsn:
+        raise InvalidUsage(
+            f"slot {name} stands at {lsn_text(slot.confirmed_lsn)}, and what is here ends at"
+            f" {lsn_text(lsn)}: another reader used it, or it was made anew; {AGAIN}"
+        )
+    if slot.active_pid:
+        raise Unreachable(
+            f"slot {name} is read by process {slot.active_pid} of the server",
+            "it ends by itself after wal_sender_timeout; else end its reader, or give this"
+            " source a slot of another name",
+        )
+
+
+async def types_of(wire: Wire, tables: Iterable[Table]) -> dict[int, TypeFacts]:
+    """Of all columns of these tables."""
+    return await catalog.type_facts(
+        wire, (column.type_oid for table in tables for column in table.columns)
+    )
+
+
+def _whole(name: str) -> str:
+    return name if "." in name else f"public.{name}"

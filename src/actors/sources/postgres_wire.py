@@ -1,0 +1,120 @@
+"""One connection to PostgreSQL on the event loop: simple queries, and COPY.
+
+libpq connects (in a thread: it resolves names, and reads files of passwords) and answers simple
+queries, without blocking. `postgres_copy` reads what a COPY brings. Nothing here knows what
+queries mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.kernel.clock import Clock
+from actors.sources import libpq
+from actors.sources.postgres_copy import Copy, LibpqCopy, RawCopy, next_result, ready
+from actors.sources.postgres_errors import Refused, gone, hint_for, refusal, text_of
+from actors.sources.source import Unreachable
+
+
+class Wire:
+    """One connection. Not for several tasks at once, but for `Copy.send`."""
+
+    def __init__(self, connection: libpq.Connection) -> None:
+        self._connection = connection
+        self._copy: Copy | None = None
+        self._asked = False
+        """A query's answers were not all read: whoever asked was cancelled."""
+
+    @classmethod
+    async def connect(cls, parameters: Mapping[str, str], clock: Clock) -> Wire:
+        """Raises `Unreachable`."""
+        conninfo = " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items())
+
+        def blocking() -> libpq.Connection:
+            return libpq.connect(conninfo.encode())
+
+        connection = await clock.run_blocking(blocking)
+        if connection.status != libpq.CONNECTION_OK:
+            text = text_of(connection.error_message)
+            connection.finish()
+            raise Unreachable(text, hint_for(text))
+        connection.nonblocking = 1
+        return cls(connection)
+
+    @property
+    def server_version(self) -> int:
+        """As libpq tells it: 150004 for 15.4."""
+        return self._connection.server_version
+
+    async def query(self, sql: str) -> list[tuple[str | None, ...]]:
+        """Runs simple statements; rows of the last that has any. Raises `Refused`,
+        `Unreachable`."""
+        connection = self._connection
+        rows: list[tuple[str | None, ...]] = []
+        error: Refused | None = None
+        try:
+            while self._asked and await next_result(connection) is not None:
+                pass
+            self._asked = True
+            connection.send_query(sql.encode())
+            while connection.flush():
+                await ready(connection.socket, writable=True)
+            while (result := await next_result(connection)) is not None:
+                if result.status == libpq.TUPLES_OK:
+                    rows = _rows(result)
+                elif result.status == libpq.FATAL_ERROR:
+                    error = refusal(result)
+            self._asked = False
+        except libpq.LOST as lost:
+            raise gone(str(lost)) from None
+        if error is not None:
+            if connection.status != libpq.CONNECTION_OK or error.sqlstate.startswith("57P"):
+                raise gone(str(error))
+            raise error
+        return rows
+
+    async def copy(self, sql: str, bytes_max: int) -> Copy:
+        """Begins a COPY … TO STDOUT or START_REPLICATION, with a buffer of that size. Raises
+        `Refused`, `Unreachable`."""
+        connection = self._connection
+        if self._copy is not None:
+            self._copy.end()
+        if connection.ssl_in_use or connection.used_gssapi:
+            self._copy = await LibpqCopy.begin(connection, sql, bytes_max)
+        else:
+            self._copy = await RawCopy.begin(connection, sql, bytes_max)
+        return self._copy
+
+    def close(self) -> None:
+        """Ends the connection; twice is fine."""
+        if self._copy is not None:
+            self._copy.end()
+            self._copy = None
+        self._connection.finish()
+
+
+def _rows(result: libpq.Result) -> list[tuple[str | None, ...]]:
+    def value(row: int, column: int) -> str | None:
+        raw = result.get_value(row, column)
+        return None if raw is None else raw.decode()
+
+    return [
+        tuple(value(row, column) for column in range(result.nfields))
+        for row in range(result.ntuples)
+    ]
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def identifier(name: str) -> str:
+    """A name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text as SQL writes it (standard_conforming_strings may be off)."""
+    escaped = text.replace("'", "''")
+    return f"E'{escaped}'".replace("\\", "\\\\") if "\\" in text else f"'{escaped}'"

@@ -1,0 +1,38 @@
+"""Which secrets of the service a source may use.
+
+Who may make a source says where it connects to, and so to whom a password is shown: it must not
+be able to name any variable or file of the service, only those that were put there for sources.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actors.errors import InvalidUsage
+from actors.settings import Settings
+from actors.sources.postgres_config import PostgresConfig
+
+
+def check_secrets(config: PostgresConfig, settings: Settings) -> None:
+    """Raises `InvalidUsage` for a variable or a file that is not for sources."""
+    prefix = settings.secret_env_prefix
+    if config.password_env and not config.password_env.startswith(prefix):
+        raise InvalidUsage(
+            f"password_env {config.password_env!r}: the name must begin with {prefix} "
+            "(secret_env_prefix)"
+        )
+    for name in ("password_file", "passfile", "sslkey", "sslcert", "sslrootcert"):
+        path = getattr(config, name)
+        if path and path != "system":
+            _check_file(name, path, settings.secret_dir)
+
+
+def _check_file(name: str, path: str, allowed: str) -> None:
+    if not allowed:
+        raise InvalidUsage(
+            f"{name} {path!r}: sources may use no files, as long as the setting secret_dir names "
+            "no folder with theirs"
+        )
+    root = Path(allowed).resolve()
+    if not Path(path).is_absolute() or root not in Path(path).resolve().parents:
+        raise InvalidUsage(f"{name} {path!r}: must lie below {root} (secret_dir)")

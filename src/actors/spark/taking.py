@@ -1,0 +1,133 @@
+"""Files from outside as rows: what a source of files, or a copy from files, reads through Spark.
+
+Paths are taken literally and one by one: no globs, no partition columns from folders' names, no
+file left out because it is torn or gone. All else is the reader's own: its options, its modes for
+malformed records, its inference of columns.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import unquote
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from actors.errors import DefiniteError, InvalidUsage
+from actors.plan.jobs import Analyzed, InferFiles, RowsDone, TakeFiles
+from actors.spark.analysis import output_schema
+from actors.spark.bridge import Bridge, spark_struct
+from actors.spark.failures import short_text
+from actors.spark.files import too_large, write_files
+from actors.spark.rows import done
+from actors.spark.steps import Slot
+from actors.spark.translate import quote
+
+_OPTIONS: Final = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+}
+_READING: Final = re.compile(r"while reading file (.+)")
+_END: Final = re.compile(r"\.?(?:\s|$)")
+_SPECIAL: Final = re.compile(r"[\\{}\[\]*?]")
+_LINKS_MAX: Final = 10
+_UNREADABLE: Final = re.compile(r"\[(?:FAILED_READ_FILE|MALFORMED_RECORD_IN_PARSING)\b")
+
+
+def take_files(slot: Slot, job: TakeFiles) -> RowsDone:
+    """The files' rows. Raises `DefiniteError` for what cannot be read, beginning with the file's
+    path if Spark tells it, and Spark's own errors."""
+    started = time.perf_counter()
+    bridge = slot.sessions.get((), small=False)
+    wanted = job.read.arrow()
+    struct = StructType(list(spark_struct(wanted).fields))
+    found = _frame(bridge, job.paths, job.format, job.options, struct)
+    found = found.select(*map(quote, job.keep))
+    columns = {column.name: column for column in job.read.columns}
+    shape = type(job.read)(tuple(columns[name] for name in job.keep))  # the files' order may differ
+    slot.check()
+    try:
+        large = job.into_files and job.bytes > slot.collected_bytes_max
+        if not large:
+            try:
+                table = bridge.collect(found, shape.arrow)
+            except Exception as error:
+                if not too_large(error):
+                    raise
+                if not job.into_files:
+                    raise InvalidUsage(
+                        "the files' rows take more than spark.driver.maxResultSize: take fewer "
+                        "files at a time"
+                    ) from None
+                large = True
+        if large:
+            files = write_files(found, None, slot.out)
+            rows = sum(file.rows for file in files)
+            return RowsDone(job.job_id, rows, spark_ms=_since(started), files=files)
+    except Exception as error:
+        raise _named(error, job.paths) from error
+    return done(job.job_id, table, slot.out, slot.inline_bytes_max, _since(started))
+
+
+def infer_files(slot: Slot, job: InferFiles) -> Analyzed:
+    """The files' columns as Spark infers them. Raises `QueryRejected` for a type that cannot be
+    stored, and Spark's own errors."""
+    bridge = slot.sessions.get((), small=False)
+    found = _frame(bridge, job.paths, job.format, job.options, None)
+    return Analyzed(job.job_id, (output_schema(found.schema),))
+
+
+def _frame(
+    bridge: Bridge,
+    paths: Sequence[str],
+    kind: str,
+    options: Sequence[tuple[str, str]],
+    struct: StructType | None,
+) -> DataFrame:
+    reader = bridge.session.read.format(kind).options(**{**dict(options), **_OPTIONS})
+    if struct is not None:
+        reader = reader.schema(struct)
+    return reader.load([_literal(path) for path in paths])
+
+
+def _named(error: Exception, paths: Sequence[str]) -> Exception:
+    """The same, told of the file, when it is the file's fault."""
+    link: BaseException | None = error
+    texts: list[str] = []
+    while link is not None and len(texts) < _LINKS_MAX:
+        texts.append(str(link))
+        link = link.__cause__
+    for text in texts:
+        fault = _UNREADABLE.search(text)
+        if fault is None:
+            continue
+        named = _READING.search(text)
+        path = next((p for p in paths if named and _says(named[1], p)), None)
+        malformed = text.rfind("[MALFORMED_RECORD_IN_PARSING")
+        said = short_text(text[malformed if malformed >= 0 else fault.start() :])
+        return DefiniteError(said if path is None else f"{path}: {said}")
+    return error
+
+
+def _says(said: str, path: str) -> bool:
+    """Whether what Spark said after the word `file` is that path; it may have written it as a
+    URI."""
+    plain = path.lstrip("/")
+    for text in (said, unquote(said)):
+        found = text.removeprefix("file:").lstrip("/")
+        if found.startswith(plain) and _END.match(found[len(plain) :]):
+            return True
+    return False
+
+
+def _literal(path: str) -> str:
+    """As a path that Spark, which takes it for a pattern, finds this file by. (To switch
+    patterns off does not do: each path that looks like one then stands for all of them.)"""
+    return "file://" + _SPECIAL.sub(r"\\\g<0>", path)
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1000

@@ -1,0 +1,186 @@
+"""Commands that change what a running service holds: tables, views, indexes, and rows."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from actors.errors import BadSettings, InvalidUsage
+from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service, with_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    import pyarrow as pa
+
+
+table = typer.Typer(help="Tables: what clients write.", no_args_is_help=True)
+view = typer.Typer(help="Views: what is kept fresh.", no_args_is_help=True)
+index = typer.Typer(help="Indexes: what is kept ready to be read.", no_args_is_help=True)
+
+ROWS_AT_ONCE: Final = 10_000
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+Retain = Annotated[
+    int | None, typer.Option("--retain-history-ms", help="Of history; else as the service says.")
+]
+
+
+@table.command("create")
+@speaks_to_a_service
+def create_table(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    columns: Annotated[
+        list[str], typer.Argument(help="NAME=TYPE, of Spark's types: id=bigint 'at=timestamp'.")
+    ],
+    key: Annotated[
+        list[str] | None, typer.Option("--key", help="A column of the key; may be repeated.")
+    ] = None,
+    retain_history_ms: Retain = None,
+) -> None:
+    """Makes a table; with a key it has at most one row of each, else it is a bag."""
+    set_up_logging("warning")
+    types = dict(_pair(text, "a column", "NAME=TYPE") for text in columns)
+    if len(types) < len(columns):
+        raise BadSettings("a column is named twice")
+    with_client(
+        target,
+        lambda client: client.create_table(
+            name, types, key or (), retain_history_ms=retain_history_ms
+        ),
+    )
+    print(f"table {name} is made")
+
+
+@view.command("create")
+@speaks_to_a_service
+def create_view(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The view's name.")],
+    sql: Annotated[str, typer.Argument(help="SELECT …, in Spark SQL; - reads it from stdin.")],
+    policy: Annotated[
+        str, typer.Option(help="auto, incremental, 'incremental strict' or full.")
+    ] = "auto",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", help="KEY=VALUE, a setting of Spark SQL; may be repeated."),
+    ] = None,
+    retain_history_ms: Retain = None,
+) -> None:
+    """Makes a view that is kept fresh from then on; `penstock explain` says how."""
+    set_up_logging("warning")
+    text = sys.stdin.read() if sql == "-" else sql
+    given = dict(_pair(each, "--conf", "KEY=VALUE") for each in conf or ())
+    with_client(
+        target,
+        lambda client: client.create_view(
+            name, text, retain_history_ms=retain_history_ms, conf=given, refresh_policy=policy
+        ),
+    )
+    print(f"view {name} is made; it can be read when its first contents are there")
+
+
+@index.command("create")
+@speaks_to_a_service
+def create_index(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The index's name.")],
+    on: Annotated[str, typer.Argument(help="A table or view.")],
+    key: Annotated[list[str], typer.Argument(help="Columns that reads will name.")],
+) -> None:
+    """Keeps a table or view ready for reads by some columns."""
+    set_up_logging("warning")
+    with_client(target, lambda client: client.create_index(name, on, key))
+    print(f"index {name} is made")
+
+
+@speaks_to_a_service
+def drop(
+    target: Target, name: Annotated[str, typer.Argument(help="A table, view or index.")]
+) -> None:
+    """Drops a table, view or index that nothing else needs."""
+    set_up_logging("warning")
+    with_client(target, lambda client: client.drop(name))
+    print(f"{name} is dropped")
+
+
+@speaks_to_a_service
+def insert(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="Of JSON objects, a line each; else stdin.")
+    ] = None,
+) -> None:
+    """Inserts rows, given as JSON objects, a line each.
+
+    Every 10,000 lines are one write, all or none. When one fails, those before it stay.
+    """
+    set_up_logging("warning")
+    if file is None:
+        rows, time = run_loop(lambda: _insert(target, name, sys.stdin.buffer))
+    else:
+        try:
+            opened = file.open("rb")
+        except OSError as error:
+            raise BadSettings(f"{file} cannot be read: {error.strerror}") from None
+        with opened:
+            rows, time = run_loop(lambda: _insert(target, name, opened))
+    print(f"{rows} rows are in {name}" + (f" at {time}" if rows else ""))
+
+
+async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]:
+    from actors.client import Client
+    from actors.errors import PenstockError
+
+    done = time = 0
+    async with await Client.connect(target.address, settings=target.settings) as client:
+        schema = (await client.peek(name, limit=0)).schema
+        try:
+            for rows in tables(lines, schema):
+                time = await client.insert(name, rows)
+                done += rows.num_rows
+        except PenstockError as error:
+            if done:
+                print(f"penstock: the first {done} rows are in {name}", file=sys.stderr)
+            raise error
+    return done, time
+
+
+def tables(lines: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
+    """So many lines at a time. Raises `InvalidUsage` for what is no row of the table."""
+    import pyarrow as pa
+    from pyarrow import json
+
+    options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+    first = 1
+    while True:
+        block: list[bytes] = []
+        while len(block) < ROWS_AT_ONCE and (line := lines.readline(LINE_BYTES_MAX + 1)):
+            if len(line) > LINE_BYTES_MAX:
+                raise InvalidUsage(f"line {first + len(block)} is longer than {LINE_BYTES_MAX}")
+            block.append(line)
+        if not block:
+            return
+        text = b"".join(block)
+        if text.strip():
+            try:
+                found = json.read_json(io.BytesIO(text), parse_options=options)
+            except pa.ArrowInvalid as error:
+                raise InvalidUsage(
+                    f"lines {first} to {first + len(block) - 1} are no rows of the table: {error}"
+                ) from None
+            yield found.select(schema.names)
+        first += len(block)
+
+
+def _pair(text: str, what: str, form: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals or not value:
+        raise BadSettings(f"{what} {text!r}: must be {form}")
+    return key, value

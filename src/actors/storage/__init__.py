@@ -1,0 +1,1 @@
+"""The storage half of a worker: the rules of ingestions and sinks, pure."""

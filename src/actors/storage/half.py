@@ -1,0 +1,500 @@
+"""A worker's storage half at work: performs what its state machine (`storage.state`) decides.
+
+It is a part of the worker and runs in its task. The worker passes on what concerns the half:
+commands and receipts of the storage adapter, everything of the one order, what tasks say, and the
+results of its own effects (`StorageTurn`). Tasks are children of the worker: an ingest task for
+each source that this worker owns, a sink task for each sink, a oneshot task for each copy from
+files. They start when writes are allowed.
+
+Flow: tasks answer in the room that something bounded reserved: one message for each append or
+commit of theirs. Stopping a child waits, so it is done beside the actor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from actors.channel_adapter import StorageGone, StoragePassed
+from actors.errors import Broken, Closed, PenstockError
+from actors.ingest.shards import ExportShard, IngestShards
+from actors.ingest_task import Ingested, IngestEnded, IngestRunning, IngestTask, Reconfigure
+from actors.kernel import STOP, Actor, Address, Context, Effect, Lane
+from actors.oneshot_task import (
+    OneshotEnded,
+    OneshotProgress,
+    OneshotReading,
+    OneshotTask,
+    nothing_once,
+)
+from actors.persist import Part, PersistClient
+from actors.progress import Frontier, ObjectId
+from actors.protocol.internal import Sequenced
+from actors.protocol.storage import (
+    Configuration,
+    IngestionDescription,
+    RunOneshotIngestion,
+    SinkDescription,
+    StagingFailed,
+    StorageTagged,
+    StorageTaggedResponse,
+)
+from actors.protocol.storage_internal import Forwarded, ResumeState
+from actors.settings import Settings
+from actors.sinks.messages import SinkEnded, SinkProgress, SinkStatus, StopSink
+from actors.sources.source import Export, Source, Unreachable
+from actors.storage import events as e
+from actors.storage.outbox import StorageOutbox
+from actors.storage.state import StorageState
+from actors.storage.telling import (
+    Described,
+    dataflow_rows,
+    frontier_rows,
+    health_of,
+    ids_of,
+    of_oneshot,
+    of_sink,
+    of_source,
+)
+
+log = logging.getLogger("penstock.storage")
+
+
+class Outside(msgspec.Struct, frozen=True, gc=False):
+    """How to reach the outside (tests put others in its place)."""
+
+    source: Callable[[Configuration, ObjectId], Source]
+    """Raises `InvalidUsage`."""
+    sink: Callable[[SinkDescription, int, Address[Any]], Actor[Any]]
+    """(description, number, owner): the task of a sink, which may write. Raises `InvalidUsage`."""
+    scratch: Path
+    """For files that need not survive the process."""
+    oneshot: Callable[[RunOneshotIngestion], OneshotReading] = nothing_once
+    """Raises `InvalidUsage`."""
+
+
+class StorageTurn(msgspec.Struct, frozen=True, gc=False):
+    """The result of an effect of the half's own."""
+
+    event: e.Event | None
+
+
+class TaskGone(msgspec.Struct, frozen=True, gc=False):
+    """The task of a rendering has stopped, for whatever reason."""
+
+    number: int
+
+
+StorageMessage: TypeAlias = (
+    StorageTagged
+    | StoragePassed
+    | StorageGone
+    | Forwarded
+    | StorageTurn
+    | IngestRunning
+    | Ingested
+    | IngestEnded
+    | SinkProgress
+    | SinkStatus
+    | SinkEnded
+    | OneshotProgress
+    | OneshotEnded
+    | TaskGone
+)
+
+
+class StorageHalf:
+    """See the module's text. `flush` comes after each message."""
+
+    def __init__(
+        self,
+        ctx: Context[Any],
+        index: int,
+        workers: Sequence[Address[Any]],
+        sequencer: Address[Any],
+        adapters: Sequence[Address[Any]],
+        persist: PersistClient,
+        settings: Settings,
+        outside: Outside,
+        lane: Lane[Any] | None = None,
+    ) -> None:
+        """`lane`: the way of the client's commands here."""
+        self._ctx = ctx
+        self._index = index
+        self._workers = workers
+        self._sequencer = sequencer
+        self._adapters = adapters
+        self._persist = persist
+        self._settings = settings
+        self._outside = outside
+        self.state = StorageState(index, len(workers))
+        self._outbox = StorageOutbox(settings.responses_in_flight_max)
+        self._tasks: dict[int, Address[Any]] = {}
+        self._described: dict[int, Described] = {}
+        self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
+        """Until writes are allowed."""
+        self._reached: dict[ObjectId, Frontier] = {}
+        """How far the objects of tasks are, for people."""
+        self._started_ms: dict[int, float] = {}
+        self._broken: dict[int, dict[str, tuple[str, str]]] = {}
+        """Of each task, its exports that have failed."""
+        self._ended: set[int] = set()
+        """Renderings whose tasks have said why they end, and may still be stopping."""
+        self._stopping: dict[int, e.Stop] = {}
+        self._look_ups: dict[int, Effect] = {}
+        self._round = 0
+        self._lane = lane
+        self._unordered: deque[int] = deque()
+        """Of each command of the client that is not done with: the count of proposals behind it."""
+
+    def begin(self) -> None:
+        """Sets the timer of statistics."""
+        self._ctx.after(self._settings.statistics_ms, StorageTurn(e.StatisticsDue()))
+
+    async def receive(self, message: StorageMessage | Sequenced) -> None:
+        """Handles one message of the storage half."""
+        match message:
+            case StoragePassed(nonce, serials):
+                self._outbox.taken(nonce, serials)
+            case StorageGone(nonce):
+                await self._feed(e.ClientLost(nonce))
+            case StorageTurn(event):
+                if isinstance(event, e.StatisticsDue):
+                    self.begin()
+                if isinstance(event, e.ResumeFound | e.ResumeFailed):
+                    self._look_ups.pop(event.ticket, None)
+                if event is not None:
+                    await self._feed(event)
+            case IngestRunning() | Ingested() | IngestEnded():
+                await self._from_ingestion(message)
+            case SinkProgress() | SinkStatus() | SinkEnded():
+                await self._from_sink(message)
+            case OneshotProgress() | OneshotEnded():
+                await self._from_oneshot(message)
+            case TaskGone(number):
+                await self._gone(number)
+            case StorageTagged():
+                await self._feed(message)
+                self._unordered.append(self.state.proposed)
+                self._done_with_some()
+            case Sequenced():
+                await self._feed(message)
+                self._done_with_some()
+            case _:
+                await self._feed(message)
+
+    def _done_with_some(self) -> None:
+        """Commands are done with when all that they proposed has its place in the one order."""
+        while self._unordered and self._unordered[0] <= self.state.ordered:
+            self._unordered.popleft()
+            if self._lane is not None:
+                self._lane.done()
+
+    def flush(self) -> None:
+        """Sends what may go to the adapter."""
+        nonce = self._outbox.nonce
+        if nonce is None:
+            return
+        for serial, response in self._outbox.take():
+            tagged = StorageTaggedResponse(nonce, response, serial)
+            self._adapters[self._index].reply(tagged)
+
+    async def _feed(self, event: e.Event) -> None:
+        for effect in self.state.handle(event, self._ctx.now_ms()):
+            await self._perform(effect)
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    async def _perform(self, effect: e.Effect) -> None:
+        match effect:
+            case e.Offer():
+                with suppress(Closed, Broken):
+                    await self._sequencer.send(effect.propose)
+            case e.Forward():
+                self._workers[0].reply(effect.forwarded)
+            case e.SwitchClient():
+                self._outbox.switch(effect.nonce)
+            case e.Respond():
+                self._outbox.push(effect.response)
+            case e.LookUp():
+                self._look_up(effect)
+            case e.CancelLookUp():
+                under_way = self._look_ups.pop(effect.ticket, None)
+                if under_way is not None:
+                    under_way.cancel()
+            case e.StartIngestion() | e.StartSink() | e.StartOneshot():
+                self._start(effect)
+            case e.Stop():
+                self._stop(effect)
+            case e.Forget():
+                self._forget(effect.description)
+            case e.RestartLater():
+                delay = self._delay(effect)
+                self._ctx.after(delay, StorageTurn(e.RestartDue(effect.number)))
+            case e.AllowTaskWrites():
+                held_back, self._held_back = self._held_back, []
+                for start in held_back:
+                    self._start(start)
+            case e.Configure():
+                self._configure(effect)
+            case e.Discard():
+                self._discard(effect)
+            case e.Reconciled() | e.Unfit():
+                self._note(effect)
+            case e.AllowTaskCompaction():
+                pass  # holds are the controller's, and a sink's its task's
+
+    def _delay(self, effect: e.RestartLater) -> int:
+        settings, retry = self._settings, effect.retry
+        if retry.delay_ms is not None:
+            settings = replace(settings, retry_delay_ms_min=retry.delay_ms)
+        if retry.delay_ms_max is not None:
+            settings = replace(settings, retry_delay_ms_max=retry.delay_ms_max)
+        return settings.retry_delay_ms(effect.attempt)
+
+    def _look_up(self, effect: e.LookUp) -> None:
+        description = effect.description
+
+        async def look_up() -> ResumeState:
+            if effect.attempt:
+                await anyio.sleep(self._settings.retry_delay_ms(effect.attempt) / 1000)
+            persist = self._persist
+            remap = await persist.state(description.remap_shard)
+            uppers = [(each.id, await persist.upper(each.shard)) for each in description.exports]
+            return ResumeState(remap.since, remap.upper, tuple(uppers))
+
+        self._look_ups[effect.ticket] = self._ctx.effect(
+            look_up,
+            done=lambda found: StorageTurn(e.ResumeFound(effect.ticket, found)),
+            failed=lambda error: StorageTurn(e.ResumeFailed(effect.ticket, _text(error))),
+        )
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def _start(self, effect: e.StartIngestion | e.StartSink | e.StartOneshot) -> None:
+        if not self.state.writes_allowed:
+            self._held_back.append(effect)
+            return
+        number = effect.number
+        what = effect.oneshot if isinstance(effect, e.StartOneshot) else effect.description
+        self._described[number] = what
+        make: Callable[[], Actor[Any]]
+        match what:
+            case SinkDescription(id=id_):
+                make, name = partial(self._sink_task, number, what), f"sink-{id_}"
+            case IngestionDescription(id=id_):
+                make, name = partial(self._ingest_task, number, what), f"ingest-{id_}"
+            case RunOneshotIngestion(uuid=uuid, shard=shard):
+                read = partial(self._outside.oneshot, what)
+                given = number, shard, read, self._persist, self._ctx.self, self._settings
+                make, name = partial(OneshotTask, *given), f"oneshot-{uuid}"
+        try:
+            task = make()
+        except PenstockError as error:
+            failed = e.Failed(number, _text(error), None)
+            self._ctx.after(0, StorageTurn(failed))
+            return
+        address = self._tasks[number] = self._ctx.spawn(
+            lambda: task, f"{name}-{number}", policy=STOP
+        )
+        self._ctx.watch(address, TaskGone(number))
+        self._started_ms[number] = self._ctx.monotonic_ms()
+
+    def _sink_task(self, number: int, description: SinkDescription) -> Actor[Any]:
+        return self._outside.sink(description, number, self._ctx.self)
+
+    def _ingest_task(self, number: int, description: IngestionDescription) -> IngestTask:
+        exports = {each.outside: each for each in description.exports}
+        return IngestTask(
+            description.id,
+            number,
+            [Export(name, each.schema) for name, each in exports.items()],
+            IngestShards(
+                self._persist,
+                description.remap_shard,
+                {name: ExportShard(each.shard, each.schema) for name, each in exports.items()},
+            ),
+            lambda: self._outside.source(description.configuration, description.id),
+            self._ctx.self,
+            self._settings,
+            self._outside.scratch / f"ingest-{description.id}-{number}-{self._index}",
+        )
+
+    def _stop(self, effect: e.Stop) -> None:
+        number = effect.number
+        self._held_back = [each for each in self._held_back if each.number != number]
+        self._stopping[number] = effect
+        task = self._tasks.get(number)
+        if task is None:
+            self._ctx.after(0, TaskGone(number))
+        elif isinstance(self._described.get(number), SinkDescription):
+            task.reply(StopSink())  # it waits for calls that are under way
+        else:
+            self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
+
+    async def _gone(self, number: int) -> None:
+        """A task has stopped: as it was told to, or not."""
+        self._tasks.pop(number, None)
+        self._started_ms.pop(number, None)
+        self._broken.pop(number, None)
+        effect = self._stopping.pop(number, None)
+        told = number in self._ended
+        self._ended.discard(number)
+        if effect is None:
+            text = "the task of this object has crashed"
+            if not told and isinstance(self._described.get(number), RunOneshotIngestion):
+                await self._feed(e.OneshotDone(number, StagingFailed("PenstockError", text)))
+            elif not told:
+                await self._feed(e.Failed(number, text))
+            return
+        description = self._described.pop(number, None)
+        for id_ in ids_of(description):
+            self._reached.pop(id_, None)
+
+        async def forget() -> None:
+            if effect.forget and isinstance(description, IngestionDescription):
+                await self._forget_outside(description)
+
+        self._ctx.effect(forget, done=lambda _: StorageTurn(e.Stopped(number)))
+
+    def _forget(self, description: IngestionDescription) -> None:
+        self._ctx.effect(
+            lambda: self._forget_outside(description), done=lambda _: StorageTurn(None)
+        )
+
+    async def _forget_outside(self, description: IngestionDescription) -> None:
+        """What cannot be reached now keeps what it has; the log says so."""
+        try:
+            source = self._outside.source(description.configuration, description.id)
+            try:
+                await source.forget()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await source.close()
+        except PenstockError as error:
+            log.warning(
+                "source %s was dropped, but what the outside keeps for it is still there: %s",
+                description.name,
+                error,
+            )
+
+    def _configure(self, effect: e.Configure) -> None:
+        wanted = msgspec.structs.asdict(effect.configuration)
+        self._settings = replace(
+            self._settings, **{name: value for name, value in wanted.items() if value is not None}
+        )
+        for number, task in self._tasks.items():
+            if isinstance(self._described.get(number), IngestionDescription):
+                task.reply(Reconfigure(self._settings))
+
+    def _discard(self, effect: e.Discard) -> None:
+        parts = [msgspec.msgpack.decode(batch.part, type=Part) for batch in effect.batches]
+        self._ctx.effect(
+            lambda: self._persist.discard_parts(parts),
+            done=lambda _: StorageTurn(None),
+            failed=lambda _: StorageTurn(None),  # nothing names them: they are collected
+        )
+
+    def _note(self, done: e.Reconciled | e.Unfit) -> None:
+        if isinstance(done, e.Unfit):
+            log.warning("%s", done.refusal.text())
+            return
+        log.info(
+            "storage client %s: %d objects kept, %d run, %d dropped, %d commands skipped",
+            done.nonce,
+            done.kept,
+            done.run,
+            done.dropped,
+            done.skipped,
+        )
+        for refusal in done.refused:
+            log.warning("storage client %s: %s", done.nonce, refusal.text())
+
+    # -- what tasks say ----------------------------------------------------------------------------
+
+    async def _from_ingestion(self, told: IngestRunning | Ingested | IngestEnded) -> None:
+        description = self._described.get(told.number)
+        if not isinstance(description, IngestionDescription):
+            return
+        if isinstance(told, IngestEnded):
+            self._ended.add(told.number)
+            await self._feed(e.Failed(told.number, told.error, told.hint or None))
+            return
+        ids = {export.outside: export.id for export in description.exports}
+        uppers = {told.id: told.upper} | {ids[name]: upper for name, upper in told.sealed}
+        for id_, upper in uppers.items():
+            await self._feed(e.Reached(told.number, id_, upper))
+        self._reached |= uppers
+        self._round += 1
+        broken = self._broken.setdefault(told.number, {})
+        if isinstance(told, IngestRunning):
+            broken |= {name: (error, "") for name, error in told.failed}
+            seen = health_of(description, broken, None)
+        else:
+            broken |= {each.export: (each.error, each.hint) for each in told.failed}
+            seen = health_of(description, broken, told.lag)
+        await self._feed(e.Observed(told.number, self._round, seen, self._gets_on(told)))
+        if isinstance(told, Ingested):
+            await self._feed(e.Measured(told.number, of_source(told, self._ctx.now_ms())))
+
+    def _gets_on(self, told: IngestRunning | Ingested) -> bool:
+        """It has brought something, or has run for longer than any delay of a restart."""
+        if isinstance(told, Ingested) and told.counts.commits:
+            return True
+        up_ms = self._ctx.monotonic_ms() - self._started_ms.get(told.number, 0.0)
+        return up_ms > self._settings.retry_delay_ms_max
+
+    async def _from_sink(self, told: SinkProgress | SinkStatus | SinkEnded) -> None:
+        if not isinstance(self._described.get(told.number), SinkDescription):
+            return
+        match told:
+            case SinkProgress(id_, number, upper, counts):
+                await self._feed(e.Reached(number, id_, upper))
+                self._reached[id_] = upper
+                await self._feed(e.Measured(number, of_sink(id_, upper, counts)))
+            case SinkStatus(id_, number, status, error, hint):
+                self._round += 1
+                seen = e.Observation(id_, status, error, hint)
+                await self._feed(e.Observed(number, self._round, (seen,)))
+            case SinkEnded(_, number, error):
+                self._ended.add(number)
+                if error is not None:
+                    hint = error.hint if isinstance(error, Unreachable) else None
+                    await self._feed(e.Failed(number, _text(error), hint or None))
+
+    async def _from_oneshot(self, told: OneshotProgress | OneshotEnded) -> None:
+        what = self._described.get(told.number)
+        if isinstance(told, OneshotEnded):
+            self._ended.add(told.number)
+            await self._feed(e.OneshotDone(told.number, told.result))
+        elif isinstance(what, RunOneshotIngestion):
+            await self._feed(e.Measured(told.number, of_oneshot(what.uuid, told)))
+
+    def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
+        """Of what this worker owns: rows of the workers' relations `dataflows` and `frontiers`."""
+        for number, description in self._described.items():
+            if name == "frontiers":
+                yield from frontier_rows(self._index, description, self._reached)
+                continue
+            state = "dropping" if number in self._stopping else "running"
+            shown = state if number in self._tasks else "suspended"
+            yield from dataflow_rows(self._index, description, shown)
+
+    def describe(self) -> str:
+        """What it holds, and for whom."""
+        present = self.state.client
+        client = f"client {present.nonce}" if present.connected else "no client"
+        return f"storage: {client}, {len(self._tasks)} tasks"
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

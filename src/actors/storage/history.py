@@ -1,0 +1,196 @@
+"""The storage half's command history: the shortest list of commands that wants the same.
+
+Theory of operation. A controller replays its history to a replica that connects, and a worker
+collects in one what a connecting client says before `InitializationComplete`. `push` appends
+and reduces when the list has doubled since the last reduction: its cost is amortised, its length
+proportional to what is alive.
+
+`reduce` writes: Hello, one merged UpdateConfiguration, RunIngestions, RunSinks,
+RunOneshotIngestions, AllowCompactions, InitializationComplete, AllowWrites. Rules:
+
+- the last definition of an id wins; what it no longer mentions (an export) is gone;
+- an empty AllowCompaction removes its object, a source with all its exports, an export alone
+  out of its source's definition; of the others only the furthest of an id counts;
+- what was said of an id before it was defined is not about it; compactions of ids that nothing
+  here defines are skipped and counted (`skipped`);
+- a CancelOneshotIngestion deletes its request and never survives; a second request of a uuid
+  says nothing.
+
+Invariants: reducing twice equals reducing once; a client that says the reduced commands wants
+what one wants that says all of them. It checks no rule of the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from actors.progress import Frontier, ObjectId, is_empty
+from actors.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    Hello,
+    InitializationComplete,
+)
+from actors.protocol.storage import (
+    CancelOneshotIngestion,
+    Command,
+    IngestionDescription,
+    RunIngestion,
+    RunOneshotIngestion,
+    RunSink,
+    SinkDescription,
+    UpdateConfiguration,
+)
+
+
+class StorageHistory:
+    """Commands of one client, kept short."""
+
+    def __init__(self, commands: Iterable[Command] = ()) -> None:
+        self._commands: list[Command] = []
+        self._reduced_length = 0
+        self.skipped = 0
+        """Compactions of unknown objects that reductions have left out."""
+        for command in commands:
+            self.push(command)
+
+    def push(self, command: Command) -> None:
+        """Appends a command, reducing when the list has doubled."""
+        self._commands.append(command)
+        if len(self._commands) > 2 * max(self._reduced_length, 8):
+            self.reduce()
+
+    def commands(self) -> list[Command]:
+        """The commands to replay, in order."""
+        return list(self._commands)
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def reduce(self) -> None:
+        """Rewrites the history to its shortest equal."""
+        wanted = Wanted(self._commands)
+        self._commands = wanted.commands()
+        self._reduced_length = len(self._commands)
+        self.skipped += wanted.skipped
+
+
+class Wanted:
+    """What a list of commands adds up to."""
+
+    def __init__(self, commands: Iterable[Command] = ()) -> None:
+        self.hello: Hello | None = None
+        self.configuration: UpdateConfiguration | None = None
+        self.ingestions: dict[ObjectId, IngestionDescription] = {}
+        self.source_of: dict[ObjectId, ObjectId] = {}
+        """By export."""
+        self.sinks: dict[ObjectId, SinkDescription] = {}
+        self.oneshots: dict[str, RunOneshotIngestion] = {}
+        self.allowed: dict[ObjectId, Frontier] = {}
+        self.complete: InitializationComplete | None = None
+        self.writes: AllowWrites | None = None
+        self.skipped = 0
+        for command in commands:
+            self.add(command)
+
+    def add(self, command: Command) -> None:
+        """One command more."""
+        match command:
+            case Hello():
+                self.hello = command
+            case UpdateConfiguration():
+                self.configuration = merge_configuration(self.configuration, command)
+            case RunIngestion():
+                self._define(command.description)
+            case RunSink(description=description):
+                self._becomes(description.id, ("sink", description.id))
+                self.sinks[description.id] = description
+            case RunOneshotIngestion():
+                self.oneshots.setdefault(command.uuid, command)
+            case CancelOneshotIngestion():
+                self.oneshots.pop(command.uuid, None)
+            case AllowCompaction():
+                self._allow(command.id, command.frontier)
+            case InitializationComplete():
+                self.complete = command
+            case AllowWrites():
+                self.writes = command
+
+    def knows(self, id: ObjectId) -> bool:
+        """Whether something defines it."""
+        return id in self.ingestions or id in self.source_of or id in self.sinks
+
+    def _define(self, description: IngestionDescription) -> None:
+        former = self.ingestions.get(description.id)
+        for export in () if former is None else former.exports:
+            if export.id not in description.ids:
+                self.drop(export.id)
+        self._becomes(description.id, ("source", description.id))
+        for export in description.exports:
+            self._becomes(export.id, ("export", description.id))
+        self.ingestions[description.id] = description
+        self.source_of |= {export.id: description.id for export in description.exports}
+
+    def _becomes(self, id: ObjectId, role: tuple[str, ObjectId]) -> None:
+        """An id stands for one thing: what else it stood for is gone."""
+        former = None
+        if id in self.ingestions:
+            former = ("source", id)
+        elif id in self.source_of:
+            former = ("export", self.source_of[id])
+        elif id in self.sinks:
+            former = ("sink", id)
+        if former not in (None, role):
+            self.drop(id)
+
+    def _allow(self, id: ObjectId, frontier: Frontier) -> None:
+        if not self.knows(id):
+            self.skipped += 1
+        elif is_empty(frontier):
+            self.drop(id)
+        else:
+            self.allowed[id] = max(self.allowed.get(id, 0), frontier)
+
+    def drop(self, id: ObjectId) -> tuple[ObjectId, ...]:
+        """Removes a source, an export or a sink: all ids that are gone with it."""
+        source = self.source_of.pop(id, None)
+        gone: tuple[ObjectId, ...] = (id,)
+        if source is not None:
+            description = self.ingestions[source]
+            kept = tuple(export for export in description.exports if export.id != id)
+            self.ingestions[source] = msgspec.structs.replace(description, exports=kept)
+        elif id in self.ingestions:
+            gone = self.ingestions.pop(id).ids
+        else:
+            self.sinks.pop(id)
+        for each in gone:
+            self.source_of.pop(each, None)
+            self.allowed.pop(each, None)
+        return gone
+
+    def commands(self) -> list[Command]:
+        """The shortest list that adds up to this."""
+        out: list[Command] = []
+        if self.hello is not None:
+            out.append(self.hello)
+        if self.configuration is not None and self.configuration != UpdateConfiguration():
+            out.append(self.configuration)
+        out += (RunIngestion(description) for description in self.ingestions.values())
+        out += (RunSink(description) for description in self.sinks.values())
+        out += self.oneshots.values()
+        out += (AllowCompaction(id, frontier) for id, frontier in self.allowed.items())
+        out += (said for said in (self.complete, self.writes) if said is not None)
+        return out
+
+
+def merge_configuration(
+    old: UpdateConfiguration | None, new: UpdateConfiguration
+) -> UpdateConfiguration:
+    """Both, the newer winning; unset means unchanged."""
+    if old is None:
+        return new
+    names = UpdateConfiguration.__struct_fields__
+    said = {name: getattr(new, name) for name in names if getattr(new, name) is not None}
+    return msgspec.structs.replace(old, **said)

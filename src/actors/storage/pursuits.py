@@ -1,0 +1,194 @@
+"""What worker 0 does so that what its client wants is rendered: look up, then propose.
+
+Theory of operation. A pursuit is one source or sink that is to run, as worker 0 has proposed it
+or is about to. A source is looked up first (where does it go on?), and proposed with the answer;
+one look-up at a time an object, each under a fresh ticket, and an answer to a former ticket is
+nobody's. So a drop cannot be overtaken by a look-up that was under way. A suspended object is
+pursued again, unless it was dropped, or its next rendering is on its way already.
+
+Rules: worker 0's proposals are ordered in the order in which it makes them, so what was proposed
+is as good as rendered. It performs nothing. Invariants: `validate`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from actors.progress import Frontier, ObjectId
+from actors.protocol.storage import (
+    IngestionDescription,
+    RunOneshotIngestion,
+    SinkDescription,
+)
+from actors.protocol.storage_internal import (
+    CreateIngestionDataflow,
+    DropDataflow,
+    InternalCommand,
+    ResumeState,
+    RunOneshotIngestionDataflow,
+    RunSinkDataflow,
+)
+from actors.storage.events import CancelLookUp, LookUp
+
+Step: TypeAlias = InternalCommand | LookUp | CancelLookUp
+
+
+class Pursuit(msgspec.Struct):
+    """One object that is to run."""
+
+    what: IngestionDescription | SinkDescription
+    ticket: int | None = None
+    """Of the look-up under way."""
+    attempt: int = 0
+    """Look-ups that failed in a row."""
+    error: str | None = None
+    offered: int | None = None
+    """Version of the last proposal, while it has not been applied."""
+
+
+class Pursuits:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self._all: dict[ObjectId, Pursuit] = {}
+        self._oneshots: set[str] = set()
+        self._tickets: dict[int, ObjectId] = {}
+        self._last = 0
+
+    def running(self) -> dict[ObjectId, IngestionDescription | SinkDescription]:
+        """What is to run, by id."""
+        return {id: pursuit.what for id, pursuit in self._all.items()}
+
+    def get(self, id: ObjectId) -> IngestionDescription | SinkDescription | None:
+        """What is to run under an id."""
+        pursuit = self._all.get(id)
+        return None if pursuit is None else pursuit.what
+
+    def looked_up(self) -> frozenset[ObjectId]:
+        """Sources that wait for the answer of a look-up."""
+        return frozenset(self._tickets.values())
+
+    def run(self, what: IngestionDescription | SinkDescription) -> list[Step]:
+        """Something new, or in place of what runs under its id."""
+        pursuit = self._all.get(what.id)
+        if pursuit is None:
+            pursuit = self._all[what.id] = Pursuit(what)
+        pursuit.what = what
+        return self._render(pursuit)
+
+    def run_oneshot(self, oneshot: RunOneshotIngestion) -> list[Step]:
+        """Something that is done once."""
+        self._oneshots.add(oneshot.uuid)
+        self._last += 1
+        return [RunOneshotIngestionDataflow(oneshot, self._last)]
+
+    def _render(self, pursuit: Pursuit) -> list[Step]:
+        steps = self._cancel(pursuit)
+        self._last += 1
+        pursuit.attempt, pursuit.error = 0, None
+        if isinstance(pursuit.what, SinkDescription):
+            pursuit.offered = self._last
+            return [*steps, RunSinkDataflow(pursuit.what, self._last)]
+        pursuit.ticket = self._last
+        self._tickets[self._last] = pursuit.what.id
+        return [*steps, LookUp(self._last, pursuit.what, 0)]
+
+    def _cancel(self, pursuit: Pursuit) -> list[Step]:
+        ticket, pursuit.ticket = pursuit.ticket, None
+        if ticket is None:
+            return []
+        del self._tickets[ticket]
+        return [CancelLookUp(ticket)]
+
+    def found(self, ticket: int, resume: ResumeState) -> list[Step]:
+        """A look-up has its answer."""
+        id = self._tickets.pop(ticket, None)
+        if id is None:
+            return []
+        pursuit = self._all[id]
+        assert isinstance(pursuit.what, IngestionDescription)
+        pursuit.ticket, pursuit.attempt, pursuit.error = None, 0, None
+        pursuit.offered = ticket
+        exports = {export.id for export in pursuit.what.exports}
+        uppers = tuple((id, upper) for id, upper in resume.uppers if id in exports)
+        resume = msgspec.structs.replace(resume, uppers=uppers)
+        return [CreateIngestionDataflow(pursuit.what, ticket, resume)]
+
+    def failed(self, ticket: int, error: str) -> tuple[ObjectId | None, list[Step]]:
+        """A look-up failed: it is tried again. The id, if the error is another than before."""
+        id = self._tickets.get(ticket)
+        if id is None:
+            return None, []
+        pursuit = self._all[id]
+        assert isinstance(pursuit.what, IngestionDescription)
+        pursuit.attempt += 1
+        news, pursuit.error = pursuit.error != error, error
+        return id if news else None, [LookUp(ticket, pursuit.what, pursuit.attempt)]
+
+    def allow(self, id: ObjectId, frontier: Frontier) -> None:
+        """Nobody needs an object below `frontier`: a sink rendered again begins there."""
+        pursuit = self._all.get(id)
+        if pursuit is not None and isinstance(pursuit.what, SinkDescription):
+            as_of = max(pursuit.what.as_of, frontier)
+            pursuit.what = msgspec.structs.replace(pursuit.what, as_of=as_of)
+
+    def drop(self, *ids: ObjectId) -> list[Step]:
+        """These are to end: sources, sinks, one-shot ingestions; those that do not run are passed
+        over."""
+        steps: list[Step] = []
+        ended: list[ObjectId] = []
+        forgotten: list[IngestionDescription] = []
+        for id in ids:
+            if id in self._oneshots:
+                self._oneshots.discard(id)
+                ended.append(id)
+            pursuit = self._all.pop(id, None)
+            if pursuit is None:
+                continue
+            steps += self._cancel(pursuit)
+            ended.append(id)
+            if isinstance(pursuit.what, IngestionDescription):
+                forgotten.append(pursuit.what)
+        if ended:
+            steps.append(DropDataflow(tuple(ended), tuple(forgotten)))
+        return steps
+
+    def drop_export(self, source: ObjectId, export: ObjectId) -> list[Step]:
+        """One export of a source is to end."""
+        pursuit = self._all.get(source)
+        if pursuit is None or not isinstance(pursuit.what, IngestionDescription):
+            return []
+        kept = tuple(one for one in pursuit.what.exports if one.id != export)
+        if len(kept) == len(pursuit.what.exports):
+            return []
+        pursuit.what = msgspec.structs.replace(pursuit.what, exports=kept)
+        return [DropDataflow((export,))]
+
+    @property
+    def oneshots(self) -> frozenset[str]:
+        """Uuids of one-shot ingestions that were not dropped."""
+        return frozenset(self._oneshots)
+
+    def applied(self, command: InternalCommand) -> None:
+        """A proposal has come back in its order."""
+        if isinstance(command, CreateIngestionDataflow | RunSinkDataflow):
+            pursuit = self._all.get(command.description.id)
+            if pursuit is not None and pursuit.offered == command.version:
+                pursuit.offered = None
+
+    def suspended(self, id: ObjectId) -> list[Step]:
+        """An object's rendering has ended, to be rendered again."""
+        pursuit = self._all.get(id)
+        if pursuit is None or pursuit.ticket is not None or pursuit.offered is not None:
+            return []
+        return self._render(pursuit)
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        tickets = {
+            pursuit.ticket: id for id, pursuit in self._all.items() if pursuit.ticket is not None
+        }
+        assert tickets == self._tickets
+        assert all(id == pursuit.what.id for id, pursuit in self._all.items())

@@ -1,0 +1,242 @@
+"""What is rendered of the storage half: the part of a worker's state that the one order decides.
+
+Theory of operation. Internal commands come in the one order of both halves, the same on every
+worker. `Renderings` is a function of them alone: it never looks at what a client wants, at
+progress, or at time. So all workers have the same renderings under the same numbers, and the
+same *render log*. What follows from a change (`Change`) is done by the owner of the object: one
+worker, chosen by the object's id.
+
+Rules:
+- a command that renders gives the object the next number; a rendering that was there ends;
+- `SuspendAndRestart` ends the rendering that it names, and no later one;
+- `DropDataflow` ends what is there and passes over what is not; an export that goes alone has
+  its source rendered afresh without it;
+- an ingestion all of whose exports are complete is rendered, but has no task.
+
+Invariants: `validate`. The log keeps its last entries, and a digest of all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections import deque
+from typing import Final, Literal, TypeAlias, assert_never
+
+import msgspec
+
+from actors.progress import ObjectId, is_empty
+from actors.protocol.storage import (
+    IngestionDescription,
+    RunOneshotIngestion,
+    SinkDescription,
+    UpdateConfiguration,
+)
+from actors.protocol.storage_internal import (
+    CreateIngestionDataflow,
+    DropDataflow,
+    InternalCommand,
+    ResumeState,
+    RunOneshotIngestionDataflow,
+    RunSinkDataflow,
+    StatisticsUpdate,
+    SuspendAndRestart,
+)
+from actors.storage.history import merge_configuration
+
+LOG_ENTRIES_MAX: Final = 256
+
+
+def owner_of(id: ObjectId, count: int) -> int:
+    """The worker that runs the task of a source (with its exports), sink or one-shot ingestion;
+    the same in every process."""
+    return zlib.crc32(id.encode()) % count
+
+
+class Rendering(msgspec.Struct, frozen=True):
+    """One rendering of an object."""
+
+    number: int
+    what: IngestionDescription | SinkDescription | RunOneshotIngestion
+    resume: ResumeState = ResumeState()
+
+    @property
+    def id(self) -> ObjectId:
+        """Of the object; of a one-shot ingestion its uuid."""
+        return self.what.uuid if isinstance(self.what, RunOneshotIngestion) else self.what.id
+
+    @property
+    def ids(self) -> tuple[ObjectId, ...]:
+        """The object's own, and those of its exports."""
+        return self.what.ids if isinstance(self.what, IngestionDescription) else (self.id,)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to be done."""
+        uppers = self.resume.uppers
+        return bool(uppers) and all(is_empty(upper) for _, upper in uppers)
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """One change of what is rendered; `index` is its place in the one order."""
+
+    index: int
+    change: Literal["render", "suspend", "drop", "configure"]
+    id: ObjectId = ""
+    number: int = 0
+
+
+class RenderLog:
+    """All changes so far: how many, a digest of them with their descriptions, and the last."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.entries: deque[LogEntry] = deque(maxlen=LOG_ENTRIES_MAX)
+        self._digest = b""
+
+    @property
+    def digest(self) -> str:
+        """Equal on two workers when all their changes were."""
+        return self._digest.hex()
+
+    def add(self, entry: LogEntry, what: object = None) -> None:
+        """One change more; `what` is what was rendered."""
+        self.length += 1
+        self.entries.append(entry)
+        text = self._digest + msgspec.msgpack.encode((entry, what))
+        self._digest = hashlib.blake2b(text, digest_size=16).digest()
+
+
+class Began(msgspec.Struct, frozen=True):
+    """A rendering is there, in the place of `former` if one was."""
+
+    rendering: Rendering
+    former: Rendering | None
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A rendering is gone: for good (`dropped`), or to be rendered again."""
+
+    rendering: Rendering
+    dropped: bool
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """A source was dropped that is not rendered."""
+
+    description: IngestionDescription
+
+
+class Configured(msgspec.Struct, frozen=True):
+    """The configuration is now this."""
+
+    configuration: UpdateConfiguration
+
+
+Change: TypeAlias = Began | Ended | Passed | Configured
+
+
+class Renderings:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self.current: dict[ObjectId, Rendering] = {}
+        self.last_number = 0
+        self.configuration = UpdateConfiguration()
+        self.log = RenderLog()
+        self.ignored = 0
+        """Restarts of renderings that are not there any more."""
+        self._source_of: dict[ObjectId, ObjectId] = {}
+
+    def apply(self, index: int, command: InternalCommand) -> list[Change]:
+        """Number `index` of the one order."""
+        match command:
+            case CreateIngestionDataflow():
+                return [self._render(index, command.description, command.resume)]
+            case RunSinkDataflow():
+                return [self._render(index, command.description)]
+            case RunOneshotIngestionDataflow():
+                return [self._render(index, command.oneshot)]
+            case SuspendAndRestart():
+                return self._suspend(index, command)
+            case DropDataflow():
+                return self._drop(index, command)
+            case UpdateConfiguration():
+                self.configuration = merge_configuration(self.configuration, command)
+                self.log.add(LogEntry(index, "configure"), self.configuration)
+                return [Configured(self.configuration)]
+            case StatisticsUpdate():
+                return []
+            case _:
+                assert_never(command)
+
+    def _render(
+        self,
+        index: int,
+        what: IngestionDescription | SinkDescription | RunOneshotIngestion,
+        resume: ResumeState = ResumeState(),  # noqa: B008 (frozen)
+    ) -> Began:
+        self.last_number += 1
+        rendering = Rendering(self.last_number, what, resume)
+        former = self.current.get(rendering.id)
+        if former is not None:
+            self._remove(former)
+        self.current[rendering.id] = rendering
+        self._source_of |= dict.fromkeys(rendering.ids[1:], rendering.id)
+        self.log.add(LogEntry(index, "render", rendering.id, rendering.number), (what, resume))
+        return Began(rendering, former)
+
+    def _remove(self, rendering: Rendering) -> None:
+        del self.current[rendering.id]
+        for export in rendering.ids[1:]:
+            if self._source_of.get(export) == rendering.id:
+                del self._source_of[export]
+
+    def _suspend(self, index: int, command: SuspendAndRestart) -> list[Change]:
+        rendering = self.current.get(command.id)
+        if rendering is None or rendering.number != command.number:
+            self.ignored += 1
+            return []
+        self._remove(rendering)
+        self.log.add(LogEntry(index, "suspend", rendering.id, rendering.number))
+        return [Ended(rendering, dropped=False)]
+
+    def _drop(self, index: int, command: DropDataflow) -> list[Change]:
+        changes: list[Change] = []
+        fewer: dict[ObjectId, set[ObjectId]] = {}
+        for id in command.ids:
+            rendering = self.current.get(id)
+            if rendering is not None:
+                self._remove(rendering)
+                self.log.add(LogEntry(index, "drop", id, rendering.number))
+                changes.append(Ended(rendering, dropped=True))
+        ended = {change.rendering.id for change in changes if isinstance(change, Ended)}
+        changes += (Passed(gone) for gone in command.forgotten if gone.id not in ended)
+        for id in command.ids:
+            source = self._source_of.get(id)
+            if source is not None:
+                fewer.setdefault(source, set()).add(id)
+        for source, gone in fewer.items():
+            changes.append(self._without(index, self.current[source], gone))
+        return changes
+
+    def _without(self, index: int, rendering: Rendering, gone: set[ObjectId]) -> Began:
+        """A source rendered afresh, without some of its exports."""
+        assert isinstance(rendering.what, IngestionDescription)
+        kept = tuple(export for export in rendering.what.exports if export.id not in gone)
+        uppers = tuple((id, upper) for id, upper in rendering.resume.uppers if id not in gone)
+        return self._render(
+            index,
+            msgspec.structs.replace(rendering.what, exports=kept),
+            msgspec.structs.replace(rendering.resume, uppers=uppers),
+        )
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        numbers = [rendering.number for rendering in self.current.values()]
+        assert len(set(numbers)) == len(numbers)
+        assert all(0 < number <= self.last_number for number in numbers)
+        for id, rendering in self.current.items():
+            assert rendering.id == id
+        for export, source in self._source_of.items():
+            assert export in self.current[source].ids

@@ -1,0 +1,136 @@
+"""What tasks say, as health, statistics and rows of relations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+from actors.ingest_task import Ingested
+from actors.oneshot_task import OneshotProgress
+from actors.progress import Frontier, ObjectId, format_frontier, is_empty
+from actors.protocol.storage import (
+    IngestionDescription,
+    RunOneshotIngestion,
+    SinkDescription,
+    Statistics,
+)
+from actors.sinks.sink import SinkStatistics
+from actors.sources.source import Lag
+from actors.storage.events import Observation
+
+POSITION_SHOWN_MAX: Final = 256
+"""Characters of a position, for people."""
+
+Described: TypeAlias = IngestionDescription | SinkDescription | RunOneshotIngestion
+"""What a task is about."""
+Broken: TypeAlias = Mapping[str, tuple[str, str]]
+"""Exports that have failed: name outside → (error, hint)."""
+
+
+def health_of(
+    description: IngestionDescription, broken: Broken, lag: Lag | None
+) -> tuple[Observation, ...]:
+    """A source runs, with what people should know beside it; so do its exports, unless they have
+    failed."""
+    hint = "" if lag is None else "; ".join(lag.notes)
+    found = [Observation(description.id, "running", None, hint or None)]
+    for export in description.exports:
+        if export.outside in broken:
+            error, todo = broken[export.outside]
+            found.append(Observation(export.id, "stalled", error, todo or None))
+        else:
+            found.append(Observation(export.id, "running"))
+    return tuple(found)
+
+
+def of_source(told: Ingested, now_ms: int) -> Statistics:
+    """A source's statistics, since its task began."""
+    counts, lag = told.counts, told.lag
+    behind = 0 if lag.bytes_behind == 0 else lag.ms_behind
+    if behind is None and told.outside_ms is not None:
+        behind = max(0, now_ms - told.outside_ms)
+    return Statistics(
+        told.id,
+        messages=counts.messages,
+        bytes=counts.bytes,
+        rows_inserted=counts.rows_inserted,
+        rows_deleted=counts.rows_deleted,
+        rows_staged=told.rows_staged,
+        snapshot_rows_known=lag.snapshot_rows_known,
+        snapshot_rows_staged=counts.snapshot_rows or lag.snapshot_rows_staged or None,
+        position_known=lag.known or None,
+        position_committed=told.position[:POSITION_SHOWN_MAX] or None,
+        lag_ms=behind,
+        lag_bytes=lag.bytes_behind,
+    )
+
+
+def of_sink(id: ObjectId, upper: Frontier, counts: SinkStatistics) -> Statistics:
+    """A sink's statistics, since its task began."""
+    return Statistics(
+        id,
+        messages=counts.commits,
+        bytes=counts.bytes_committed,
+        rows_inserted=counts.rows_committed,
+        rows_staged=counts.rows_staged,
+        position_committed=format_frontier(upper),
+    )
+
+
+def of_oneshot(uuid: str, told: OneshotProgress) -> Statistics:
+    """A one-shot ingestion's statistics."""
+    far = told.progress
+    return Statistics(
+        uuid,
+        messages=far.files_done,
+        bytes=far.bytes_done,
+        rows_staged=told.rows_staged,
+        files_known=far.files,
+        bytes_known=far.bytes,
+    )
+
+
+def id_of(description: Described) -> ObjectId:
+    """Of the object; of a one-shot ingestion its uuid."""
+    return description.uuid if isinstance(description, RunOneshotIngestion) else description.id
+
+
+def ids_of(description: Described | None) -> tuple[ObjectId, ...]:
+    """The objects whose uppers are reported: of a one-shot ingestion there are none."""
+    match description:
+        case IngestionDescription(ids=ids):
+            return ids
+        case SinkDescription(id=id):
+            return (id,)
+    return ()
+
+
+def frontier_rows(
+    worker: int, description: Described, reached: Mapping[ObjectId, Frontier]
+) -> Iterator[tuple[Any, ...]]:
+    """Of `penstock.frontiers`: the object, and its exports."""
+    if isinstance(description, RunOneshotIngestion):
+        return
+    exports = description.exports if isinstance(description, IngestionDescription) else ()
+    own = (description.id, description.name)
+    for id_, name in (own, *((each.id, each.outside) for each in exports)):
+        upper = reached.get(id_)
+        known = None if upper is None or is_empty(upper) else upper
+        yield (worker, id_, name, None, known, known, known, None)
+
+
+def dataflow_rows(worker: int, description: Described, state: str) -> Iterator[tuple[Any, ...]]:
+    """Of `penstock.dataflows`; `state` is running, suspended or dropping. A one-shot ingestion is
+    none any more when its task has ended."""
+    if isinstance(description, RunOneshotIngestion):
+        if state != "suspended":
+            own = worker, description.uuid, f"copy into {description.collection}"
+            yield (*own, "oneshot", 0, None, None, True, state, "", 0, description.shard)
+        return
+    told = worker, description.id, description.name
+    scheduled = state != "suspended"
+    if isinstance(description, IngestionDescription):
+        yield (*told, "ingestion", 0, None, None, scheduled, state, "", 0, "")
+        return
+    shard = description.input.shard
+    yield (*told, "sink", description.as_of, None, None, scheduled, state, "", 0, shard)

@@ -1,0 +1,45 @@
+"""The storage half's state machines as data, as compute's are (`compute.transitions`).
+
+A table maps (state, event) to the next state; what is not in it breaks a rule. `STAGES` is what
+`cluster.storage_rules` steps through. `LIFE` is the life of a source or sink on all workers;
+`storage.state` is tested to go through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+Table: TypeAlias = Mapping[tuple[str, str], str]
+
+OTHER: Final = "any other command"
+
+STAGES: Final[Table] = {
+    ("opened", "Hello"): "initializing",
+    ("initializing", OTHER): "initializing",
+    ("initializing", "InitializationComplete"): "storing",
+    ("storing", OTHER): "storing",
+}
+"""One connection, by its commands."""
+
+LIFE: Final[Table] = {
+    ("absent", "Run"): "looked up",
+    ("looked up", "look-up failed"): "looked up",
+    ("looked up", "look-up answered"): "running",
+    ("looked up", "dropped"): "absent",
+    ("running", "update"): "looked up",
+    ("running", "reconciled: kept"): "running",
+    ("running", "task failed"): "stalled",
+    ("stalled", "SuspendAndRestart"): "looked up",
+    ("stalled", "dropped"): "stopping",
+    ("running", "dropped"): "stopping",
+    ("running", "reconciled: not mentioned"): "stopping",
+    ("stopping", "task stopped"): "absent",
+}
+"""One source. While it is looked up for an update the former rendering goes on. (A sink is not
+looked up: it is rendered at once.)"""
+
+TABLES: Final[Mapping[str, Table]] = {
+    "A connection of the storage half": STAGES,
+    "A source": LIFE,
+}

@@ -1,0 +1,187 @@
+"""A real PostgreSQL of one's own, for tests and benchmarks: made, started, killed, started again.
+
+PostgreSQL refuses to run as root: then it runs as ``postgres`` or ``nobody``. It listens on a Unix
+socket in a folder of its own, and on a free port of the loopback interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import pwd
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+_TIMEOUT_S: Final = 60
+_GUARD: Final = 'cat >/dev/null; "$0" -D "$1/data" -m immediate stop >/dev/null 2>&1; rm -rf "$1"'
+_PLACES: Final = "/usr/lib/postgresql/*/bin"
+
+
+class NoPostgres(Exception):
+    """There is none on this machine, or it does not start; says why, and what to do."""
+
+
+class NotInstalled(NoPostgres):
+    """This machine has no PostgreSQL."""
+
+
+def binary(name: str) -> str:
+    """Where one of PostgreSQL's programs is. Raises `NotInstalled`."""
+    # Debian keeps them out of the path, one folder a version: the newest is taken.
+    places = sorted(
+        glob.glob(f"{_PLACES}/{name}"), key=lambda place: _version(Path(place).parts[-3])
+    )
+    found = places[-1] if places else shutil.which(name)
+    if found is None:
+        raise NotInstalled(
+            f"{name} is neither in {_PLACES} nor on PATH: install PostgreSQL's server and clients"
+            " (on Debian: apt-get install postgresql)"
+        )
+    return found
+
+
+def _version(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _account() -> str | None:
+    """Whom it runs as; None: as ourselves."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            pwd.getpwnam(name)
+            return name
+    raise NoPostgres("PostgreSQL refuses root, and there is no other account to run it as")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class PostgresServer:
+    """One server: superuser ``bench``, database ``postgres``, everybody is trusted."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        self.folder = folder
+        """Of the socket."""
+        self.port = _free_port()
+        self.user = "bench"
+        self._data = folder / "data"
+        self._account = _account()
+        self._settings = dict(settings)
+        if self._account is not None:
+            shutil.chown(folder, self._account)
+        self._run([binary("initdb"), "-D", str(self._data), "-U", "bench", "-A", "trust", "-N"])
+
+    def conninfo(self, **more: str) -> str:
+        """For libpq, over the Unix socket."""
+        parts = {"host": str(self.folder), "port": self.port, "user": "bench", "dbname": "postgres"}
+        return " ".join(f"{key}={value}" for key, value in {**parts, **more}.items())
+
+    def start(self, **settings: str) -> None:
+        """Starts it, with these settings besides those it was made with."""
+        options = [f"-h 127.0.0.1 -p {self.port} -k {self.folder}"]
+        options += [f"-c {name}={value}" for name, value in (self._settings | settings).items()]
+        self._control("-l", str(self.folder / "log"), "-o", " ".join(options), "start")
+
+    def stop(self, mode: str = "fast") -> None:
+        """Ends it: ``smart``, ``fast`` or ``immediate``."""
+        self._control("-m", mode, "stop")
+
+    def kill(self) -> None:
+        """``kill -9`` of all its processes, as when the machine dies."""
+        main = int((self._data / "postmaster.pid").read_text().split()[0])
+        # The children are found while their parent lives: then nobody else's can be among them.
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        for process in (main, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        for process in (main, *map(int, children)):
+            _wait_gone(process)
+        # One that nobody waited for looks alive to the next server: the files that name it go.
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
+        (self.folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
+
+    def run(self, name: str, arguments: Sequence[str], *, timeout_s: float = _TIMEOUT_S) -> str:
+        """Runs one of the client programs against it; its output. Raises `NoPostgres`."""
+        command = [binary(name), "-h", str(self.folder), "-p", str(self.port), "-U", "bench"]
+        return self._run([*command, *arguments], timeout_s=timeout_s)
+
+    def put(self, name: str, data: bytes) -> Path:
+        """A file in its folder that it alone may read."""
+        place = self.folder / name
+        place.write_bytes(data)
+        place.chmod(0o600)
+        if self._account is not None:
+            shutil.chown(place, self._account)
+        return place
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Ends it and removes its folder when the block does, or this process, be it by
+        ``kill -9``: a process apart waits for that."""
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, binary("pg_ctl"), str(self.folder)],
+            stdin=subprocess.PIPE,
+            user=self._account,
+            cwd="/",
+            start_new_session=True,  # what interrupts us does not interrupt it
+        )
+        with guard:
+            yield
+
+    def log(self) -> str:
+        """What it said."""
+        return (self.folder / "log").read_text()
+
+    def _control(self, *arguments: str) -> None:
+        self._run([binary("pg_ctl"), "-D", str(self._data), "-w", *arguments])
+
+    def _run(self, command: list[str], *, timeout_s: float = _TIMEOUT_S) -> str:
+        done = subprocess.run(
+            command,
+            user=self._account,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        if done.returncode:
+            raise NoPostgres(f"{command[0]}: {(done.stderr or done.stdout).strip()[-300:]}")
+        return done.stdout
+
+
+def _wait_gone(process: int) -> None:
+    """Waits until a process is dead; shared memory is in use until then."""
+    with contextlib.suppress(ProcessLookupError):
+        watch = os.pidfd_open(process)
+        try:
+            select.select([watch], [], [], _TIMEOUT_S)
+        finally:
+            os.close(watch)
+
+
+@contextlib.contextmanager
+def postgres_server(**settings: str) -> Iterator[PostgresServer]:
+    """Runs one while the block lasts, with settings of postgresql.conf. Raises `NoPostgres`."""
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:
+        server = PostgresServer(Path(folder), settings)
+        server.start()
+        try:
+            yield server
+        finally:
+            with contextlib.suppress(NoPostgres):  # a test may have stopped it
+                server.stop("immediate")

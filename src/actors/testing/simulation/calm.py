@@ -1,0 +1,164 @@
+"""The calm end of a run: everything comes to rest, is readable and right, then gone when dropped.
+
+First without a write, then behind one: every object is waited for and read, every subscription and
+sink catches up, the source has given what it should. Then everything is dropped, last made first,
+and nothing may be left anywhere (`rest`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from actors.errors import (
+    Broken,
+    Busy,
+    Canceled,
+    Closed,
+    DeadlineExceeded,
+    EngineError,
+    InvalidUsage,
+    ObjectExists,
+    ObjectInUse,
+    PenstockError,
+    ReadBelowSince,
+    StorageError,
+    UnknownObject,
+)
+from actors.testing.simulation.history import Violation
+from actors.testing.simulation.rest import check_rest
+from actors.testing.simulation.schedule import SOURCE_EVENTS, TABLES
+from actors.testing.simulation.storage_checkers import upper_of
+
+if TYPE_CHECKING:
+    from actors.testing.cluster import World
+    from actors.testing.simulation.run import Worker, Workers
+
+CALM_S: Final = 60.0
+"""Virtual time within which everything comes to rest once faults have stopped."""
+UNREAD: Final = ("index", "source", "sink")
+"""Kinds of objects that have no contents of their own."""
+
+EXCUSED: Final = (
+    Broken,
+    Busy,
+    Canceled,
+    Closed,
+    DeadlineExceeded,
+    EngineError,
+    ObjectExists,
+    ObjectInUse,
+    ReadBelowSince,
+    StorageError,
+    UnknownObject,
+)
+"""While faults strike; `InvalidUsage` of other kinds never is."""
+
+
+def doing(world: World) -> str:
+    """What every actor says it does, for people."""
+    return "; ".join(f"{actor.path}: {actor.doing}" for actor in world.actors())
+
+
+async def calm_down(world: World, shared: Workers, worker: Worker) -> None:
+    """Everything can be written and read, and is right."""
+    await worker.leave()
+    # First without a write: nothing that comes later may be needed to make this readable.
+    for entry in world.history.catalog.objects:
+        if entry.kind not in UNREAD and not await _readable(world, worker, entry.name):
+            return
+    # What was under way when the faults stopped may fail by them, but only once.
+    time = 0
+    for attempt in range(20):
+        client = await worker.connected()
+        try:
+            time = await worker.write({table: [shared.fresh_row(1)] for table in TABLES}, {})
+            break
+        except EXCUSED as error:
+            if attempt == 19:
+                world.fail(Violation(f"liveness: no write in the calm: {error!r}"))
+                return
+            await worker.leave()
+            await asyncio.sleep(0.5)
+    try:
+        client = await worker.connected()
+        catalog = world.history.catalog
+        names = [each.name for each in catalog.objects if each.kind not in UNREAD]
+        for name in names:
+            await client.wait_for(name, time, deadline_ms=int(CALM_S * 1000))
+            await client.peek(name)
+    except PenstockError as error:
+        world.fail(
+            Violation(f"liveness: in the calm: {type(error).__name__}: {error}; {doing(world)}")
+        )
+        return
+    for made in shared.subscriptions:
+        assert made.task is not None
+        while not made.task.done() and made.upper <= time:
+            await asyncio.sleep(0.05)
+    await _flowing(world, time)
+    try:
+        world.writes.check()
+    except Violation as violation:
+        world.fail(violation)
+
+
+async def _flowing(world: World, time: int) -> None:
+    """The source has given what it should by now, and every sink has it outside."""
+    rate = world.schedule.setting.source_rate
+    catalog = world.history.catalog
+    tables = [entry.shard for entry in catalog.objects if entry.kind == "source table"]
+    for held in (world.history.shards[shard] for shard in tables if shard is not None):
+        # A slow one needs not have come to its end: it goes on.
+        most = SOURCE_EVENTS if rate >= 200 else min(SOURCE_EVENTS, len(held.updates) + 1)
+        while len(held.updates) < most:
+            await asyncio.sleep(0.05)
+    sinks = [entry.id for entry in catalog.objects if entry.kind == "sink"]
+    while any(upper_of(id_, world.sinks) <= time for id_ in sinks):
+        await asyncio.sleep(0.05)
+
+
+async def _readable(world: World, worker: Worker, name: str) -> bool:
+    """Whether it can be read; what was under way when the faults stopped may break once more."""
+    failed: PenstockError | None = None
+    for _ in range(20):
+        client = await worker.connected()
+        try:
+            await client.peek(name, deadline_ms=20_000)
+            return True
+        except EXCUSED as error:
+            failed = error
+            if isinstance(error, DeadlineExceeded):
+                break
+            await worker.leave()
+            await asyncio.sleep(0.5)
+    world.fail(Violation(f"liveness: no read of {name} in the calm: {failed!r}; {doing(world)}"))
+    return False
+
+
+async def drop_all(world: World, worker: Worker) -> None:
+    """Drops everything, last made first, and waits until nothing of it is anywhere."""
+    shared = worker.shared
+    for made in shared.subscriptions:
+        if made.task is not None:
+            made.task.cancel()
+            await asyncio.wait([made.task])
+    seen: set[str] = set()
+    while left := [e for e in world.history.catalog.objects if e.kind != "source table"]:
+        entry = left[-1]
+        seen |= {each.id for each in left}
+        try:
+            client = await worker.connected()
+            if entry.kind == "source":
+                await client.drop_source(entry.name)
+            elif entry.kind == "sink":
+                await client.drop_sink(entry.name)
+            else:
+                await client.drop(entry.name)
+        except (PenstockError, InvalidUsage) as error:
+            if {each.id for each in world.history.catalog.objects} <= seen:
+                world.fail(Violation(f"liveness: drop {entry.name} in the calm: {error!r}"))
+                return
+            # A statement whose client was gone has made something meanwhile.
+    await worker.leave()
+    await check_rest(world)

@@ -1,0 +1,73 @@
+"""Copies from files in a run: whole at one time, or not there; once for a uuid, however often it
+is asked for.
+
+A copy is on record as a write is, so `WritesChecker` says whether it is there whole, once, and at
+the time that was told. What is checked here besides: whoever asks again under its uuid is told
+the same rows and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors.errors import Broken, Closed, PenstockError
+from actors.testing.simulation.checkers import WriteRecord
+from actors.testing.simulation.history import Violation
+from actors.testing.simulation.queries import Row
+
+if TYPE_CHECKING:
+    from actors.testing.simulation.run import Worker
+
+COLUMNS = ("id", "k", "v")
+
+
+async def copy(worker: Worker, table: str, rows: list[Row], asked: int) -> None:
+    """Copies rows, asking so many times until it is answered. Raises what the client does; the
+    copy is on record in any case."""
+    world = worker.world
+    number = len(world.writes.records)
+    path = world.directory / f"copy-{number}.parquet"
+    columns = [pa.array([row[index] for row in rows], pa.int64()) for index in range(3)]
+    pq.write_table(pa.table(columns, names=list(COLUMNS)), path)
+    os.utime(path, ns=(number + 1, number + 1))
+    record = WriteRecord({table: [(row, 1) for row in rows]})
+    world.writes.records.append(record)
+    open_ = False
+    """Whether an earlier request may have done it."""
+    for attempt in range(asked):
+        client = await worker.connected()
+        try:
+            done = await client.copy_from(table, str(path), "parquet", uuid=f"copy {number}")
+        except PenstockError as error:
+            world.trace.note("copy", number, type(error).__name__)
+            if error.determinate and not open_:
+                record.refused = f"{type(error).__name__}: {error}"
+                raise
+            open_ = True
+            if attempt + 1 == asked:
+                raise
+            if isinstance(error, Broken | Closed):
+                await worker.leave()
+            await asyncio.sleep(0.05)
+            continue
+        _note(worker, record, done.rows, done.time)
+        break
+    if asked > 1 and rows:
+        client = await worker.connected()
+        again = await client.copy_from(table, str(path), "parquet", uuid=f"copy {number}")
+        if (again.rows, again.time, again.repeated) != (len(rows), record.time, True):
+            raise Violation(f"copies: asked again, {record.time} became {again}")
+    worker.mine[table] += rows
+
+
+def _note(worker: Worker, record: WriteRecord, rows: int, time: int) -> None:
+    (changes,) = record.changes.values()
+    if rows != len(changes):
+        raise Violation(f"copies: {len(changes)} rows were copied, {rows} were told")
+    record.time = time
+    worker.shared.times.append(time)

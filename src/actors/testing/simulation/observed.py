@@ -1,0 +1,48 @@
+"""A client's connection, with the checkers of exchanges at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from actors.testing.simulation.checkers import ExchangeChecker
+from actors.testing.simulation.links import End
+
+if TYPE_CHECKING:
+    from actors.testing.cluster import World
+
+
+class ObservedLink:
+    """A client's end, watched. It is its own dialler, as `Client.in_process` wants one."""
+
+    def __init__(self, end: End, world: World) -> None:
+        self._end = end
+        self.checker = ExchangeChecker(world.history, world.reads)
+        self._sent = world.guarded(self.checker.sent)
+        self._received = world.guarded(self.checker.received)
+
+    async def connect_in_process(self) -> ObservedLink:
+        """Itself."""
+        return self
+
+    async def send(self, message: Any) -> None:
+        """Sends."""
+        self._sent(message)
+        await self._end.send(message)
+
+    def offer(self, messages: Sequence[Any]) -> int:
+        """Sends the first so many of them, without waiting."""
+        count = self._end.offer(messages)
+        for message in messages[:count]:
+            self._sent(message)
+        return count
+
+    async def receive(self) -> Any:
+        """The next message."""
+        message = await self._end.receive()
+        self._received(message)
+        return message
+
+    async def aclose(self) -> None:
+        """Ends the connection."""
+        await self._end.aclose()

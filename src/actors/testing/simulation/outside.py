@@ -1,0 +1,280 @@
+"""The outside of a simulated service: sources that fail at will, and sinks into memory.
+
+Theory of operation. What stands outside outlives the service's lives: `Outside` keeps one `Written`
+a sink, with all that was ever committed to it. A `MemorySink` keeps the rules of `sinks.sink`: a
+batch and its upper become seen together; whoever opens it fences off who wrote before. At the
+instant of each commit its batch is held to the truth (`SinksChecker`).
+
+Operations are sites of faults: ``sink.open``, ``sink.commit``, ``source.open``, ``source.next``.
+Each may fail before it happens, happen without telling so (a commit), or take long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final, cast
+
+import pyarrow as pa
+
+from actors.errors import Fenced
+from actors.kernel import Actor, Address, Clock
+from actors.outside import WorldOutside
+from actors.persist import PersistClient
+from actors.plan.jobs import ExecutorMessage
+from actors.plan.schema import DIFF, TIME, Schema
+from actors.progress import Frontier, ObjectId, ShardId
+from actors.protocol.storage import Configuration, SinkDescription
+from actors.settings import Settings
+from actors.sink_task import SinkTask
+from actors.sinks.messages import SinkWork
+from actors.sinks.sink import Sink, SinkStatistics
+from actors.sources.source import Export, Given, Lag, Source, Unreachable
+from actors.storage.half import Outside as Reach
+from actors.testing.simulation.faults import FAIL, LOST_ANSWER, Injector
+from actors.testing.simulation.history import History, Update, Violation
+from actors.testing.simulation.queries import Bag
+
+MEMORY: Final = "memory"
+"""The kind of these sinks."""
+
+
+class Written:
+    """What one sink has made durable outside."""
+
+    def __init__(self, id: ObjectId, shard: ShardId, as_of: Frontier = 0) -> None:
+        self.id = id
+        self.shard = shard
+        self.as_of = as_of
+        """Where it begins: nothing below that will ever be outside."""
+        self.upper: Frontier | None = None
+        self.contents: Bag = Counter()
+        self.writer: MemorySink | None = None
+        """Who may commit."""
+        self.commits = 0
+
+
+class SinksChecker:
+    """What a sink commits is what the object changed between the two frontiers, no more and no
+    less: batches follow one another without gap or repeat, and what stands outside is the object's
+    contents as of the last time below the upper; where times are kept, each update is at its own.
+
+    Does not cover: sinks of objects that were dropped meanwhile, and how soon.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.written: dict[ObjectId, Written] = {}
+
+    def found(self, made: SinkDescription) -> Written:
+        """What stands outside of a sink."""
+        new = Written(made.id, made.input.shard, made.as_of)
+        return self.written.setdefault(made.id, new)
+
+    def check(
+        self, table: Written, lower: Frontier, upper: Frontier, batch: list[Update], times: bool
+    ) -> None:
+        """A batch is about to become durable."""
+        if upper <= lower or (table.upper is not None and lower != table.upper):
+            raise Violation(
+                f"sinks: {table.id} stands below {table.upper} and commits [{lower}, {upper})"
+            )
+        held = self._history.shards.get(table.shard)
+        if held is None:
+            return
+        if upper > self._history.sealed(held):
+            raise Violation(f"sinks: {table.id} commits up to {upper}, its object is not sealed")
+        contents = Counter(table.contents)
+        for row, _, diff in batch:
+            contents[row] += diff
+        wanted = held.at(upper - 1)
+        if Counter({row: n for row, n in contents.items() if n}) != wanted:
+            raise Violation(f"sinks: {table.id} would hold {contents} below {upper}, not {wanted}")
+        if not times or table.upper is None:
+            return
+        found = _summed(batch)
+        truth = _summed([each for each in held.updates if lower <= each[1] < upper])
+        if found != truth:
+            raise Violation(f"sinks: {table.id} commits {found} for [{lower}, {upper}): {truth}")
+
+
+def _summed(updates: Sequence[Update]) -> Counter[tuple[Any, int]]:
+    found: Counter[tuple[Any, int]] = Counter()
+    for row, time, diff in updates:
+        found[row, time] += diff
+    return Counter({at: n for at, n in found.items() if n})
+
+
+async def _suffer(injector: Injector, site: str) -> bool:
+    """What goes wrong there; whether the answer is lost. Raises `Unreachable`."""
+    fault = injector.draw(site)
+    if fault is None:
+        return False
+    if fault.delay_ms:
+        await asyncio.sleep(fault.delay_ms / 1000)
+    if fault.kind == FAIL:
+        raise Unreachable(f"{site}: failed on purpose", "wait")
+    return fault.kind == LOST_ANSWER
+
+
+class MemorySink:
+    """See `sinks.sink.Sink`. Every other one keeps times."""
+
+    once = False
+
+    def __init__(self, table: Written, checker: SinksChecker, world: Any) -> None:
+        self._table = table
+        self._checker = checker
+        self._world = world
+        self._batch: list[Update] = []
+        self._counts = SinkStatistics()
+        self.keeps_times = zlib.crc32(table.id.encode()) % 2 == 1
+
+    async def check(self, schema: Schema) -> None:
+        """Nothing can be wrong."""
+
+    async def open(self, schema: Schema) -> Frontier | None:
+        """Fences off who wrote before."""
+        await _suffer(self._world.injector, "sink.open")
+        self._table.writer = self
+        self._world.trace.note("sink", self._table.id, "opens at", self._table.upper)
+        return self._table.upper
+
+    async def write(self, updates: pa.Table) -> None:
+        """Keeps a piece."""
+        columns = [updates[n].to_pylist() for n in updates.column_names if n not in (TIME, DIFF)]
+        rows = zip(*columns, strict=True)
+        times, diffs = updates[TIME].to_pylist(), updates[DIFF].to_pylist()
+        self._batch += zip(rows, times, diffs, strict=True)
+        await asyncio.sleep(0)
+
+    async def commit(self, lower: Frontier, upper: Frontier) -> None:
+        """All pieces and the upper at one instant."""
+        lost = await _suffer(self._world.injector, "sink.commit")
+        table = self._table
+        if table.writer is not self:
+            raise Fenced(f"{table.id}: another writes it now", determinate=True)
+        self._world.trace.note("sink", table.id, "commits", lower, upper, len(self._batch))
+        self._world.guarded(self._checker.check)(table, lower, upper, self._batch, self.keeps_times)
+        for row, _, diff in self._batch:
+            table.contents[row] += diff
+        table.upper = upper
+        table.commits += 1
+        self._batch.clear()
+        self._counts = SinkStatistics(commits=self._counts.commits + 1)
+        await asyncio.sleep(0.001)
+        if lost:
+            raise Unreachable("sink.commit: timed out on purpose", "wait")
+
+    def statistics(self) -> SinkStatistics:
+        """Commits."""
+        return self._counts
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class FaultySource:
+    """A source that cannot be reached now and then."""
+
+    def __init__(self, inner: Source, injector: Injector) -> None:
+        self._inner = inner
+        self._injector = injector
+
+    async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
+        """See `Source`."""
+        return await self._inner.describe(wanted)
+
+    async def open(self, exports: Sequence[Export], position: str | None) -> None:
+        """See `Source`."""
+        await _suffer(self._injector, "source.open")
+        self._injector.trace.note("source opens at", position)
+        await self._inner.open(exports, position)
+
+    async def next(self) -> Given:
+        """See `Source`."""
+        await _suffer(self._injector, "source.next")
+        return await self._inner.next()
+
+    async def taken(self, position: str) -> None:
+        """See `Source`."""
+        await self._inner.taken(position)
+
+    def lag(self) -> Lag:
+        """See `Source`."""
+        return self._inner.lag()
+
+    async def close(self) -> None:
+        """See `Source`."""
+        await self._inner.close()
+
+    async def forget(self) -> None:
+        """See `Source`."""
+        await self._inner.forget()
+
+
+class SimulatedOutside(WorldOutside):
+    """The service's way to all this. `world` is the simulation's."""
+
+    def __init__(
+        self,
+        world: Any,
+        settings: Settings,
+        clock: Clock,
+        random: Random,
+        executor: Address[ExecutorMessage],
+        scratch: Path,
+    ) -> None:
+        super().__init__(settings, clock, random, executor, scratch)
+        self._world = world
+        self._places = scratch
+        self._numbers = 0
+
+    def source(self, configuration: Configuration, id: ObjectId) -> Source:
+        """As it is, and failing."""
+        return FaultySource(super().source(configuration, id), self._world.injector)
+
+    def new_sink(self, kind: str, options: bytes) -> Configuration:
+        """Into memory, or as it is."""
+        if kind == MEMORY:
+            return Configuration(MEMORY, b"")
+        return super().new_sink(kind, options)
+
+    def sink(self, configuration: Configuration, id: ObjectId) -> Sink:
+        """For the checks of a creation: nothing is written to it."""
+        return self._sink(Written(id, ""))
+
+    def _sink(self, table: Written) -> Sink:
+        return MemorySink(table, self._world.sinks, self._world)
+
+    def half(self, persist: PersistClient) -> Reach:
+        """The same for the storage halves of the workers."""
+
+        def sink_task(description: SinkDescription, number: int, owner: Address[Any]) -> Actor[Any]:
+            id_, shard = description.id, description.input.shard
+            work = SinkWork(
+                id_,
+                description.name,
+                shard,
+                description.input.schema,
+                cast(Any, description.configuration),  # only `make` looks at it
+                description.as_of,
+            )
+            self._numbers += 1
+            make: Callable[..., Sink] = lambda *_: self._sink(self._world.sinks.found(description))  # noqa: E731
+            return SinkTask(
+                work,
+                number,
+                persist,
+                self._settings,
+                owner,
+                self._places / f"sink-{id_}-{self._numbers}",
+                writable=True,
+                make=make,
+            )
+
+        return Reach(self.source, sink_task, self._places, self.oneshot)

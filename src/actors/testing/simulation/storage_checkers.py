@@ -1,0 +1,278 @@
+"""The checkers of runs with a storage half: one order, one client at a time, nothing let go early.
+
+They look at the workers of the service's present life from outside of them, whenever something
+became durable or a storage client heard something (`RenderingsChecker`), at what workers send and
+what clients are told (`ToldChecker`), and at every durable change (`HoldsChecker`). Sinks are held
+to the truth by `outside.SinksChecker`, sources by `checkers.SourcesChecker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from actors.kernel.cell import Cell
+from actors.progress import EMPTY, Frontier, Nonce, ObjectId
+from actors.protocol.relations import PREFIX
+from actors.protocol.storage import (
+    FrontierUpper,
+    IngestionDescription,
+    Response,
+    StagedBatches,
+)
+from actors.sequencer import Sequencer
+from actors.storage.renderings import LogEntry
+from actors.storage.state import StorageState
+from actors.storage.telling import id_of
+from actors.testing.simulation.history import History, Violation
+from actors.testing.simulation.outside import SinksChecker
+from actors.worker import Worker
+
+Half: TypeAlias = tuple[list[Worker], Sequencer | None]
+"""The workers of one cluster, by index, and its sequencer."""
+DATAFLOWS: Final = f"{PREFIX}dataflows"
+
+
+class ToldChecker:
+    """A storage client is told only what workers sent to it: a frontier is the least that all of
+    them have told under its nonce, a one-shot ingestion is answered when all of them have answered
+    it under that, anything else passes as it is. And no frontier is told before
+    what it seals is durable: in the object's shard, or outside.
+
+    Does not cover: what workers send and nobody is told (displaced clients), and how soon.
+    """
+
+    def __init__(self, workers: int, history: History, sinks: SinksChecker) -> None:
+        self._workers = workers
+        self._history = history
+        self._sinks = sinks
+        self._uppers: dict[tuple[Nonce, ObjectId], dict[str, Frontier]] = {}
+        self._sent: dict[Nonce, dict[int, Response]] = {}
+        """By identity; kept, so that none is reused."""
+
+    def sent(self, adapter: str, nonce: Nonce, response: Response) -> None:
+        """A worker answers by way of its adapter."""
+        if isinstance(response, FrontierUpper):
+            told = self._uppers.setdefault((nonce, response.id), {})
+            told[adapter] = max(told.get(adapter, 0), response.upper)
+        elif isinstance(response, StagedBatches):
+            self._uppers.setdefault((nonce, response.uuid), {})[adapter] = EMPTY
+        else:
+            self._sent.setdefault(nonce, {})[id(response)] = response
+
+    def told(self, nonce: Nonce, response: Response) -> None:
+        """The client of that nonce is told."""
+        if isinstance(response, StagedBatches):
+            response = FrontierUpper(response.uuid, EMPTY)  # merged as one
+        if not isinstance(response, FrontierUpper):
+            if id(response) not in self._sent.get(nonce, {}):
+                raise Violation(f"nonces: {nonce} was told what nobody sent to it: {response}")
+            return
+        id_, upper = response.id, response.upper
+        uppers = self._uppers.get((nonce, id_), {})
+        if len(uppers) < self._workers or min(uppers.values()) < upper:
+            raise Violation(f"nonces: {nonce} was told {id_} below {upper}, workers sent {uppers}")
+        durable = self._durable(id_)
+        if durable is not None and upper > durable:
+            raise Violation(f"told: {id_} below {upper}, and it is durable below {durable}")
+
+    def _durable(self, id_: ObjectId) -> Frontier | None:
+        held = self._history.shards.get(id_)
+        if held is not None:
+            return held.state.upper
+        written = self._sinks.written.get(id_)
+        return None if written is None else written.upper or written.as_of
+
+
+class HoldsChecker:
+    """Nobody loses what it still needs: the since of a shard is never beyond what a sink on it has
+    outside, nor beyond the time from which a view on it would go on after a restart.
+
+    Does not cover: indexes and subscribes, which may begin anew at any readable time.
+    """
+
+    def __init__(self, history: History, sinks: SinksChecker) -> None:
+        self._history = history
+        self._sinks = sinks
+
+    def check(self) -> None:
+        """After each durable change."""
+        history = self._history
+        shards = {entry.id: entry.shard for entry in history.catalog.objects}
+        for entry in history.catalog.objects:
+            if entry.kind == "sink":
+                written = self._sinks.written.get(entry.id)
+                upper = None if written is None else written.upper
+                needed = entry.as_of if upper is None else upper
+            elif entry.kind == "view" and entry.shard in history.shards:
+                needed = max(history.shards[entry.shard].state.upper - 1, entry.as_of)
+            else:
+                continue
+            for on in entry.depends:
+                held = history.shards.get(shards.get(on) or "")
+                if held is not None and held.state.since > needed:
+                    raise Violation(
+                        f"holds: {entry.name} needs shard {held.state.id} from {needed} on, and "
+                        f"its since is {held.state.since}"
+                    )
+
+
+class _Order:
+    """What the workers of one cluster have rendered, by place in their logs."""
+
+    def __init__(self, workers: object) -> None:
+        self.workers = workers  # kept, so that another's list is another
+        self.entries: list[LogEntry] = []
+        self.digests: dict[int, str] = {}
+        self.seen: dict[int, int] = {}
+        self.dataflows: dict[int, tuple[ObjectId, str]] = {}
+
+
+class RenderingsChecker:
+    """All workers of a cluster render alike, of both halves: their logs agree as far as each has
+    come, whoever displaced whom; the rules of each state hold (`validate`). When nothing of the one
+    order is under way, what is rendered of the storage half is what worker 0 wants rendered: so
+    nothing that was dropped was rendered again. No id stands for something of both halves in the
+    relations, and each thing of the storage half is shown by one worker.
+
+    Does not cover: descriptions of dataflows (the checker of views sees what they make).
+    """
+
+    def __init__(self) -> None:
+        self._orders: dict[int, _Order] = {}
+
+    def check(self, workers: Sequence[Worker], sequencer: Sequencer | None) -> None:
+        """At any moment at which none of these actors is at work; of one cluster."""
+        if not workers:
+            return
+        key = id(workers[0]._workers)
+        order = self._orders.setdefault(key, _Order(workers[0]._workers))
+        states = [each._storage.state for each in workers if each._storage is not None]
+        for index, worker in enumerate(workers):
+            self._check_dataflows(order, worker)
+            if worker._storage is not None:
+                self._check_log(order, index, worker._storage.state)
+        for state in states:
+            try:
+                state.validate()
+            except AssertionError as error:
+                raise Violation(f"renderings: worker {state.index}: {error!r}") from None
+        self._check_relations(workers)
+        if sequencer is not None and len(states) == len(workers):
+            self._check_settled(states, sequencer)
+
+    def _check_log(self, order: _Order, index: int, state: StorageState) -> None:
+        log = state.renderings.log
+        seen = order.seen.get(index, 0)
+        new = list(log.entries)[-(log.length - seen) :] if log.length > seen else []
+        for place, entry in enumerate(new, log.length - len(new)):
+            if place < len(order.entries):
+                if order.entries[place] != entry:
+                    raise Violation(
+                        f"renderings: worker {index} has {entry} where another has "
+                        f"{order.entries[place]}"
+                    )
+            elif place == len(order.entries):
+                order.entries.append(entry)
+        order.seen[index] = log.length
+        if order.digests.setdefault(log.length, log.digest) != log.digest:
+            raise Violation(
+                f"renderings: the log of worker {index} differs within {log.length} changes"
+            )
+
+    def _check_dataflows(self, order: _Order, worker: Worker) -> None:
+        for number, made in worker._state._numbers.items():
+            what = (made.description.id, type(made.description.export).__name__)
+            if order.dataflows.setdefault(number, what) != what:
+                raise Violation(
+                    f"renderings: worker {worker._index} has {what} as number {number}, another "
+                    f"{order.dataflows[number]}"
+                )
+
+    def _check_relations(self, workers: Sequence[Worker]) -> None:
+        shown: dict[ObjectId, int] = {}
+        for index, worker in enumerate(workers):
+            half = worker._storage
+            if half is None:
+                continue
+            mine = {row[1] for row in half.rows("dataflows")}
+            theirs = [row[2] for row in worker._logs.rows(DATAFLOWS) if row[2] not in mine]
+            rows = [row[2] for row in worker._logs.rows(DATAFLOWS)]
+            both = mine & {made.description.id for made in worker._state._numbers.values()}
+            missing = {id_of(half._described[number]) for number in half._tasks} - mine
+            if both or missing or len(rows) - len(theirs) < len(mine):
+                raise Violation(
+                    f"relations: worker {index} shows {rows}; of both halves {both}, not shown "
+                    f"{missing}"
+                )
+            for id_ in mine:
+                if shown.setdefault(id_, index) != index:
+                    raise Violation(f"relations: workers {shown[id_]} and {index} both show {id_}")
+
+    def _check_settled(self, states: Sequence[StorageState], sequencer: Sequencer) -> None:
+        first = states[0]
+        if not settled(states, sequencer):
+            return
+        wanted, running = first.client.wanted, first.pursuits.running()
+        if running.keys() != {*wanted.ingestions, *wanted.sinks}:
+            raise Violation(
+                f"renderings: {sorted(running)} are to run, the client wants "
+                f"{sorted((*wanted.ingestions, *wanted.sinks))}"
+            )
+        rendered = {
+            id_: each.what
+            for id_, each in first.renderings.current.items()
+            if id_ not in first.pursuits.oneshots
+        }
+        if rendered.keys() != running.keys():
+            raise Violation(
+                f"renderings: {sorted(rendered)} are rendered, {sorted(running)} are to run"
+            )
+        for id_, what in rendered.items():
+            if isinstance(what, IngestionDescription) and what != running[id_]:
+                raise Violation(f"renderings: {id_} is rendered as {what}, not {running[id_]}")
+
+
+def settled(states: Sequence[StorageState], sequencer: Sequencer) -> bool:
+    """Whether nothing of the one order is under way, and no client says what it wants."""
+    first = states[0]
+    pursuits = first.pursuits
+    return (
+        first.client.incoming is None
+        and first.client.nonce is not None
+        and all(state.next_index == sequencer._order.next_index for state in states)
+        and first.ordered == first.proposed
+        and not pursuits.looked_up()
+    )
+
+
+def leftovers(states: Iterable[StorageState]) -> list[str]:
+    """What is rendered though everything was dropped, for people."""
+    return [
+        f"worker {state.index} renders {sorted(state.renderings.current)}, runs "
+        f"{sorted(state.tasks.running)}, stops {sorted(state.tasks.stopping)}"
+        for state in states
+        if state.renderings.current or state.tasks.running or state.tasks.stopping
+    ]
+
+
+def upper_of(id_: ObjectId, sinks: SinksChecker) -> Frontier:
+    """How far a sink is outside."""
+    written = sinks.written.get(id_)
+    return EMPTY if written is None else written.upper or 0
+
+
+def halves_of(cells: Mapping[str, Cell[Any]], count: int) -> list[Half]:
+    """Of every cluster whose workers, so many, have all begun."""
+    found: dict[str, tuple[list[Worker], list[Sequencer]]] = {}
+    for path, cell in cells.items():
+        workers, sequencers = found.setdefault(path.rpartition("/")[0], ([], []))
+        if isinstance(cell.actor, Worker) and hasattr(cell.actor, "_installs"):
+            workers.append(cell.actor)
+        elif isinstance(cell.actor, Sequencer):
+            sequencers.append(cell.actor)
+    return [
+        (sorted(workers, key=lambda worker: worker._index), next(iter(sequencers), None))
+        for workers, sequencers in found.values()
+        if len(workers) == count
+    ]
