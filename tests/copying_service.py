@@ -11,7 +11,7 @@ import anyio
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
-from actors.settings import Settings
+from actors.settings import Settings, load
 from actors.testing.engine import InMemoryExecutor
 
 
@@ -21,7 +21,7 @@ def in_memory(system: System, settings: Settings, scratch: Path) -> Address[Exec
 
 
 async def main(directory: str) -> None:
-    settings = Settings(state_dir=directory, listen="127.0.0.1:0")
+    settings = load(flags={"state_dir": directory, "listen": "127.0.0.1:0"})
     async with Service(settings, engine=in_memory) as service:
         print(service.address, flush=True)
         await service.wait_stopped()

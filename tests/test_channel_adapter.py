@@ -21,6 +21,7 @@ from actors.channel_adapter import (
     Verdict,
 )
 from actors.protocol.compute import AllowWrites, Frontiers, Hello, Response, Tagged, TaggedResponse
+from actors.protocol.storage import StorageTaggedResponse
 from actors.testing.isolation import Isolation, Subject
 from actors.testing.neighbours import Neighbour
 
@@ -38,7 +39,7 @@ class Checked(StashRules):
         self.validate()
         return gone
 
-    def judge(self, tagged: TaggedResponse) -> Verdict:
+    def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> Verdict:
         verdict = super().judge(tagged)
         self.validate()
         return verdict

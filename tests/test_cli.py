@@ -31,6 +31,7 @@ runner = CliRunner()
         "status",
         "peek",
         "copy-to",
+        "copy-from",
         "subscribe",
         "actors",
         "explain",
@@ -69,6 +70,7 @@ def test_set_pairs_become_flags() -> None:
         ["demo", "--from", "yesterday"],
         ["demo", "--from", "2020-01-01"],
         ["demo", "--days", "0"],
+        ["demo", "--days", "1", "--source", "nowhere"],
         ["status", "--connect", "127.0.0.1:1"],
     ],
 )

@@ -32,6 +32,7 @@ from actors.protocol.api import CopyProgress
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
+from s3_server import point_to, serving  # type: ignore[import-not-found]
 
 COLUMNS = {"id": "bigint", "s": "string", "d": "decimal(9,2)"}
 VIEW = "SELECT s, d, count(*) AS n FROM t GROUP BY s, d"
@@ -133,8 +134,8 @@ async def test_what_cannot_be_copied_is_told_and_leaves_nothing(tmp_path: Path) 
         copies = Path(service.settings.state_dir) / "copies"
         with pytest.raises(InvalidUsage, match="CSV cannot hold nested"):
             await client.copy_to("n", "x", format="csv")
-        with pytest.raises(InvalidUsage, match="s3: is not supported"):
-            await client.copy_to("n", "s3://bucket/x")
+        with pytest.raises(InvalidUsage, match="copy_buckets"):
+            await client.copy_to("n", "s3://bucket/x", format="json")
         with pytest.raises(InvalidUsage, match="copy_dir"):
             await client.copy_to("n", str(tmp_path / "elsewhere"))
         with pytest.raises(UnknownObject):
@@ -248,6 +249,78 @@ async def test_a_killed_copy_has_no_manifest_and_the_next_one_works(tmp_path: Pa
             done = await client.copy_to("t", "out", as_of=time, format="csv")
             assert Counter(contents(done.manifest)) == bag(await client.peek("t", as_of=time))
             assert len(list(folder.glob("copy-*"))) == 1, "what was left is gone"
+
+
+# -- into a bucket ---------------------------------------------------------------------------------
+
+
+async def test_a_copy_goes_into_a_bucket_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as s3:
+        point_to(monkeypatch, s3)
+        bucket = s3.new_bucket()
+        to, runner = f"s3://{bucket}/exports", CliRunner()
+        async with running(tmp_path, workers=2, copy_buckets=(to,)) as (client, service):
+            await client.create_table("t", COLUMNS)
+            await client.insert("t", rows(500))
+            told: list[CopyProgress] = []
+            done = await client.copy_to("t", f"{to}/a", format="json", progress=told.append)
+            assert done.manifest == f"{to}/a/_manifest.json"
+            assert told[-1].rows == 500
+            manifest = json.loads(s3.get(bucket, "exports/a/_manifest.json"))
+            found: Counter[tuple[Any, ...]] = Counter()
+            for file in manifest["files"]:
+                for line in s3.get(bucket, f"exports/a/{file['path']}").splitlines():
+                    found[tuple(json.loads(line, parse_float=Decimal).values())] += 1
+            assert found == bag(await client.peek("t", as_of=done.as_of))
+            with pytest.raises(InvalidUsage, match="already"):
+                await client.copy_to("t", f"{to}/a")
+            with pytest.raises(InvalidUsage, match="copy_buckets"):
+                await client.copy_to("t", f"s3://{bucket}/other")
+            given = ["copy-to", "t", f"{to}/b", "--connect", service.address]
+            answer = await anyio.to_thread.run_sync(lambda: runner.invoke(cli.app, given))
+            assert f"in 1 files: {to}/b/_manifest.json" in answer.output
+            assert len(s3.keys(bucket)) == 4
+
+
+async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    with serving() as s3, anyio.fail_after(120):
+        point_to(monkeypatch, s3)
+        bucket = s3.new_bucket()
+        to = f"s3://{bucket}/exports"
+        monkeypatch.setenv("PENSTOCK_COPY_BUCKETS", to)
+
+        async def keys() -> list[str]:
+            return await anyio.to_thread.run_sync(lambda: s3.keys(bucket))
+
+        async with process(state) as (client, _):
+            await client.create_table("t", COLUMNS)
+            time = await client.insert("t", rows(10_000))
+        for after in (1, 20):
+            before = len(await keys())
+            async with process(state) as (client, served), anyio.create_task_group() as group:
+
+                async def copy() -> None:
+                    with pytest.raises(Broken):
+                        await client.copy_to(
+                            "t", f"{to}/a", as_of=time, format="csv", file_bytes_max=4_096
+                        )
+
+                group.start_soon(copy)
+                while len(await keys()) < before + after:
+                    pass
+                served.kill()
+            assert "exports/a/_manifest.json" not in await keys()
+        async with process(state) as (client, _):
+            done = await client.copy_to("t", f"{to}/a", as_of=time, format="csv")
+            assert done.rows == 10_000
+            manifest = json.loads(s3.get(bucket, "exports/a/_manifest.json"))
+            named = {f"exports/a/{file['path']}" for file in manifest["files"]}
+            assert set(await keys()) == named | {"exports/a/_manifest.json"}, "the rest is gone"
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ async def test_they_tell_what_is_there(tmp_path: Path) -> None:
         assert objects["w"]["sql"].startswith("SELECT v")
         dataflows = {row["id"]: row for row in await world.rows("dataflows")}
         assert {row["kind"] for row in dataflows.values()} == {"view", "index"}
+        assert {row["replica"] for row in dataflows.values()} == {"r1"}
         frontiers = await world.rows("frontiers", columns=["worker", "name", "output"])
         index = [row for row in frontiers if row["name"] == "i"]
         assert sorted(row["worker"] for row in index) == [0, 1]
@@ -246,7 +247,7 @@ async def test_what_does_not_fit_a_response_goes_by_the_stash(tmp_path: Path) ->
 
 
 async def test_what_cannot_be_done_with_a_relation_is_refused_by_name(tmp_path: Path) -> None:
-    async with running(tmp_path, result_bytes_max=3_000, inline_bytes_max=1_000) as world:
+    async with running(tmp_path, result_bytes_max=5_000, inline_bytes_max=1_000) as world:
         client = world.client
 
         async def refused(kind: type[PenstockError], made: Any) -> str:

@@ -9,6 +9,7 @@ import pytest
 from actors.kernel import Address
 from actors.protocol.compute import AllowWrites, Hello, Schedule
 from actors.protocol.internal import Propose, Sequenced
+from actors.protocol.storage_internal import DropDataflow, ForStorage
 from actors.sequencer import Order, Sequencer
 from actors.testing.isolation import Isolation
 
@@ -20,6 +21,18 @@ def test_indices_have_no_gap_and_displaced_commands_are_dropped() -> None:
     assert order.propose(Propose(1, AllowWrites())) is None
     assert order.propose(Propose(2, AllowWrites())) == Sequenced(2, 2, AllowWrites())
     assert order.dropped == 1
+
+
+def test_displacement_on_one_half_drops_nothing_of_the_other() -> None:
+    order = Order()
+    drop = ForStorage(DropDataflow(("u1",)))
+    assert order.propose(Propose(7, Hello("a"))) == Sequenced(0, 7, Hello("a"))
+    assert order.propose(Propose(1, drop)) == Sequenced(1, 1, drop)
+    assert order.propose(Propose(2, drop)) == Sequenced(2, 2, drop)
+    assert order.propose(Propose(7, AllowWrites())) == Sequenced(3, 7, AllowWrites())
+    assert order.propose(Propose(1, drop)) is None
+    assert order.propose(Propose(6, AllowWrites())) is None
+    assert order.dropped == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

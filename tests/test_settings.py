@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from actors.errors import BadSettings
-from actors.settings import Settings, load
+from actors.settings import BUCKET_SETTINGS, Settings, load
 
 
 def test_defaults_keep_their_own_rules() -> None:
@@ -81,3 +81,33 @@ def test_every_setting_is_documented(root: Path) -> None:
         field.name for field in msgspec.structs.fields(Settings) if f"`{field.name}`" not in text
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", BUCKET_SETTINGS)
+def test_buckets_are_urls_and_in_text_separated_by_commas(name: str) -> None:
+    for given in ("s3://exports/a,gs://other", ["s3://exports/a", "gs://other"]):
+        made = load(environment={}, flags={name: given})
+        assert getattr(made, name) == ("s3://exports/a", "gs://other")
+    made = load(environment={f"PENSTOCK_{name.upper()}": "az://box/"})
+    assert getattr(made, name) == ("az://box/",)
+    assert getattr(load(environment={}, flags={name: ""}), name) == ()
+    for wrong in (
+        "exports",
+        "http://host/x",
+        "s3://",
+        "s3://key:word@exports/x",
+        "s3://exports:9000/x",
+        "s3://exports/x?versionId=1",
+        "s3://exports/../other",
+        "s3://exports//x",
+        "s3://exports/a b",
+        "S3://exports",
+    ):
+        with pytest.raises(BadSettings, match=name):
+            load(environment={}, flags={name: wrong})
+
+
+@pytest.mark.parametrize("wrong", ["here", "/a:b", '["/a"]'])
+def test_folders_of_sources_are_absolute(wrong: str) -> None:
+    with pytest.raises(BadSettings, match="source_dirs"):
+        load(environment={"PENSTOCK_SOURCE_DIRS": wrong})

@@ -16,8 +16,10 @@ import anyio
 import pytest
 
 from actors.client import Client
-from actors.errors import BadSettings, InvalidUsage, UnknownObject
+from actors.controller.replica_set import REPLICAS_KEY
+from actors.errors import BadSettings, InvalidUsage, StorageError, StoreFull, UnknownObject
 from actors.kernel import Address, System
+from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
 from actors.service import Service
@@ -281,3 +283,86 @@ def test_settings_that_cannot_be() -> None:
         Settings(replicas=6).check()
     with pytest.raises(BadSettings, match="cluster_listen"):
         Settings(replicas=2, cluster_listen="127.0.0.1:0").check()
+
+
+async def test_relations_of_the_workers_tell_of_every_replica(tmp_path: Path) -> None:
+    async with running(tmp_path, replicas=3, workers=2) as (_, client):
+        await connected(client, {"r1", "r2", "r3"})
+        await objects(client)
+        time = await client.insert("t", [{"id": n, "k": n % 2, "v": n} for n in range(9)])
+        await client.wait_for("sums", time)
+        names = {"r1", "r2", "r3"}
+        rows = (await client.peek("penstock.frontiers")).to_pylist()
+        found = Counter((row["replica"], row["worker"]) for row in rows)
+        assert found.keys() == set(itertools.product(names, range(2)))
+        assert set(found.values()) == {2}, "a view and an index each"
+        one = await client.peek(
+            "penstock.dataflows",
+            where=[("replica", "=", "r2")],
+            columns=["replica", "name"],
+            order_by=["name desc"],
+        )
+        assert one.to_pylist() == [
+            {"replica": "r2", "name": "sums_by_k"},
+            {"replica": "r2", "name": "sums"},
+        ]
+        few = await client.peek("penstock.reconciliation", order_by=["replica desc"], limit=1)
+        assert few["replica"].to_pylist() == ["r3"]
+        await client.replicas(drop="r2")
+        await connected(client, {"r1", "r3"})
+        left = await client.peek("penstock.frontiers")
+        assert set(left["replica"].to_pylist()) == {"r1", "r3"}
+
+
+async def test_replicas_that_were_added_or_dropped_are_so_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path, replicas=3) as (_, client):
+        await objects(client)
+        await connected(client, {"r1", "r2", "r3"})
+        await client.replicas(add="extra")
+        await client.replicas(drop="r1")
+        await client.replicas(drop="r3")
+        for wrong in ({"add": "extra"}, {"drop": "r1"}, {"add": "not a name"}):
+            with pytest.raises(InvalidUsage):
+                await client.replicas(**wrong)
+        time = await client.insert("t", [{"id": 1, "k": 1, "v": 7}])
+    async with running(tmp_path, replicas=3) as (_, client):
+        await connected(client, {"r2", "extra"})
+        rows = (await client.peek("sums", as_of=time)).to_pylist()
+        assert rows == [{"k": 1, "n": 1, "s": 7}]
+        await client.replicas(drop="r2")
+    async with running(tmp_path, replicas=3) as (_, client):
+        await connected(client, {"extra"})
+        await client.replicas(add="r1")
+        await connected(client, {"extra", "r1"})
+    # The last word counts: here it is the setting's.
+    async with running(tmp_path, replicas=2) as (_, client):
+        await connected(client, {"r1", "r2"})
+        await client.replicas(drop="r1")
+    async with running(tmp_path, replicas=2) as (_, client):
+        await connected(client, {"r2"})
+
+
+async def test_a_change_that_cannot_be_made_durable_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = PersistClient.compare_and_set, StoreFull("no space", determinate=True)
+    broken: list[StorageError] = []
+
+    async def compare_and_set(self: PersistClient, ops: Any) -> bool:
+        if broken and ops[0].key == REPLICAS_KEY:
+            raise broken[0]
+        return await real(self, ops)
+
+    monkeypatch.setattr(PersistClient, "compare_and_set", compare_and_set)
+    async with running(tmp_path, replicas=2) as (_, client):
+        await connected(client, {"r1", "r2"})
+        broken.append(full)
+        with pytest.raises(StoreFull):
+            await client.replicas(add="more")
+        with pytest.raises(StoreFull):
+            await client.replicas(drop="r1")
+        await connected(client, {"r1", "r2"})
+        broken.clear()
+        await client.replicas(add="more")
+        await client.replicas(drop="r1")
+        await connected(client, {"more", "r2"})

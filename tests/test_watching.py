@@ -58,9 +58,9 @@ def sight_of(at_ms: float, steps: int, **rows: list[dict[str, Any]]) -> Sight:
         "parts_in_flight": [],
         "hydration": [],
         "reconciliation": [
-            {"worker": 0, "flag": "reused", "total": 5},
-            {"worker": 0, "flag": "created", "total": 0},
-            {"worker": 1, "flag": "reused", "total": 5},
+            {"replica": "r1", "worker": 0, "flag": "reused", "total": 5},
+            {"replica": "r1", "worker": 0, "flag": "created", "total": 0},
+            {"replica": "r1", "worker": 1, "flag": "reused", "total": 5},
         ],
         "errors": [],
     }
@@ -106,6 +106,18 @@ def test_the_summary_tells_what_is_there() -> None:
     assert (told["errors"], told["  v0"]) == ("9", "stalled for 60 s: a b")
     assert "  v8" not in told
     assert told[""] == "and 1 more: penstock.errors"
+
+
+def test_of_several_replicas_all_are_counted() -> None:
+    rows = [
+        {"replica": f"r{replica}", "worker": worker, "flag": flag, "total": replica}
+        for replica in (1, 2, 3)
+        for worker in (0, 1)
+        for flag in ("reused", "created")
+    ]
+    told = dict(summary(sight_of(0, 0, reconciliation=rows), None))
+    assert told["workers"] == "6, of 3 replicas"
+    assert told["reconciled"] == "reused 6, created 6"
 
 
 async def test_both_ways_of_drawing_show_the_same(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from actors.channel_adapter import ClientGone, Passed
 from actors.compute.live import Cast, DataflowStopped, FromDataflow
+from actors.compute.partitions import Partitions
 from actors.kernel import Address
 from actors.persist import PersistClient
 from actors.plan.updates import to_ipc
@@ -148,6 +149,7 @@ async def house(
             persist,
             settings,
             tmp_path,
+            Partitions(count),
         ),
         f"worker-{own}",
     )

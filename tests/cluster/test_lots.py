@@ -23,6 +23,7 @@ from actors.cluster.acknowledging import Acknowledgements
 from actors.cluster.connection import ClientCommands, Connection
 from actors.cluster.partitioned import Limits
 from actors.cluster.transport import FramedConnection, Listener, dial
+from actors.compute.partitions import Partitions
 from actors.errors import LocalProtocolError, MalformedFrame
 from actors.protocol.compute import (
     AllowCompaction,
@@ -253,6 +254,7 @@ class Talk:
                 self.outlet,
                 instance,
                 Limits(settings.result_bytes_max),
+                Partitions(workers),
                 settings,
             ),
             "connection",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from actors.errors import LocalProtocolError, RemoteProtocolError
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowCompaction,
+    AllowWrites,
     CancelPeek,
     Command,
     CopyDone,
@@ -153,12 +155,26 @@ class Script:
         self.says = deque(says)
         self.sent: list[Command] = []
         self.closed = False
+        self.room = 0
+        self.there: PeekRows | None = None
 
     async def send(self, command: Command) -> None:
         self.sent.append(command)
 
+    def offer(self, commands: Sequence[Command]) -> int:
+        taken = commands[: self.room]
+        self.room -= len(taken)
+        self.sent.extend(taken)
+        return len(taken)
+
+    def answer(self, peek: Peek) -> PeekRows | None:
+        return self.there
+
     async def receive(self) -> Response:
         return self.says.popleft()
+
+    def at_hand(self, count_max: int) -> list[Response]:
+        return [self.says.popleft() for _ in range(min(count_max, len(self.says)))]
 
     async def close(self) -> None:
         self.closed = True
@@ -196,3 +212,50 @@ async def test_a_response_that_breaks_a_rule_ends_the_conversation() -> None:
     with pytest.raises(RemoteProtocolError, match="never asked"):
         await client.send(PEEK)
     assert inner.closed
+
+
+async def test_what_finds_no_room_is_judged_once() -> None:
+    inner = Script()
+    client = CheckedClient(inner, Settings())
+    commands = [*START, PEEK, DROPS[0]]
+    inner.room = 2
+    assert client.offer(commands) == 2
+    assert client.offer(commands[2:]) == 0
+    await client.send(commands[2])
+    inner.room = 100
+    with pytest.raises(LocalProtocolError, match="exists already"):
+        client.offer(commands[2:])
+    assert client.offer(commands[3:]) == len(commands) - 3
+    other = Peek("q", IndexTarget("i1"), 6)
+    assert client.offer([AllowWrites(), other, other]) == 2, "up to what may not be said"
+    with pytest.raises(LocalProtocolError, match="peek q has no answer yet"):
+        client.offer([other])
+    assert inner.sent == [*commands, AllowWrites(), other]
+
+
+async def test_a_response_among_those_at_hand_that_breaks_a_rule() -> None:
+    inner = Script(ROWS, Status("i1", "x"), ROWS, Status("i1", "y"))
+    client = CheckedClient(inner, Settings())
+    for command in (*START, PEEK):
+        await client.send(command)
+    assert await client.receive() == ROWS
+    assert client.at_hand(10) == [Status("i1", "x")]
+    assert client.at_hand(10) == []
+    with pytest.raises(RemoteProtocolError, match="answered twice"):
+        await client.receive()
+    assert inner.closed
+
+
+async def test_what_need_not_be_said_breaks_no_rule() -> None:
+    inner = Script(Status("i1", "x"), ROWS)
+    client = CheckedClient(inner, Settings())
+    for command in START:
+        await client.send(command)
+    assert client.answer(PEEK) is None
+    inner.there = PeekRows(b"x", 1)
+    assert client.answer(PEEK) == inner.there
+    assert client.answer(PEEK) == inner.there, "it is still nobody's"
+    await client.receive()
+    with pytest.raises(RemoteProtocolError, match="never asked"):
+        await client.receive()
+    assert client.answer(PEEK) is None, "the conversation is over"

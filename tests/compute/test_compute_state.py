@@ -59,6 +59,8 @@ from actors.protocol.internal import (
     Sequenced,
     WritesAllowed,
 )
+from actors.protocol.storage_internal import DropDataflow as StorageDrop
+from actors.protocol.storage_internal import ForStorage
 
 SCHEMA = Schema((Column("k", "bigint"), Column("v", "string")))
 SOURCE = SourceImport("s1", SCHEMA)
@@ -534,3 +536,12 @@ def test_a_reconciliation_tells_what_it_did_and_why() -> None:
     [replaced] = second.replaced
     assert replaced.flags == (Flag.EXPORT,)
     assert (replaced.running.description, replaced.wanted) == (index("i2"), changed)
+
+
+def test_commands_of_the_other_half_have_their_place_and_lead_to_nothing() -> None:
+    room = Room()
+    room.connect("a", CreateDataflow(index()))
+    before = room.state.next_index
+    assert room.event(Sequenced(before, 9, ForStorage(StorageDrop(("i1",))))) == []
+    assert room.state.next_index == before + 1
+    assert set(room.state.rendered) == {"i1"}

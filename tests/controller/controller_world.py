@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from actors.persist import PersistClient
 from actors.plan.schema import Column, Schema
 from actors.plan.updates import to_ipc
 from actors.protocol.api import Answer, Failed, Request, TableChange
-from actors.protocol.compute import Command, CreateDataflow, InitializationComplete, Response
+from actors.protocol.compute import Command, CreateDataflow, InitializationComplete, Peek, Response
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.probe import Probe
@@ -64,12 +64,23 @@ class FakeReplica:
         self.commands.append(command)
         self._notify()
 
+    def offer(self, commands: Sequence[Command]) -> int:
+        self.commands.extend(commands)
+        self._notify()
+        return len(commands)
+
+    def answer(self, peek: Peek) -> None:
+        return None
+
     async def receive(self) -> Response:
         while not self.responses:
             if self.broken:
                 raise Broken("the replica is gone")
             await self._changed.wait()
         return self.responses.popleft()
+
+    def at_hand(self, count_max: int) -> list[Response]:
+        return [self.responses.popleft() for _ in range(min(count_max, len(self.responses)))]
 
     async def close(self) -> None:
         pass

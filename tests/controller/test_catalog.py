@@ -63,10 +63,10 @@ def test_document_round_trip() -> None:
     assert set(again.readable()) == {"Flights", "late"}
 
 
-@pytest.mark.parametrize(("format_", "advice"), [(3, "newer"), (1, "another state directory")])
+@pytest.mark.parametrize(("format_", "advice"), [(4, "newer"), (1, "another state directory")])
 def test_document_of_another_format(format_: int, advice: str) -> None:
     other = msgspec.msgpack.encode({"format": format_, "objects": "of another shape"})
-    said = f"format {format_}; this version knows 2: .* {advice}"
+    said = f"format {format_}; this version knows 3: .* {advice}"
     with pytest.raises(StateDirectoryError, match=said):
         Catalog.decode(other)
     with pytest.raises(Corrupt):

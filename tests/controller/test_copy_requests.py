@@ -111,7 +111,8 @@ async def test_what_cannot_be_copied_is_refused_by_name(tmp_path: Path) -> None:
 
         assert await refused("x") == "UnknownObject"
         assert await refused("i") == "InvalidUsage"
-        assert await refused(destination="s3://bucket/x") == "InvalidUsage"
+        for elsewhere in ("ftp://bucket/x", "s3://bucket/a/../b"):
+            assert await refused(destination=elsewhere) == "InvalidUsage"
         assert await refused(file_bytes_max=1) == "InvalidUsage"
         assert await refused(as_of=-1) == "InvalidUsage"
         assert await refused(as_of=time + 10_000_000) == "ReadTooFarAhead"
@@ -136,7 +137,7 @@ async def test_what_nobody_wants_is_dropped(tmp_path: Path, way: str, held: bool
     async with started(tmp_path) as world:
         await table(world)
         number = world.number()
-        deadline = 1 if way == "deadline" else None
+        deadline = (300 if held else 1) if way == "deadline" else None
         session = Probe.start(world.system, "another") if way == "gone" else world.session
         world.session, before = session, world.session
         await world.submit(CopyTo(number, "t", "out", deadline_ms=deadline))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import pytest
 
 from actors.controller.messages import (
     Push,
@@ -35,6 +36,7 @@ from actors.protocol.compute import (
     Peek,
     PeekCanceled,
     PeekResponse,
+    PeekRows,
     Response,
     Schedule,
     SourceImport,
@@ -52,6 +54,10 @@ class FakeClient:
         self.sent: deque[Command] = deque()
         self.responses: deque[Response | Exception] = deque()
         self.closed = False
+        self.room = 0
+        """Commands that go without waiting."""
+        self.there: dict[str, PeekRows] = {}
+        """Peeks that need not be sent."""
         self._changed = anyio.Event()
 
     def _notify(self) -> None:
@@ -61,6 +67,28 @@ class FakeClient:
     async def send(self, command: Command) -> None:
         self.sent.append(command)
         self._notify()
+
+    def offer(self, commands: Sequence[Command]) -> int:
+        if self.closed:
+            raise Broken("closed")
+        taken = list(commands)[: self.room]
+        self.room -= len(taken)
+        self.sent.extend(taken)
+        self._notify()
+        return len(taken)
+
+    def answer(self, peek: Peek) -> PeekRows | None:
+        return self.there.get(peek.uuid)
+
+    def at_hand(self, count_max: int) -> list[Response]:
+        found: list[Response] = []
+        while self.responses and len(found) < count_max:
+            first = self.responses[0]
+            if isinstance(first, Exception):
+                break
+            found.append(first)
+            self.responses.popleft()
+        return found
 
     async def receive(self) -> Response:
         while not self.responses:
@@ -153,6 +181,59 @@ async def test_reconnects_with_a_fresh_nonce_and_is_given_the_history_again() ->
         world.clients[1].respond(Frontiers("u2", write=9))
         response = await world.controller.expect(ReplicaResponse)
         assert response.incarnation == connected.incarnation > lost[-1].incarnation
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 100])
+async def test_commands_keep_their_order_whatever_goes_without_waiting(room: int) -> None:
+    async with started() as world:
+        await world.connected()
+        client = world.clients[0]
+        await client.expect(4)
+        ids = [f"u{n}" for n in range(20)]
+        for id in ids:
+            client.room = room
+            await world.replica.send(Push(Schedule(id)))
+        assert await client.expect(20) == [Schedule(id) for id in ids]
+
+
+async def test_responses_that_are_there_come_in_order_and_before_the_end() -> None:
+    async with started() as world:
+        await world.connected()
+        client = world.clients[0]
+        said = [Frontiers("u1", write=number) for number in range(1, 200)]
+        client.responses.extend(said)
+        client.respond(Broken("gone"))
+        heard = [(await world.controller.expect(ReplicaResponse)).response for _ in said]
+        assert heard == said
+        assert "gone" in str((await world.controller.expect(ReplicaLost)).error)
+
+
+async def test_a_peek_whose_answer_is_there_is_not_sent() -> None:
+    async with started() as world:
+        told = await world.connected()
+        client = world.clients[0]
+        await client.expect(4)
+        rows = PeekRows(b"rows", 1)
+        client.there["p1"] = rows
+        here, elsewhere = (Peek(uuid, IndexTarget("u2"), 5) for uuid in ("p1", "p2"))
+        await world.replica.send(Push(here))
+        await world.replica.send(Push(elsewhere))
+        assert await client.expect(1) == [elsewhere]
+        answer = await world.controller.expect(ReplicaResponse)
+        assert answer == ReplicaResponse("r1", told.incarnation, PeekResponse("p1", rows))
+
+
+async def test_what_cannot_be_offered_loses_the_connection() -> None:
+    async with started() as world:
+        await world.connected()
+        client = world.clients[0]
+        await client.expect(4)
+        client.closed = True
+        await world.replica.send(Push(Schedule("u1")))
+        assert "closed" in str((await world.controller.expect(ReplicaLost)).error)
+        connected = await world.connected([*COMMANDS, Schedule("u1")])
+        assert connected.incarnation > 1
+        assert (await world.clients[1].expect(5))[-1] == Schedule("u1")
 
 
 async def test_what_was_said_before_the_history_is_in_it() -> None:

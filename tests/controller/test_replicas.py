@@ -29,6 +29,7 @@ from actors.protocol.compute import (
     IndexExport,
     IndexTarget,
     InitializationComplete,
+    LogTarget,
     Peek,
     PeekError,
     PeekResponse,
@@ -134,6 +135,76 @@ def test_an_error_of_the_data_counts_at_once() -> None:
     made = replicas("r1", "r2")
     peek(made)
     assert answered(made, "r2", PeekError(DATA, "it fails")).told
+
+
+def ids(told: PeekResponse) -> list[int]:
+    assert isinstance(told.result, PeekRows)
+    found: list[int] = from_ipc(told.result.arrow)["id"].to_pylist()
+    return found
+
+
+def rows_of(*ids: int) -> PeekRows:
+    return PeekRows(to_ipc(pa.table({"id": list(ids), DIFF: [1] * len(ids)})), len(ids))
+
+
+def test_of_what_replicas_keep_of_themselves_all_rows_count() -> None:
+    made = replicas("r1", "r2", "r3")
+    made.command(Peek("p", LogTarget("penstock.steps"), 5))
+    assert answered(made, "r3", rows_of(7)) == Merged()
+    assert answered(made, "r1", rows_of(1, 2)) == Merged()
+    made.validate()
+    # One that is lost is not waited for; what it has said goes with it.
+    assert made.lost("r3", 1) == Merged()
+    done = answered(made, "r2", rows_of(3))
+    assert ids(done.told[0]) == [1, 2, 3]  # type: ignore[arg-type]
+    assert done.sent == [], "all have answered"
+    made.validate()
+    assert answered(made, "r1", rows_of(1)) == Merged()
+
+
+def test_a_replica_that_comes_meanwhile_answers_too() -> None:
+    made = replicas("r1", "r2")
+    made.command(Peek("p", LogTarget("penstock.steps"), 5))
+    answered(made, "r1", rows_of(1))
+    made.add("r3")
+    commands, _ = made.connected("r3", 1)
+    assert Peek("p", LogTarget("penstock.steps"), 5) in commands
+    assert answered(made, "r3", rows_of(3)) == Merged()
+    assert ids(answered(made, "r2", rows_of()).told[0]) == [1, 3]  # type: ignore[arg-type]
+
+
+def test_of_replicas_with_errors_of_their_own_the_others_rows_count() -> None:
+    made = replicas("r1", "r2")
+    for uuid, last in (("p", rows_of(4)), ("q", PeekError("Busy", "too"))):
+        made.command(Peek(uuid, LogTarget("penstock.steps"), 5))
+        assert answered(made, "r1", PeekError("Busy", "full"), uuid) == Merged()
+        assert answered(made, "r2", last, uuid).told == [PeekResponse(uuid, last)]
+    # What is wrong with the question is told at once, and blobs of other answers are removed.
+    made.command(Peek("s", LogTarget("penstock.steps"), 5))
+    stashed = PeekStashed((StashPart("a", 1, 1),), 1, 1)
+    assert answered(made, "r1", stashed, "s") == Merged()
+    told = answered(made, "r2", PeekError("InvalidUsage", "no such column"), "s")
+    assert (told.told, told.unread) == (
+        [PeekResponse("s", PeekError("InvalidUsage", "no such column"))],
+        ["a"],
+    )
+    # So are those of one that is canceled, and of one that is lost.
+    for uuid, keys in (("t", ["a"]), ("u", [])):
+        made.command(Peek(uuid, LogTarget("penstock.steps"), 5))
+        answered(made, "r1", stashed, uuid)
+        if keys:
+            made.command(CancelPeek(uuid))
+            assert answered(made, "r2", rows_of(1), uuid).unread == keys
+        else:
+            assert made.lost("r1", 1).unread == ["a"]
+    # Blobs stay with the answer that counts, and too many rows are an error.
+    made.connected("r1", 2)
+    made.command(Peek("v", LogTarget("penstock.steps"), 5))
+    answered(made, "r1", stashed, "v", 2)
+    done = answered(made, "r2", rows_of(1), "v")
+    assert isinstance(done.told[0], PeekResponse)
+    assert isinstance(done.told[0].result, PeekStashed)
+    assert done.unread == []
 
 
 def test_that_all_are_gone_is_no_answer() -> None:

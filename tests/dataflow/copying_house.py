@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow import copying
-from actors.dataflow.copy_places import LOCK, MANIFEST, Manifest
-from actors.dataflow.copying import copy
+from actors.dataflow.copy_destinations import destinations
+from actors.dataflow.copy_places import LOCK, MANIFEST, Folder, Manifest, OnThreads, OpenPlace
+from actors.dataflow.copying import Far, copy, to_its_end
 from actors.persist import PersistClient
 from actors.plan.schema import Schema
 from actors.protocol.compute import (
@@ -58,20 +59,22 @@ def described(
 
 
 async def copied(
-    persist: PersistClient, place: Path, description: DataflowDescription, **changes: Any
+    persist: PersistClient,
+    place: Path,
+    description: DataflowDescription,
+    *,
+    folder: Folder | None = None,
+    open_place: OpenPlace | None = None,
+    far: Callable[[Far], Any] = lambda _: None,
 ) -> CopyDone:
-    """The copy, run to its end."""
-    make = copying._folders(settings_of(place))
-    given: dict[str, Any] = {"open_place": make} | changes
+    """The copy, run to its end. `folder`: into this one; `open_place`: there."""
+    clock = InlineClock()
+    run = to_its_end(clock)
+    make = destinations(settings_of(place), run, place / "scratch" / "upload", "1")
+    if folder is not None:
+        make = lambda *_: OnThreads(lambda: folder, run)  # noqa: E731
     with anyio.fail_after(30):
-        return await copy(
-            persist,
-            InlineClock(),
-            description,
-            given["open_place"],
-            place / "scratch",
-            given.get("far", lambda far: None),
-        )
+        return await copy(persist, clock, description, open_place or make, place / "scratch", far)
 
 
 def manifest_of(place: Path, destination: str = "out") -> Manifest:
@@ -93,27 +96,31 @@ def read(place: Path, schema: Schema, destination: str = "out") -> list[Row]:
     for file in manifest.files:
         path = place / "copies" / destination / file.path
         assert path.stat().st_size == file.bytes
-        match manifest.format:
-            case "parquet":
-                found = pa.parquet.read_table(path)
-                assert found.schema.equals(schema.arrow())
-            case "csv":
-                types = {f.name: f.type for f in schema.arrow()}
-                types |= {n: pa.string() for n, t in types.items() if pa.types.is_binary(t)}
-                options = pa.csv.ConvertOptions(
-                    column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=False
-                )
-                parsing = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
-                found = pa.csv.read_csv(path, convert_options=options, parse_options=parsing)
-            case _:
-                lines = [json.loads(t, parse_float=Decimal) for t in path.read_text().splitlines()]
-                assert len(lines) == file.rows
-                rows += [tuple(line.values()) for line in lines]
-                continue
-        assert found.num_rows == file.rows
-        rows += [tuple(row.values()) for row in found.to_pylist()]
+        found = read_file(path, manifest.format, schema)
+        assert len(found) == file.rows
+        rows += found
     assert sum(file.rows for file in manifest.files) == manifest.rows == len(rows)
     return rows
+
+
+def read_file(path: Path, format: str, schema: Schema) -> list[Row]:
+    """The rows of one file, as any reader of the format sees them."""
+    match format:
+        case "parquet":
+            found = pa.parquet.read_table(path)
+            assert found.schema.equals(schema.arrow())
+        case "csv":
+            types = {f.name: f.type for f in schema.arrow()}
+            types |= {n: pa.string() for n, t in types.items() if pa.types.is_binary(t)}
+            options = pa.csv.ConvertOptions(
+                column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=False
+            )
+            parsing = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+            found = pa.csv.read_csv(path, convert_options=options, parse_options=parsing)
+        case _:
+            lines = [json.loads(t, parse_float=Decimal) for t in path.read_text().splitlines()]
+            return [tuple(line.values()) for line in lines]
+    return [tuple(row.values()) for row in found.to_pylist()]
 
 
 async def three_files(persist: PersistClient) -> DataflowDescription:

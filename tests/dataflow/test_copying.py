@@ -33,8 +33,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow import copying
-from actors.dataflow.copy_formats import FILE_BYTES_MIN, ROWS_AT_ONCE, check_format, repeated
-from actors.dataflow.copy_places import MANIFEST, Folder, local_path, place_of
+from actors.dataflow.copy_places import MANIFEST, Folder, place_of
 from actors.dataflow.copying import Copying
 from actors.errors import InvalidUsage, ViewInError
 from actors.kernel import System
@@ -47,6 +46,8 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import Copied, DataflowStatus, Scheduled, WritesAllowed
 from actors.settings import Settings
+from actors.sinks.folders import local_path
+from actors.sinks.formats import FILE_BYTES_MIN, ROWS_AT_ONCE, check_format, repeated
 from actors.testing.probe import Probe
 
 FORMATS = ("parquet", "csv", "json")
@@ -260,7 +261,7 @@ def test_a_destination_is_a_path_or_a_file_url(destination: str, path: str) -> N
 
 @pytest.mark.parametrize(
     "destination",
-    ["s3://bucket/x", "gs:x", "file://elsewhere/x", "file:///x?y", "", " ", "a\0b", "file://"],
+    ["ftp://bucket/x", "file://elsewhere/x", "file:///x?y", "", " ", "a\0b", "file://"],
 )
 def test_other_destinations_are_refused(destination: str) -> None:
     with pytest.raises(InvalidUsage):

@@ -64,7 +64,7 @@ async def test_a_copy_that_fails_anywhere_leaves_nothing(tmp_path: Path) -> None
             error: PenstockError = StoreFull(f"full at {at}", determinate=True)
             trap = Trap(folder, at, error)
             try:
-                done = await copied(persist, tmp_path, description, open_place=lambda *_: trap)  # noqa: B023
+                done = await copied(persist, tmp_path, description, folder=trap)
             except StoreFull:
                 assert left_behind(tmp_path) == [], at
                 continue
@@ -89,7 +89,7 @@ async def test_a_copy_that_is_canceled_anywhere_leaves_nothing(tmp_path: Path) -
 
             trap = Canceling(tmp_path / "copies" / "out", at, StoreFull("", determinate=True))
             with scope:
-                await copied(persist, tmp_path, description, open_place=lambda *_: trap)  # noqa: B023
+                await copied(persist, tmp_path, description, folder=trap)
             if scope.cancelled_caught:
                 assert left_behind(tmp_path) == [], at
                 continue
@@ -123,7 +123,7 @@ async def test_what_a_killed_copy_left_is_never_mistaken(tmp_path: Path) -> None
 
             dying = Dying(folder, at, StoreFull("", determinate=True))
             try:
-                await copied(persist, tmp_path, description, open_place=lambda *_: dying)  # noqa: B023
+                await copied(persist, tmp_path, description, folder=dying)
             except Killed:
                 assert MANIFEST not in left_behind(tmp_path)
             else:
@@ -156,7 +156,7 @@ async def test_a_copy_that_is_there_is_refused_or_replaced_at_once(tmp_path: Pat
         trap = Trap(folder, 4, full)
         trap._name, trap._own, trap._copy, trap._overwrite = "copy-b", folder / "copy-b", "b", True
         with pytest.raises(StoreFull):
-            await copied(persist, tmp_path, later, open_place=lambda *_: trap)
+            await copied(persist, tmp_path, later, folder=trap)
         assert read(tmp_path, NUMBERS) == [(1,)]
         await copied(persist, tmp_path, later)
         assert sorted(read(tmp_path, NUMBERS)) == [(1,), (2,)]

@@ -21,7 +21,6 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.arrangement import SharedArrangements
-from actors.dataflow.contents import error_update
 from actors.dataflow.engine import Engine
 from actors.dataflow.filling import make_ready
 from actors.dataflow.touched import Imports
@@ -29,6 +28,7 @@ from actors.errors import ReadBelowSince
 from actors.persist import PersistClient
 from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME
+from actors.plan.updates import error_update
 from actors.protocol.compute import SourceImport
 from actors.settings import Settings
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from actors.errors import Corrupt, InvalidUsage, StorageError, TypeMismatch
 from actors.persist.parts import VERSION, Encoded, decode, encode
+from actors.persist.shard import PLACED
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 
 NOON = datetime.datetime(2013, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001 - timestamp_ntz
@@ -142,7 +143,7 @@ def test_bytes_that_were_never_a_part() -> None:
 
 def test_a_part_of_a_newer_version_is_refused() -> None:
     (piece,) = encoded(narrow([1]))
-    with pytest.raises(StorageError, match=f"format {VERSION + 1}"):
-        decode(replace(piece.part, version=VERSION + 1), data_of(piece), NARROW)
+    with pytest.raises(StorageError, match=f"format {PLACED + 1}"):
+        decode(replace(piece.part, version=PLACED + 1), data_of(piece), NARROW)
     marks = pq.read_schema(io.BytesIO(data_of(piece))).metadata
     assert marks[b"penstock.part"] == str(VERSION).encode()

@@ -119,6 +119,14 @@ class Service:
             yield client
 
 
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 def descendants(root: int) -> list[tuple[int, str]]:
     """(pid, command line) of all processes below `root`, from /proc."""
     children: dict[int, list[int]] = {}
@@ -235,10 +243,7 @@ async def play(service: Service, stream: list[flights.Transaction], log: Log, pa
 
 async def campaign(arguments: argparse.Namespace, folder: Path) -> int:
     """Starts the service for one run; the number of differences."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    service = Service(folder / "state", port)
+    service = Service(folder / "state", free_port())
     await service.start()
     async with service.client() as client:
         await create(client)

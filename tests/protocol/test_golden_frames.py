@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from actors.plan import jobs
-from actors.protocol import api, compute
+from actors.protocol import api, compute, storage
 
 FILE = Path(__file__).with_name("golden_frames.txt")
 WIRES: dict[str, Any] = {
@@ -27,6 +27,8 @@ WIRES: dict[str, Any] = {
     "controller to cluster": compute.Command,
     "cluster to controller": compute.Response,
     "service to engine": jobs.Job,
+    "controller to storage": storage.Command,
+    "storage to controller": storage.Response,
     "engine to service": jobs.Answer,
 }
 """All that crosses a wire, by direction. (The engine's `Start` is not here: it carries the

@@ -30,6 +30,7 @@ class ConnectServer:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.extraJavaOptions": f"{quick_java(java)} -Djava.io.tmpdir={folder}",
             "spark.driver.host": "127.0.0.1",
+            "spark.driver.maxResultSize": "32m",
             "spark.local.dir": str(folder),
             "spark.sql.catalogImplementation": "in-memory",
             "spark.sql.session.timeZone": "Asia/Tokyo",  # ours must not depend on it

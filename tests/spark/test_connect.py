@@ -24,7 +24,7 @@ from joined_view import (  # type: ignore[import-not-found]
 )
 
 from actors.client import Client
-from actors.errors import EngineUnavailable
+from actors.errors import DefiniteError, EngineUnavailable, QueryRejected
 from actors.plan.delta import Consolidate, DeltaPlan, Input, Select, Stratum
 from actors.plan.jobs import (
     Analyze,
@@ -39,6 +39,7 @@ from actors.plan.jobs import (
     RowsDone,
     Step,
 )
+from actors.plan.jobs import Select as PlainSelect
 from actors.plan.relational import Named
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.service import Service
@@ -266,6 +267,49 @@ def test_a_query_has_its_own_columns_and_order(engine: ChildProcess, tmp_path: P
     assert refused.code == "QueryRejected"
 
 
+def select(sql: str, rows: list[Any], *output: Column) -> PlainSelect:
+    """A job over contents; `into_files` as clients' queries ask for it."""
+    tables = (("t", rows_of(LEFT, rows)),)
+    return PlainSelect(job_id(), sql, tables, Schema(output), into_files=True)
+
+
+def test_a_select_sums_up_contents_and_keeps_the_order(engine: ChildProcess) -> None:
+    rows = [(1, 5, "a", 3, 1), (2, 6, "b", 3, 2), (3, None, None, 4, 1), (1, 5, "a", 4, -1)]
+    v, k = Column("v", "int"), Column("k", "bigint")
+    answer = engine.ask(select("SELECT v, k FROM t ORDER BY k DESC", rows, v, k))
+    wanted = [{"v": None, "k": 3}, {"v": 6, "k": 2}, {"v": 6, "k": 2}]
+    assert table_of(answer).to_pylist() == wanted
+    assert answer.files is None, "what the server writes is not seen here"
+    # Names that Spark makes up, and one name twice: the job says what the columns are called.
+    twice = (Column("n", "bigint", False), Column("n_1", "bigint", False))
+    answer = engine.ask(select("SELECT count(*), count(v) FROM t", rows, *twice))
+    assert table_of(answer).to_pylist() == [{"n": 3, "n_1": 2}]
+
+
+def test_what_a_select_may_not_do(engine: ChildProcess) -> None:
+    rows = [(1, 1, "a", 1, 1)]
+    x = Column("x", "bigint")
+    for sql, code in (
+        ("SELECT 1 div (k - 1) AS x FROM t", "DefiniteError"),
+        ("SELECT nothing AS x FROM t", "QueryRejected"),
+        ("SELECT s AS x FROM t", "QueryRejected"),
+    ):
+        answer = engine.ask(select(sql, rows, x))
+        assert isinstance(answer, JobFailed), sql
+        assert answer.code == code, answer
+
+
+def test_a_select_whose_answer_is_larger_than_the_server_collects(engine: ChildProcess) -> None:
+    rows = [(n, n, "x" * 20, 1, 1) for n in range(2_000)]
+    o = (Column("k", "bigint"), Column("s", "string"))
+    answer = engine.ask(select("SELECT a.k, b.s FROM t a CROSS JOIN t b", rows, *o))
+    assert isinstance(answer, JobFailed), answer
+    assert answer.code == "InvalidUsage"
+    assert "spark.driver.maxResultSize" in answer.text
+    answer = engine.ask(select("SELECT k, s FROM t ORDER BY k LIMIT 1", rows, *o))
+    assert table_of(answer).to_pylist() == [{"k": 0, "s": "x" * 20}], "the session is good"
+
+
 # -- cancels ------------------------------------------------------------------------------------
 
 
@@ -428,3 +472,24 @@ async def test_a_service_whose_spark_is_behind_a_server(
                 {"name": "United", "n": 6, "delay": 20, "most": 7},
             ]
             assert "last step: planned anew" in await client.explain("late")
+            await query(client, first, last)
+
+
+async def query(client: Client, first: int, last: int) -> None:
+    """What no view keeps is answered by the server, at each time."""
+    sql = """
+        SELECT l.name, f.id, l.n FROM late l JOIN carriers c ON c.name = l.name
+        JOIN flights f ON f.carrier = c.carrier WHERE f.id % 2 = 0 ORDER BY f.id DESC
+    """
+    for time, ids, n in ((first, [8, 4, 2], {6}), (last, [8, 6, 4, 2], {2, 6})):
+        batches = [batch async for batch in client.query(sql, as_of=time)]
+        found = pa.Table.from_batches(batches)
+        assert found["id"].to_pylist() == ids
+        assert set(found["n"].to_pylist()) == n
+    many = "SELECT a.id * 10 + b.id AS x FROM flights a CROSS JOIN flights b ORDER BY x"
+    found = pa.Table.from_batches([batch async for batch in client.query(many, as_of=last)])
+    assert found["x"].to_pylist() == [10 * a + b for a in range(1, 9) for b in range(1, 9)]
+    for wrong, kind in (("nothing", QueryRejected), ("1 div (id - 8)", DefiniteError)):
+        with pytest.raises(kind):
+            async for _ in client.query(f"SELECT {wrong} AS x FROM flights GROUP BY id"):
+                pass

@@ -36,6 +36,10 @@ def role(path: str) -> str:
     number = re.search(r"/worker-(\d+)", path)
     worker = "" if number is None else ("worker 0" if number[1] == "0" else "worker i")
     last = path.rsplit("/", 1)[-1]
+    if path.startswith("/storage-acceptor/"):
+        return "storage connection"
+    if (task := re.match(r"(ingest|sink)-", last)) is not None:
+        return task[1]
     if path.count("/") == 1 and worker:
         return worker
     return re.sub(r"-?[\d.]+", "", last).strip("-") or last
@@ -55,7 +59,9 @@ async def whole_service(state: Path) -> None:
         workers=2,
         hold_downgrade_ms=50,
         maintenance_ms=20,
+        sink_dir=str(state / "out"),
     )
+    (state / "out").mkdir(parents=True)
     numbers = itertools.count()
     async with (
         Service(settings, engine=engine) as service,
@@ -69,6 +75,10 @@ async def whole_service(state: Path) -> None:
         await client.create_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
         await client.create_view("x", "SELECT n FROM w WHERE n > 1")
         await client.create_index("i", "w", ["v"])
+        await client.create_source("numbers", {"kind": "counter", "rate": 1_000})
+        await client.create_view("beside", "SELECT k FROM t JOIN numbers ON k = counter")
+        await client.create_sink("out", "w", "parquet", {"folder": str(state / "out" / "w")})
+        await client.peek("beside")
         for _ in range(2):
             await insert()
         assert (await client.peek("x")).to_pylist() == [{"n": 2}]
@@ -90,8 +100,10 @@ async def whole_service(state: Path) -> None:
         await stream.aclose()
         async with await Client.in_process(service) as other:
             assert (await other.peek("t")).num_rows == 3
-        for name in ("i", "x", "w", "t"):
+        await client.drop_sink("out")
+        for name in ("beside", "i", "x", "w", "t"):
             await client.drop(name)
+        await client.drop_source("numbers")
 
 
 async def test_sends_that_wait_have_no_cycle_and_are_drawn_in_the_docs(

@@ -1,0 +1,126 @@
+"""A connection to the storage half, alone: what it merges, and when it lets workers go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from actors.channel_adapter import Connect, StorageFromClient, StorageFromWorker, Took
+from actors.cluster.connection import ClientCommands
+from actors.cluster.storage_connection import StorageConnection
+from actors.errors import PenstockError, RemoteProtocolError
+from actors.progress import EMPTY
+from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete
+from actors.protocol.storage import (
+    Configuration,
+    DroppedId,
+    FrontierUpper,
+    IngestionDescription,
+    RunIngestion,
+)
+from actors.settings import Settings
+from actors.testing.isolation import Isolation, Subject
+from actors.testing.neighbours import Neighbour
+
+RUN = RunIngestion(IngestionDescription("u1", "u1", Configuration("counter"), "r1"))
+
+
+class Slow:
+    """A client that takes a response when it is told to."""
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+        self.ended: PenstockError | None = None
+        self._may = anyio.Semaphore(0)
+
+    async def send(self, response: Any) -> None:
+        await self._may.acquire()
+        self.taken.append(response)
+
+    def offer(self, responses: Sequence[Any]) -> int:
+        return 0
+
+    def end(self, error: PenstockError) -> None:
+        self.ended = self.ended or error
+
+    def take(self) -> None:
+        self._may.release()
+
+
+async def house(stage: Isolation, outlet: Slow) -> tuple[Subject[Any], list[Neighbour]]:
+    """A connection over two workers that runs a source."""
+    adapters = [stage.probe(f"adapter-{index}") for index in range(2)]
+    addresses = [adapter.address for adapter in adapters]
+    connection = stage.start(
+        lambda: StorageConnection(Hello("a"), addresses, outlet, Settings()), "connection"
+    )
+    await connection.send(ClientCommands((RUN, InitializationComplete())))
+    for adapter in adapters:
+        await adapter.expect(Connect, nonce="a")
+        for command in (Hello("a"), RUN, InitializationComplete()):
+            await adapter.expect(StorageFromClient, nonce="a", command=command)
+    return connection, adapters
+
+
+async def test_what_waits_for_a_slow_client_is_not_acknowledged(stage: Isolation) -> None:
+    outlet = Slow()
+    connection, (first, second) = await house(stage, outlet)
+    connection.reply(StorageFromWorker(0, "a", FrontierUpper("u1", EMPTY), 1))
+    await first.expect(Took, serials=(1,))  # it completes nothing
+    for upper in (5, 6):
+        connection.reply(StorageFromWorker(1, "a", FrontierUpper("u1", upper), upper))
+    await second.expect_nothing()
+    outlet.take()
+    await second.expect(Took, serials=(5,))
+    await second.expect_nothing()
+    outlet.take()
+    await second.expect(Took, serials=(6,))
+    assert outlet.taken == [FrontierUpper("u1", 5), FrontierUpper("u1", 6)]
+
+
+async def test_what_was_stashed_is_not_acknowledged_twice(stage: Isolation) -> None:
+    outlet = Slow()
+    connection, (first, second) = await house(stage, outlet)
+    connection.reply(StorageFromWorker(0, "a", FrontierUpper("u1", 5), 0))
+    connection.reply(StorageFromWorker(1, "a", FrontierUpper("u1", 5), 0))
+    outlet.take()
+    await first.expect_nothing()
+    await second.expect_nothing()
+    assert outlet.taken == [FrontierUpper("u1", 5)]
+
+
+async def test_an_id_is_free_when_its_drop_was_merged(stage: Isolation) -> None:
+    outlet = Slow()
+    connection, adapters = await house(stage, outlet)
+    drop = AllowCompaction("u1", EMPTY)
+    await connection.send(ClientCommands((drop,)))
+    for index, adapter in enumerate(adapters):
+        await adapter.expect(StorageFromClient, command=drop)
+        connection.reply(StorageFromWorker(index, "a", DroppedId("u1"), 1))
+    outlet.take()
+    for adapter in adapters:
+        await adapter.expect(Took, serials=(1,))
+    await connection.send(ClientCommands((RUN,)))
+    for adapter in adapters:
+        await adapter.expect(StorageFromClient, command=RUN)
+    assert outlet.ended is None
+
+
+@pytest.mark.parametrize(
+    "breach",
+    [
+        StorageFromWorker(0, "a", FrontierUpper("unknown", 5), 1),
+        ClientCommands((Hello("again"),)),
+    ],
+    ids=["worker", "client"],
+)
+async def test_who_breaks_a_rule_ends_it(stage: Isolation, breach: Any) -> None:
+    outlet = Slow()
+    connection, _ = await house(stage, outlet)
+    connection.reply(breach)
+    await stage.idle()
+    assert isinstance(outlet.ended, RemoteProtocolError)
+    assert not connection.running

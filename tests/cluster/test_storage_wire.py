@@ -1,0 +1,157 @@
+"""The storage half over a socket: opening, merged answers, displacement, strangers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from actors.cluster import Cluster
+from actors.cluster.client import connect
+from actors.cluster.storage_wire import STORAGE_MAGIC, STORAGE_VERSION, connect_storage
+from actors.cluster.transport import Listener, dial
+from actors.errors import (
+    Broken,
+    Displaced,
+    InvalidUsage,
+    PenstockError,
+    RemoteProtocolError,
+)
+from actors.kernel import System
+from actors.persist import PersistClient
+from actors.progress import EMPTY
+from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete
+from actors.protocol.storage import (
+    Command,
+    Configuration,
+    DroppedId,
+    Response,
+    RunSink,
+    SinkDescription,
+    StatusUpdate,
+)
+from actors.settings import Settings
+from actors.storage.half import Outside
+from cluster_house import SOURCE, Fake, InlineClock, Stage  # type: ignore[import-not-found]
+
+RUN = RunSink(SinkDescription("k1", "k1", SOURCE, Configuration("none"), 5))
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, **changed: Any) -> AsyncIterator[tuple[Listener, Settings]]:
+    settings = Settings(workers=2, **changed)
+    stage = Stage()
+
+    def sink(*args: Any) -> Fake:
+        return Fake("sink", args, stage)
+
+    async with System(clock=InlineClock()) as system:
+        persist = await PersistClient.in_memory(settings, system.clock)
+        executor = system.spawn(lambda: Fake("executor", (), stage), "executor")
+        outside = Outside(lambda *_: pytest.fail("no source is made"), sink, tmp_path)
+        cluster = await Cluster.start(
+            system, settings, persist, executor, tmp_path, cast=stage.cast(), outside=outside
+        )
+        yield await cluster.listen_storage("127.0.0.1:0"), settings
+        await persist.close()
+
+
+async def until(client: Any, kind: type[Any]) -> Any:
+    """The next response of a kind."""
+    while not isinstance(found := await client.receive(), kind):
+        pass
+    return found
+
+
+async def test_a_sink_is_run_and_dropped_over_a_socket(tmp_path: Path) -> None:
+    async with served(tmp_path) as (listener, settings):
+        client: Any = await connect_storage(listener.address, settings)
+        for command in (Hello("a"), RUN, InitializationComplete()):
+            await client.send(command)
+        assert (await until(client, StatusUpdate)).status == "starting"
+        await client.send(AllowCompaction("k1", EMPTY))
+        assert await until(client, DroppedId) == DroppedId("k1")
+        await client.close()
+
+
+async def test_a_newer_client_displaces_and_keeps_what_runs(tmp_path: Path) -> None:
+    async with served(tmp_path) as (listener, settings):
+        first: Any = await connect_storage(listener.address, settings)
+        for command in (Hello("a"), RUN, InitializationComplete()):
+            await first.send(command)
+        await until(first, StatusUpdate)
+        second: Any = await connect_storage(listener.address, settings)
+        for command in (Hello("b"), RUN, InitializationComplete()):
+            await second.send(command)
+        with pytest.raises(Displaced):
+            await until(first, DroppedId)
+        assert (await until(second, StatusUpdate)).id == "k1"
+        third: Any = await connect_storage(listener.address, settings)
+        await third.send(Hello("a"))
+        with pytest.raises(RemoteProtocolError, match="used"):
+            await third.receive()
+        await second.send(AllowCompaction("k1", EMPTY))
+        assert await until(second, DroppedId) == DroppedId("k1"), "the refused displaced nobody"
+        for client in (first, second, third):
+            await client.close()
+
+
+@pytest.mark.parametrize("first", [InitializationComplete(), None], ids=["other", "nothing"])
+async def test_who_does_not_introduce_himself_is_sent_away(
+    tmp_path: Path, first: Command | None
+) -> None:
+    async with served(tmp_path, connect_timeout_ms=200) as (listener, settings):
+        client: Any = await connect_storage(listener.address, settings)
+        if first is not None:
+            await client.send(first)
+        with anyio.fail_after(5), pytest.raises(RemoteProtocolError, match="Hello"):
+            await client.receive()
+        await client.close()
+
+
+async def test_a_client_of_the_other_half_is_refused_in_the_handshake(tmp_path: Path) -> None:
+    async with served(tmp_path) as (listener, settings):
+        with pytest.raises(PenstockError):
+            await connect(listener.address, settings)
+        old = STORAGE_VERSION + 1
+        with pytest.raises(PenstockError, match="version"):
+            await dial(listener.address, Command, Response, settings, STORAGE_MAGIC, old)
+
+
+async def test_a_cluster_without_a_storage_half_serves_none(tmp_path: Path) -> None:
+    settings = Settings(workers=1)
+    stage = Stage()
+    async with System(clock=InlineClock()) as system:
+        persist = await PersistClient.in_memory(settings, system.clock)
+        executor = system.spawn(lambda: Fake("executor", (), stage), "executor")
+        cluster = await Cluster.start(
+            system, settings, persist, executor, tmp_path, cast=stage.cast()
+        )
+        with pytest.raises(InvalidUsage, match="no storage half"):
+            await cluster.listen_storage("127.0.0.1:0")
+        await persist.close()
+
+
+async def test_a_cut_connection_is_told_and_another_takes_over(tmp_path: Path) -> None:
+    async with served(tmp_path) as (listener, settings):
+        first: Any = await connect_storage(listener.address, settings)
+        for command in (Hello("a"), RUN, InitializationComplete()):
+            await first.send(command)
+        await until(first, StatusUpdate)
+        await first.close()
+        with pytest.raises(PenstockError) as ended:
+            await first.receive()
+        assert not isinstance(ended.value, Displaced | Broken)
+        second: Any = await connect_storage(listener.address, settings)
+        for command in (Hello("b"), InitializationComplete()):
+            await second.send(command)
+        third: Any = await connect_storage(listener.address, settings)
+        for command in (Hello("c"), RUN, InitializationComplete()):
+            await third.send(command)
+        assert (await until(third, StatusUpdate)).status == "starting"
+        for client in (second, third):
+            await client.close()

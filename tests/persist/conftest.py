@@ -1,0 +1,102 @@
+"""Servers that stores are tested on, once for the session, and one fixture for each store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from store_houses import PIECE, StoreHouse  # type: ignore[import-not-found]
+
+import azure_server  # type: ignore[import-not-found]
+import s3_server  # type: ignore[import-not-found]
+from actors.testing.postgres_server import NotInstalled, PostgresServer, postgres_server
+
+_NUMBERS = itertools.count()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """A machine without a server passes all other tests, and is told what to install."""
+    try:
+        return (yield)
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def s3_session() -> Iterator[s3_server.S3]:
+    with s3_server.serving() as served:
+        yield served
+
+
+@pytest.fixture
+def s3(s3_session: s3_server.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.S3]:
+    """An S3 server, and an environment that points to it. Pieces are small."""
+    s3_session.forget()
+    s3_server.point_to(monkeypatch, s3_session)
+    _small_pieces(monkeypatch)
+    yield s3_session
+    s3_session.forget()
+
+
+@pytest.fixture(scope="session")
+def azure_session() -> Iterator[azure_server.Azure]:
+    with azure_server.serving() as served:
+        yield served
+
+
+@pytest.fixture
+def azure(azure_session: azure_server.Azure, monkeypatch: pytest.MonkeyPatch) -> azure_server.Azure:
+    azure_server.point_to(monkeypatch, azure_session)
+    _small_pieces(monkeypatch)
+    return azure_session
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that keeps nothing safe, for speed."""
+    with postgres_server(fsync="off") as server:
+        yield server
+
+
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.buckets.bucket_store.PIECE_BYTES", PIECE)
+    monkeypatch.setattr("actors.persist.blob_bucket.PIECE_BYTES", PIECE)
+
+
+@pytest.fixture(params=["memory", "file", "objects", "s3", "azure"])
+def blobs(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> StoreHouse:
+    """Each store of blobs."""
+    if request.param == "objects":
+        _small_pieces(monkeypatch)
+    return _house(request, tmp_path)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "objects", "s3", "azure"])
+def documents(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHouse:
+    """Each store of documents."""
+    return _house(request, tmp_path)
+
+
+def _house(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHouse:
+    match request.param:
+        case "s3":
+            url = f"s3://{request.getfixturevalue('s3').new_bucket()}/some/where"
+        case "azure":
+            url = f"az://{request.getfixturevalue('azure').new_container()}/some/where"
+        case "postgres":
+            server: PostgresServer = request.getfixturevalue("postgres")
+            url = f"postgresql://bench@127.0.0.1:{server.port}/postgres?schema=s{next(_NUMBERS)}"
+        case "memory":
+            url = f"mem:{next(_NUMBERS)}-{request.node.name[:20].partition('[')[0]}"
+        case "file":
+            url = f"file:{tmp_path}/blob"
+        case "sqlite":
+            url = f"sqlite:{tmp_path}/consensus.db"
+        case _:
+            url = "objects"
+    return StoreHouse(request.param, url)

@@ -1,0 +1,123 @@
+"""Who waits for a shard wakes for what another process appends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+from store_houses import CLOCK, SETTINGS, StoreHouse  # type: ignore[import-not-found]
+
+from actors.errors import StorageError, UnknownObject
+from actors.persist import Append, Appended, NewShard, PersistClient
+from actors.persist.blob_memory import MemoryBlob
+from actors.persist.location import Watched
+from actors.plan.schema import DIFF, TIME, Column, Schema
+
+SCHEMA = Schema((Column("a", "bigint"),))
+
+
+@asynccontextmanager
+async def two(house: StoreHouse) -> AsyncIterator[tuple[PersistClient, PersistClient]]:
+    """Of two processes, as far as they know."""
+    blob = MemoryBlob(CLOCK)
+    limits = replace(SETTINGS, store_poll_ms=20)
+    made = [
+        PersistClient(
+            blob,
+            await house.client(number),
+            limits,
+            CLOCK,
+            exclusive=False,
+            random=Random(number),
+        )
+        for number in range(2)
+    ]
+    async with anyio.create_task_group() as group:
+        for client in made:
+            group.start_soon(client.follow)
+        yield made[0], made[1]
+        group.cancel_scope.cancel()
+    for client in made:
+        await client.close()
+
+
+def row(time: int) -> pa.Table:
+    return pa.table({"a": [time], TIME: [time], DIFF: [1]})
+
+
+async def append(client: PersistClient, upper: int) -> None:
+    parts = await client.write_parts("s", row(upper - 1))
+    done = await client.append([Append("s", upper - 1, upper, parts)])
+    assert isinstance(done, Appended)
+
+
+@pytest.fixture
+def house(documents: StoreHouse) -> StoreHouse:
+    return documents
+
+
+async def test_a_wait_ends_when_another_process_appends(house: StoreHouse) -> None:
+    async with two(house) as (writer, reader):
+        assert await writer.create_shards([NewShard("s", SCHEMA)])
+        for upper in range(1, 4):
+            uppers: list[int] = []
+
+            async def wait(upper: int = upper, uppers: list[int] = uppers) -> None:
+                uppers.append(await reader.wait_upper("s", upper - 1))
+
+            with anyio.fail_after(20):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(wait)
+                    for _ in range(upper):
+                        await anyio.lowlevel.checkpoint()
+                    await append(writer, upper)
+            assert uppers == [upper]
+
+
+async def test_a_wait_ends_when_another_process_drops_the_shard(house: StoreHouse) -> None:
+    async with two(house) as (writer, reader):
+        assert await writer.create_shards([NewShard("s", SCHEMA)])
+        assert await reader.upper("s") == 0
+
+        async def wait() -> None:
+            with pytest.raises(UnknownObject):
+                await reader.wait_upper("s", 0)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+                assert await writer.drop_shards(["s"])
+
+
+async def test_a_store_that_fails_meanwhile_delays_and_loses_nothing(
+    house: StoreHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two(house) as (writer, reader):
+        assert await writer.create_shards([NewShard("s", SCHEMA)])
+        assert await reader.upper("s") == 0
+        left = [3]
+        head = reader.consensus.head
+
+        async def failing(key: str) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise StorageError("not now", determinate=True)
+            return await head(key)
+
+        monkeypatch.setattr(reader.consensus, "head", failing)
+        with anyio.fail_after(20):
+            await append(writer, 1)
+            assert await reader.wait_upper("s", 0) == 1
+        assert left == [0]
+
+
+async def test_only_some_stores_tell(house: StoreHouse) -> None:
+    client = await house.client()
+    assert isinstance(client, Watched) is (house.kind == "postgres")
+    await client.close()

@@ -1,0 +1,138 @@
+"""The storage half's messages: they cross the wire whole, and say what an update may change."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.plan.schema import Column, Schema
+from actors.protocol import storage, storage_internal
+from actors.protocol.compute import AllowWrites, SourceImport
+from actors.protocol.frames import FrameCodec
+from actors.protocol.internal import Propose, Sequenced
+from actors.protocol.storage import (
+    Configuration,
+    IngestionDescription,
+    IngestionExport,
+    Retry,
+    SinkDescription,
+    UpdateConfiguration,
+    altered,
+    altered_sink,
+)
+from actors.protocol.storage_internal import DropDataflow, ForStorage
+
+SCHEMA = Schema((Column("k", "bigint"),))
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    int: st.integers(-(2**62), 2**62),
+    str: st.text(max_size=8),
+    bytes: st.binary(max_size=8),
+    type(None): st.none(),
+}
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type of messages."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(values, args))
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        return st.lists(values(args[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, args))
+    if kind in PLAIN:
+        return PLAIN[kind]
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    return st.fixed_dictionaries({name: values(hints[name]) for name in names}).map(
+        lambda given: kind(**given)
+    )
+
+
+COMMANDS: FrameCodec[storage.Command] = FrameCodec(storage.Command, 1 << 20)
+RESPONSES: FrameCodec[storage.Response] = FrameCodec(storage.Response, 1 << 20)
+
+
+@given(values(storage.Command), values(storage.Response))
+def test_what_is_sent_is_what_comes(command: storage.Command, response: storage.Response) -> None:
+    assert COMMANDS.decode(bytes(COMMANDS.encode(command))[4:]) == command
+    assert RESPONSES.decode(bytes(RESPONSES.encode(response))[4:]) == response
+
+
+@given(values(storage_internal.InternalCommand), st.integers(0, 9))
+def test_ordered_commands_of_both_halves_are_told_apart(
+    command: storage_internal.InternalCommand, generation: int
+) -> None:
+    for kind in (Propose, Sequenced):
+        sent = (
+            Propose(generation, ForStorage(command))
+            if kind is Propose
+            else Sequenced(3, generation, ForStorage(command))
+        )
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=kind) == sent
+    assert Propose(1, ForStorage(command)).half == "storage"
+
+
+def test_a_proposal_without_a_wrapping_is_computes() -> None:
+    assert Propose(1, AllowWrites()).half == "compute"
+    assert Propose(1, ForStorage(UpdateConfiguration())).half == "storage"
+    assert Propose(1, ForStorage(DropDataflow(("u1",)))).half == "storage"
+
+
+E1 = IngestionExport("e1", "public.a", SCHEMA, "s1")
+E2 = IngestionExport("e2", "public.b", SCHEMA, "s2")
+OLD = IngestionDescription("u1", "pg", Configuration("postgres", b"x"), "r1", (E1,))
+SINK = SinkDescription("k1", "out", SourceImport("s1", SCHEMA), Configuration("delta", b"x"), 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "differences"),
+    [
+        ({}, ()),
+        ({"name": "other", "retry": Retry(5, 9)}, ()),
+        ({"exports": (E1, E2)}, ()),
+        ({"exports": ()}, ()),
+        ({"exports": (E2,)}, ()),
+        ({"configuration": Configuration("files", b"x")}, ("kind postgres → files",)),
+        (
+            {"configuration": Configuration("postgres", b"y")},
+            ("the configuration of its kind postgres",),
+        ),
+        ({"remap_shard": "r2"}, ("remap shard r1 → r2",)),
+        (
+            {"exports": (E2, msgspec.structs.replace(E1, shard="s3", outside="public.c"))},
+            ("export e1: outside name public.a → public.c", "export e1: shard s1 → s3"),
+        ),
+        (
+            {"exports": (IngestionExport("e1", "public.a", Schema(()), "s1", b"!"),)},
+            ("export e1: columns (`k` bigint) → ()", "export e1: what its kind adds for it"),
+        ),
+    ],
+)
+def test_what_an_update_of_a_source_may_change(
+    changes: dict[str, Any], differences: tuple[str, ...]
+) -> None:
+    assert altered(OLD, msgspec.structs.replace(OLD, **changes)) == differences
+
+
+@pytest.mark.parametrize(
+    ("changes", "differences"),
+    [
+        ({"name": "other", "retry": Retry(1), "as_of": 9}, ()),
+        ({"configuration": Configuration("parquet", b"x")}, ("kind delta → parquet",)),
+        ({"configuration": Configuration("delta")}, ("the configuration of its kind delta",)),
+        ({"input": SourceImport("s2", SCHEMA)}, ("input shard s1 → s2",)),
+        ({"input": SourceImport("s1", Schema(()))}, ("columns (`k` bigint) → ()",)),
+    ],
+)
+def test_what_may_change_of_a_sink(changes: dict[str, Any], differences: tuple[str, ...]) -> None:
+    assert altered_sink(SINK, msgspec.structs.replace(SINK, **changes)) == differences

@@ -1,0 +1,138 @@
+"""Updates as the tests of the sinks write them, and what they find outside."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from actors.persist import Append, Appended, NewShard, PersistClient
+from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
+from actors.settings import Settings
+from actors.sinks.delta import DeltaConfig, DeltaSink
+from actors.sinks.outlets import FolderOutlet
+from actors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig, ParquetSink
+
+SCHEMA = Schema((Column("a", "bigint"), Column("b", "string")))
+KEYED = Schema((Column("a", "bigint", nullable=False), Column("b", "string")), ("a",))
+Update = tuple[Any, ...]
+"""The columns, a time, a diff."""
+
+
+def settings_of(place: Path, **changes: Any) -> Settings:
+    made = Settings(
+        sink_dir=str(place),
+        inline_part_bytes_max=1,
+        inline_bytes_per_shard_max=1,
+        decoded_parts_bytes_max=1,
+        batches_per_shard_max=4,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def updates(rows: Iterable[Update], schema: Schema = SCHEMA) -> pa.Table:
+    shape = schema.arrow_updates()
+    found = [dict(zip(shape.names, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(found, schema=shape)
+
+
+def errors(rows: Iterable[tuple[str, int, int]], schema: Schema = SCHEMA) -> pa.Table:
+    """Error updates: (text, time, diff)."""
+    shape = schema.arrow_updates().append(pa.field(ERROR, pa.string()))
+    empty = dict.fromkeys(schema.names)
+    found = [empty | {ERROR: text, TIME: time, DIFF: diff} for text, time, diff in rows]
+    return pa.Table.from_pylist(found, schema=shape)
+
+
+async def shard(
+    persist: PersistClient, schema: Schema = SCHEMA, name: str = "s", tables: bool = False
+) -> None:
+    await persist.create_shards([NewShard(name, schema, holds={"us": 0}, tables=tables)])
+
+
+async def append(
+    persist: PersistClient,
+    upper: int,
+    rows: Sequence[Update] = (),
+    failed: Sequence[tuple[str, int, int]] = (),
+    schema: Schema = SCHEMA,
+    name: str = "s",
+) -> None:
+    """Rows, and errors (text, time, diff), up to an upper."""
+    lower = (await persist.state(name)).upper
+    parts = await persist.write_parts(name, updates(rows, schema))
+    if failed:
+        parts += await persist.write_parts(name, errors(failed, schema))
+    done = await persist.append([Append(name, lower, upper, parts)])
+    assert isinstance(done, Appended)
+
+
+def delta(folder: Path, mode: Any, settings: Settings, clock: Any, token: str) -> DeltaSink:
+    config = DeltaConfig(folder.name, mode, creation="c")
+    return DeltaSink(config, FolderOutlet(folder), "u1", token, settings, clock)
+
+
+def parquet(folder: Path, settings: Settings, clock: Any, token: str, **given: Any) -> ParquetSink:
+    config = ParquetConfig(folder.name, creation="c", **given)
+    return ParquetSink(config, FolderOutlet(folder), "u1", token, settings, clock)
+
+
+def tuples(table: pa.Table) -> list[Update]:
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def bag(rows: Iterable[Update]) -> Counter[str]:
+    """Rows as often as they are there; as text, so that any value counts."""
+    return Counter(repr(row) for row in rows)
+
+
+def in_table(folder: Path) -> list[Update]:
+    return tuples(DeltaTable(folder).to_pyarrow_table())
+
+
+def upper_of_table(folder: Path) -> int | None:
+    return DeltaTable(folder).transaction_version("penstock/u1/c")
+
+
+def manifests(folder: Path) -> list[BatchManifest]:
+    """In order; each file is checked to be what its manifest says."""
+    found = []
+    for path in sorted((folder / MANIFESTS).glob("*.json")):
+        manifest = msgspec.json.decode(path.read_bytes(), type=BatchManifest)
+        assert json.loads(path.read_bytes())["number"] == int(path.stem)
+        assert manifest.rows == sum(file.rows for file in manifest.files)
+        for file in manifest.files:
+            assert pq.read_metadata(folder / file.path).num_rows == file.rows
+            assert (folder / file.path).stat().st_size == file.bytes
+        found.append(manifest)
+    return found
+
+
+def in_files(folder: Path) -> list[Update]:
+    """All rows that the manifests name."""
+    rows: list[Update] = []
+    for manifest in manifests(folder):
+        for file in manifest.files:
+            rows += tuples(pq.read_table(folder / file.path))
+    return rows
+
+
+def contents(changes: Iterable[Update], until: int | None = None) -> Counter[str]:
+    """What changes (columns, time, diff) sum up to."""
+    sums: Counter[str] = Counter()
+    for *row, time, diff in changes:
+        if until is None or time < until:
+            sums[repr(tuple(row))] += diff
+    assert all(count >= 0 for count in sums.values()), sums
+    return +sums
+
+
+def expanded(counts: Counter[str]) -> list[str]:
+    return sorted(counts.elements())

@@ -1,0 +1,110 @@
+"""A bucket in memory with files in it, whose store fails, and sources of it."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter as Bag
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import obstore
+import pyarrow as pa
+import pyarrow.parquet as pq
+from obstore.store import MemoryStore
+from source_lab import Contents, drive  # type: ignore[import-not-found]
+
+from actors.buckets.bucket_store import BucketStore, Listed
+from actors.errors import StorageError
+from actors.kernel import SystemClock
+from actors.plan.schema import Column, Schema
+from actors.settings import Settings
+from actors.sources.files import EXPORT, FilesConfig, FilesSource
+from actors.sources.source import Export
+from actors.sources.surroundings import RunJob, Surroundings, no_engine
+
+COLUMNS = (Column("k", "bigint"), Column("v", "string"))
+ROWS = Export(EXPORT, Schema(COLUMNS))
+URL = "s3://box/in"
+
+
+class FaultyStore(BucketStore):
+    """Counts calls, and fails the one of a number; tells most calls at a time."""
+
+    def __init__(self, memory: MemoryStore) -> None:
+        super().__init__(memory, memory, "s3://box", Settings())
+        self.calls = 0
+        self.fail_at = 0
+        self.reading = self.most_reading = 0
+        self.during: Callable[[], object] | None = None
+
+    def _step(self, what: str) -> None:
+        self.calls += 1
+        if self.calls == self.fail_at:
+            raise StorageError(f"could not {what} s3://box: the store failed", determinate=True)
+
+    async def pages(self, prefix: str) -> AsyncGenerator[list[Listed], None]:
+        async for page in super().pages(prefix):
+            self._step("list")
+            yield page
+
+    async def piece(self, of: Listed, start: int, end: int) -> bytes | None:
+        self._step("read")
+        self.reading += 1
+        self.most_reading = max(self.most_reading, self.reading)
+        try:
+            await anyio.lowlevel.checkpoint()
+            data = await super().piece(of, start, end)
+        finally:
+            self.reading -= 1
+        if self.during is not None:
+            self.during()
+        return data
+
+
+class BucketLab:
+    """One bucket, and sources of it, one after another."""
+
+    def __init__(self, place: Path, run_job: RunJob = no_engine) -> None:
+        self.place = place
+        self.memory = MemoryStore()
+        self.store = FaultyStore(self.memory)
+        self.run_job = run_job
+        self.contents = Contents()
+        self.lives = 0
+
+    def put(self, name: str, *keys: int) -> None:
+        """Parquet with these keys."""
+        file = io.BytesIO()
+        pq.write_table(pa.table({"k": list(keys), "v": ["x"] * len(keys)}), file)
+        self.put_bytes(name, file.getvalue())
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        obstore.put(self.memory, f"in/{name}", data)
+
+    def around(self, **changes: Any) -> Surroundings:
+        self.lives += 1
+        given: dict[str, Any] = {"source_buckets": (URL,)} | changes
+        scratch = self.place / f"life-{self.lives}"
+        return Surroundings(SystemClock(), Settings(**given), scratch, self.run_job)
+
+    def source(self, limits: dict[str, Any] | None = None, **more: Any) -> FilesSource:
+        given: dict[str, Any] = {"format": "parquet", "columns": COLUMNS, "folder": URL} | more
+        return FilesSource(
+            FilesConfig(**given), self.around(**(limits or {})), lambda *_: self.store
+        )
+
+    async def drive(self, **more: Any) -> FilesSource:
+        source = self.source(**more)
+        await drive(source, (ROWS,), self.contents)
+        return source
+
+    @property
+    def keys(self) -> list[int]:
+        bag = self.contents.bags.get(EXPORT, Bag())
+        return sorted(row[0] for row in bag.elements())
+
+    def spooled(self) -> list[str]:
+        """All that is left on disk."""
+        return [str(path) for path in self.place.rglob("*") if path.is_file()]

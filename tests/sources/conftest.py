@@ -1,0 +1,68 @@
+"""Fixtures: one server for the whole session, and a database for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import pytest_asyncio
+import uvloop
+from postgres_house import House, house  # type: ignore[import-not-found]
+
+from actors.testing.postgres_server import NotInstalled, PostgresServer, postgres_server
+
+_NUMBERS = itertools.count()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """A machine without PostgreSQL passes all other tests, and is told what to install."""
+    try:
+        return (yield)
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """As at the set-up."""
+    try:
+        return (yield)
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that keeps nothing safe, for speed."""
+    with postgres_server(
+        wal_level="logical",
+        fsync="off",
+        max_replication_slots="20",
+        max_wal_senders="20",
+        wal_sender_timeout="10s",
+    ) as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def db(postgres: PostgresServer) -> AsyncIterator[House]:
+    """A database of one test's own."""
+    async with house(postgres, f"db{next(_NUMBERS)}") as made:
+        yield made
+
+
+@pytest.fixture
+def uvloop_run() -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Runs something on a loop of uvloop's, in a thread of its own."""
+
+    def run(scenario: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            await scenario()
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(lambda: uvloop.run(whole())).result()
+
+    return run

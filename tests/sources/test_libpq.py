@@ -1,0 +1,101 @@
+"""The machine's own libpq, which is loaded where psycopg is not installed."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from actors.errors import InvalidUsage
+from actors.kernel import SystemClock
+from actors.settings import Settings
+from actors.sources import libpq
+from actors.sources.kinds import make_source
+from actors.sources.postgres_config import PostgresConfig
+from actors.sources.postgres_copy import Copy, LibpqCopy, RawCopy
+from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_wire import Wire
+from actors.sources.source import Unreachable
+from actors.sources.surroundings import Surroundings
+from actors.testing.postgres_server import PostgresServer
+
+
+@pytest.fixture(autouse=True)
+def without_psycopg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libpq, "psycopg_pq", None)
+
+
+async def connect(postgres: PostgresServer, **more: str) -> Wire:
+    parameters = {"host": str(postgres.folder), "port": str(postgres.port), "user": postgres.user}
+    return await Wire.connect(parameters | {"dbname": "postgres"} | more, SystemClock())
+
+
+async def test_rows_nulls_and_refusals(postgres: PostgresServer) -> None:
+    wire = await connect(postgres)
+    try:
+        rows = await wire.query("SELECT n, NULL, 'ü' || n FROM generate_series(1, 3) AS n")
+        assert rows == [("1", None, "ü1"), ("2", None, "ü2"), ("3", None, "ü3")]
+        with pytest.raises(Refused, match="nowhere") as refused:
+            await wire.query("SELECT * FROM nowhere")
+        assert refused.value.sqlstate == "42P01"
+        assert await wire.query("DO $$ BEGIN RAISE NOTICE 'heard by nobody'; END $$") == []
+        assert wire.server_version >= 130_000
+    finally:
+        wire.close()
+        wire.close()
+
+
+async def all_of(copy: Copy) -> list[bytes]:
+    found = []
+    while not copy.ended:
+        await copy.fill()
+        frames = copy.frames()
+        found += [
+            frames.data[start:end].tobytes()
+            for start, end in zip(frames.starts, frames.ends, strict=True)
+        ]
+        copy.take(len(frames))
+    return found
+
+
+async def test_a_copy_read_by_us_and_by_libpq_is_the_same(postgres: PostgresServer) -> None:
+    sql = "COPY (SELECT n, repeat('x', n) FROM generate_series(1, 2000) AS n) TO STDOUT"
+    wire = await connect(postgres)
+    try:
+        with anyio.fail_after(30):
+            raw = await RawCopy.begin(wire._connection, sql, 1 << 20)
+            one = await all_of(raw)
+            raw.end()
+            other = await all_of(await LibpqCopy.begin(wire._connection, sql, 1 << 20))
+    finally:
+        wire.close()
+    assert one == other
+    assert one[2] == b"3\txxx\n"
+    assert len(one) == 2000
+
+
+async def test_who_is_not_let_in_and_who_is_thrown_out(postgres: PostgresServer) -> None:
+    with pytest.raises(Unreachable, match="no_such_database"):
+        await connect(postgres, dbname="no_such_database")
+    wire, other = await connect(postgres), await connect(postgres)
+    try:
+        ((pid,),) = await wire.query("SELECT pg_backend_pid()")
+        await other.query(f"SELECT pg_terminate_backend({pid}, 5000)")
+        with pytest.raises(Unreachable):
+            await wire.query("SELECT 1")
+    finally:
+        wire.close()
+        other.close()
+    with pytest.raises(Unreachable, match="closed"):
+        await wire.query("SELECT 1")
+
+
+def test_without_any_libpq_a_source_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    def none() -> None:
+        raise ImportError("there is none")
+
+    monkeypatch.setattr(libpq, "_library", none)
+    around = Surroundings(SystemClock(), Settings(), tmp_path, id="u1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsage, match=r"penstock\[postgres\]"):
+        make_source(PostgresConfig(host="nowhere"), around)

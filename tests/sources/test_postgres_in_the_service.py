@@ -1,0 +1,140 @@
+"""PostgreSQL's tables kept here, and views on them, by the whole service (in-memory engine)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from postgres_house import House  # type: ignore[import-not-found]
+
+from actors.client import Client
+from actors.errors import InvalidUsage
+from actors.kernel import Address, System
+from actors.plan.jobs import ExecutorMessage
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.engine import InMemoryExecutor
+
+BY_BRANCH = (
+    "SELECT b.name, count(*) AS n, sum(a.balance) AS total "
+    "FROM accounts a JOIN branches b ON a.branch = b.id GROUP BY b.name"
+)
+
+
+def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+    return address
+
+
+@asynccontextmanager
+async def running(tmp_path: Path) -> AsyncIterator[Client]:
+    settings = Settings(
+        state_dir=str(tmp_path / "state"),
+        listen="127.0.0.1:0",
+        source_tick_ms=50,
+        retry_delay_ms_min=20,
+        retry_delay_ms_max=200,
+    )
+    with anyio.fail_after(40):
+        async with (
+            Service(settings, engine=in_memory) as service,
+            await Client.connect(service.address) as client,
+        ):
+            yield client
+
+
+async def prepare(db: House) -> None:
+    await db.run("CREATE TABLE branches (id bigint PRIMARY KEY, name text NOT NULL)")
+    await db.run(
+        "CREATE TABLE accounts (id bigint PRIMARY KEY, branch bigint, balance bigint, note text)"
+    )
+    await db.run("CREATE TABLE marks (n bigint)")
+    await db.run("ALTER TABLE marks REPLICA IDENTITY FULL")
+    await db.run("INSERT INTO branches SELECT i, 'b' || i FROM generate_series(1, 3) i")
+    await db.run("INSERT INTO accounts SELECT i, i % 3 + 1, 0, repeat('x', 3000) "
+        "FROM generate_series(1, 300) i")  # fmt: skip
+
+
+async def change(db: House, dice: random.Random) -> None:
+    """Moves money, and more."""
+    match dice.randrange(8):
+        case 0:
+            await db.run(f"DELETE FROM accounts WHERE id = {dice.randrange(400)} AND balance = 0")
+        case 1:
+            await db.run(
+                f"INSERT INTO accounts VALUES ({dice.randrange(400)}, {dice.randrange(1, 4)}, 0)"
+                " ON CONFLICT (id) DO UPDATE SET branch = excluded.branch"
+            )
+        case _:
+            one, other, sum_ = dice.randrange(300), dice.randrange(300), dice.randrange(100)
+            async with db.sql.transaction():
+                for id_, diff in ((one, -sum_), (other, sum_)):
+                    await db.run(f"UPDATE accounts SET balance = balance + {diff} WHERE id = {id_}")
+
+
+async def caught_up(db: House, client: Client, number: int) -> int:
+    """A time at which all that was committed is here."""
+    await db.run(f"INSERT INTO marks VALUES ({number})")
+    async for found in client.subscribe("marks"):
+        rows = [] if found.table is None else found.table["n"].to_pylist()
+        if number in rows:
+            return int(found.upper) - 1
+    raise AssertionError("the subscription has ended")
+
+
+async def rows(client: Client, name: str, time: int) -> Counter[tuple[Any, ...]]:
+    table = await client.peek(name, as_of=time)
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+async def test_views_on_its_tables_equal_its_own_answers(db: House, tmp_path: Path) -> None:
+    await prepare(db)
+    dice = random.Random(7)
+    options = msgspec.to_builtins(db.config()) | {"kind": "postgres"}
+    options.pop("type", None)
+    for life in range(3):
+        async with running(tmp_path) as client:
+            if life == 0:
+                tables = {f"public.{name}": name for name in ("branches", "accounts", "marks")}
+                await client.create_source("pg", options, tables)
+                await client.create_view("by_branch", BY_BRANCH)
+            for round_ in range(4):
+                for _ in range(25):
+                    await change(db, dice)
+                time = await caught_up(db, client, life * 10 + round_)
+                await client.wait_for("by_branch", time)
+                wanted = Counter(await db.run(BY_BRANCH))
+                assert await rows(client, "by_branch", time) == wanted
+                found = await db.run("SELECT id, branch, balance, note FROM accounts")
+                assert await rows(client, "accounts", time) == Counter(found)
+        for _ in range(25):
+            await change(db, dice)  # while nobody is there
+    async with running(tmp_path) as client:
+        with pytest.raises(InvalidUsage, match=r"fills accounts from public\.accounts already"):
+            await client.alter_source("pg", ["public.accounts"])
+        await db.run("CREATE TABLE late (id bigint PRIMARY KEY, text text)")
+        await db.run("INSERT INTO late SELECT i, 'l' || i FROM generate_series(1, 50) i")
+        await client.alter_source("pg", ["public.late"])
+        await db.run("TRUNCATE accounts")
+        time = await caught_up(db, client, 99)
+        assert await rows(client, "accounts", time) == Counter()
+        await client.wait_for("late", time)
+        assert (await rows(client, "late", time)).total() == 50
+        (status,) = await client.sources()
+        assert status.health.status == "running"
+        assert {table.health.status for table in status.tables} == {"running"}
+        assert len(await db.run("SELECT 1 FROM pg_replication_slots WHERE database = "
+            "current_database()")) == 1  # fmt: skip
+        await client.drop("by_branch")
+        await client.drop_source("pg")
+        while await db.run(
+            "SELECT 1 FROM pg_replication_slots WHERE database = current_database()"
+        ) or await db.run("SELECT 1 FROM pg_publication"):
+            await anyio.sleep(0.05)

@@ -1,0 +1,278 @@
+"""Sources and sinks in the whole service, on the in-memory engine."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import deltalake
+import pytest
+
+from actors.client import Client
+from actors.errors import InvalidUsage, ObjectExists, ObjectInUse, UnknownObject
+from actors.kernel import Address, System
+from actors.plan.jobs import ExecutorMessage
+from actors.protocol.api_storage import SourceStatus
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.engine import InMemoryExecutor
+
+CHURN = {"kind": "churn", "keys": 50, "rate": 2_000, "seed": 5}
+
+
+def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+    return address
+
+
+def settings_of(tmp_path: Path, **changes: Any) -> Settings:
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "in").mkdir(exist_ok=True)
+    given: dict[str, Any] = {
+        "state_dir": str(tmp_path / "state"),
+        "listen": "127.0.0.1:0",
+        "source_tick_ms": 50,
+        "statistics_ms": 50,
+        "sink_commit_ms": 50,
+        "maintenance_ms": 20,
+        "sink_dir": str(tmp_path / "out"),
+        "source_dirs": str(tmp_path / "in"),
+    }
+    return Settings(**(given | changes))
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
+    with anyio.fail_after(100):
+        async with (
+            Service(settings_of(tmp_path, **changes), engine=in_memory) as service,
+            await Client.connect(service.address) as client,
+        ):
+            yield client
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Looks again and again; the test's time limit ends it."""
+    while not await holds():
+        await anyio.sleep(0.02)
+
+
+async def source(client: Client, name: str) -> SourceStatus:
+    (found,) = [each for each in await client.sources() if each.name == name]
+    return found
+
+
+async def rows_at(client: Client, name: str, time: int) -> Counter[tuple[Any, ...]]:
+    table = await client.peek(name, as_of=time)
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+async def test_a_source_is_made_read_joined_restarted_and_dropped(tmp_path: Path) -> None:
+    uppers: list[int] = []
+    for life in range(3):
+        async with running(tmp_path) as client:
+            if life == 0:
+                await client.create_source("accounts", CHURN)
+                await client.create_table("names", {"k": "bigint", "name": "string"})
+                await client.insert("names", [{"k": 1, "name": "one"}])
+                columns = (await client.peek("accounts")).column_names
+                key, value = columns[0], columns[1]
+                await client.create_view(
+                    "sums", f"SELECT {key} % 5 AS g, count(*) AS n FROM accounts GROUP BY 1"
+                )
+            before = (await source(client, "accounts")).upper
+            assert all(before >= upper for upper in uppers), "frontiers never go back"
+            await client.wait_for("sums", before + 100)
+            time = before + 100
+            found = await rows_at(client, "accounts", time)
+            assert set(found.values()) <= {1}
+            expected = Counter(row[0] % 5 for row in found.elements())
+            assert await rows_at(client, "sums", time) == Counter(expected.items())
+            status = await source(client, "accounts")
+            assert (status.kind, status.health.status) == ("churn", "running")
+            await until(lambda: _messages(client, "accounts"))
+            uppers.append(status.upper)
+    assert value
+    async with running(tmp_path) as client:
+        with pytest.raises(ObjectInUse, match="sums"):
+            await client.drop_source("accounts")
+        with pytest.raises(ObjectExists):
+            await client.create_source("accounts", CHURN)
+        await client.drop("sums")
+        await client.drop_source("accounts")
+        with pytest.raises(UnknownObject):
+            await client.peek("accounts")
+        assert await client.sources() == ()
+        await client.create_source("accounts", CHURN)
+        assert (await client.peek("accounts")).num_rows >= 0
+
+
+async def _messages(client: Client, name: str) -> bool:
+    statistics = (await source(client, name)).statistics
+    return statistics is not None and statistics.messages > 0 and statistics.rows_inserted > 0
+
+
+async def test_what_is_wrong_is_refused_by_name_and_nothing_is_made(tmp_path: Path) -> None:
+    async with running(tmp_path) as client:
+        for config, said in (
+            ({"kind": "nothing"}, "nothing"),
+            ({"kind": "counter", "rate": -1}, "rate"),
+            ({"kind": "counter", "speed": 1}, "speed.*; it has seed, rate"),
+            ({"kind": "files", "folder": "/etc", "format": "csv", "columns": {"k": 1}}, "columns"),
+            ({"rate": 1}, "kind"),
+            ({"kind": "files", "folder": "/etc", "format": "csv"}, "source_dirs"),
+        ):
+            with pytest.raises(InvalidUsage, match=said):
+                await client.create_source("s", config)
+        with pytest.raises(InvalidUsage, match="no_such"):
+            await client.create_source("s", {"kind": "nexmark"}, ["no_such"])
+        await client.create_table("t", {"a": "bigint"})
+        with pytest.raises(ObjectExists):
+            await client.create_source("s", {"kind": "nexmark"}, {"bid": "t"})
+        with pytest.raises(UnknownObject):
+            await client.drop_source("s")
+        with pytest.raises(InvalidUsage, match="kind"):
+            await client.create_sink("k", "t", "nothing")
+        with pytest.raises(InvalidUsage, match="sink_dir"):
+            await client.create_sink("k", "t", "delta", {"folder": "/etc/x"})
+        assert await client.sources() == await client.sinks() == ()
+        await client.create_source("n", {"kind": "counter"})
+        with pytest.raises(InvalidUsage, match="only tables are written"):
+            await client.insert("n", [{"counter": 1}])
+
+
+async def test_one_table_of_a_source_goes_alone_and_comes_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as client:
+        await client.create_source("m", {"kind": "nexmark", "rate": 5_000}, ["bid", "person"])
+        assert (await client.peek("person")).num_rows >= 0
+        await client.drop("person")
+        with pytest.raises(UnknownObject):
+            await client.peek("person")
+        upper = (await source(client, "m")).upper
+        await client.wait_for("bid", upper + 100)
+        assert [table.outside for table in (await source(client, "m")).tables] == ["bid"]
+
+
+async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "in" / "sick"
+    async with running(tmp_path, retry_delay_ms_min=10, retry_delay_ms_max=50) as client:
+        folder.mkdir()
+        columns = {"a": "bigint"}
+        config = {"kind": "files", "folder": str(folder), "format": "csv", "columns": columns}
+        await client.create_source("sick", config | {"poll_ms": 20})
+        await client.create_source("well", {"kind": "counter", "rate": 1_000})
+        folder.rename(tmp_path / "in" / "gone")
+
+        async def stalled() -> bool:
+            return (await source(client, "sick")).health.status == "stalled"
+
+        await until(stalled)
+        health = (await source(client, "sick")).health
+        assert "sick" in health.error
+        upper = (await source(client, "well")).upper
+        await client.wait_for("well", upper + 300)
+        assert (await source(client, "well")).health.status == "running"
+        (tmp_path / "in" / "gone").rename(folder)
+
+        async def well_again() -> bool:
+            return (await source(client, "sick")).health.status == "running"
+
+        await until(well_again)
+        failed = (await source(client, "sick")).failed
+        assert failed is not None
+        assert failed.status == "stalled"
+        assert "sick" in failed.error
+        found = await client.peek("penstock.sources", columns=["name", "failed"])
+        assert {row["name"]: row["failed"] for row in found.to_pylist()} == {
+            "sick": failed.error,
+            "well": None,
+        }
+
+
+async def test_a_sink_writes_what_a_view_holds_over_restarts(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "sums"
+    for life in range(2):
+        async with running(tmp_path) as client:
+            if life == 0:
+                await client.create_source("accounts", CHURN | {"up_to": 4_000})
+                key = (await client.peek("accounts")).column_names[0]
+                await client.create_view(
+                    "sums", f"SELECT {key} % 5 AS g, count(*) AS n FROM accounts GROUP BY 1"
+                )
+                await client.create_sink(
+                    "lake", "sums", "delta", {"folder": str(folder), "mode": "current"}
+                )
+            else:
+
+                async def all_there() -> bool:
+                    statistics = (await source(client, "accounts")).statistics
+                    return statistics is not None and "4000" in (
+                        statistics.position_committed or ""
+                    )
+
+                await until(all_there)
+                upper = (await source(client, "accounts")).upper
+                time = upper - 1
+                await client.wait_for("sums", time)
+                expected = await rows_at(client, "sums", time)
+
+                async def equal() -> bool:
+                    table = deltalake.DeltaTable(str(folder)).to_pyarrow_table()
+                    held = zip(table["g"].to_pylist(), table["n"].to_pylist(), strict=True)
+                    return Counter(held) == expected  # noqa: B023
+
+                await until(equal)
+                operators = await client.peek("penstock.operators", columns=["name", "operator"])
+                assert {("accounts", "Append"), ("accounts", "Export"), ("lake", "Write")} <= {
+                    (row["name"], row["operator"]) for row in operators.to_pylist()
+                }
+                (sink,) = await client.sinks()
+                assert (sink.on, sink.kind, sink.health.status) == ("sums", "delta", "running")
+                with pytest.raises(ObjectInUse, match="lake"):
+                    await client.drop("sums")
+                await client.drop_sink("lake")
+                await client.drop("sums")
+
+
+SERVE = """
+import sys, anyio
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_sources import in_memory, settings_of
+from actors.service import Service
+async def main():
+    async with Service(settings_of(Path(sys.argv[1])), engine=in_memory) as service:
+        print(service.address, flush=True)
+        await anyio.sleep_forever()
+anyio.run(main)
+"""
+
+
+async def test_nothing_is_lost_or_taken_twice_by_kill_9(tmp_path: Path) -> None:
+    """The counter gives every number once, whatever is killed when."""
+    last = 0
+    with anyio.fail_after(150):
+        for life in range(5):
+            place = [str(tmp_path), str(Path(__file__).parent)]
+            process = await anyio.open_process([sys.executable, "-c", SERVE, *place], stderr=None)
+            try:
+                assert process.stdout is not None
+                address = (await process.stdout.receive()).decode().strip()
+                async with await Client.connect(address) as client:
+                    if life == 0:
+                        await client.create_source("numbers", {"kind": "counter", "rate": 3_000})
+                    upper = (await source(client, "numbers")).upper
+                    await client.wait_for("numbers", max(upper, 1) + 150 + 70 * life)
+                    found = sorted((await client.peek("numbers"))["counter"].to_pylist())
+                    assert found == list(range(1, len(found) + 1))
+                    assert len(found) >= last
+                    last = len(found)
+            finally:
+                process.kill()
+                await process.aclose()
+    assert last > 0
