@@ -18,6 +18,7 @@ NOT_BENCHMARKS = {
     "pathway_peer.py",
     "postgres_peer.py",
     "run_all.py",
+    "sources_service.py",
     "steady_cluster.py",
 }
 

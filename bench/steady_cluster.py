@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 
 from actors.cluster import Cluster, ClusterClient, connect
 from actors.compute.live import Cast
+from actors.errors import InvalidUsage
 from actors.kernel import Actor, Address, System
 from actors.persist import PersistClient
 from actors.plan.delta import DeltaPlan
@@ -34,6 +36,7 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import DataflowProgress
 from actors.settings import Settings
+from actors.storage.half import Outside
 
 SCHEMA = Schema((Column("k", "bigint"), Column("v", "bigint")))
 WORKERS = 2
@@ -94,10 +97,17 @@ class House:
         return await connect(f"127.0.0.1:{self._port}", self._settings)
 
 
+def _nowhere(*_: Any) -> Any:
+    raise InvalidUsage("there is nothing outside")
+
+
 @asynccontextmanager
-async def house() -> AsyncIterator[House]:
-    """Everything runs until the block ends."""
+async def house(*, storage: bool = False, window: int | None = None) -> AsyncIterator[House]:
+    """Everything runs until the block ends. `storage`: with a storage half, and nothing outside;
+    `window`: another `commands_in_flight_max`."""
     settings = Settings(workers=WORKERS)
+    if window is not None:
+        settings = msgspec.structs.replace(settings, commands_in_flight_max=window)
     cast = Cast(
         dataflow=lambda description, workers, scratch: Steady(description, workers),
         listen=lambda *args: Executor(),
@@ -107,8 +117,9 @@ async def house() -> AsyncIterator[House]:
         async with System() as system:
             persist = await PersistClient.in_memory(settings, system.clock)
             executor = system.spawn(Executor, "executor")
+            outside = Outside(_nowhere, _nowhere, Path(folder)) if storage else None
             cluster = await Cluster.start(
-                system, settings, persist, executor, Path(folder), cast=cast
+                system, settings, persist, executor, Path(folder), cast=cast, outside=outside
             )
             listener = await cluster.listen("127.0.0.1:0")
             yield House(cluster, listener.address.port, settings)

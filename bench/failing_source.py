@@ -1,0 +1,197 @@
+"""Nine sources that do well, beside one that fails every ten seconds, and without it.
+
+The whole service, on the in-memory engine: nine counters, each committed ten times a second, and
+a table of a PostgreSQL database that somebody writes to as often. Every ten seconds that
+source loses its connections, every other time for three seconds in which the server takes none.
+``freshness_p50`` and ``freshness_p99``: how old, at any moment, is what a subscriber of one of the
+nine has; ours with the tenth source, the peer is the same service without it. Both take turns
+within one run, so that what the machine does meanwhile weighs on both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio
+import numpy as np
+import psycopg
+
+from actors.client import Client
+from actors.kernel import Address, System
+from actors.plan.jobs import ExecutorMessage
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
+from measure import Measure, Report
+
+TARGET_P99 = 1.2
+HEALTHY = tuple(f"well{number}" for number in range(9))
+FAILING = "ill"
+DATABASE = "shop"
+FAILS_EVERY_S = 10.0
+REFUSED_S = 3.0
+SETTLE_S = 3.0
+SAMPLE_MS = 5
+WRITE_EVERY_S = 0.1
+
+
+class Seen:
+    """When a subscriber heard of which upper."""
+
+    def __init__(self) -> None:
+        self.at_ms: list[float] = []
+        self.upper: list[float] = []
+
+    async def follow(self, client: Client, name: str) -> None:
+        """For ever."""
+        async for change in client.subscribe(name, snapshot=False):
+            self.at_ms.append(time.time() * 1000)
+            self.upper.append(change.upper)
+
+    def ages(self, begin_ms: float, end_ms: float) -> np.ndarray:
+        """Of what it had, at moments of that while, in milliseconds."""
+        moments = np.arange(begin_ms, end_ms, SAMPLE_MS)
+        last = np.searchsorted(np.array(self.at_ms), moments, side="right") - 1
+        if last.min() < 0:
+            raise SystemExit("a healthy source was not sealed before the measuring began")
+        ages: np.ndarray = moments - (np.array(self.upper)[last] - 1)
+        return ages
+
+
+def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    """An engine that is not asked for anything."""
+    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+    return address
+
+
+class Outside:
+    """The database, somebody who writes to it, and what makes its reader fail."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._admin: psycopg.AsyncConnection[Any] | None = None
+        self.failures = 0
+
+    @asynccontextmanager
+    async def there(self) -> AsyncIterator[None]:
+        """With the table, and changes to it."""
+        with psycopg.connect(self._server.conninfo(), autocommit=True) as made:
+            made.execute(f"CREATE DATABASE {DATABASE}")
+        info = self._server.conninfo(dbname=DATABASE)
+        with psycopg.connect(info, autocommit=True) as made:
+            made.execute("CREATE TABLE orders (id bigserial PRIMARY KEY, at timestamptz)")
+        async with (
+            await psycopg.AsyncConnection.connect(
+                self._server.conninfo(), autocommit=True
+            ) as self._admin,
+            await psycopg.AsyncConnection.connect(info, autocommit=True) as writer,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(self._write, writer)
+            yield
+            group.cancel_scope.cancel()
+
+    async def _write(self, writer: psycopg.AsyncConnection[Any]) -> None:
+        while True:
+            await writer.execute("INSERT INTO orders (at) VALUES (now())")
+            await anyio.sleep(WRITE_EVERY_S)
+
+    async def run(self, sql: str) -> None:
+        """As the superuser, from another database."""
+        assert self._admin is not None, "there"
+        await self._admin.execute(sql.encode())
+
+    async def fail(self) -> None:
+        """Now; every other time for a while."""
+        self.failures += 1
+        long = self.failures % 2 == 0
+        if long:
+            await self.run(f"ALTER DATABASE {DATABASE} ALLOW_CONNECTIONS false")
+        await self.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            f"WHERE datname = '{DATABASE}' AND application_name = 'penstock'"
+        )
+        if long:
+            await anyio.sleep(REFUSED_S)
+            await self.run(f"ALTER DATABASE {DATABASE} ALLOW_CONNECTIONS true")
+
+    async def fail_for(self, while_s: float) -> None:
+        """Every ten seconds of that while; in their midst first."""
+        start = anyio.current_time() + FAILS_EVERY_S / 2
+        for number in range(int(while_s / FAILS_EVERY_S)):
+            await anyio.sleep_until(start + number * FAILS_EVERY_S)
+            await self.fail()
+
+
+async def ill_for(client: Client, outside: Outside, server: PostgresServer, while_s: float) -> Any:
+    """(begin, end) of a while with the tenth source, in which it failed again and again."""
+    config = {"kind": "postgres", "host": str(server.folder), "port": server.port}
+    config |= {"database": DATABASE, "user": server.user}
+    await client.create_source(FAILING, config, {"public.orders": "orders"})
+    await anyio.sleep(SETTLE_S)
+    before = outside.failures
+    async with anyio.create_task_group() as group:
+        group.start_soon(outside.fail_for, while_s)
+        found = await well_for(while_s)
+    ((tenth,),) = [[each for each in await client.sources() if each.name == FAILING]]
+    restarts = 0 if tenth.statistics is None else tenth.statistics.restarts
+    if not restarts or outside.failures == before:
+        raise SystemExit(f"it did not fail: {tenth}")
+    print(f"  {outside.failures - before} failures, {restarts} restarts", flush=True)
+    await client.drop_source(FAILING)
+    await anyio.sleep(SETTLE_S)
+    return found
+
+
+async def well_for(while_s: float) -> tuple[float, float]:
+    """(begin, end) of a while, in milliseconds."""
+    begin = time.time() * 1000
+    await anyio.sleep(while_s)
+    return begin, time.time() * 1000
+
+
+async def run(report: Report) -> None:
+    """Takes turns."""
+    while_s, turns = (15.0, 1) if report.quick else (30.0, 3)
+    seen = {name: Seen() for name in HEALTHY}
+    whiles: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    with TemporaryDirectory() as folder, postgres_server(wal_level="logical") as server:
+        settings = Settings(state_dir=str(Path(folder) / "state"), listen="127.0.0.1:0")
+        outside = Outside(server)
+        async with (
+            outside.there(),
+            Service(settings, engine=in_memory) as service,
+            await Client.connect(service.address) as client,
+            anyio.create_task_group() as group,
+        ):
+            for name in HEALTHY:
+                await client.create_source(name, {"kind": "counter", "rate": 100.0})
+                group.start_soon(seen[name].follow, client, name)
+            await anyio.sleep(SETTLE_S)
+            for _ in range(turns):
+                whiles[False].append(await well_for(while_s))
+                whiles[True].append(await ill_for(client, outside, server, while_s))
+            group.cancel_scope.cancel()
+    ages = {
+        ill: np.concatenate([each.ages(*one) for each in seen.values() for one in found])
+        for ill, found in whiles.items()
+    }
+    for share, target in ((50, None), (99, TARGET_P99), (99.9, None), (100, None)):
+        ours, peer = (float(np.percentile(ages[ill], share)) for ill in (True, False))
+        name = "freshness_worst" if share == 100 else f"freshness_p{share:g}"
+        report.add(Measure(f"failing_source_{name}", ours, peer, target=target))
+
+
+if __name__ == "__main__":
+    made = Report("Nine sources beside one that fails every ten seconds.")
+    try:
+        anyio.run(run, made, backend_options={"use_uvloop": True})
+    except NoPostgres as error:
+        made.add(Measure("failing_source_freshness_p99", 0.0, 0.0, missing=str(error)))
+    made.close()

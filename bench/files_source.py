@@ -1,0 +1,253 @@
+"""Files as a source until their rows are durable in a shard, beside Spark reading and writing them.
+
+Ours: the source of files takes a folder of new files; pieces are written as parts, and appended
+with the position's mark, as an ingestion does. Peer: Spark, warm, reads the very same files and
+writes the same rows as Parquet (zstd, as parts are), the reading of `TakeFiles` without anything
+around it. ``copied_once``: a one-shot copy of the same files, to its append. ``parquet``: ten files
+whose columns have the wanted types, which need no Spark; ``parquet_by_spark`` (no target): the
+same, had they needed it; ``csv``: a tenth of the rows. Twice the peer's time is half of its rate.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from actors import Settings
+from actors.controller.staged import parts_of
+from actors.kernel import STOP, Address, Reply, System, SystemClock
+from actors.oneshot_task import OneshotEnded, OneshotTask
+from actors.persist.client import PersistClient
+from actors.persist.shard import Append, Appended, NewShard, Part, placed
+from actors.plan.jobs import Answer, ExecutorMessage, Job, RowsDone, Run, TakeFiles
+from actors.plan.schema import TIME, Column, Schema
+from actors.protocol.storage import Staged
+from actors.service import start_spark
+from actors.sources import file_reading
+from actors.sources.draws import Draws, decimals, numbered
+from actors.sources.files import EXPORT, FilesConfig, FilesSource
+from actors.sources.oneshot import CopyFrom, OneshotCopy
+from actors.sources.source import Export, Idle, Mark, Rows
+from actors.sources.surroundings import Surroundings
+from actors.testing.probe import Probe
+from measure import Measure, Report, median, size_name, sizes
+
+SCHEMA = Schema(
+    (
+        Column("id", "bigint"),
+        Column("at", "timestamp"),
+        Column("product", "bigint"),
+        Column("region", "string"),
+        Column("customer", "string"),
+        Column("quantity", "int"),
+        Column("price", "decimal(12,2)"),
+        Column("discount", "double"),
+    )
+)
+FILES = 10
+CHUNK = 1_000_000
+TARGET = 2.0
+DEADLINE_MS = 1_800_000
+REGIONS = pa.array(["north", "east", "south", "west"])
+CUSTOMERS = Draws(1, "customers").texts(numbered(0, 10_000), 8, 24)
+
+
+def rows(start: int, stop: int) -> pa.Table:
+    """Sales `start` to ``stop - 1``."""
+    ids = numbered(start, stop)
+    columns: list[Any] = [
+        ids,
+        pa.array(ids * 250_000 + 1_700_000_000_000_000).cast(pa.timestamp("us", tz="UTC")),
+        Draws(1, "product").below(ids, 100_000),
+        REGIONS.take(pa.array(Draws(1, "region").below(ids, 4))),
+        CUSTOMERS.take(pa.array(Draws(1, "customer").below(ids, 10_000))),
+        Draws(1, "quantity").below(ids, 50).astype(np.int32),
+        decimals(Draws(1, "price").below(ids, 10_000_000), pa.decimal128(12, 2)),
+        Draws(1, "discount").below(ids, 100) / 100,
+    ]
+    return pa.table(columns, schema=SCHEMA.arrow())
+
+
+def write(folder: Path, kind: str, count: int) -> int:
+    """So many rows in files of one format; their bytes."""
+    folder.mkdir()
+    each = -(-count // FILES)
+    for number in range(FILES):
+        first, last = number * each, min(count, (number + 1) * each)
+        path = folder / f"{number}.{kind}"
+        if kind == "csv":
+            pa.csv.write_csv(rows(first, last), path)
+            continue
+        with pq.ParquetWriter(path, SCHEMA.arrow()) as writer:
+            for start in range(first, last, CHUNK):
+                writer.write_table(rows(start, min(last, start + CHUNK)))
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+class Bench:
+    """An engine, and a place for shards."""
+
+    def __init__(self, folder: Path, engine: Address[ExecutorMessage]) -> None:
+        self._folder = folder
+        self._engine = engine
+        self._clock = SystemClock()
+        settings = Settings(source_dirs=str(folder))
+        self._around = Surroundings(self._clock, settings, folder / "scratch", self.run_job)
+
+    async def run_job(self, job: Job) -> Answer:
+        """The engine's answer."""
+
+        def make(reply: Reply[Answer]) -> ExecutorMessage:
+            return Run(job, reply)
+
+        return await self._engine.ask(make, DEADLINE_MS)
+
+    async def ours(self, kind: str, count: int) -> float:
+        """Milliseconds from opening the source to the last append."""
+        options = {"header": "true"} if kind == "csv" else {}
+        config = FilesConfig(
+            folder=str(self._folder / kind),
+            format="csv" if kind == "csv" else "parquet",
+            columns=SCHEMA.columns,
+            options=options,
+        )
+        place = self._folder / f"state-{uuid.uuid4().hex}"
+        persist = await PersistClient.open(place, self._around.settings, self._clock)
+        try:
+            await persist.create_shards([NewShard("u1", SCHEMA)])
+            source = FilesSource(config, self._around)
+            started = time.perf_counter()
+            await source.open((Export(EXPORT, SCHEMA),), None)
+            done = await self._ingest(source, persist)
+            elapsed = (time.perf_counter() - started) * 1000
+            await source.close()
+            assert done == count, (done, count)
+        finally:
+            await persist.close()
+        return elapsed
+
+    async def copied(self, count: int) -> float:
+        """Milliseconds of a one-shot copy of the Parquet files: staged, then appended at a time
+        that is chosen at the end."""
+        place = self._folder / f"state-{uuid.uuid4().hex}"
+        persist = await PersistClient.open(place, self._around.settings, self._clock)
+        request = CopyFrom(path=str(self._folder / "parquet"), format="parquet")
+        try:
+            await persist.create_shards([NewShard("u1", SCHEMA)])
+            async with System() as system:
+                probe = Probe.start(system, "owner")
+                started = time.perf_counter()
+                system.spawn(
+                    lambda: OneshotTask(
+                        1,
+                        "u1",
+                        lambda: OneshotCopy(request, SCHEMA, self._around),
+                        persist,
+                        probe.address,
+                        self._around.settings,
+                    ),
+                    "oneshot",
+                    policy=STOP,
+                )
+                while not isinstance(ended := await probe.expect(object), OneshotEnded):
+                    pass  # how far it is
+                assert isinstance(ended.result, Staged), ended
+                parts = parts_of(ended.result)
+                assert await persist.claim("u1", parts)
+                at = tuple(placed(part, 7) for part in parts)
+                assert isinstance(await persist.append([Append("u1", 0, 8, at)]), Appended)
+                elapsed = (time.perf_counter() - started) * 1000
+            assert sum(part.rows for part in parts) == count
+        finally:
+            await persist.close()
+        return elapsed
+
+    async def _ingest(self, source: FilesSource, persist: PersistClient) -> int:
+        parts: list[Part] = []
+        lower = upper = taken = 0
+        while not isinstance(given := await source.next(), Idle):
+            if isinstance(given, Rows):
+                times = pa.array(np.full(given.updates.num_rows, upper, np.int64))
+                updates = given.updates.append_column(pa.field(TIME, pa.int64()), times)
+                parts += await persist.write_parts("u1", updates)
+                taken += given.updates.num_rows
+            elif isinstance(given, Mark):
+                append = Append("u1", lower, upper + 1, tuple(parts))
+                assert isinstance(await persist.append([append]), Appended)
+                lower, upper, parts = upper + 1, upper + 1, []
+        return taken
+
+    async def peer(self, kind: str, bytes_: int) -> float:
+        """Spark's milliseconds for reading the files and writing them."""
+        source = "csv" if kind == "csv" else "parquet"
+        paths = tuple(sorted(str(path) for path in (self._folder / kind).iterdir()))
+        options = (("header", "true"), ("mode", "FAILFAST")) if source == "csv" else ()
+        # As many bytes as make an answer large: it is written, not collected.
+        size = max(bytes_, 1 << 40)
+        job = TakeFiles(uuid.uuid4().hex, paths, source, SCHEMA, SCHEMA.names, options, size)
+        answer = await self.run_job(job)
+        assert isinstance(answer, RowsDone)
+        for path in answer.paths():
+            os.unlink(path)
+        return answer.spark_ms
+
+
+async def one(report: Report, bench: Bench, kind: str, count: int, folder: Path) -> None:
+    """One format: files, a warm turn of each side, then turns."""
+    size = await anyio.to_thread.run_sync(functools.partial(write, folder / kind, kind, count))
+    turns = 1 if report.quick else 3
+    ours, peer, by_spark, copied = [], [], [], []
+    plainly_ours: Callable[..., bool] = file_reading.plainly_ours
+    for turn in range(turns + 1):
+        found = await bench.ours(kind, count)
+        again = await bench.peer(kind, size)
+        if turn:
+            ours.append(found)
+            peer.append(again)
+        if kind == "parquet":
+            once = await bench.copied(count)
+            copied += [once] if turn else []
+            file_reading.plainly_ours = lambda path, shape: False
+            try:
+                slow = await bench.ours(kind, count)
+            finally:
+                file_reading.plainly_ours = plainly_ours
+            by_spark += [slow] if turn else []
+    name = f"files_{kind}_{size_name(count)}"
+    report.add(Measure(name, median(ours), median(peer), target=TARGET))
+    rate = count / median(ours)
+    report.add(Measure(f"{name}_rows_ms", rate, count / median(peer), unit="/ms"))
+    if by_spark:
+        report.add(Measure(f"{name}_by_spark", median(by_spark), median(peer)))
+        report.add(Measure(f"{name}_copied_once", median(copied), median(peer), target=TARGET))
+
+
+async def run(report: Report) -> None:
+    """Parquet, then CSV."""
+    counts = sizes([100_000] if report.quick else [10_000_000])
+    for count in counts:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            async with System() as system:
+                engine = start_spark(system, Settings(), folder / "engine")
+                bench = Bench(folder, engine)
+                await one(report, bench, "parquet", count, folder)
+                await one(report, bench, "csv", count // 10, folder)
+
+
+if __name__ == "__main__":
+    made = Report("Files as a source beside Spark reading and writing them.")
+    anyio.run(run, made, backend_options={"use_uvloop": True})
+    made.close()
