@@ -18,6 +18,7 @@ from actors import Client, Service
 from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError, TypeMismatch
 from actors.inspection import parse_condition
 from actors.kernel import Address, System
+from actors.persist.stashed import StashedBlobs
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import Column, Schema
 from actors.settings import Settings
@@ -145,13 +146,22 @@ def client_address(client: Client) -> str:
     return str(link.peer)
 
 
-async def test_what_is_taken_too_late_is_gone_and_said_so(tmp_path: Path) -> None:
+async def test_what_is_taken_too_late_is_gone_and_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = StashedBlobs.get
+
+    async def read_late(self: StashedBlobs, key: str) -> bytes | None:
+        """Only when the collection has been there."""
+        await until(lambda: key.rpartition("/")[2] not in stashed(tmp_path), client)
+        return await read(self, key)
+
     async with running(tmp_path, stash_orphan_ms=1) as client:
         time = await filled(client)
-        pieces = client.peek_batches("t", time)
+        monkeypatch.setattr(StashedBlobs, "get", read_late)
         with pytest.raises(DeadlineExceeded, match="stash_orphan_ms"):
-            async for _ in pieces:
-                await until(lambda: stashed(tmp_path) == [], client)
+            async for _ in client.peek_batches("t", time):
+                pass
         assert (await client.peek("t", time, {"id": 1})).num_rows == 1
 
 
