@@ -48,6 +48,9 @@ class Clock(SystemClock):
     def now_ms(self) -> int:
         return super().now_ms() + self.ahead_ms
 
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + self.ahead_ms
+
 
 class FlakyConsensus(MemoryConsensus):
     """Fails once when told to, before or after it did what it was asked."""

@@ -21,9 +21,10 @@ from persist_world import (  # type: ignore[import-not-found]
     client_of,
     contents,
     rows_of,
+    updates,
 )
 
-from actors.errors import Fenced, InvalidUsage, StorageError
+from actors.errors import Fenced, InvalidUsage, StorageError, UnknownObject
 from actors.kernel import SystemClock
 from actors.persist import Append, Appended, Copied, NewShard, Part, PersistClient, placed
 from actors.persist.documents import decode_shard, encode
@@ -221,6 +222,44 @@ async def test_what_was_surely_not_appended_can_be_discarded(fail: str) -> None:
         assert isinstance(await client.append([append]), UpperMismatch)
     await client.discard_parts(staged)
     assert await stores.keys() == set()
+
+
+async def test_what_was_not_appended_is_nobodys_in_the_end() -> None:
+    """Also when the shard is dropped while its parts are written, and nobody discards them."""
+    stores = Stores()
+    client = await shard_of(stores.client())
+    parts = await client.write_parts("s", updates((1, 3, 1)))
+    await client.drop_shards(["s"])
+    late = await client._parts.write("s", SCHEMA, updates((1, 3, 1)), 0)
+    for each in (parts, late):
+        with pytest.raises(UnknownObject):
+            await client.append([Append("s", 0, 5, each)])
+    await client.collect_orphans()
+    assert len(await stores.keys()) == 1, "whoever wrote it may still claim it"
+    stores.clock.ahead_ms += TINY.stash_orphan_ms
+    await client.collect_orphans()
+    assert await stores.keys() == set()
+
+
+async def test_an_open_append_to_a_shard_that_is_dropped_loses_no_part_of_another() -> None:
+    """Both are appended, the answer is lost, and the first is dropped before it is read back."""
+    stores = Stores()
+    client, other = await shard_of(stores.client()), stores.client()
+    await client.create_shards([NewShard("t", SCHEMA)])
+    parts = {name: await client.write_parts(name, updates((1, 3, 1))) for name in ("s", "t")}
+    real = stores.consensus.compare_and_set
+
+    async def lost(ops: object) -> bool:
+        stores.consensus.compare_and_set = real
+        await real(ops)
+        await other.drop_shards(["s"])
+        raise StorageError("made up", determinate=False)
+
+    stores.consensus.compare_and_set = lost
+    with pytest.raises(UnknownObject):
+        await client.append([Append(name, 0, 5, each) for name, each in parts.items()])
+    await client.discard_parts([part for each in parts.values() for part in each])
+    assert await rows_of(client, parts["t"]) == [(1, 3, 1)]
 
 
 async def test_a_state_of_before_is_read_and_one_of_a_newer_part_is_refused() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import anyio
 import msgspec
 import pyarrow as pa
 
@@ -43,9 +44,14 @@ async def commit(
     """
     with span(STEP_COMMIT, export.shard, *interval, output.num_rows):
         parts: list[Sequence[Part]] = []
-        for shard, delta in zip(shards_of(export), (output, *hidden), strict=True):
-            parts.append(await persist.write_parts(shard, delta) if delta.num_rows else ())
-        return await commit_parts(persist, export, interval, parts, errors)
+        try:
+            for shard, delta in zip(shards_of(export), (output, *hidden), strict=True):
+                parts.append(await persist.write_parts(shard, delta) if delta.num_rows else ())
+            return await commit_parts(persist, export, interval, parts, errors)
+        except BaseException:  # those of an append whose outcome is open stay
+            with anyio.CancelScope(shield=True):
+                await persist.discard_parts([part for each in parts for part in each])
+            raise
 
 
 async def commit_parts(

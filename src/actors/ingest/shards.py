@@ -194,14 +194,17 @@ class IngestShards:
             if self._uppers[export.shard] or name in filled:
                 held = tuple(parts.get(name, ()))
                 appends.append(Append(export.shard, self._uppers[export.shard], upper, held))
-        result = await self._persist.append(appends)
-        if isinstance(result, UpperMismatch):
-            held_parts = [*remap, *(part for held in parts.values() for part in held)]
-            await self.discard(held_parts)
-            raise Fenced(
-                f"shard {result.shard} of this source is at {result.current}, not at "
-                f"{result.expected}: another task writes to it; nothing was written",
-                determinate=True,
-            )
+        try:
+            result = await self._persist.append(appends)
+            if isinstance(result, UpperMismatch):
+                raise Fenced(
+                    f"shard {result.shard} of this source is at {result.current}, not at "
+                    f"{result.expected}: another task writes to it; nothing was written",
+                    determinate=True,
+                )
+        except BaseException:  # those of an append whose outcome is open stay
+            with anyio.CancelScope(shield=True):
+                await self.discard([*remap, *(part for held in parts.values() for part in held)])
+            raise
         self._uppers |= {append.shard: upper for append in appends}
         return upper

@@ -15,7 +15,7 @@ from random import Random
 import anyio
 import pyarrow as pa
 
-from actors.errors import Closed, Fenced, InvalidUsage, StorageError, UnknownObject
+from actors.errors import Closed, Fenced, InvalidUsage, PenstockError, StorageError, UnknownObject
 from actors.kernel import Clock
 from actors.persist.appending import append_all, check_append, with_holds
 from actors.persist.blob_file import FileBlob
@@ -348,9 +348,15 @@ class PersistClient:
         shards += [shard for append in appends for shard, _, _ in append.holds]
         parts = [part for append in appends for part in append.parts]
         free = self._parts.begin(parts)
+        uncertain = False
 
         def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
+            nonlocal uncertain
+            uncertain = documents.uncertain
             return append_all(documents, appends, tables_upper, writer, call)
+
+        def refused() -> None:
+            self._parts.reopen(free, self._settings.stash_orphan_ms)
 
         started = self._clock.monotonic_ms()
         with span(APPEND) as opened:
@@ -361,17 +367,16 @@ class PersistClient:
                     shards, change, tables=tables_upper is not None, extra=extra
                 )
             except Mismatch:
-                self._parts.reopen(free)
+                refused()
                 keys = ", ".join(op.key for op in extra)
                 raise Fenced(
                     f"nothing was appended: another process changed one of {keys}; read again",
                     determinate=True,
                 ) from None
-            except BaseException as error:
-                if isinstance(error, StorageError) and error.determinate:
-                    self._parts.reopen(free)
-                else:
-                    self._parts.settle(parts, named=False)
+            except PenstockError as error:
+                # An earlier attempt may have appended before the shard was dropped.
+                if error.determinate and not uncertain:
+                    refused()
                 raise
             if opened is not None and not isinstance(outcome, Appended):
                 opened.fail(f"the upper of {outcome.shard} was {outcome.current}")
@@ -380,7 +385,7 @@ class PersistClient:
         if isinstance(outcome, Appended):
             self._parts.settle(parts, named=True)
         else:
-            self._parts.reopen(free)
+            refused()
         measure(APPEND_SECONDS, (self._clock.monotonic_ms() - started) / 1000)
         return outcome
 

@@ -54,6 +54,9 @@ class Documents(msgspec.Struct, frozen=True):
 
     shards: Mapping[ShardId, ShardState | None]
     tables: TablesUpper
+    uncertain: bool = False
+    """Whether an earlier attempt of this change failed in a way that leaves its outcome open: it
+    may be in these documents."""
 
     def shard(self, shard: ShardId) -> ShardState:
         """Raises `UnknownObject`."""
@@ -202,7 +205,7 @@ class Machine:
             uncertain = False
             for attempt in range(ATTEMPTS_MAX):
                 held = {shard: await self._known(shard) for shard in names}
-                outcome = change(Documents(held, self._tables))
+                outcome = change(Documents(held, self._tables, uncertain))
                 try:
                     if await self._set(outcome, held, extra):
                         return outcome.result

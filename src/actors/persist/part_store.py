@@ -220,11 +220,13 @@ class PartStore:
         self.settle(free, named=False)
         return free
 
-    def reopen(self, parts: Iterable[Part]) -> None:
-        """They surely were not appended: they may be discarded again."""
-        for part in parts:
-            if part.key in self._pending:
-                self._pending[part.key] = True
+    def reopen(self, parts: Iterable[Part], within_ms: int) -> None:
+        """They surely were not appended. Whoever wants them appends, claims or discards them in
+        time; then they are nobody's."""
+        given = [part for part in parts if part.key in self._pending]
+        for part in given:
+            self._pending[part.key] = True
+        self.offer(given, within_ms)
 
     def settle(self, parts: Iterable[Part], *, named: bool) -> None:
         """After an append: they are named by a state, or that is open."""

@@ -42,7 +42,6 @@ from actors.kernel import ActorCrashed, ActorStatistics, Address, System
 from actors.kernel.cell import Cell
 from actors.persist import PersistClient
 from actors.persist.location import Cas
-from actors.persist.stashed import FOLDER as STASH
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
@@ -261,9 +260,9 @@ class World:
             self.fail(violation)
 
     def missing(self, key: str) -> None:
-        """Somebody wanted a blob that was deleted. A stashed result has no lease: who takes it
-        too late is told so."""
-        if not key.startswith(f"{STASH}/"):
+        """Somebody wanted a blob that was deleted. A stashed result has no lease, and a shard that
+        was dropped has no readers: who comes too late is told so."""
+        if key.partition("/")[0] in self.history.shards:
             self.fail(Violation(f"leases: {key} was deleted and then read"))
 
     # -- lives of the service ------------------------------------------------------------------
