@@ -15,7 +15,7 @@ import msgspec
 from actors.controller.catalog import INDEX, CatalogObject
 from actors.controller.desk import Desk, fault
 from actors.controller.holds import RETAIN, dataflow_holder
-from actors.errors import PenstockError
+from actors.errors import PenstockError, UnknownObject
 from actors.progress import ShardId, Time, is_empty
 from actors.protocol.compute import AllowCompaction
 
@@ -87,6 +87,9 @@ class HoldMoves:
         """A round has ended."""
         self._moving = False
         error = message.error
+        if isinstance(error, UnknownObject):  # dropped meanwhile; the next round goes without it
+            log.debug("holds stay where they are for now: %s", error)
+            return
         if error is not None:
             log.warning("holds stay where they are for now: %s: %s", type(error).__name__, error)
             return
