@@ -1,0 +1,322 @@
+"""Durable shards on one disk: appends, reads and wake-ups, beside the libraries they stand on.
+
+Ours is a `PersistClient` alone, without the service, over files and SQLite in a state directory.
+
+- ``append_small``: one row appended, parts inline, until it is durable. Peer: a bare commit of one
+  row in SQLite with the same log and the same fsync, on the same disk.
+- ``append_1M``: a million rows. Peer: PyArrow writing the same Parquet, and an fsync.
+- ``snapshot_10M``: ten million rows from ten parts, nothing in memory. Peer: PyArrow reading the
+  same files.
+- ``wake_same_process``, ``wake_other_process``: from the commit until a listener has the new upper
+  (p50); the other process hears of it through PostgreSQL. Peer: the time that this may take.
+- ``append_100_shards``: time an append, with a writer each. Peer: time a row, of SQLite committing
+  a hundred rows of the same bytes in one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import numpy
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors.kernel import SystemClock
+from actors.persist import Append, Appended, NewShard, Part, PersistClient
+from actors.persist.places import open_blob, open_consensus
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.settings import Settings
+from measure import Measure, Report, median
+from postgres_peer import NoPostgres, postgres
+
+SCHEMA = Schema((Column("id", "bigint"), Column("k", "bigint"), Column("v", "double")))
+MILLION = 1_000_000
+WAKE_MS, WAKE_OTHER_MS = 1.0, 10.0
+MAINTAIN_EVERY = 16
+SHARDS = 100
+
+
+def updates(rows: int, at: int) -> pa.Table:
+    """That many different rows at one time."""
+    ids = numpy.arange(rows, dtype=numpy.int64) + at * rows
+    return pa.table(
+        {
+            "id": ids,
+            "k": ids * 7919 % 1009,
+            "v": ids / 3,
+            TIME: numpy.full(rows, at, numpy.int64),
+            DIFF: numpy.ones(rows, numpy.int64),
+        }
+    )
+
+
+async def opened(place: Path, *, settings: Settings | None = None) -> PersistClient:
+    """On a state directory of its own."""
+    chosen = settings or Settings(state_dir=str(place), decoded_parts_bytes_max=1)
+    return await PersistClient.open(place, chosen, SystemClock())
+
+
+async def append(client: PersistClient, shard: str, at: int, table: pa.Table) -> None:
+    """Durable when it returns."""
+    parts = await client.write_parts(shard, table)
+    done = await client.append([Append(shard, at, at + 1, parts)])
+    assert isinstance(done, Appended), done
+
+
+def bare(place: Path, data: bytes) -> sqlite3.Connection:
+    """SQLite as ours has it: a log, and an fsync a commit."""
+    connection = sqlite3.connect(place, isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("CREATE TABLE t (key TEXT PRIMARY KEY, seqno INTEGER, data BLOB)")
+    rows = [(f"shard/{i}", 0, data) for i in range(SHARDS)]
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
+    return connection
+
+
+def commit(connection: sqlite3.Connection, data: bytes, rows: int) -> float:
+    """Milliseconds of one transaction that changes so many rows."""
+    started = time.perf_counter()
+    connection.execute("BEGIN IMMEDIATE")
+    for i in range(rows):
+        connection.execute(
+            "UPDATE t SET seqno = seqno + 1, data = ? WHERE key = ?", (data, f"shard/{i}")
+        )
+    connection.execute("COMMIT")
+    return (time.perf_counter() - started) * 1000
+
+
+async def small(report: Report, place: Path) -> None:
+    """In turns, so that both meet the same disk."""
+    client = await opened(place / "small")
+    await client.create_shards([NewShard("s", SCHEMA, holds={"bench": 0})])
+    row = b"x" * 64
+    connection = bare(place / "bare.db", row)
+    ours, peer = [], []
+    for at in range(60 if report.quick else 600):
+        started = time.perf_counter()
+        await append(client, "s", at, updates(1, at))
+        ours.append((time.perf_counter() - started) * 1000)
+        peer.append(commit(connection, row, 1))
+        if at % MAINTAIN_EVERY == 0:
+            await client.set_hold("s", "bench", max(0, at - 10))
+            await client.maintain("s")
+    connection.close()
+    await client.close()
+    report.add(Measure("append_small", median(ours), median(peer), target=1.5))
+
+
+async def large(report: Report, place: Path) -> None:
+    """A million rows; then the snapshot of ten such parts."""
+    rows, count = (MILLION // 20, 3) if report.quick else (MILLION, 10)
+    client = await opened(place / "large")
+    await client.create_shards([NewShard("s", SCHEMA)])
+    ours, peer = [], []
+    for at in range(count):
+        table = updates(rows, at)
+        started = time.perf_counter()
+        await append(client, "s", at, table)
+        ours.append((time.perf_counter() - started) * 1000)
+        peer.append(await asyncio.to_thread(written, place / "peer.parquet", table))
+    report.add(Measure("append_1M", median(ours), median(peer), target=1 / 0.7))
+    state = await client.state("s")
+    parts = [part for batch in state.batches for part in batch.parts]
+    paths = [path for part in parts if (path := client.path(part)) is not None]
+    assert len(paths) == len(parts) >= count
+    ours, peer = [], []
+    for _ in range(3):
+        ours.append(await snapshot_ms(client, count - 1, rows * count))
+        peer.append(await asyncio.to_thread(read_ms, paths))
+    await client.close()
+    report.add(Measure("snapshot_10M", median(ours), median(peer), target=1 / 0.8))
+
+
+def written(path: Path, table: pa.Table) -> float:
+    """Milliseconds until PyArrow has written it and the disk has it."""
+    started = time.perf_counter()
+    pq.write_table(table, path, compression="zstd")
+    for each, flags in ((path, os.O_RDWR), (path.parent, os.O_RDONLY)):
+        handle = os.open(each, flags)
+        os.fsync(handle)
+        os.close(handle)
+    return (time.perf_counter() - started) * 1000
+
+
+def read_ms(paths: Sequence[str]) -> float:
+    """Milliseconds of PyArrow, with all its threads."""
+    started = time.perf_counter()
+    tables = [pq.read_table(path) for path in paths]
+    assert sum(table.num_rows for table in tables)
+    return (time.perf_counter() - started) * 1000
+
+
+async def snapshot_ms(client: PersistClient, as_of: int, rows: int) -> float:
+    """Two parts at a time, as a fetch task does."""
+    found = 0
+    reader = await client.open_reader("s", "bench")
+    started = time.perf_counter()
+    parts, _ = await reader.snapshot(as_of)
+    turn = anyio.Semaphore(2)
+
+    async def fetch(part: Part) -> None:
+        nonlocal found
+        async with turn:
+            table = await client.fetch(part, SCHEMA)
+        found += table.num_rows
+
+    async with anyio.create_task_group() as group:
+        for part in parts:
+            group.start_soon(fetch, part)
+    taken = (time.perf_counter() - started) * 1000
+    reader.release(part.key for part in parts)
+    await reader.close()
+    assert found == rows, (found, rows)
+    return taken
+
+
+class Commits:
+    """When each set of documents was durable, on the machine's monotonic clock."""
+
+    def __init__(self, client: PersistClient) -> None:
+        self.ms: list[float] = []
+        inner = client.consensus.compare_and_set
+
+        async def timed(ops: object) -> bool:
+            done = await inner(ops)  # type: ignore[arg-type]
+            self.ms.append(time.monotonic() * 1000)
+            return done
+
+        client.consensus.compare_and_set = timed  # type: ignore[method-assign]
+
+
+async def wakes(report: Report, place: Path) -> None:
+    """Within a process: an append, and who waits for it."""
+    client = await opened(place / "wakes")
+    await client.create_shards([NewShard("s", SCHEMA)])
+    commits, took = Commits(client), []
+    reader = await client.open_reader("s", "bench")
+    for at in range(20 if report.quick else 200):
+        woken = asyncio.create_task(reader.next(at))
+        parts = await client.write_parts("s", updates(1, at))
+        begun = len(commits.ms)
+        appending = asyncio.create_task(client.append([Append("s", at, at + 1, parts)]))
+        batches, _ = await woken
+        took.append(time.monotonic() * 1000 - commits.ms[begun])
+        await appending
+        reader.release(part.key for batch in batches for part in batch.parts)
+    await reader.close()
+    await client.close()
+    report.add(Measure("wake_same_process", median(took), WAKE_MS, target=1.0))
+
+
+async def shared(place: Path, port: int) -> PersistClient:
+    """Documents in PostgreSQL, blobs in files, other processes beside."""
+    settings, clock = Settings(state_dir=str(place)), SystemClock()
+    url = f"postgresql://bench@127.0.0.1:{port}/postgres"
+    blob = await open_blob(f"file:{place}/shared", settings, clock, exclusive=False)
+    consensus = await open_consensus(url, settings, clock, random.Random())
+    return PersistClient(blob, consensus, settings, clock, exclusive=False)
+
+
+async def listen(place: Path, port: int, count: int) -> None:
+    """The other process: tells when it had each new upper."""
+    client = await shared(place, port)
+    following = asyncio.create_task(client.follow())
+    reader = await client.open_reader("s", "other")
+    print("ready", flush=True)
+    frontier = 0
+    while frontier < count:
+        batches, frontier = await reader.next(frontier)
+        print(time.monotonic() * 1000, frontier, flush=True)
+        reader.release(part.key for batch in batches for part in batch.parts)
+    following.cancel()
+    await reader.close()
+    await client.close()
+
+
+async def wakes_elsewhere(report: Report, place: Path) -> None:
+    """Across processes: one append after another, each when the last was heard of."""
+    count = 10 if report.quick else 100
+    try:
+        with postgres() as port:
+            client = await shared(place, port)
+            await client.create_shards([NewShard("s", SCHEMA)])
+            commits, took = Commits(client), []
+            other = await asyncio.create_subprocess_exec(
+                sys.executable,
+                __file__,
+                "--listen",
+                str(place),
+                str(port),
+                str(count),
+                stdout=subprocess.PIPE,
+            )
+            assert other.stdout is not None
+            assert await other.stdout.readline() == b"ready\n"
+            for at in range(count):
+                parts = await client.write_parts("s", updates(1, at))
+                begun = len(commits.ms)
+                await client.append([Append("s", at, at + 1, parts)])
+                woken, upper = (await other.stdout.readline()).split()
+                assert int(upper) == at + 1, upper
+                took.append(float(woken) - commits.ms[begun])
+            await other.wait()
+            await client.close()
+    except NoPostgres as error:
+        report.add(Measure("wake_other_process", 0, WAKE_OTHER_MS, missing=str(error)))
+        return
+    report.add(Measure("wake_other_process", median(took), WAKE_OTHER_MS, target=1.0))
+
+
+async def many(report: Report, place: Path) -> None:
+    """A hundred writers, each on its own shard, none waiting for another."""
+    client = await opened(place / "many")
+    names = [f"s{i}" for i in range(SHARDS)]
+    await client.create_shards([NewShard(name, SCHEMA, holds={"bench": 0}) for name in names])
+    rounds = 5 if report.quick else 40
+    tables = [updates(1, at) for at in range(rounds)]
+    await append(client, names[0], 0, tables[0])  # what is loaded once
+
+    async def write(name: str) -> None:
+        for at, table in enumerate(tables):
+            if at or name != names[0]:
+                await append(client, name, at, table)
+
+    started = time.perf_counter()
+    async with anyio.create_task_group() as group:
+        for name in names:
+            group.start_soon(write, name)
+    ours = (time.perf_counter() - started) * 1000 / (rounds * SHARDS)
+    head = await client.consensus.head(f"shard/{names[0]}")
+    assert head is not None
+    await client.close()
+    connection = bare(place / "group.db", head.data)
+    peer = median([commit(connection, head.data, SHARDS) for _ in range(rounds)]) / SHARDS
+    connection.close()
+    report.add(Measure("append_100_shards", ours, peer, target=2.0))
+
+
+async def run(report: Report) -> None:
+    """One after another, each in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part in (small, wakes, wakes_elsewhere, many, large):
+            await part(report, Path(folder))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--listen"]:
+        asyncio.run(listen(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    else:
+        made = Report("Durable shards.")
+        asyncio.run(run(made))
+        made.close()
