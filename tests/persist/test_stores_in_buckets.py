@@ -165,6 +165,40 @@ async def test_a_store_that_refuses_has_changed_nothing(place: Place) -> None:
     await failed(blob.set("s/large", b"x" * 3 * PIECE), determinate=False)
 
 
+@pytest.mark.parametrize("size", [10, 3 * PIECE])
+async def test_a_refusal_of_a_later_try_says_nothing_of_the_first(place: Place, size: int) -> None:
+    """The store has done it, and does not say so; asked again, it refuses."""
+    blob = await place.blob()
+    whole = ("PUT",) if size <= PIECE else ("POST",)
+    left = [1]
+
+    def then_denied(line: str) -> Fate:
+        if line.startswith(whole) and "uploads" not in line and left:
+            left.pop()
+            return "late"
+        return None if left else "deny"
+
+    place.s3.rule = then_denied
+    await failed(blob.set("s/a", b"x" * size), determinate=False)
+    place.s3.rule = lambda _: None
+    assert await blob.get("s/a") == b"x" * size
+
+
+async def test_a_removal_that_is_refused_later_may_have_happened(place: Place) -> None:
+    blob = await place.blob()
+    await blob.set("s/a", b"x")
+    left = [1]
+
+    def then_denied(line: str) -> Fate:
+        if line.startswith(("POST", "DELETE")):
+            return "late" if left and left.pop() else "deny"
+        return None
+
+    place.s3.rule = then_denied
+    await failed(blob.delete("s/a"), determinate=False)
+    assert await blob.get("s/a") is None
+
+
 async def test_a_store_that_hangs_holds_nobody(place: Place) -> None:
     blob = await place.blob()
     place.s3.rule = always("hang", "PUT", "GET", "HEAD")

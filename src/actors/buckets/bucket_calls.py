@@ -67,7 +67,7 @@ class BucketCalls:
         `StorageError`; then it may have happened, unless it says not."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with saying("write", self._of(name), determinate=False):
+        with saying("write", self._of(name), determinate=False, once=True):
             try:
                 self._once.put(self._place.key(name), data, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):

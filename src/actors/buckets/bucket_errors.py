@@ -23,8 +23,13 @@ _NONE: Final = "the service's environment has no credentials for it"
 
 
 @contextmanager
-def saying(what: str, where: str, *, determinate: bool) -> Iterator[None]:
-    """Errors of the library as ours. Nothing of their text goes on: it may hold secrets."""
+def saying(what: str, where: str, *, determinate: bool, once: bool = False) -> Iterator[None]:
+    """Errors of the library as ours. Nothing of their text goes on: it may hold secrets.
+
+    `once`: what was asked was asked by one request, so that a store that refuses has done nothing.
+    Where the library may have asked before, the refusal is of the last request alone: an earlier
+    one, whose answer was lost, may have been done.
+    """
     from obstore import exceptions
 
     try:
@@ -41,7 +46,7 @@ def saying(what: str, where: str, *, determinate: bool) -> Iterator[None]:
             | FileNotFoundError,
         )
         text = f"could not {what} {where}: {reason(error)}"
-        raise StorageError(text, determinate=determinate or refused) from None
+        raise StorageError(text, determinate=determinate or (once and refused)) from None
     except OSError as error:
         raise storage_error(f"{what} {where}", error, determinate=determinate) from None
 

@@ -117,7 +117,8 @@ class BucketStore:
         self._where = where
         timeout_s = limits.copy_request_timeout_ms / 1000
         pause_s = limits.retry_delay_ms_max / 1000
-        self._request_s = (timeout_s + pause_s) * (limits.copy_request_retries_max + 1)
+        self._try_s = timeout_s + pause_s
+        self._request_s = self._try_s * (limits.copy_request_retries_max + 1)
 
     @classmethod
     def open(cls, kind: str, bucket: str, settings: Settings) -> BucketStore:
@@ -171,7 +172,7 @@ class BucketStore:
         if expected is not None:
             given = {"e_tag": expected.e_tag, "version": expected.version}
             mode = {name: value for name, value in given.items() if value is not None}
-        with saying("write", self._of(key), determinate=False):
+        with saying("write", self._of(key), determinate=False, once=True):
             try:
                 with anyio.fail_after(self._request_s):
                     await self._once.put_async(key, data, mode=mode)
@@ -180,13 +181,21 @@ class BucketStore:
             return True
 
     async def put(self, key: str, data: bytes) -> None:
-        """Writes an object. Raises `StorageError`. When it is canceled it goes on for `GIVE_UP_S`
-        at most, so that it is known what is there."""
+        """Writes an object. Raises `StorageError`; then it may have happened, unless the store
+        refused the first request. When it is canceled it goes on for `GIVE_UP_S` at most, so that
+        it is known what is there."""
 
         async def put() -> None:
+            try:
+                with saying("write", self._of(key), determinate=False, once=True):
+                    await self._once.put_async(key, data, use_multipart=False)
+                    return
+            except StorageError as error:
+                if error.determinate:
+                    raise
             await self._store.put_async(key, data, use_multipart=False)
 
-        await self._to_its_end(key, put, threading.Event(), self._request_s)
+        await self._to_its_end(key, put, threading.Event(), self._request_s + self._try_s)
 
     async def upload(
         self, key: str, source: Path | bytes, bytes_total: int, seen: Seen | None = None
