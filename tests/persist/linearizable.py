@@ -44,8 +44,7 @@ def applied(state: State, call: Call) -> State | None:
             if op.data is None:
                 documents.pop(op.key, None)
             else:
-                seqno = 0 if op.expected is None else op.expected + 1
-                documents[op.key] = VersionedData(seqno, op.data)
+                documents[op.key] = VersionedData(op.seqno, op.data)
     return tuple(sorted(documents.items()))
 
 

@@ -18,6 +18,7 @@ from store_houses import StoreHouse  # type: ignore[import-not-found]
 
 from actors.errors import Closed, InvalidUsage, StorageError
 from actors.persist.location import (
+    FIRST_BITS,
     KEY_BYTES_MAX,
     Cas,
     Consensus,
@@ -57,6 +58,37 @@ async def test_a_deleted_document_may_come_again(documents: StoreHouse) -> None:
         assert await other.compare_and_set([Cas("a", None, b"again")])
         assert await one.head("a") == VersionedData(0, b"again")
         assert await one.list_keys() == ["a"]
+
+
+async def test_a_document_may_begin_at_any_seqno(documents: StoreHouse) -> None:
+    async with documents.documents() as (one, other):
+        assert await one.compare_and_set([Cas("a", None, b"first", 0)])
+        assert await one.compare_and_set([Cas("a", 0, None)])
+        assert await other.compare_and_set([Cas("a", None, b"again", 1 << FIRST_BITS)])
+        assert await one.head("a") == VersionedData(1 << FIRST_BITS, b"again")
+        for remembered in (0, 1):
+            assert not await one.compare_and_set([Cas("a", remembered, b"stale")])
+        assert await one.compare_and_set([Cas("a", 1 << FIRST_BITS, b"more", 5)])
+        assert await other.head("a") == VersionedData((1 << FIRST_BITS) + 1, b"more")
+
+
+async def test_what_is_only_compared_stays(documents: StoreHouse) -> None:
+    async with documents.documents() as (one, other):
+        assert await one.compare_and_set([Cas("a", None, b"0")])
+        assert await other.compare_and_set([Cas("a", 0, None, kept=True)])
+        assert await other.compare_and_set([Cas("b", None, b"0", kept=True)])
+        assert not await other.compare_and_set([Cas("a", 1, b"1", kept=True)])
+        assert not await other.compare_and_set([Cas("a", None, b"1", kept=True)])
+        assert await one.list_keys() == ["a"]
+        assert await one.head("a") == VersionedData(0, b"0")
+        if documents.kind in ONE_KEY:
+            return
+        fence = Cas("a", 0, b"x", kept=True)
+        assert await other.compare_and_set([fence, Cas("b", None, b"1")])
+        assert await one.compare_and_set([Cas("a", 0, b"2")])
+        assert not await other.compare_and_set([fence, Cas("b", 0, b"2")])
+        assert await other.head("b") == VersionedData(0, b"1")
+        assert await other.head("a") == VersionedData(1, b"2")
 
 
 async def test_a_document_may_have_any_size(documents: StoreHouse) -> None:
@@ -291,12 +323,13 @@ async def test_what_was_acknowledged_survives_a_close_while_under_way(
 
 NAMES = st.sampled_from(["a", "b", "ab"])
 DATA = st.sampled_from([None, b"", b"1", b"22"])
+KEPT = st.integers(0, 4).map(lambda drawn: drawn == 0)
 STEPS = st.lists(
     st.one_of(
         st.tuples(
             st.just("set"),
             st.lists(
-                st.tuples(NAMES, st.sampled_from([None, 0, 1, 2, "right"]), DATA),
+                st.tuples(NAMES, st.sampled_from([None, 0, 1, 2, "right"]), DATA, KEPT),
                 min_size=1,
                 max_size=3,
                 unique_by=lambda op: op[0],
@@ -330,19 +363,22 @@ def test_two_clients_do_what_one_dictionary_does(documents: StoreHouse) -> None:
         client: Consensus,
         model: dict[str, VersionedData],
         example: str,
-        drawn: Sequence[tuple[str, Any, bytes | None]],
+        drawn: Sequence[tuple[str, Any, bytes | None, bool]],
     ) -> None:
         ops = []
-        for name, expected, data in drawn[: 1 if documents.kind in ONE_KEY else 3]:
+        for name, expected, data, kept in drawn[: 1 if documents.kind in ONE_KEY else 3]:
             held = model.get(example + name)
             seqno = None if held is None else held.seqno
-            ops.append(Cas(example + name, seqno if expected == "right" else expected, data))
+            right = seqno if expected == "right" else expected
+            ops.append(Cas(example + name, right, data, kept=kept))
         holds = all(
             (None if (held := model.get(op.key)) is None else held.seqno) == op.expected
             for op in ops
         )
         assert await client.compare_and_set(ops) is holds
         for op in ops if holds else ():
+            if op.kept:
+                continue
             if op.data is None:
                 model.pop(op.key, None)
             else:

@@ -312,6 +312,47 @@ async def test_two_clients_racing_on_a_shard_do_not_both_win() -> None:
     assert await contents(reader, two, 4) == [(1, 1)], "the upper never outruns the contents"
 
 
+async def test_a_shard_that_was_dropped_is_not_taken_for_another_of_its_name() -> None:
+    """As many changes as the old one had: what remembers the old one must not fit the new one."""
+    stores = Stores(exclusive=False)
+    one, two = stores.client(), stores.client()
+    await one.create_shards([NewShard("s", SCHEMA)])
+    reader = await two.open_reader("s", "r")
+    await add(one, "s", 5, (1, 2, 1))
+    assert (await two.upper("s")) == 0
+    await one.drop_shards(["s"])
+    await one.create_shards([NewShard("s", SCHEMA)])
+    while (await one.upper("s")) < 3:
+        await add(one, "s", (await one.upper("s")) + 1, (7, (await one.upper("s")), 1))
+        assert await two.append([Append("s", 0, 9, ())]) != Appended((("s", 9),))
+    fresh = stores.client()
+    assert (await fresh.state("s")).upper == 3
+    again = await fresh.open_reader("s", "r")
+    assert await contents(again, fresh, 2) == [(7, 3)]
+    with pytest.raises(LeaseLost):
+        await reader.snapshot(0)
+
+
+@pytest.mark.parametrize("fail", ["before", "after"])
+async def test_a_drop_that_is_tried_again_leaves_a_new_shard_of_that_name(fail: str) -> None:
+    stores = Stores(exclusive=False)
+    one, two = stores.client(), stores.client()
+    await one.create_shards([NewShard("s", SCHEMA)])
+    original = stores.consensus.head
+
+    async def meanwhile(key: str) -> VersionedData | None:
+        stores.consensus.head = original
+        await two.drop_shards(["s"])
+        assert await two.create_shards([NewShard("s", SCHEMA, upper=4)])
+        found: VersionedData | None = await original(key)
+        return found
+
+    stores.consensus.fail = fail
+    stores.consensus.head = meanwhile
+    assert await one.drop_shards(["s"])
+    assert await stores.client().upper("s") == 4
+
+
 async def test_a_missing_or_damaged_blob_is_named(tmp_path: Path) -> None:
     client = await PersistClient.open(tmp_path, TINY, SystemClock())
     await client.create_shards([NewShard("s", SCHEMA)])

@@ -81,9 +81,11 @@ class PersistClient:
         self._closed = False
         self._calls = count(1)
         self._book = LeaseBook(clock, settings.reader_lease_ms, exclusive=exclusive)
+        random = random or Random()
         self._machine = Machine(
             consensus,
             settings,
+            random,
             renew=self._book.renew,
             changed=self._waiters.wake,
             written=self._book.written,
@@ -92,7 +94,7 @@ class PersistClient:
         self._parts = PartStore(
             blob,
             clock,
-            random or Random(),
+            random,
             settings.part_bytes_target,
             settings.decoded_parts_bytes_max,
             self._is_named,
@@ -212,7 +214,7 @@ class PersistClient:
 
         def change(documents: Documents) -> Outcome[bool]:
             held = {shard: documents.shards[shard] for shard in ids}
-            if gone and all(state is None for state in held.values()):
+            if gone and all(_is_gone(gone[shard], state) for shard, state in held.items()):
                 return Outcome(True)  # by our attempt whose answer was lost, or by another
             if any(state is None for state in held.values()):
                 return Outcome(False)
@@ -474,3 +476,8 @@ class PersistClient:
         """Deletes blobs that were written and never named, once they are older than the grace;
         how many it deleted."""
         return await self._upkeep.collect_orphans()
+
+
+def _is_gone(before: ShardState, now: ShardState | None) -> bool:
+    """Also when there is another one of that name by now."""
+    return now is None or now.born != before.born

@@ -118,11 +118,10 @@ class BucketConsensus:
             held = None if seen is None else seen.document
             if (None if held is None else held.seqno) != op.expected:
                 return False
-            if held is None and op.data is None:
+            if op.kept or (held is None and op.data is None):
                 return True
             nonce = self._random.getrandbits(_NONCE_BYTES * 8).to_bytes(_NONCE_BYTES, "big")
-            seqno = 0 if op.expected is None else op.expected + 1
-            body = _encoded(nonce, None if op.data is None else VersionedData(seqno, op.data))
+            body = _encoded(nonce, None if op.data is None else VersionedData(op.seqno, op.data))
             expected = None if seen is None else seen.version
             try:
                 if await self._store.put_if(self._place(op.key), body, expected):

@@ -28,11 +28,12 @@ class MemoryConsensus:
             if (None if held is None else held.seqno) != op.expected:
                 return False
         for op in ops:
+            if op.kept:
+                continue
             if op.data is None:
                 self._documents.pop(op.key, None)
             else:
-                seqno = 0 if op.expected is None else op.expected + 1
-                self._documents[op.key] = VersionedData(seqno, op.data)
+                self._documents[op.key] = VersionedData(op.seqno, op.data)
         return True
 
     async def list_keys(self, prefix: str = "") -> list[str]:

@@ -68,22 +68,23 @@ CREATE TABLE {table} (
 _LOCK: Final = "SELECT pg_advisory_xact_lock(l) FROM unnest(%s::bigint[]) l"
 _SET: Final = """
 WITH op AS MATERIALIZED (
-  SELECT * FROM unnest(%(keys)s::text[], %(expected)s::bigint[], %(data)s::bytea[])
-    AS op (key, expected, data)
+  SELECT * FROM unnest(%(keys)s::text[], %(expected)s::bigint[], %(data)s::bytea[],
+    %(first)s::bigint[], %(kept)s::boolean[]) AS op (key, expected, data, first, kept)
 ), good AS MATERIALIZED (
   SELECT count(*) = cardinality(%(keys)s::text[]) AS yes
   FROM op LEFT JOIN {table} d USING (key) WHERE d.seqno IS NOT DISTINCT FROM op.expected
+), todo AS MATERIALIZED (
+  SELECT op.* FROM op, good WHERE good.yes AND NOT op.kept
 ), gone AS (
-  DELETE FROM {table} d USING op, good
-  WHERE good.yes AND d.key = op.key AND op.data IS NULL
+  DELETE FROM {table} d USING todo WHERE d.key = todo.key AND todo.data IS NULL
 ), changed AS (
-  UPDATE {table} d SET seqno = d.seqno + 1, data = op.data FROM op, good
-  WHERE good.yes AND d.key = op.key AND op.data IS NOT NULL AND op.expected IS NOT NULL
+  UPDATE {table} d SET seqno = d.seqno + 1, data = todo.data FROM todo
+  WHERE d.key = todo.key AND todo.data IS NOT NULL AND todo.expected IS NOT NULL
 ), made AS (
-  INSERT INTO {table} SELECT op.key, 0, op.data FROM op, good
-  WHERE good.yes AND op.data IS NOT NULL AND op.expected IS NULL
+  INSERT INTO {table} SELECT key, first, data FROM todo
+  WHERE data IS NOT NULL AND expected IS NULL
 ), told AS MATERIALIZED (
-  SELECT pg_notify(%(channel)s, %(client)s || op.key) FROM op, good WHERE good.yes
+  SELECT pg_notify(%(channel)s, %(client)s || key) FROM todo
 )
 SELECT good.yes, (SELECT count(*) FROM told) FROM good"""
 _CLIENT_LETTERS: Final = 16
@@ -240,6 +241,8 @@ class PostgresConsensus:
             "keys": [op.key for op in ops],
             "expected": [op.expected for op in ops],
             "data": [op.data for op in ops],
+            "first": [op.first for op in ops],
+            "kept": [op.kept for op in ops],
             "channel": self._channel,
             "client": self._client,
         }

@@ -139,10 +139,12 @@ class SqliteConsensus:
             if (None if row is None else row[0]) != op.expected:
                 return False
         for op in ops:
+            if op.kept:
+                continue
             if op.data is None:
                 run("DELETE FROM document WHERE key = ?", (op.key,))
             elif op.expected is None:
-                run("INSERT INTO document VALUES (?, 0, ?)", (op.key, op.data))
+                run("INSERT INTO document VALUES (?, ?, ?)", (op.key, op.first, op.data))
             else:
                 run(
                     "UPDATE document SET seqno = seqno + 1, data = ? WHERE key = ?",

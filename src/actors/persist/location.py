@@ -2,11 +2,15 @@
 
 **Blob** keeps immutable objects by key. A key is written once; `set` is atomic (a reader sees
 all of it or nothing) and durable when it returns; deleting what is absent succeeds. **Consensus**
-keeps small documents by key, each with a seqno: 0 when it is created, one more at every change.
+keeps small documents by key, each with a seqno, one more at every change.
 `compare_and_set` changes several keys at once, all or none, durable when it returns; it answers
 False, having changed nothing, when one key is not at the seqno expected of it. Both are
-linearizable. A key that was deleted may be created again only by one who knows that nobody
-remembers the old one: seqnos start afresh.
+linearizable.
+
+*A key that was deleted and is created again* starts at the seqno that its creator says (`first`,
+0 unless it is said). Where somebody may still remember the document of before, a seqno that both
+documents reach would make the new one pass for the old one, and a change of the old one would
+overwrite it. So whoever creates such a key draws `first` at random from `FIRST_BITS`: shards do.
 
 Keys of documents are text of 1 to 300 bytes in UTF-8, without NUL. Not every store changes several
 keys at once: one that does not has `several_at_once` False, and raises `OneKeyOnly` for more than
@@ -44,6 +48,15 @@ class Cas(msgspec.Struct, frozen=True):
     key: str
     expected: int | None
     data: bytes | None
+    first: int = 0
+    """Seqno of a document that this creates."""
+    kept: bool = False
+    """It is only compared, and stays as it is."""
+
+    @property
+    def seqno(self) -> int:
+        """Of the document as this leaves it."""
+        return self.first if self.expected is None else self.expected + 1
 
 
 class BlobInfo(msgspec.Struct, frozen=True):
@@ -119,6 +132,8 @@ class OneKeyOnly(InvalidUsage):
     """This store changes one key at a time; several at once are for SQLite and PostgreSQL."""
 
 
+FIRST_BITS: Final = 48
+"""Of a seqno that is drawn at random, so that no two documents of one key meet."""
 KEY_BYTES_MAX: Final = 300
 """Of a document's key."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]{0,199}")

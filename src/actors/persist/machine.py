@@ -12,6 +12,9 @@ process do not fail each other and changes of different shards run side by side.
   them (`shard.is_done`) or is done afresh: never twice. When even reading fails, the cache is
   forgotten and the failure goes to the caller, still indeterminate.
 - A determinate failure goes to the caller at once; nothing happened.
+- A shard is born at a random seqno. Who remembers one that was dropped, and created again, finds
+  that its own does not fit: no two lives of a shard share a seqno (but with a chance of 2**-48 or
+  so for each pair of changes).
 
 The cache may be older than the store only where another process writes too; a set never is, as
 compare-and-set says so. The tables' upper is read **before** the shards and dropping a shard
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from random import Random
 from typing import Generic, TypeVar
 
 import anyio
@@ -31,7 +35,7 @@ from msgspec.structs import replace
 
 from actors.errors import PenstockError, StorageError, UnknownObject
 from actors.persist.documents import decode_shard, decode_tables, encode
-from actors.persist.location import Cas, Consensus, VersionedData
+from actors.persist.location import FIRST_BITS, Cas, Consensus, VersionedData
 from actors.persist.shard import (
     FORMAT,
     TABLES_UPPER,
@@ -95,6 +99,7 @@ class Machine:
         self,
         consensus: Consensus,
         settings: Settings,
+        random: Random,
         *,
         renew: Callable[[ShardState], ShardState],
         changed: Callable[[str], None],
@@ -105,6 +110,7 @@ class Machine:
         it is, `reread` of one that was read, `changed` of each key that changed."""
         self._consensus = consensus
         self._settings = settings
+        self._random = random
         self._renew = renew
         self._changed = changed
         self._written = written
@@ -244,12 +250,15 @@ class Machine:
         for shard, state in outcome.shards.items():
             old = held[shard]
             if state is not None:
-                seqno = 0 if old is None else old.seqno + 1
-                state = replace(self._renew(state), seqno=seqno)
+                # Another process may remember a shard of this name that was dropped.
+                seqno = self._random.getrandbits(FIRST_BITS) if old is None else old.seqno + 1
+                born = seqno if old is None else state.born
+                state = replace(self._renew(state), seqno=seqno, born=born)
                 validate(state)
             become[shard] = state
             data = None if state is None else encode(state)
-            ops.append(Cas(shard_key(shard), None if old is None else old.seqno, data))
+            first = 0 if state is None or old is not None else state.seqno
+            ops.append(Cas(shard_key(shard), None if old is None else old.seqno, data, first))
         if outcome.tables is not None:
             ops.append(Cas(TABLES_UPPER, self._tables_seqno, encode(outcome.tables)))
         # Whoever is cancelled here has changed both the store and the cache, or neither.

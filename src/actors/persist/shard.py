@@ -150,6 +150,8 @@ class ShardState(msgspec.Struct, frozen=True):
     writers: dict[str, Mark] = {}
     copies: tuple[Copied, ...] = ()
     """The last ones, oldest first."""
+    born: int = 0
+    """Seqno of its first state: another one means another shard of the same name."""
 
     def copied(self, uuid: str) -> Copied | None:
         """The copy of that uuid, if it was appended and is remembered."""

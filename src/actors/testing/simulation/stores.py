@@ -170,7 +170,7 @@ class FaultyConsensus(_Way):
         done = await self._documents.compare_and_set(ops)
         self._injector.trace.note("set", keys, done)
         if done:
-            self._observer.committed(ops)
+            self._observer.committed([op for op in ops if not op.kept])
         await self._end(fault, "consensus.set", keys)
         return done
 
