@@ -292,7 +292,8 @@ async def test_a_copy_that_nobody_wants_any_more_leaves_nothing(
             assert await bag(client, "t") == rows_of(range(100))
         else:  # the shard's own parts go with it, staged ones are orphans at last
             service.persist._parts.give_up()
-            monkeypatch.setattr(service.persist._clock, "now_ms", lambda: 1 << 52)
+            await service.persist.collect_orphans()
+            monkeypatch.setattr(service.persist._clock, "monotonic_ms", lambda: float(1 << 52))
             await service.persist.collect_orphans()
             assert blobs(tmp_path) == []
 

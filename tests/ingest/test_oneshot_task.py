@@ -137,6 +137,8 @@ async def test_all_rows_are_staged_at_no_time_and_told_once(stage: Isolation) ->
     # Nobody claims them: they are given up, and go.
     assert await house.persist.collect_orphans() == 0
     await stage.advance(house.settings.stash_orphan_ms)
+    assert await house.persist.collect_orphans() == 0
+    await stage.advance(house.settings.blob_orphan_grace_ms)
     assert await house.persist.collect_orphans() == len(parts)
     assert await house.keys() == set()
 

@@ -41,15 +41,16 @@ INLINE = replace(TINY, inline_part_bytes_max=2000, inline_bytes_per_shard_max=60
 
 
 class Clock(SystemClock):
-    """The machine's clock, which a test may put forward."""
+    """The machine's clock, which a test may put forward: what it shows, and what it measures."""
 
     ahead_ms = 0
+    later_ms = 0
 
     def now_ms(self) -> int:
         return super().now_ms() + self.ahead_ms
 
     def monotonic_ms(self) -> float:
-        return super().monotonic_ms() + self.ahead_ms
+        return super().monotonic_ms() + self.later_ms
 
 
 class FlakyConsensus(MemoryConsensus):
@@ -90,9 +91,9 @@ class Stores:
         self.settings = settings
         self.exclusive = exclusive
 
-    def client(self) -> PersistClient:
+    def client(self, clock: Clock | None = None) -> PersistClient:
         return PersistClient(
-            self.blob, self.consensus, self.settings, self.clock, exclusive=self.exclusive
+            self.blob, self.consensus, self.settings, clock or self.clock, exclusive=self.exclusive
         )
 
     async def keys(self) -> set[str]:

@@ -27,6 +27,7 @@ from actors.errors import (
     Fenced,
     InvalidUsage,
     LeaseLost,
+    ReadBelowSince,
     StorageError,
     UnknownObject,
 )
@@ -41,6 +42,7 @@ from actors.persist import (
     UpperMismatch,
     VersionedData,
 )
+from actors.persist.shard import WRITERS_MAX
 from actors.progress import EMPTY
 
 
@@ -310,6 +312,82 @@ async def test_two_clients_racing_on_a_shard_do_not_both_win() -> None:
     assert moved == UpperMismatch(TABLES_UPPER, 0, 5)
     reader = await two.open_reader("t", "r")
     assert await contents(reader, two, 4) == [(1, 1)], "the upper never outruns the contents"
+
+
+async def test_an_answer_without_a_change_is_as_of_the_store() -> None:
+    """What another process has done meanwhile is not overlooked by who remembers less."""
+    stores = Stores(exclusive=False)
+    one, two = stores.client(), stores.client()
+    new = NewShard("s", SCHEMA, holds={"h": 0})
+    await one.create_shards([new])
+    assert (await two.state("s")).upper == 0
+    await add(one, "s", 5, (1, 2, 1))
+    stale = Append("s", 4, 6, ())
+    assert await two.append([stale]) == UpperMismatch("s", 4, 5)
+    await add(one, "s", 6)
+    assert await two.append([Append("s", 6, 7, ())]) == Appended((("s", 7),))
+    await one.drop_hold("s", "h")
+    await two.set_hold("s", "h", 3)
+    assert (await stores.client().state("s")).holds == {"h": 3}
+    await two.drop_shards(["s"])
+    assert not await one.drop_shards(["s"])
+    assert await two.create_shards([new])
+    assert not await one.create_shards([new])
+    with pytest.raises(ReadBelowSince):
+        await one.set_hold("s", "below", -1)
+    await two.drop_shards(["s"])
+    assert await one.create_shards([new])
+
+
+async def test_nothing_is_appended_to_a_table_below_an_upper_that_another_moved() -> None:
+    stores = Stores(exclusive=False)
+    one, two = stores.client(), stores.client()
+    await one.create_shards([NewShard("s", SCHEMA, tables=True)])
+    parts = await two.write_parts("s", updates((1, 3, 1)))
+    assert await one.append([], tables_upper=(0, 9)) == Appended(())
+    with pytest.raises(InvalidUsage, match="interval is"):
+        await two.append([Append("s", 0, 4, parts)])
+    parts = await two.write_parts("s", updates((1, 9, 1)))
+    assert isinstance(await two.append([Append("s", 0, 10, parts)]), Appended)
+
+
+async def test_writers_that_always_meet_get_on() -> None:
+    stores = Stores(exclusive=False)
+    clients = [stores.client() for _ in range(5)]
+    await clients[0].create_shards([NewShard("s", SCHEMA)])
+
+    async def write(client: PersistClient, number: int) -> None:
+        for turn in range(20):
+            await client.set_hold("s", f"{number}-{turn}", turn)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for number, client in enumerate(clients):
+                group.start_soon(write, client, number)
+    assert len((await stores.client().state("s")).holds) == 100
+
+
+async def test_an_outcome_that_cannot_be_told_is_not_guessed() -> None:
+    """The answer is lost, and so many others write that our mark falls out."""
+    stores = Stores(exclusive=False)
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    original, others = stores.consensus.head, [stores.client() for _ in range(WRITERS_MAX)]
+
+    async def meanwhile(key: str) -> VersionedData | None:
+        stores.consensus.head = original
+        for number, other in enumerate(others):
+            done = await other.append([Append("s", 1 + number, 2 + number, ())])
+            assert isinstance(done, Appended)
+        found: VersionedData | None = await original(key)
+        return found
+
+    stores.consensus.fail = "after"
+    stores.consensus.head = meanwhile
+    with pytest.raises(StorageError, match="cannot be told") as caught:
+        await client.append([Append("s", 0, 1, ())])
+    assert not caught.value.determinate
+    assert await others[0].append([Append("s", 17, 18, ())]) == Appended((("s", 18),))
 
 
 async def test_a_shard_that_was_dropped_is_not_taken_for_another_of_its_name() -> None:

@@ -12,6 +12,7 @@ from persist_world import (  # type: ignore[import-not-found]
     KINDS,
     SCHEMA,
     TINY,
+    Clock,
     Stores,
     add,
     client_of,
@@ -35,6 +36,7 @@ from actors.persist import (
     Reader,
     shard_key,
 )
+from actors.persist.orphans import Suspects
 
 
 @pytest.fixture(params=KINDS)
@@ -196,7 +198,7 @@ async def test_leases_of_another_process_keep_since_and_parts_until_they_expire(
     sets = stores.consensus.sets
     await there.maintain("s")
     assert stores.consensus.sets <= sets + 1, "a lease is not written while it is young"
-    stores.clock.ahead_ms = stores.settings.reader_lease_ms + 1
+    stores.clock.later_ms = stores.settings.reader_lease_ms + 1
     await add(here, "s", 6, (5, 5, 1))
     assert (await here.state("s")).since == 4
     await here.maintain("s")
@@ -207,6 +209,77 @@ async def test_leases_of_another_process_keep_since_and_parts_until_they_expire(
     with pytest.raises(LeaseLost):
         await there.fetch(parts[0], SCHEMA)
     await reader.close()
+
+
+async def test_readers_of_one_name_in_two_processes_have_two_leases() -> None:
+    stores = Stores(exclusive=False)
+    here, there = stores.client(), stores.client()
+    await here.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await add(here, "s", 1, (1, 0, 1))
+    mine, theirs = await here.open_reader("s", "r"), await there.open_reader("s", "r")
+    assert mine.lease_id != theirs.lease_id
+    await mine.close()
+    await here.set_hold("s", "h", 1)
+    await here.maintain("s")
+    state = await here.state("s")
+    assert (set(state.leases), state.since) == ({theirs.lease_id}, 0)
+    assert await contents(theirs, there, 0) == [(1, 1)]
+
+
+@pytest.mark.parametrize("ahead_ms", [-(10**9), 10**9])
+async def test_a_lease_runs_out_by_no_clock_that_may_be_wrong(ahead_ms: int) -> None:
+    """Its reader renews it now and then; the other process's clock shows anything."""
+    stores = Stores(exclusive=False)
+    ours, theirs = Clock(), Clock()
+    here, there = stores.client(ours), stores.client(theirs)
+    await here.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    reader = await there.open_reader("s", "r")
+    lease_ms = stores.settings.reader_lease_ms
+    ours.ahead_ms = ahead_ms
+    for number in range(6):
+        await add(here, "s", number + 1, (number, number, 1))
+        await here.set_hold("s", "h", number + 1)
+        assert (await here.state("s")).since == 0
+        ours.later_ms += lease_ms // 2
+        theirs.later_ms += lease_ms // 2
+        theirs.ahead_ms -= lease_ms
+        sets = stores.consensus.sets
+        await there.maintain("s")
+        assert stores.consensus.sets > sets, "it is renewed in time, whatever the clock shows"
+    assert await contents(reader, there, 3) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    ours.later_ms += lease_ms
+    await here.set_hold("s", "h", 6)
+    await add(here, "s", 9)
+    ours.later_ms += lease_ms
+    await add(here, "s", 10)
+    assert (await here.state("s")).since == 6
+    theirs.later_ms += lease_ms
+    await there.maintain("s")
+    with pytest.raises(LeaseLost, match="expired"):
+        await reader.snapshot(5)
+
+
+async def test_one_that_is_alone_keeps_the_leases_of_those_that_read_beside_it() -> None:
+    stores = Stores()
+    alone = stores.client()
+    stores.exclusive = False
+    beside = stores.client()
+    await alone.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await add(alone, "s", 1, (1, 0, 1))
+    reader = await beside.open_reader("s", "r")
+    parts, _ = await reader.snapshot(0)
+    for number in range(2, 9):
+        await add(alone, "s", number, (number, number - 1, 1))
+        await alone.set_hold("s", "h", number)
+        await alone.maintain("s")
+    assert (await alone.state("s")).since == 0
+    assert await rows_of(beside, parts) == [(1, 0, 1)]
+    stores.clock.later_ms += stores.settings.reader_lease_ms
+    await alone.set_hold("s", "h", 9)
+    assert (await alone.state("s")).since == 9
+    await alone.maintain("s")
+    with pytest.raises(LeaseLost):
+        await rows_of(beside, parts)
 
 
 async def test_a_lease_of_a_dead_process_does_not_outlive_it_where_we_are_alone() -> None:
@@ -236,6 +309,9 @@ async def test_opening_and_closing_readers_costs_no_write_where_we_are_alone() -
     assert set((await client.state("s")).leases) == {two.lease_id}
 
 
+GRACE_MS = TINY.blob_orphan_grace_ms
+
+
 async def test_orphans_are_collected_after_the_grace() -> None:
     stores = Stores()
     dead = stores.client()
@@ -247,12 +323,44 @@ async def test_orphans_are_collected_after_the_grace() -> None:
     unwanted = await client.write_parts("s", updates((3, 6, 1)))
     await client.discard_parts(unwanted)
     assert len(await stores.keys()) == 3
-    stores.clock.ahead_ms = 60_000
+    assert await client.collect_orphans() == 0
+    stores.clock.later_ms = GRACE_MS
     assert await client.collect_orphans() == 1
     assert lost[0].key not in await stores.keys()
     assert isinstance(await client.append([Append("s", 5, 9, waiting)]), Appended)
+    stores.clock.later_ms *= 2
     assert await client.collect_orphans() == 0
     assert len(await stores.keys()) == 2
+
+
+@pytest.mark.parametrize("ahead_ms", [-(10**9), 0, 10**9])
+async def test_the_grace_is_over_when_we_say_so_whatever_clocks_show(ahead_ms: int) -> None:
+    """Of the store's clock, and of one that jumps, nobody depends."""
+    stores = Stores(replace(TINY, blob_orphan_grace_ms=1_000), exclusive=False)
+    ours = Clock()
+    ours.ahead_ms = ahead_ms
+    here, there = stores.client(ours), stores.client()
+    await there.create_shards([NewShard("s", SCHEMA)])
+    young = await there.write_parts("s", updates((1, 0, 1)))
+    lost = await there.write_parts("s", updates((2, 0, 1)))
+    assert await here.collect_orphans() == 0
+    ours.ahead_ms = -2 * ahead_ms
+    assert await here.collect_orphans() == 0
+    assert isinstance(await there.append([Append("s", 0, 1, young)]), Appended)
+    assert (await here.state("s")).upper == 0, "what it knows is old"
+    ours.later_ms = 1_000
+    assert await here.collect_orphans() == 1
+    assert await stores.keys() == {part.key for part in young}
+    assert lost[0].key not in await stores.keys()
+
+
+async def test_what_was_named_for_a_while_begins_its_grace_anew() -> None:
+    suspects = Suspects(10)
+    assert suspects.seen(["a", "b"], 0) == []
+    assert suspects.seen(["a"], 9) == []
+    assert suspects.seen(["a", "b"], 10) == ["a"]
+    assert suspects.seen(["b"], 19) == []
+    assert suspects.seen(["b"], 20) == ["b"]
 
 
 async def test_a_dropped_shard_leaves_no_blob() -> None:
@@ -266,8 +374,10 @@ async def test_a_dropped_shard_leaves_no_blob() -> None:
     await client.drop_shards(["s"])
     assert await stores.keys() == {part.key for part in parts}
     assert await rows_of(client, parts) == [(1, 2, 1)]
+    assert await client.collect_orphans() == 0
+    stores.clock.later_ms = GRACE_MS
+    assert await client.collect_orphans() == 0, "a reader uses it"
     await reader.close()
-    stores.clock.ahead_ms = 60_000
     assert await client.collect_orphans() == 1
     assert await stores.keys() == set()
 

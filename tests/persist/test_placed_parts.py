@@ -166,10 +166,13 @@ async def test_parts_have_one_owner_or_none_and_an_end() -> None:
     client = await shard_of(stores.client())
     staged = await client.stage_parts("s", rows(1, 2, 3))
     client.offer_parts(staged)
-    stores.clock.ahead_ms = TINY.blob_orphan_grace_ms + 10
+    assert await client.collect_orphans() == 0
+    stores.clock.later_ms = TINY.blob_orphan_grace_ms + 10
     assert await client.collect_orphans() == 0, "they may still be claimed"
     assert await client.claim("s", staged)
-    stores.clock.monotonic_ms = lambda: 1e15
+    stores.clock.later_ms = 1 << 50
+    assert await client.collect_orphans() == 0, "they have an owner"
+    stores.clock.later_ms *= 2
     assert await client.collect_orphans() == 0, "they have an owner"
     await client.discard_parts(staged)
     assert await stores.keys() == set()
@@ -177,14 +180,17 @@ async def test_parts_have_one_owner_or_none_and_an_end() -> None:
 
     given_up = await client.stage_parts("s", rows(4))
     client.offer_parts(given_up)
-    stores.clock.ahead_ms += TINY.blob_orphan_grace_ms + 10
-    stores.clock.monotonic_ms = lambda: 2e15
+    stores.clock.later_ms *= 2
     with pytest.raises(InvalidUsage, match="given up or discarded"):
-        await _collected_then_appended(client, given_up)
+        await _collected_then_appended(stores, client, given_up)
     assert await stores.keys() == set()
 
 
-async def _collected_then_appended(client: PersistClient, parts: tuple[Part, ...]) -> None:
+async def _collected_then_appended(
+    stores: Stores, client: PersistClient, parts: tuple[Part, ...]
+) -> None:
+    assert await client.collect_orphans() == 0, "given up just now"
+    stores.clock.later_ms += TINY.blob_orphan_grace_ms
     assert await client.collect_orphans() == 1
     await client.append([Append("s", 0, 6, tuple(placed(part, 5) for part in parts))])
 
@@ -236,7 +242,9 @@ async def test_what_was_not_appended_is_nobodys_in_the_end() -> None:
             await client.append([Append("s", 0, 5, each)])
     await client.collect_orphans()
     assert len(await stores.keys()) == 1, "whoever wrote it may still claim it"
-    stores.clock.ahead_ms += TINY.stash_orphan_ms
+    stores.clock.later_ms += TINY.stash_orphan_ms
+    await client.collect_orphans()
+    stores.clock.later_ms += TINY.blob_orphan_grace_ms
     await client.collect_orphans()
     assert await stores.keys() == set()
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, StorageError
 from actors.persist.machine import Documents, Outcome
 from actors.persist.shard import (
     TABLES_UPPER,
+    WRITERS_MAX,
     Append,
     Appended,
     ShardState,
@@ -45,13 +46,20 @@ def append_all(
 ) -> Outcome[Appended | UpperMismatch]:
     """All appends, the holds that move with them and the tables' upper, or the first mismatch.
 
-    A call that is marked as done answers `Appended` and changes nothing.
+    A call that is marked as done answers `Appended` and changes nothing. Raises `StorageError`
+    (indeterminate) when an earlier attempt of it may have been done and its mark is gone.
     """
     tables = documents.tables
     done = Appended(tuple((append.shard, append.upper) for append in appends))
     witness: ShardState | TablesUpper = documents.shard(appends[0].shard) if appends else tables
     if is_done(witness, writer, call):
         return Outcome(done)
+    if documents.uncertain and is_forgotten(witness, writer):
+        raise StorageError(
+            f"whether an append to {', '.join(append.shard for append in appends)} was done cannot"
+            f" be told: more than {WRITERS_MAX} others have written since; read the uppers again",
+            determinate=False,
+        )
     moved: TablesUpper | None = None
     if tables_upper is not None:
         expected, new = tables_upper
@@ -67,7 +75,13 @@ def append_all(
             return Outcome(then)
         become[append.shard] = then
     holds = [hold for append in appends for hold in append.holds]
-    return Outcome(done, with_holds(documents, become, holds), moved)
+    floored = any(append.parts and documents.shard(append.shard).tables for append in appends)
+    return Outcome(done, with_holds(documents, become, holds), moved, floored=floored)
+
+
+def is_forgotten(document: ShardState | TablesUpper, writer: str) -> bool:
+    """Whether a mark of this writer may have fallen out: it has none, and there is no room."""
+    return writer not in document.writers and len(document.writers) >= WRITERS_MAX
 
 
 def with_holds(

@@ -26,6 +26,7 @@ from actors.persist.directory import StateDirectory
 from actors.persist.following import follow
 from actors.persist.location import Blob, Cas, Consensus, VersionedData, check_name
 from actors.persist.machine import Documents, Machine, Mismatch, Outcome
+from actors.persist.orphans import Orphans
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook, Reader
 from actors.persist.shard import (
@@ -80,12 +81,14 @@ class PersistClient:
         self._waiters = Waiters()
         self._closed = False
         self._calls = count(1)
-        self._book = LeaseBook(clock, settings.reader_lease_ms, exclusive=exclusive)
         random = random or Random()
+        process = f"{random.getrandbits(64):016x}"
+        self._book = LeaseBook(clock, settings.reader_lease_ms, process, exclusive=exclusive)
         self._machine = Machine(
             consensus,
             settings,
             random,
+            exclusive=exclusive,
             renew=self._book.renew,
             changed=self._waiters.wake,
             written=self._book.written,
@@ -94,7 +97,7 @@ class PersistClient:
         self._parts = PartStore(
             blob,
             clock,
-            random,
+            process,
             settings.part_bytes_target,
             settings.decoded_parts_bytes_max,
             self._is_named,
@@ -104,13 +107,12 @@ class PersistClient:
         self._upkeep = Upkeep(
             self._machine,
             self._parts,
-            blob,
             self._book,
             settings,
             clock,
             scratch=None if directory is None else directory.scratch,
-            exclusive=exclusive,
         )
+        self._orphans = Orphans(self._machine, self._parts, blob, self._book, settings, clock)
 
     @classmethod
     async def open(
@@ -214,7 +216,7 @@ class PersistClient:
 
         def change(documents: Documents) -> Outcome[bool]:
             held = {shard: documents.shards[shard] for shard in ids}
-            if gone and all(_is_gone(gone[shard], state) for shard, state in held.items()):
+            if documents.uncertain and all(_is_gone(gone[id_], held[id_]) for id_ in held):
                 return Outcome(True)  # by our attempt whose answer was lost, or by another
             if any(state is None for state in held.values()):
                 return Outcome(False)
@@ -436,21 +438,26 @@ class PersistClient:
     async def open_reader(self, shard: ShardId, reader_id: str) -> Reader:
         """A reader under a lease at the shard's since. Raises `UnknownObject`."""
 
-        def change(documents: Documents) -> Outcome[Reader]:
+        made: list[Reader] = []
+
+        def change(documents: Documents) -> Outcome[None]:
             # Under the shard's lock: no change is under way that does not know this lease.
             since = documents.shard(shard).since
-            return Outcome(
-                Reader(shard, reader_id, since, self.wait_upper, self._book, self._observe)
-            )
+            if not made:
+                made.append(
+                    Reader(shard, reader_id, since, self.wait_upper, self._book, self._observe)
+                )
+            made[0].since = since
+            # Where others write it is one once it is written, with this very change.
+            return Outcome(None, {} if self._exclusive else {shard: documents.shard(shard)})
 
-        reader = await self._machine.change([shard], change)
-        if not self._exclusive:
-            try:
-                await self._upkeep.heartbeat(shard)
-            except BaseException:
+        try:
+            await self._machine.change([shard], change)
+        except BaseException:
+            for reader in made:
                 await reader.close()
-                raise
-        return reader
+            raise
+        return made[0]
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
         """A part's updates, checked to be what was written. Raises `Corrupt` (a byte differs,
@@ -473,9 +480,9 @@ class PersistClient:
         await self._upkeep.maintain(shard)
 
     async def collect_orphans(self) -> int:
-        """Deletes blobs that were written and never named, once they are older than the grace;
-        how many it deleted."""
-        return await self._upkeep.collect_orphans()
+        """Deletes blobs that were unnamed for the whole grace, as this client has seen: call it
+        again and again, or twice the grace apart. How many it deleted."""
+        return await self._orphans.collect()
 
 
 def _is_gone(before: ShardState, now: ShardState | None) -> bool:

@@ -6,8 +6,13 @@ change, sets all of it in one compare-and-set, and only then shows it in the cac
 waits. Documents are locked in the order of their keys while that goes on, so that changes of one
 process do not fail each other and changes of different shards run side by side.
 
-- A mismatch: somebody else changed a document; all are read again and the change is asked anew.
-  When none of ours moved, an `extra` key did: `Mismatch`.
+- A mismatch: somebody else changed a document; all are read again and the change is asked anew,
+  after a short random pause when that happens often. When none of ours moved, an `extra` key did:
+  `Mismatch`.
+- Where other processes write, the cache may be older than the store. A set finds that out; an
+  answer without a set (a mismatch of uppers, a hold that stands already, an error) does not. Such
+  an answer holds only for documents that were read within the call: else they are read, and the
+  change is asked once more.
 - An indeterminate failure: all are read again, with backoff; the change finds its own mark in
   them (`shard.is_done`) or is done afresh: never twice. When even reading fails, the cache is
   forgotten and the failure goes to the caller, still indeterminate.
@@ -16,8 +21,8 @@ process do not fail each other and changes of different shards run side by side.
   that its own does not fit: no two lives of a shard share a seqno (but with a chance of 2**-48 or
   so for each pair of changes).
 
-The cache may be older than the store only where another process writes too; a set never is, as
-compare-and-set says so. The tables' upper is read **before** the shards and dropping a shard
+What an append to a table must not lie below is the tables' upper: where others write, it is
+compared within the same set. The tables' upper is read **before** the shards and dropping a shard
 from the cache is the answer to an upper that somebody else moved: so a cached table is never
 older than the upper that seals it.
 """
@@ -51,6 +56,10 @@ R = TypeVar("R")
 
 ATTEMPTS_MAX = 8
 """Of one change whose outcome is open, and of reading it back."""
+CONTENDED_MAX = 200
+"""Sets of one change that came too late."""
+_AT_ONCE = 2
+"""So many of them are tried again without a pause."""
 
 
 class Documents(msgspec.Struct, frozen=True):
@@ -79,10 +88,19 @@ class Outcome(Generic[R]):
         result: R,
         shards: Mapping[ShardId, ShardState | None] | None = None,
         tables: TablesUpper | None = None,
+        *,
+        floored: bool = False,
     ) -> None:
+        """`floored`: it is right only while the tables' upper is what it saw."""
         self.result = result
         self.shards = dict(shards or {})
         self.tables = tables
+        self.floored = floored
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything changes."""
+        return bool(self.shards) or self.tables is not None
 
 
 Change = Callable[[Documents], Outcome[R]]
@@ -101,16 +119,20 @@ class Machine:
         settings: Settings,
         random: Random,
         *,
+        exclusive: bool,
         renew: Callable[[ShardState], ShardState],
         changed: Callable[[str], None],
         written: Callable[[ShardState], None],
         reread: Callable[[ShardState], None],
     ) -> None:
-        """`renew` is asked for the leases of a state to be written; `written` hears of it when
+        """`exclusive`: no other process writes here.
+
+        `renew` is asked for the leases of a state to be written; `written` hears of it when
         it is, `reread` of one that was read, `changed` of each key that changed."""
         self._consensus = consensus
         self._settings = settings
         self._random = random
+        self._exclusive = exclusive
         self._renew = renew
         self._changed = changed
         self._written = written
@@ -181,9 +203,12 @@ class Machine:
         return state
 
     async def _read_tables(self) -> None:
+        """Also without the lock: what is older than what is known changes nothing."""
         head: VersionedData | None = await self._consensus.head(TABLES_UPPER)
         seqno = None if head is None else head.seqno
-        if self._tables_known and seqno != self._tables_seqno:
+        if self._tables_known and (-1 if seqno is None else seqno) <= self._tables_held():
+            return  # nobody removes it
+        if self._tables_known:
             for shard, state in list(self._shards.items()):
                 if state.tables:
                     del self._shards[shard]
@@ -191,6 +216,9 @@ class Machine:
         self._tables_seqno = seqno
         self._tables_known = True
         self._changed(TABLES_UPPER)
+
+    def _tables_held(self) -> int:
+        return -1 if self._tables_seqno is None else self._tables_seqno
 
     # -- changing ---------------------------------------------------------------------------------
 
@@ -208,30 +236,63 @@ class Machine:
         keys = [shard_key(shard) for shard in names] + ([TABLES_UPPER] if tables else [])
         await self.tables()
         async with self._locked(keys):
-            uncertain = False
-            for attempt in range(ATTEMPTS_MAX):
+            uncertain, fresh, failures, late = False, self._exclusive, 0, 0
+            while True:
                 held = {shard: await self._known(shard) for shard in names}
-                outcome = change(Documents(held, self._tables, uncertain))
+                try:
+                    outcome = change(Documents(held, self._tables, uncertain))
+                    final = fresh or outcome.writes
+                except PenstockError:
+                    if fresh:
+                        raise
+                    final = False
+                if not final:
+                    await self._read_all(names, tables=True)
+                    fresh = True
+                    continue
                 try:
                     if await self._set(outcome, held, extra):
                         return outcome.result
                 except StorageError as error:
                     if error.determinate:
                         raise
-                    uncertain = True
-                    await self._read_back(names, tables, error, attempt + 1)
-                    continue
-                before = {name: state and state.seqno for name, state in held.items()}
-                tables_before = self._tables_seqno
-                await self._read_all(names, tables)
-                after = {name: self._seqno(name) for name in names}
-                if before == after and tables_before == self._tables_seqno:
-                    raise Mismatch("an extra key was not at the seqno expected of it")
-            raise StorageError(
-                f"gave up after {ATTEMPTS_MAX} attempts to change {', '.join(names)}:"
-                + (" the store fails" if uncertain else " another process keeps changing it"),
-                determinate=not uncertain,
-            )
+                    uncertain, failures = True, failures + 1
+                    if failures == ATTEMPTS_MAX:
+                        raise StorageError(
+                            f"gave up after {ATTEMPTS_MAX} attempts to change {', '.join(names)}:"
+                            f" the store fails: {error}",
+                            determinate=False,
+                        ) from error
+                    await self._read_back(names, tables, error, failures)
+                else:
+                    late += 1
+                    await self._after_mismatch(names, tables or outcome.floored, held, late)
+                    if late == CONTENDED_MAX:
+                        raise StorageError(
+                            f"gave up changing {', '.join(names)}: another process was faster"
+                            f" {CONTENDED_MAX} times; try again",
+                            determinate=not uncertain,
+                        )
+                fresh = True
+
+    async def _after_mismatch(
+        self,
+        names: Sequence[ShardId],
+        tables: bool,
+        held: Mapping[ShardId, ShardState | None],
+        late: int,
+    ) -> None:
+        """Reads what somebody else changed. Raises `Mismatch`, `StorageError`."""
+        before = {name: state and state.seqno for name, state in held.items()}
+        tables_before = self._tables_seqno
+        if late > _AT_ONCE:
+            # Who came too late twice has met somebody who writes as often: out of step, then.
+            limit_ms = min(self._settings.retry_delay_ms_min, 1 << min(late, 16))
+            await anyio.sleep(self._random.uniform(0, limit_ms) / 1000)
+        await self._read_all(names, tables)
+        after = {name: self._seqno(name) for name in names}
+        if before == after and tables_before == self._tables_seqno:
+            raise Mismatch("an extra key was not at the seqno expected of it")
 
     def _seqno(self, shard: ShardId) -> int | None:
         state = self._shards.get(shard)
@@ -243,7 +304,7 @@ class Machine:
         held: Mapping[ShardId, ShardState | None],
         extra: Sequence[Cas],
     ) -> bool:
-        if not outcome.shards and outcome.tables is None:
+        if not outcome.writes:
             return True
         ops = list(extra)
         become: dict[ShardId, ShardState | None] = {}
@@ -261,15 +322,21 @@ class Machine:
             ops.append(Cas(shard_key(shard), None if old is None else old.seqno, data, first))
         if outcome.tables is not None:
             ops.append(Cas(TABLES_UPPER, self._tables_seqno, encode(outcome.tables)))
+        elif outcome.floored and not self._exclusive:
+            ops.append(Cas(TABLES_UPPER, self._tables_seqno, None, kept=True))
         # Whoever is cancelled here has changed both the store and the cache, or neither.
         with anyio.CancelScope(shield=True):
+            tables_seqno = self._tables_held() + 1
             if not await self._consensus.compare_and_set(ops):
                 return False
-            self._show(become, outcome.tables)
+            self._show(become, outcome.tables, tables_seqno)
         return True
 
     def _show(
-        self, become: Mapping[ShardId, ShardState | None], tables: TablesUpper | None
+        self,
+        become: Mapping[ShardId, ShardState | None],
+        tables: TablesUpper | None,
+        tables_seqno: int,
     ) -> None:
         """One turn of the loop: no reader sees half of a set."""
         for shard, state in become.items():
@@ -279,8 +346,8 @@ class Machine:
                 self._shards[shard] = state
                 self._written(state)
         if tables is not None:
-            self._tables = tables
-            self._tables_seqno = 0 if self._tables_seqno is None else self._tables_seqno + 1
+            if self._tables_held() < tables_seqno:
+                self._tables, self._tables_seqno = tables, tables_seqno
             self._changed(TABLES_UPPER)
         for shard in become:
             self._changed(shard_key(shard))

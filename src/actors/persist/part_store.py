@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import count
 from pathlib import Path
-from random import Random
 
 import anyio
 import pyarrow as pa
@@ -35,13 +34,13 @@ _ON_THE_LOOP_BYTES_MAX = 64 * 1024
 
 
 class PartStore:
-    """Writes and reads parts."""
+    """Writes and reads parts. `writer` names this process, as no other process is named."""
 
     def __init__(
         self,
         blob: Blob,
         clock: Clock,
-        random: Random,
+        writer: str,
         bytes_target: int,
         decoded_bytes_max: int,
         is_named: Callable[[ShardId, str], Awaitable[bool]],
@@ -51,7 +50,7 @@ class PartStore:
         self._bytes_target = bytes_target
         self._decoded = DecodedParts(decoded_bytes_max)
         self._is_named = is_named
-        self._nonce = f"{random.getrandbits(64):016x}"
+        self._nonce = writer
         self._numbers = count(1)
         self._pending: dict[str, bool] = {}
         """Key → whether it may be discarded (not while the outcome of an append is open)."""

@@ -2,7 +2,17 @@
 
 A lease of this process costs no write of its own: the book is asked whenever a state is about to
 be written and adds the leases of all open readers, renewed. Where another process may write to
-the same shards a lease is also written when its reader opens, and again before it runs out.
+the same shards a lease is also written when its reader opens, and again every `RENEWALS`th of its
+time; its name then ends in ``@`` and the process's own, so that readers of two processes never
+share one.
+
+*When a lease of another process has run out* is told without its clock: a lease that is written
+again is another one, and one that stays the same for all of its time, by our own monotonic clock
+and from when we first saw it, is of a process that is gone. So clocks may differ, or jump; one
+that has just started waits a whole lease for the dead ones. All processes need the same
+`reader_lease_ms`. A process that is alone (`exclusive`) drops at once what other lonely ones left;
+leases with an ``@`` are of such that read beside it, and are kept as long as they are renewed.
+
 Blobs in use by readers of this process are counted by key; they are never deleted, whatever
 the state says.
 
@@ -14,6 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -22,14 +33,23 @@ from actors.kernel import Clock
 from actors.persist.shard import Batch, Lease, Part, ShardState, renewed
 from actors.progress import Frontier, ShardId, Time
 
+_NEVER: Final = -1
+RENEWALS: Final = 4
+"""In the time of a lease, by whoever does nothing but read."""
+
 
 class LeaseBook:
     """The open readers of this process, and the blobs that they use."""
 
-    def __init__(self, clock: Clock, lease_ms: int, *, exclusive: bool) -> None:
+    def __init__(self, clock: Clock, lease_ms: int, process: str, *, exclusive: bool) -> None:
         self._clock = clock
         self._lease_ms = lease_ms
+        self._suffix = "" if exclusive else f"@{process}"
         self._exclusive = exclusive
+        self._others: dict[ShardId, dict[str, tuple[Lease, float]]] = {}
+        """Leases of other processes, and since when they are as they are (monotonic)."""
+        self._renewed_ms: dict[ShardId, float] = {}
+        """When the leases of our readers were last written (monotonic)."""
         self._readers: dict[ShardId, dict[str, Reader]] = {}
         self._gone: dict[ShardId, set[str]] = {}
         """Closed readers whose leases may still stand in the state."""
@@ -38,10 +58,10 @@ class LeaseBook:
     def add(self, reader: Reader) -> str:
         """Enters a reader; the name of its lease, which no other open reader has."""
         readers = self._readers.setdefault(reader.shard, {})
-        name, number = reader.reader_id, 1
+        name, number = f"{reader.reader_id}{self._suffix}", 1
         while name in readers:
             number += 1
-            name = f"{reader.reader_id}#{number}"
+            name = f"{reader.reader_id}#{number}{self._suffix}"
         readers[name] = reader
         self._gone.get(reader.shard, set()).discard(name)
         return name
@@ -63,14 +83,18 @@ class LeaseBook:
     def forget(self, shard: ShardId) -> None:
         """The shard was dropped: its readers keep their parts, there is no lease to drop."""
         self._gone.pop(shard, None)
+        self._others.pop(shard, None)
+        self._renewed_ms.pop(shard, None)
 
-    def own(self, shard: ShardId) -> frozenset[str]:
-        """Leases of the open readers."""
-        return frozenset(self._readers.get(shard, ()))
+    def without_hold(self, state: ShardState) -> frozenset[str]:
+        """Leases of the state that keep no blob: of our readers (`used` tells what they use), and
+        of the dead."""
+        own = self._readers.get(state.id, {})
+        return frozenset(name for name in state.leases if name in own) | self._dead(state)
 
     def shards(self) -> list[ShardId]:
-        """Those with open readers."""
-        return list(self._readers)
+        """Those with readers that are open, or whose leases are still to be dropped."""
+        return list(dict.fromkeys([*self._readers, *self._gone]))
 
     def used(self, keys: Iterable[str]) -> set[str]:
         """Those of the blobs that a reader of this process uses."""
@@ -88,19 +112,44 @@ class LeaseBook:
                 del self._used[key]
 
     def renew(self, state: ShardState) -> ShardState:
-        """The state with leases as they are now.
-
-        Alone in the state directory, every lease that is not of an open reader is a dead one's.
-        """
+        """The state with leases as they are now."""
         now = self._clock.now_ms()
+        self._see(state)
         open_ = self._readers.get(state.id, {})
         own = {
             name: Lease(reader.since, reader.seqno_held(state.seqno), now + self._lease_ms)
             for name, reader in open_.items()
             if not reader.lost
         }
-        gone: Iterable[str] = state.leases if self._exclusive else self._gone.get(state.id, ())
-        return renewed(state, own, frozenset(gone), now)
+        gone = self._dead(state) | self._gone.get(state.id, set())
+        # No clock decides here: which leases have run out is told above.
+        return renewed(state, own, gone, _NEVER)
+
+    def _see(self, state: ShardState) -> None:
+        """Notes since when the leases of others are as they are."""
+        own, before = self._readers.get(state.id, {}), self._others.pop(state.id, {})
+        now = self._clock.monotonic_ms()
+        others: dict[str, tuple[Lease, float]] = {}
+        for name, lease in state.leases.items():
+            if name not in own:
+                held = before.get(name)
+                others[name] = held if held is not None and held[0] == lease else (lease, now)
+        if others:
+            self._others[state.id] = others
+
+    def _dead(self, state: ShardState) -> frozenset[str]:
+        """Leases of processes that are gone."""
+        own, seen = self._readers.get(state.id, {}), self._others.get(state.id, {})
+        limit = self._clock.monotonic_ms() - self._lease_ms
+        return frozenset(
+            name
+            for name, lease in state.leases.items()
+            if name not in own
+            and (
+                (self._exclusive and "@" not in name)
+                or ((held := seen.get(name)) is not None and held[0] == lease and held[1] <= limit)
+            )
+        )
 
     def written(self, state: ShardState) -> None:
         """The state is durable: leases given up are gone from it."""
@@ -109,25 +158,33 @@ class LeaseBook:
             waiting.intersection_update(state.leases)
             if not waiting:
                 del self._gone[state.id]
-        for name, reader in self._readers.get(state.id, {}).items():
+        self._see(state)
+        readers = self._readers.get(state.id, {})
+        for name, reader in readers.items():
             reader.registered = reader.registered or name in state.leases
+        if readers:
+            self._renewed_ms[state.id] = self._clock.monotonic_ms()
+        else:
+            self._renewed_ms.pop(state.id, None)
 
     def reread(self, state: ShardState) -> None:
         """Somebody else wrote the state: a lease that we wrote and that is not there is lost."""
+        self._see(state)
         for name, reader in self._readers.get(state.id, {}).items():
             if reader.registered and name not in state.leases:
                 reader.lost = True
 
     def due(self, state: ShardState) -> bool:
-        """Whether the leases should be written for their own sake: never when alone, else when
-        less than half of their time is left or one is to be dropped."""
+        """Whether the leases should be written for their own sake: never when alone, else when a
+        part of their time is over, or one is to be dropped."""
         if self._exclusive:
             return False
         if self._gone.get(state.id):
             return True
-        limit = self._clock.now_ms() + self._lease_ms // 2
-        leases = [state.leases.get(name) for name in self._readers.get(state.id, ())]
-        return any(lease is None or lease.expires_ms < limit for lease in leases)
+        alive = [r for r in self._readers.get(state.id, {}).values() if not r.lost]
+        limit = self._clock.monotonic_ms() - self._lease_ms / RENEWALS
+        late = self._renewed_ms.get(state.id, limit) <= limit
+        return any(late or not reader.registered for reader in alive)
 
 
 class Reader:

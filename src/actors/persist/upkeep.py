@@ -14,10 +14,9 @@ from pathlib import Path
 
 import anyio
 
-from actors.errors import LeaseLost, StorageError, UnknownObject
+from actors.errors import LeaseLost, StorageError
 from actors.kernel import Clock
 from actors.persist.compaction import Merger, choose, input_rows
-from actors.persist.location import Blob
 from actors.persist.machine import Documents, Machine, Outcome
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
@@ -30,7 +29,6 @@ from actors.persist.shard import (
     compacted,
     deletable,
 )
-from actors.persist.stashed import FOLDER
 from actors.progress import ShardId
 from actors.settings import Settings
 
@@ -47,22 +45,18 @@ class Upkeep:
         self,
         machine: Machine,
         parts: PartStore,
-        blob: Blob,
         book: LeaseBook,
         settings: Settings,
         clock: Clock,
         *,
         scratch: Path | None,
-        exclusive: bool,
     ) -> None:
         self._machine = machine
         self._parts = parts
-        self._blob = blob
         self._book = book
         self._settings = settings
         self._clock = clock
         self._scratch = scratch
-        self._exclusive = exclusive
         self._one = anyio.Lock()
         self._numbers = count(1)
 
@@ -159,8 +153,7 @@ class Upkeep:
     async def _collect(self, shard: ShardId) -> None:
         """Deletes retired blobs that nobody can use."""
         state = await self._machine.state(shard)
-        own = frozenset(state.leases) if self._exclusive else self._book.own(shard)
-        keys = deletable(state, own)
+        keys = deletable(state, self._book.without_hold(state))
         used = self._book.used(keys)
         gone = frozenset(await self._parts.delete(key for key in keys if key not in used))
         if not gone:
@@ -180,35 +173,6 @@ class Upkeep:
             self._parts.forget(state.id)
             keys = state.blob_keys()
             await self._parts.delete(sorted(keys - self._book.used(keys)))
-
-    async def collect_orphans(self) -> int:
-        """Deletes blobs that no state names, that nobody here writes or reads, and that are
-        older than the grace, and stashed results that nobody took; how many. Raises
-        `StorageError`."""
-        self._parts.give_up()
-        infos = await self._blob.list_keys()
-        limit = self._clock.now_ms() - self._settings.blob_orphan_grace_ms
-        folders: dict[ShardId, list[str]] = {}
-        lost = self._clock.now_ms() - self._settings.stash_orphan_ms
-        stashed = [i.key for i in infos if i.key.startswith(f"{FOLDER}/") and i.modified_ms <= lost]
-        count_ = len(await self._parts.delete(stashed))
-        for info in infos:
-            if info.modified_ms <= limit and not info.key.startswith(f"{FOLDER}/"):
-                folders.setdefault(info.key.partition("/")[0], []).append(info.key)
-        for shard, keys in folders.items():
-            try:
-                # After the listing: what was appended since then is named by this state.
-                named = (await self._machine.state(shard)).blob_keys()
-            except UnknownObject:
-                named = set()
-            except StorageError:
-                continue  # what cannot be read names who knows what
-            orphans = [key for key in keys if key not in named and not self._parts.pending(key)]
-            used = self._book.used(orphans)
-            # Looked at again, one by one: any may be claimed while others are deleted.
-            gone = (key for key in orphans if key not in used and not self._parts.pending(key))
-            count_ += len(await self._parts.delete(gone))
-        return count_
 
 
 def _replace(
