@@ -218,7 +218,8 @@ async def test_errors_by_their_names_and_without_secrets(
 
 @pytest.mark.parametrize("kind", ["changes", "files"])
 async def test_a_store_that_does_not_answer(lab: Lab, kind: str) -> None:
-    made = lab.sink(kind, sink_deadline_ms=1_000, copy_request_timeout_ms=200)
+    # Long enough for those requests that are answered, however slowly.
+    made = lab.sink(kind, copy_request_timeout_ms=2_000, copy_request_retries_max=0)
     await made.open(SCHEMA)
     lab.s3.rule = lambda _: "hang"
     with pytest.raises(Unreachable):
