@@ -108,6 +108,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     part_bytes_target: int = 64 * 1024 * 1024
     inline_part_bytes_max: int = 16 * 1024
     inline_bytes_per_shard_max: int = 256 * 1024
+    part_statistics_bytes_max: int = 1024
+    """Of one part, in the state: the least and the greatest value of its columns."""
+    filter_audit_one_in: int = 100
+    """Of the parts that a filter by statistics leaves out, one in so many is read all the same,
+    to prove the filter right."""
+    filter_audit_bytes_max: int = 128 * 1024 * 1024
+    """The same in bytes, of one source of one dataflow, beside one in so many of what it reads."""
     decoded_parts_bytes_max: int = 32 * 1024 * 1024
     """Parts kept as they were decoded or written, for all who want them at about the same time."""
     batches_per_shard_max: int = 24

@@ -22,6 +22,7 @@ from actors.persist import Append, NewShard, PersistClient
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.protocol.compute import (
+    Comparison,
     Finishing,
     IndexTarget,
     OrderBy,
@@ -208,6 +209,35 @@ async def test_rows_of_a_shard(tmp_path: Path) -> None:
         assert not state.leases, "a read left its lease behind"
     finally:
         await persist.close()
+
+
+async def test_parts_without_a_row_that_passes_are_not_read(tmp_path: Path) -> None:
+    clock = SystemClock()
+    persist = await PersistClient.in_memory(Settings(inline_part_bytes_max=1), clock)
+    source = SourceImport("s1", SCHEMA)
+    stash = Stash(persist.stashed, clock, "0", 1000)
+    await persist.create_shards([NewShard("s1", SCHEMA)])
+    fetched: list[str] = []
+    fetch = persist.fetch
+
+    async def counted(part: Any, schema: Schema) -> Any:
+        fetched.append(part.key)
+        return await fetch(part, schema)
+
+    with anyio.fail_after(20), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(persist, "fetch", counted)
+        for number in range(6):
+            rows = updates((number, "a", number, 1), (number + 1, "b", number, 2))
+            parts = await persist.write_parts("s1", rows)
+            await persist.append([Append("s1", number, number + 1, parts)])
+        only = Comparison("k", "=", to_ipc(pa.table({"k": pa.array([3], pa.int32())})))
+        asked = Peek("p", ShardTarget("u1", source), 5, filter=(only,))
+        answer = await shard_answer(
+            persist, clock, stash, source, asked, (LIMIT, LIMIT), "p", tmp_path / "x"
+        )
+        assert isinstance(answer, PeekRows)
+        assert contents(answer) == [(3, "a", 1), (3, "b", 2)]
+        assert len(fetched) == 2
 
 
 async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: Path) -> None:

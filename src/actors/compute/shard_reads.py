@@ -1,8 +1,9 @@
 """Peeks of a shard: its parts read one after another, in bounded memory.
 
-A part may retract what another holds, so all of them are read before a row is told, unless none
-of them retracts anything: then a limit without an order ends the reading. Only updates that the
-peek wants are kept. They are gathered in memory, and beyond `HELD_BYTES_MAX` in a throw-away
+Parts whose statistics say that they hold no row that passes the filter are not read. A part may
+retract what another holds, so all others are read before a row is told, unless none of them
+retracts anything: then a limit without an order ends the reading. Only updates that the peek wants
+are kept. They are gathered in memory, and beyond `HELD_BYTES_MAX` in a throw-away
 arrangement on disk, whose rows then stream like those of an index.
 """
 
@@ -21,7 +22,7 @@ from actors.compute.keys import select_keys
 from actors.compute.peeks import Wish
 from actors.compute.stash import Stash
 from actors.kernel import Clock
-from actors.persist import Part, PersistClient
+from actors.persist import Part, PartFilter, PersistClient
 from actors.plan.schema import DIFF, ERROR, Schema
 from actors.plan.updates import between
 from actors.progress import Time
@@ -100,7 +101,7 @@ async def shard_answer(
     try:
         reader = await persist.open_reader(source.shard, reader_id)
         try:
-            parts, _ = await reader.snapshot(peek.time)
+            parts, _ = await reader.snapshot(peek.time, PartFilter.of(source.schema, peek.filter))
             enough = _enough(peek, parts)
             for part in parts:
                 if enough is not None and gathered.weight >= enough:

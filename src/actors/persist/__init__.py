@@ -1,6 +1,10 @@
 """Durable, versioned shards: what the rest uses is re-exported here, once."""
 
 from actors.persist.client import PersistClient as PersistClient
+from actors.persist.filtering import Audit as Audit
+from actors.persist.filtering import Condition as Condition
+from actors.persist.filtering import PartFilter as PartFilter
+from actors.persist.filtering import Verdict as Verdict
 from actors.persist.location import Cas as Cas
 from actors.persist.location import VersionedData as VersionedData
 from actors.persist.reader import Reader as Reader

@@ -101,6 +101,7 @@ class PersistClient:
             settings.part_bytes_target,
             settings.decoded_parts_bytes_max,
             self._is_named,
+            settings.part_statistics_bytes_max,
         )
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
@@ -305,8 +306,9 @@ class PersistClient:
     ) -> Part:
         """Moves a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
         `write_parts` does."""
-        await self.state(shard)
-        return await self._parts.adopt(shard, path, rows, (time_min, time_max), has_errors)
+        schema = (await self.state(shard)).schema
+        times = (time_min, time_max)
+        return await self._parts.adopt(shard, schema, path, rows, times, has_errors)
 
     async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[Part, ...]:
         """Durable parts of updates without a time, always files, all at 0: to be `placed` when

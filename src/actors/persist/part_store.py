@@ -13,19 +13,22 @@ refused. So parts have one owner at any moment, or none and an end.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import anyio
 import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, InvalidUsage, LeaseLost, StorageError
+from actors.errors import Corrupt, InvalidUsage, LeaseLost, StorageError, storage_error
 from actors.kernel import Clock
 from actors.persist.decoded import DecodedParts
 from actors.persist.location import Blob
 from actors.persist.parts import VERSION, Encoded, at_its_time, decode_written, encode
 from actors.persist.shard import Part
+from actors.persist.statistics import ColumnStatistics, of_footer
 from actors.plan.schema import Schema
 from actors.progress import ShardId, Time
 
@@ -44,6 +47,7 @@ class PartStore:
         bytes_target: int,
         decoded_bytes_max: int,
         is_named: Callable[[ShardId, str], Awaitable[bool]],
+        statistics_bytes_max: int,
     ) -> None:
         self._blob = blob
         self._clock = clock
@@ -51,6 +55,7 @@ class PartStore:
         self._decoded = DecodedParts(decoded_bytes_max)
         self._is_named = is_named
         self._nonce = writer
+        self._statistics_bytes_max = statistics_bytes_max
         self._numbers = count(1)
         self._pending: dict[str, bool] = {}
         """Key → whether it may be discarded (not while the outcome of an append is open)."""
@@ -75,7 +80,11 @@ class PartStore:
         """Durable parts of these updates, kept decoded for their first readers if wanted. Raises
         `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`; then none is left behind."""
         pieces = encode(
-            updates, schema, inline_bytes_max=inline_bytes_max, bytes_target=self._bytes_target
+            updates,
+            schema,
+            inline_bytes_max=inline_bytes_max,
+            bytes_target=self._bytes_target,
+            statistics_bytes_max=self._statistics_bytes_max,
         )
         small = updates.nbytes <= _ON_THE_LOOP_BYTES_MAX
         parts: list[Part] = []
@@ -107,16 +116,21 @@ class PartStore:
     async def adopt(
         self,
         shard: ShardId,
+        schema: Schema,
         path: Path,
         rows: int,
         times: tuple[Time, Time],
         has_errors: bool,
     ) -> Part:
-        """Takes over a Parquet file. Raises `InvalidUsage`, `StoreFull`, `StorageError`."""
+        """Takes over a Parquet file; its statistics are its footer's. Raises `InvalidUsage`,
+        `StoreFull`, `StorageError`."""
         if rows <= 0 or times[0] > times[1]:
             raise InvalidUsage(
                 f"{path}: {rows} rows at times {times[0]} to {times[1]}; an empty file is no part"
             )
+        known: tuple[ColumnStatistics, ...] = ()
+        if not has_errors:
+            known = await self._clock.run_blocking(partial(self._footer, path, schema))
         key = self._new_key(shard)
         try:
             size, checksum = await self._blob.adopt(key, path)
@@ -133,7 +147,19 @@ class PartStore:
             time_min=times[0],
             time_max=times[1],
             version=VERSION,
+            statistics=known,
         )
+
+    def _footer(self, path: Path, schema: Schema) -> tuple[ColumnStatistics, ...]:
+        """Statistics of a file that is to be adopted."""
+        try:
+            with pq.ParquetFile(path) as file:
+                kinds = file.schema_arrow
+                return of_footer(file.metadata, kinds, schema, self._statistics_bytes_max)
+        except pa.ArrowException as error:
+            raise InvalidUsage(f"{path} is no Parquet file: {error}") from None
+        except OSError as error:
+            raise storage_error(f"read the footer of {path}", error) from error
 
     def _new_key(self, shard: ShardId) -> str:
         key = f"{shard}/{self._nonce}-{next(self._numbers):08x}.parquet"

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from actors.errors import Corrupt, InvalidUsage, MalformedFrame, StorageError, TypeMismatch
 from actors.persist.shard import PLACED, Part
+from actors.persist.statistics import of_written
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
 from actors.plan.updates import from_ipc, set_column, to_ipc
 
@@ -81,10 +83,15 @@ def _by_time(table: pa.Table) -> pa.Table:
 
 
 def encode(
-    updates: pa.Table, schema: Schema, *, inline_bytes_max: int, bytes_target: int
+    updates: pa.Table,
+    schema: Schema,
+    *,
+    inline_bytes_max: int,
+    bytes_target: int,
+    statistics_bytes_max: int = 0,
 ) -> Iterator[Encoded]:
     """Parts that together hold the updates, none if there are none; one at a time, so that no
-    more than one is in memory. Raises as `conform` does."""
+    more than one is in memory. Those of blobs have statistics. Raises as `conform` does."""
     table = conform(updates, schema)
     rows = table.num_rows
     if rows == 0:
@@ -98,8 +105,12 @@ def encode(
     step = max(1, rows * bytes_target // size)
     for start in range(0, rows, step):
         piece = table.slice(start, step)
-        data = _to_parquet(piece)
-        yield Encoded(_describe(piece, data, inline=False), data, piece)
+        data, footer = _to_parquet(piece)
+        part = _describe(piece, data, inline=False)
+        if not part.has_errors:
+            known = of_written(footer, piece, schema, statistics_bytes_max)
+            part = replace(part, statistics=known)
+        yield Encoded(part, data, piece)
 
 
 def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
@@ -118,7 +129,9 @@ def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
     )
 
 
-def _to_parquet(table: pa.Table) -> bytes:
+def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
+    """A file, and its footer."""
+    footers: list[Any] = []
     sink = pa.BufferOutputStream()
     marked = table.replace_schema_metadata({_VERSION_KEY: str(VERSION).encode()})
     pq.write_table(
@@ -127,9 +140,9 @@ def _to_parquet(table: pa.Table) -> bytes:
         compression="zstd",
         row_group_size=_ROW_GROUP_ROWS,
         use_dictionary=_repeating(table.schema),
+        metadata_collector=footers,
     )
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return sink.getvalue().to_pybytes(), footers[0]
 
 
 def _repeating(shape: pa.Schema) -> list[str]:

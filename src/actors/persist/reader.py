@@ -30,6 +30,7 @@ from msgspec.structs import replace
 
 from actors.errors import Closed, LeaseLost, ReadBelowSince
 from actors.kernel import Clock
+from actors.persist.filtering import PartFilter, Verdict
 from actors.persist.shard import Batch, Lease, Part, ShardState, renewed
 from actors.progress import Frontier, ShardId, Time
 
@@ -218,9 +219,12 @@ class Reader:
         """The oldest state of which parts may be in use."""
         return current if self._seqno is None else min(self._seqno, current)
 
-    async def snapshot(self, as_of: Time) -> tuple[tuple[Part, ...], Frontier]:
+    async def snapshot(
+        self, as_of: Time, wanted: PartFilter | None = None
+    ) -> tuple[tuple[Part, ...], Frontier]:
         """Parts that together hold the contents at `as_of`, once it is sealed, and the upper of
         the last batch among them. They may hold later times: keep rows with time <= as_of.
+        `wanted`: parts that surely hold no such row are left out; the others may hold any.
 
         Raises `ReadBelowSince`, `LeaseLost`, `UnknownObject`, `Closed`, `StorageError`.
         """
@@ -229,6 +233,8 @@ class Reader:
         if len(batches) < len(state.batches):
             upper = batches[-1].upper if batches else state.batches[0].lower
         parts = [part for batch in batches for part in batch.parts if part.time_min <= as_of]
+        if wanted is not None:
+            parts = [part for part in parts if wanted.verdict(part) is Verdict.KEEP]
         self._take(state, parts)
         return tuple(parts), upper
 

@@ -37,6 +37,7 @@ import msgspec
 from msgspec.structs import replace
 
 from actors.errors import Corrupt, Fenced, InvalidUsage, ReadBelowSince
+from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import Schema
 from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time, format_frontier
 
@@ -76,6 +77,8 @@ class Part(msgspec.Struct, frozen=True):
     at: Time | None = None
     """Where all its rows lie; None: each where the part says. A file says 0 then, so that who
     reads it from `at` on and raises times to its own finds it right."""
+    statistics: tuple[ColumnStatistics, ...] = ()
+    """Of its columns, as far as they are known."""
 
 
 def placed(part: Part, time: Time) -> Part:

@@ -1,0 +1,222 @@
+"""Which parts a reader of some rows may leave out, by their statistics alone. Pure.
+
+A filter is a conjunction of conditions on columns: a row passes when all of them are true, as in
+SQL's WHERE: what is unknown (NULL) does not pass. NaN equals itself and is greater than every
+number, -0.0 equals 0.0. The verdict on a part is `DISCARD` only when no row of it can pass: one
+condition that no value of its column can meet is enough for that. In every other case, when
+nothing is known among them, it is `KEEP`. A part that is inline costs nothing to read, and one
+with error updates tells of errors whatever its rows are: both are kept.
+
+The rule is: with statistics that are sound (`statistics.py`), a row that passes is never in a
+discarded part. `PartFilter.passing` is the same rule row by row; the listen task proves with it,
+on a share of what it discarded, that the verdict was right (`Audit`).
+"""
+
+from __future__ import annotations
+
+import decimal
+import enum
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.errors import InvalidUsage, PenstockError
+from actors.persist.shard import Part
+from actors.persist.statistics import ColumnStatistics, Value, column_of, has_bounds
+from actors.plan.schema import Schema
+from actors.plan.updates import from_ipc
+from actors.protocol.compute import Comparison
+
+Op: TypeAlias = Literal["=", "<", "<=", ">", ">=", "in", "is null", "is not null"]
+
+
+class Verdict(enum.Enum):
+    """What to do with a part."""
+
+    KEEP = "keep"
+    DISCARD = "discard"
+
+
+class Condition(msgspec.Struct, frozen=True, gc=False):
+    """A test of one column. `values`: scalars of the column's very Arrow type; one, or for
+    ``in`` any number, or none for the two tests of NULL."""
+
+    column: str
+    op: Op
+    values: tuple[Any, ...] = ()
+
+
+_KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "=": pc.equal,
+    "in": pc.equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_NULL_TESTS: Final = ("is null", "is not null")
+_EXACT: Final = decimal.Context(prec=76)
+
+
+class PartFilter:
+    """A conjunction of conditions on the columns of one schema."""
+
+    def __init__(self, schema: Schema, conditions: Sequence[Condition]) -> None:
+        """Raises `InvalidUsage` for a column that is not there, a type without an order, a value
+        that is NULL or of another type, and a wrong number of values."""
+        self.conditions = tuple(conditions)
+        columns = zip(schema.columns, schema.arrow(), strict=True)
+        kinds = {column.name: (column.type, field.type) for column, field in columns}
+        for condition in conditions:
+            _check(condition, kinds)
+        self._stored = [tuple(stored(value) for value in each.values) for each in conditions]
+
+    @classmethod
+    def of(cls, schema: Schema, comparisons: Sequence[Comparison]) -> PartFilter | None:
+        """From a peek's comparisons, as far as they help; None: they do not."""
+        columns = zip(schema.columns, schema.arrow(), strict=True)
+        kinds = {c.name: field.type for c, field in columns if has_bounds(c.type, field.type)}
+        known = (
+            _of_comparison(each, kinds[each.column]) for each in comparisons if each.column in kinds
+        )
+        found = [condition for condition in known if condition is not None]
+        return cls(schema, found) if found else None
+
+    def verdict(self, part: Part) -> Verdict:
+        """Whether a part must be read."""
+        if part.inline is not None or part.has_errors:
+            return Verdict.KEEP
+        for condition, values in zip(self.conditions, self._stored, strict=True):
+            known = column_of(part.statistics, condition.column)
+            if known is not None and not _may_hold(condition.op, values, known, part.rows):
+                return Verdict.DISCARD
+        return Verdict.KEEP
+
+    def passing(self, rows: pa.Table) -> int:
+        """How many of the rows pass. Reads every value."""
+        mask: Any = None
+        for condition in self.conditions:
+            found = _mask(condition, rows[condition.column])
+            mask = found if mask is None else pc.and_(mask, found)
+        return rows.num_rows if mask is None else pc.sum(mask).as_py() or 0
+
+
+def _check(condition: Condition, kinds: Mapping[str, tuple[str, pa.DataType]]) -> None:
+    where = f"filter on {condition.column} {condition.op}"
+    if condition.column not in kinds:
+        raise InvalidUsage(f"{where}: no such column; there are {', '.join(kinds)}")
+    text, kind = kinds[condition.column]
+    count = len(condition.values)
+    if condition.op in _NULL_TESTS:
+        if count:
+            raise InvalidUsage(f"{where}: takes no value, {count} were given")
+        return
+    if not has_bounds(text, kind):
+        raise InvalidUsage(f"{where}: a {text} has no order that a filter knows")
+    if count != 1 and condition.op != "in":
+        raise InvalidUsage(f"{where}: takes one value, {count} were given")
+    for value in condition.values:
+        if value.type != kind or not value.is_valid:
+            raise InvalidUsage(f"{where}: {value!r} is no {kind}")
+
+
+def _of_comparison(given: Comparison, kind: pa.DataType) -> Condition | None:
+    """As a condition; None for what helps nothing, or has no value of that type."""
+    if given.op == "is null" or given.op == "is not null":
+        return Condition(given.column, given.op)
+    if given.op == "<>":
+        return None
+    try:
+        value = from_ipc(given.value).column(0).cast(kind)[0]
+    except (PenstockError, pa.ArrowException, IndexError):
+        return None  # whoever reads the rows says what is wrong with it
+    return Condition(given.column, given.op, (value,)) if value.is_valid else None
+
+
+def stored(value: pa.Scalar) -> Value:
+    """A value as statistics have it."""
+    kind = value.type
+    if pa.types.is_temporal(kind):
+        return int(value.value)
+    if pa.types.is_decimal(kind):
+        number = value.as_py()
+        return int(number.scaleb(kind.scale, _EXACT))
+    found = value.as_py()
+    plain: Value = found.encode() if isinstance(found, str) else found
+    return plain
+
+
+def _may_hold(op: Op, values: tuple[Any, ...], known: ColumnStatistics, rows: int) -> bool:
+    """Whether some row of a part can meet a condition."""
+    if op == "is null":
+        return known.nulls != 0
+    if known.nulls is not None and known.nulls >= rows:
+        return False  # every value is NULL, and the condition asks for another
+    if op == "is not null":
+        return True
+    return any(_may_compare(op, value, known.low, known.high) for value in values)
+
+
+def _may_compare(op: Op, value: Any, low: Any, high: Any) -> bool:
+    if isinstance(value, float) and math.isnan(value):
+        # Only an upper bound tells that there is no NaN.
+        return high is None or op in ("<", "<=")
+    if op in ("<", "<="):
+        return low is None or low < value or (op == "<=" and low == value)
+    if op in (">", ">="):
+        return high is None or high > value or (op == ">=" and high == value)
+    return (low is None or low <= value) and (high is None or value <= high)
+
+
+def _mask(condition: Condition, values: Any) -> Any:
+    """Which values meet the condition; NULL where that is unknown."""
+    if condition.op in _NULL_TESTS:
+        found = pc.is_null(values)
+        return found if condition.op == "is null" else pc.invert(found)
+    mask: Any = pa.scalar(False)
+    for value in condition.values:
+        mask = pc.or_(mask, _compared(condition.op, values, value))
+    return pc.and_(mask, pc.is_valid(values))
+
+
+def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
+    if not pa.types.is_floating(value.type):
+        return _KERNELS[op](values, value)
+    nan = pc.is_nan(values)
+    if not math.isnan(value.as_py()):
+        found = _KERNELS[op](values, value)
+        return pc.or_(found, nan) if op in (">", ">=") else found
+    if op in ("=", "in", ">="):
+        return nan
+    if op == "<":
+        return pc.invert(nan)
+    return pc.is_valid(values) if op == "<=" else pc.and_(nan, pc.invert(nan))
+
+
+class Audit:
+    """Which of the discarded parts are read all the same, to prove that the filter was right.
+
+    Chosen by a hash of the part's key, one in so many: every process chooses the same, and a
+    part that was not chosen is not chosen later. Read are at most `bytes_max` bytes, and one in
+    so many of the bytes that were kept.
+    """
+
+    def __init__(self, one_in: int, bytes_max: int) -> None:
+        self._one_in = one_in
+        self._bytes = bytes_max
+
+    def kept(self, part: Part) -> None:
+        """A part is read anyway: so much more may be audited."""
+        self._bytes += part.bytes // self._one_in
+
+    def chooses(self, part: Part) -> bool:
+        """Whether a discarded part is to be read; its bytes are taken from the budget."""
+        if zlib.crc32(part.key.encode()) % self._one_in or part.bytes > self._bytes:
+            return False
+        self._bytes -= part.bytes
+        return True
