@@ -306,7 +306,7 @@ async def test_a_store_that_hangs_fails_the_copy_within_its_limits(house: House,
 
     house.s3.rule = rule
     # Long enough for those requests that are answered, however slowly.
-    limits = {"copy_request_timeout_ms": 2_000, "copy_request_retries_max": 0}
+    limits: dict[str, Any] = {"copy_request_timeout_ms": 2_000, "copy_request_retries_max": 0}
     with pytest.raises(StorageError, match=r"did not answer|it may be there"):
         await house.copied(description, **limits)
     assert met
