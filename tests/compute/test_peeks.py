@@ -19,6 +19,7 @@ from actors.compute.stash import Stash
 from actors.errors import Corrupt, PenstockError, ReadBelowSince, ViewInError
 from actors.kernel import SystemClock
 from actors.persist import Append, NewShard, PersistClient
+from actors.plan.pieces import Piece
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.protocol.compute import (
@@ -28,6 +29,7 @@ from actors.protocol.compute import (
     OrderBy,
     Peek,
     PeekRows,
+    PeekStashed,
     ShardTarget,
     SourceImport,
 )
@@ -238,6 +240,28 @@ async def test_parts_without_a_row_that_passes_are_not_read(tmp_path: Path) -> N
         assert isinstance(answer, PeekRows)
         assert contents(answer) == [(3, "a", 1), (3, "b", 2)]
         assert len(fetched) == 2
+
+
+async def test_a_piece_is_collected_when_it_is_there_and_not_before() -> None:
+    """Else one that was written slowly would stay for ever."""
+    clock = SystemClock()
+    persist = await PersistClient.in_memory(Settings(), clock)
+    blobs = persist.stashed
+    stash = Stash(blobs, clock, "0", 0)
+    write = blobs.set
+
+    async def slowly(key: str, data: bytes) -> None:
+        await stash.collect()
+        await write(key, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blobs, "set", slowly)
+        found = [Piece(b"1", 1, False), Piece(b"2", 1, True)]
+        answer = await stash.answer(iter(found), LIMIT)
+    assert isinstance(answer, PeekStashed)
+    await stash.collect()
+    assert [await blobs.get(part.key) for part in answer.parts] == [None, None]
+    await persist.close()
 
 
 async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ as many bytes as a response may hold. The first piece, if it is the only one, is
 itself (`PeekRows`); else each goes into a blob while nothing further is computed, and the answer
 names the blobs (`PeekStashed`). So a worker holds one piece, whatever the result.
 
-Rules. Whoever reads a stashed result removes it. What nobody removed goes after `orphan_ms`
-(`collect`): its reader is gone, or another worker failed. What was written for a peek that was
-cancelled or failed goes at the next collection, and once more later, because a write that was
-under way may end after its peek. A process removes at its start what earlier ones left.
+Rules. Whoever reads a stashed result removes it. What nobody removed goes `orphan_ms` after it
+was written (`collect`): its reader is gone, or another worker failed. What is still being written
+is left alone: what is removed before it is there would stay for ever. What was written for a peek
+that was cancelled or failed goes at the next collection, and once more later, because a write
+that was under way may end after its peek. A process removes at its start what earlier ones left.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from actors.kernel import Clock
@@ -35,7 +37,7 @@ class Stash:
         self._orphan_ms = orphan_ms
         self._count = 0
         self._due: dict[str, float] = {}
-        """When a blob goes, on the monotonic clock."""
+        """When a blob goes, on the monotonic clock; never, while it is being written."""
         self.bytes_written = 0
 
     def __len__(self) -> int:
@@ -56,9 +58,10 @@ class Stash:
                     return PeekRows(piece.arrow, piece.rows)
                 self._count += 1
                 key = self._blobs.key(f"{self._writer}-{self._count:08x}")
-                self._due[key] = clock.monotonic_ms() + self._orphan_ms
+                self._due[key] = math.inf
                 parts.append(StashPart(key, piece.rows, len(piece.arrow)))
                 await self._blobs.set(key, piece.arrow)
+                self._due[key] = clock.monotonic_ms() + self._orphan_ms
                 self.bytes_written += len(piece.arrow)
                 if piece.last:
                     rows = sum(part.rows for part in parts)
