@@ -17,7 +17,7 @@ import pytest
 
 from actors.client import Client
 from actors.controller.client_rows import expand
-from actors.controller.queries import BATCH_ROWS, _batches
+from actors.controller.queries import BATCH_ROWS, QueryLate, _batches
 from actors.dataflow.engine import Made
 from actors.errors import (
     Busy,
@@ -38,6 +38,7 @@ from actors.plan.schema import DIFF
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import Controls, InMemoryExecutor
+from deadlines import Deadlines  # type: ignore[import-not-found]
 from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
 
 JOINED = "SELECT c.name, t.k FROM t JOIN c ON t.s = c.s ORDER BY t.k DESC"
@@ -137,8 +138,9 @@ async def test_the_time_is_the_one_asked_for(tmp_path: Path) -> None:
 
 
 async def test_a_query_waits_until_its_time_is_sealed_and_no_longer_than_its_deadline(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    deadlines = Deadlines(monkeypatch, QueryLate)
     async with running(tmp_path) as world:
         client = world.client
         await fill(client)
@@ -148,8 +150,21 @@ async def test_a_query_waits_until_its_time_is_sealed_and_no_longer_than_its_dea
         world.controls.hold("Step")
         time = await client.insert("t", [{"k": 9, "s": "x", "n": 9}])
         assert await world.rows(sql) == [{"n": 6}], "without a time it waits for nothing"
-        with pytest.raises(DeadlineExceeded, match="waiting until sealed"):
-            await world.rows(sql, as_of=time, deadline_ms=100)
+
+        async def waits() -> bool:
+            wanted = [("kind", "=", "query")]
+            told = await client.peek("penstock.peeks", where=wanted)
+            return bool(told["state"].to_pylist() == ["waiting until sealed"])
+
+        async with anyio.create_task_group() as group:
+
+            async def ask_in_vain() -> None:
+                with pytest.raises(DeadlineExceeded, match="100 ms: it was waiting until sealed"):
+                    await world.rows(sql, as_of=time, deadline_ms=100)
+
+            group.start_soon(ask_in_vain)
+            await until(waits)
+            deadlines.end(100)
         async with anyio.create_task_group() as group:
             found: list[Any] = []
 
@@ -157,12 +172,6 @@ async def test_a_query_waits_until_its_time_is_sealed_and_no_longer_than_its_dea
                 found.extend(await world.rows(sql, as_of=time))
 
             group.start_soon(ask)
-
-            async def waits() -> bool:
-                wanted = [("kind", "=", "query")]
-                told = await client.peek("penstock.peeks", where=wanted)
-                return bool(told["state"].to_pylist() == ["waiting until sealed"])
-
             await until(waits)
             assert found == []
             world.controls.release("Step")
@@ -236,7 +245,10 @@ async def test_errors_have_names(tmp_path: Path) -> None:
         assert await world.rows("SELECT name FROM penstock.relations WHERE name = 'penstock.steps'")
 
 
-async def test_a_client_that_goes_away_or_is_late_cancels_the_job(tmp_path: Path) -> None:
+async def test_a_client_that_goes_away_or_is_late_cancels_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines = Deadlines(monkeypatch, QueryLate)
     async with running(tmp_path) as world:
         client = world.client
         await fill(client)
@@ -251,12 +263,20 @@ async def test_a_client_that_goes_away_or_is_late_cancels_the_job(tmp_path: Path
             await until(told)
 
         world.controls.hold("Select")
-        with pytest.raises(DeadlineExceeded, match="run by Spark"):
-            await world.rows(sql, deadline_ms=200)
+        async with anyio.create_task_group() as group:
+
+            async def ask_in_vain() -> None:
+                with pytest.raises(DeadlineExceeded, match="200 ms: it was run by Spark"):
+                    await world.rows(sql, deadline_ms=200)
+
+            group.start_soon(ask_in_vain)
+            await world.controls.wait_begun("Select")
+            deadlines.end(200)
         await canceled(1)
-        with anyio.move_on_after(0.2) as scope:
-            await world.rows(sql)
-        assert scope.cancelled_caught
+        async with anyio.create_task_group() as group:
+            group.start_soon(world.rows, sql)
+            await world.controls.wait_begun("Select", 2)
+            group.cancel_scope.cancel()
         await canceled(2)
         async with anyio.create_task_group() as group:
             other = await Client.connect(world.service.address)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from controller_world import (  # type: ignore[import-not-found]
     KEYED,
     World,
@@ -16,6 +17,7 @@ from controller_world import (  # type: ignore[import-not-found]
 from actors.controller.boot import load
 from actors.controller.holds import RETAIN
 from actors.controller.messages import Delivered
+from actors.controller.reads import DeadlinePassed
 from actors.errors import StorageError, StoreFull, ViewInError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc, to_ipc
@@ -58,6 +60,7 @@ from actors.protocol.compute import (
     ViewExport,
 )
 from actors.protocol.compute import Status as DataflowStatus
+from deadlines import Deadlines  # type: ignore[import-not-found]
 
 COUNT = "SELECT n, count(*) AS c FROM t GROUP BY n"
 
@@ -218,12 +221,17 @@ async def test_reads_that_are_refused_or_late(tmp_path: Path) -> None:
         key = to_ipc(pa.table({"n": ["x"]}))
         assert await world.refused(Read(n(), "v", None, key, ("n",))) == "TypeMismatch"
         world.replica.respond(DataflowStatus("u2", "hydrating", "waiting for the engine"))
+        while (await world.ask(Status(n()), StatusReport)).objects[-1].state != "hydrating":
+            pass
         late = await world.ask(Read(n(), "v", deadline_ms=30), Failed)
         assert late.code == "DeadlineExceeded"
         assert "it is hydrating waiting for the engine" in late.text
 
 
-async def test_a_canceled_or_late_peek_is_canceled_at_the_replica(tmp_path: Path) -> None:
+async def test_a_canceled_or_late_peek_is_canceled_at_the_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines = Deadlines(monkeypatch, DeadlinePassed)
     async with started(tmp_path) as world:
         await _table(world)
         await _write(world, {"id": 1, "n": 2})
@@ -236,9 +244,11 @@ async def test_a_canceled_or_late_peek_is_canceled_at_the_replica(tmp_path: Path
         await world.session.expect(Done)
         assert (await world.replica.expect(CancelPeek)).uuid == peek.uuid
         world.replica.respond(PeekResponse(peek.uuid, PeekRows(b"late")))
-        late = await world.ask(Read(world.number(), "t", deadline_ms=20), Failed)
-        assert late.code == "DeadlineExceeded"
-        await world.replica.expect(CancelPeek)
+        await world.submit(Read(world.number(), "t", deadline_ms=20))
+        peek = await world.replica.expect(Peek)
+        deadlines.end(20)
+        assert (await world.session.expect(Failed)).code == "DeadlineExceeded"
+        assert (await world.replica.expect(CancelPeek)).uuid == peek.uuid
 
 
 async def test_an_index_serves_reads_by_its_key_when_it_is_ready(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
 
+from actors.controller.copies import CopyLate
 from actors.controller.messages import Delivered
 from actors.progress import EMPTY
 from actors.protocol.api import (
@@ -37,6 +39,7 @@ from actors.protocol.compute import (
     Status,
 )
 from actors.testing.probe import Probe, settle
+from deadlines import Deadlines  # type: ignore[import-not-found]
 
 
 async def table(world: World) -> int:
@@ -133,11 +136,14 @@ async def test_a_time_that_is_forgotten_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [True, False], ids=["running", "before it holds"])
 @pytest.mark.parametrize("way", ["cancel", "gone", "drop", "deadline"])
-async def test_what_nobody_wants_is_dropped(tmp_path: Path, way: str, held: bool) -> None:
+async def test_what_nobody_wants_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, held: bool
+) -> None:
+    deadlines = Deadlines(monkeypatch, CopyLate)
     async with started(tmp_path) as world:
         await table(world)
         number = world.number()
-        deadline = (300 if held else 1) if way == "deadline" else None
+        deadline = 300 if way == "deadline" else None
         session = Probe.start(world.system, "another") if way == "gone" else world.session
         world.session, before = session, world.session
         await world.submit(CopyTo(number, "t", "out", deadline_ms=deadline))
@@ -157,6 +163,9 @@ async def test_what_nobody_wants_is_dropped(tmp_path: Path, way: str, held: bool
                 codes = {getattr(answer, "code", "") for answer in answers}
                 assert codes == {"", "UnknownObject"}
             case "deadline":
+                while not len(world.system.cells["/controller"].actor._copies):
+                    await anyio.lowlevel.checkpoint()  # a turn of the loop: it does not hold yet
+                deadlines.end(300)
                 assert (await before.expect(Failed)).code == "DeadlineExceeded"
         controller = world.system.cells["/controller"].actor
         while len(controller._copies) or controller._copies._ended_early:
