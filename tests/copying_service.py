@@ -1,13 +1,19 @@
-"""Run by `test_copy_to.py`: a service on the in-memory engine, until it is killed."""
+"""Run by `test_copy_to.py`: a service on the in-memory engine, until it is killed.
+
+Its arguments: the state's folder, and the how many-th file of a copy is its last one."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import anyio
 
+from actors.dataflow.copy_places import Folder
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
@@ -20,6 +26,19 @@ def in_memory(system: System, settings: Settings, scratch: Path) -> Address[Exec
     return address
 
 
+def die_at_file(count: int) -> None:
+    """This process kills itself when that file was begun."""
+    create, numbers = Folder.create, itertools.count(1)
+
+    def create_or_die(self: Folder, name: str) -> IO[bytes]:
+        file = create(self, name)
+        if next(numbers) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return file
+
+    Folder.create = create_or_die  # type: ignore[method-assign]
+
+
 async def main(directory: str) -> None:
     settings = load(flags={"state_dir": directory, "listen": "127.0.0.1:0"})
     async with Service(settings, engine=in_memory) as service:
@@ -27,4 +46,6 @@ async def main(directory: str) -> None:
         await service.wait_stopped()
 
 
+if len(sys.argv) > 2:
+    die_at_file(int(sys.argv[2]))
 anyio.run(main, sys.argv[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 from actors import cli
 from actors.client import Client, CopiedTo
 from actors.controller.client_copies import CopyFormat
+from actors.controller.copies import CopyLate
 from actors.egress import far
 from actors.errors import Broken, Busy, DeadlineExceeded, InvalidUsage, UnknownObject, ViewInError
 from actors.kernel import Address, System
@@ -32,7 +34,8 @@ from actors.protocol.api import CopyProgress
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
-from s3_server import point_to, serving  # type: ignore[import-not-found]
+from deadlines import Deadlines  # type: ignore[import-not-found]
+from s3_server import Fate, point_to, serving  # type: ignore[import-not-found]
 
 COLUMNS = {"id": "bigint", "s": "string", "d": "decimal(9,2)"}
 VIEW = "SELECT s, d, count(*) AS n FROM t GROUP BY s, d"
@@ -145,20 +148,28 @@ async def test_what_cannot_be_copied_is_told_and_leaves_nothing(tmp_path: Path) 
         assert [path for path in copies.rglob("*") if path.name != "_lock" and path.is_file()] == []
 
 
-async def test_a_copy_waits_for_its_time_until_a_deadline(tmp_path: Path) -> None:
+async def test_a_copy_waits_for_its_time_until_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines = Deadlines(monkeypatch, CopyLate)
     async with running(tmp_path) as (client, _):
         await client.create_table("t", COLUMNS)
         time = await client.insert("t", rows(3))
         told: list[CopyProgress] = []
         ahead = time + 50_000
-        with pytest.raises(DeadlineExceeded, match="sealed below"):
-            await client.copy_to("t", "x", as_of=ahead, deadline_ms=300, progress=told.append)
+
+        def waits(progress: CopyProgress) -> None:
+            told.append(progress)
+            deadlines.end(300)
+
+        with pytest.raises(DeadlineExceeded, match=r"not within 300 ms: .*sealed below"):
+            await client.copy_to("t", "x", as_of=ahead, deadline_ms=300, progress=waits)
         assert [progress.state for progress in told] == ["waiting"]
-        with anyio.move_on_after(0.2) as scope:
-            await client.copy_to("t", "x", as_of=ahead)
+        with anyio.CancelScope() as scope:
+            await client.copy_to("t", "x", as_of=ahead, progress=lambda _: scope.cancel())
         assert scope.cancelled_caught
-        # Canceled, it has let go of the folder, and of its place.
-        done = await client.copy_to("t", "x", progress=told.append)
+        # Canceled, it lets go of its place, and soon of the folder.
+        done = await copied(client, "x", progress=told.append)
         assert Counter(contents(done.manifest)) == bag(await client.peek("t"))
         assert told[-1].rows == 3
 
@@ -180,22 +191,29 @@ async def test_the_copy_of_a_client_that_goes_away_is_dropped(tmp_path: Path) ->
             group.start_soon(copy)
             await waiting.wait()
             await other.aclose()
-        with anyio.fail_after(10):
-            while True:
-                try:
-                    done = await client.copy_to("t", "x")
-                    break
-                except Busy:
-                    continue
+        done = await copied(client, "x")
         assert done.rows == 3
+
+
+async def copied(client: Client, place: str, **given: Any) -> CopiedTo:
+    """Asks again while an earlier copy is not gone."""
+    while True:
+        try:
+            return await client.copy_to("t", place, **given)
+        except Busy:
+            continue
 
 
 # -- a process that is killed ----------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def process(state: Path) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
+async def process(
+    state: Path, last_file: int | None = None
+) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
+    """A service, which is killed when it begins a copy's file of that number."""
     command = [sys.executable, str(CHILD), str(state)]
+    command += [] if last_file is None else [str(last_file)]
     served = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
     assert served.stdout is not None
     try:
@@ -228,22 +246,13 @@ async def test_a_killed_copy_has_no_manifest_and_the_next_one_works(tmp_path: Pa
             await client.create_table("t", COLUMNS)
             for start in range(0, 20_000, 10_000):
                 time = await client.insert("t", rows(10_000, start))
-        for after in (1, 20):
-            async with process(state) as (client, served):
-                async with anyio.create_task_group() as group:
-
-                    async def copy() -> None:
-                        with pytest.raises(Broken):
-                            await client.copy_to(
-                                "t", "out", as_of=time, format="csv", file_bytes_max=4_096
-                            )
-
-                    group.start_soon(copy)
-                    while await anyio.to_thread.run_sync(lambda: len(files(folder))) < after:
-                        pass
-                    served.kill()
+        for last in (1, 20):
+            async with process(state, last) as (client, served):
+                with pytest.raises(Broken):
+                    await client.copy_to("t", "out", as_of=time, format="csv", file_bytes_max=4_096)
+                assert await served.wait() == -signal.SIGKILL
                 found = files(folder)
-                assert len(found) >= after
+                assert len(found) == last, "what the one before left is gone"
                 assert "_manifest.json" not in found
         async with process(state) as (client, _):
             done = await client.copy_to("t", "out", as_of=time, format="csv")
@@ -284,6 +293,22 @@ async def test_a_copy_goes_into_a_bucket_that_is_allowed(
             assert len(s3.keys(bucket)) == 4
 
 
+class DieAt:
+    """A rule: the request of that number ends the process that asked."""
+
+    def __init__(self, pid: int, begin: str, number: int) -> None:
+        self.pid = pid
+        self.begin = begin
+        self.left = number
+
+    def __call__(self, line: str) -> Fate:
+        if line.startswith(self.begin):
+            self.left -= 1
+            if self.left == 0:
+                os.kill(self.pid, signal.SIGKILL)
+        return None if self.left > 0 else "fail"
+
+
 async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,20 +325,15 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
         async with process(state) as (client, _):
             await client.create_table("t", COLUMNS)
             time = await client.insert("t", rows(10_000))
-        for after in (1, 20):
-            before = len(await keys())
-            async with process(state) as (client, served), anyio.create_task_group() as group:
-
-                async def copy() -> None:
-                    with pytest.raises(Broken):
-                        await client.copy_to(
-                            "t", f"{to}/a", as_of=time, format="csv", file_bytes_max=4_096
-                        )
-
-                group.start_soon(copy)
-                while len(await keys()) < before + after:
-                    pass
-                served.kill()
+        for last in (1, 20):
+            async with process(state) as (client, served):
+                s3.rule = DieAt(served.pid, f"PUT /{bucket}/exports/", last)
+                with pytest.raises(Broken):
+                    await client.copy_to(
+                        "t", f"{to}/a", as_of=time, format="csv", file_bytes_max=4_096
+                    )
+                assert await served.wait() == -signal.SIGKILL
+            s3.forget()
             assert "exports/a/_manifest.json" not in await keys()
         async with process(state) as (client, _):
             done = await client.copy_to("t", f"{to}/a", as_of=time, format="csv")
