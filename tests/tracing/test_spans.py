@@ -229,8 +229,9 @@ async def test_the_ratio_is_set_while_running(
     async with running(tmp_path) as client:
         assert (await client.tracing()).ratio == 0.0
         assert (await client.tracing(1.0)).exporting
-        await client.insert("flights", [{"id": 2, "carrier": "AA"}])
+        time = await client.insert("flights", [{"id": 2, "carrier": "AA"}])
         await client.tracing(0.0)
+        await client.wait_for("ids", time)  # it was listened to, and fetched
         await client.insert("flights", [{"id": 3, "carrier": "AA"}])
         with pytest.raises(InvalidUsage, match="must be from 0 to 1"):
             await client.tracing(1.5)

@@ -17,9 +17,9 @@ from actors.telemetry import HOPS, Hop
 
 HERE = Path(__file__).parent
 CLIENT, SERVICE, ENGINE = "demo-client", "penstock", "penstock-engine"
-SECONDS = 100
+SECONDS = 250
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import anyio
 from actors import Client
 from actors.tracing import setup
 
-WAIT_MS = 100_000
+WAIT_MS = 200_000
 
 
 async def run(address: str) -> None:
