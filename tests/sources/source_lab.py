@@ -76,6 +76,17 @@ class Contents:
             self.given += self.waiting
             self.waiting = []
 
+    @staticmethod
+    def wait_for_tick(folder: Path) -> None:
+        """Until what changes next has a later time than all that is there: file systems tell the
+        time of a change in ticks, of some ms at times."""
+        before = max(path.stat().st_ctime_ns for path in folder.iterdir())
+        probe = folder.with_name("tick")
+        probe.touch()
+        while probe.stat().st_ctime_ns <= before:
+            probe.touch()
+        probe.unlink()
+
     @property
     def position(self) -> str | None:
         """Of the last mark."""
