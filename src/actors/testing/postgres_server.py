@@ -1,7 +1,8 @@
 """A real PostgreSQL of one's own, for tests and benchmarks: made, started, killed, started again.
 
 PostgreSQL refuses to run as root: then it runs as ``postgres`` or ``nobody``. It listens on a Unix
-socket in a folder of its own, and on a free port of the loopback interface.
+socket in a folder of its own, and on a port of the loopback interface that is kept for it, also
+while it is down.
 """
 
 from __future__ import annotations
@@ -63,11 +64,14 @@ def _account() -> str | None:
     raise NoPostgres("PostgreSQL refuses root, and there is no other account to run it as")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def reserve_port() -> socket.socket:
+    """A free port of the loopback interface, nobody else's while the socket is open: it is bound
+    and does not listen, which lets those bind who reuse addresses, as servers do, and keeps the
+    system from giving the port to others."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 class PostgresServer:
@@ -76,7 +80,8 @@ class PostgresServer:
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         self.folder = folder
         """Of the socket."""
-        self.port = _free_port()
+        self._held = reserve_port()
+        self.port: int = self._held.getsockname()[1]
         self.user = "bench"
         self._data = folder / "data"
         self._account = _account()
@@ -139,7 +144,7 @@ class PostgresServer:
             cwd="/",
             start_new_session=True,  # what interrupts us does not interrupt it
         )
-        with guard:
+        with self._held, guard:
             yield
 
     def log(self) -> str:
@@ -179,9 +184,10 @@ def postgres_server(**settings: str) -> Iterator[PostgresServer]:
     """Runs one while the block lasts, with settings of postgresql.conf. Raises `NoPostgres`."""
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
         server = PostgresServer(Path(folder), settings)
-        server.start()
-        try:
-            yield server
-        finally:
-            with contextlib.suppress(NoPostgres):  # a test may have stopped it
-                server.stop("immediate")
+        with server._held:
+            server.start()
+            try:
+                yield server
+            finally:
+                with contextlib.suppress(NoPostgres):  # a test may have stopped it
+                    server.stop("immediate")
