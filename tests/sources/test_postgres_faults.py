@@ -129,12 +129,12 @@ async def test_a_quiet_source_lets_the_server_forget(db: House, monkeypatch: Any
 
 async def test_the_server_hears_from_a_source_that_nobody_asks(db: House) -> None:
     """Whoever drives it may be busy for longer than the server waits for a word."""
-    await db.run(f"ALTER DATABASE {db.database} SET wal_sender_timeout = '600ms'")
+    await db.run(f"ALTER DATABASE {db.database} SET wal_sender_timeout = '3s'")
     source, driver = await begun(db, poll_ms=3_600_000)
     await finish(db, driver, source)
     sql = "SELECT active_pid FROM pg_replication_slots WHERE database = %s"
     reader = await db.run(sql, db.database)
-    await db.run("SELECT pg_sleep(2)")
+    await db.run("SELECT pg_sleep(5)")
     assert await db.run(sql, db.database) == reader
     assert reader[0][0] is not None
     await finish(db, driver, source, 2)

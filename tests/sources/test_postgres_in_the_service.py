@@ -42,7 +42,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Client]:
         retry_delay_ms_min=20,
         retry_delay_ms_max=200,
     )
-    with anyio.fail_after(40):
+    with anyio.fail_after(200):
         async with (
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,
