@@ -40,7 +40,7 @@ class ChildProcess:
         self.settings = settings
         self.log = scratch / "child.log"
         ours, theirs = socket.socketpair()
-        ours.settimeout(100)
+        ours.settimeout(250)
         source = str(Path(next(iter(actors.__path__))).parent)
         home = {} if java is None else {"JAVA_HOME": str(java.home)}
         environment = os.environ | home | {"PYTHONPATH": source} | env
@@ -91,7 +91,7 @@ class ChildProcess:
 
     def close(self) -> None:
         self.socket.close()
-        self.process.wait(30)
+        self.process.wait(200)
 
 
 _NUMBERS = itertools.count()

@@ -21,7 +21,7 @@ from actors.spark.class_archive import archive_options, find_archive
 from actors.spark.java import JavaHome
 from actors.spark.launch import DROPPED_VARIABLES
 
-SECONDS_MAX: Final = 60
+SECONDS_MAX: Final = 200
 WORKERS: Final = 2
 QUICK_JAVA: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 """What runs for a minute is not worth more than one compiler."""
@@ -118,10 +118,15 @@ class Cluster:
             assert answer.status == 302, answer.read()
         self.master.wait_for(f"Removing app {fields['id']}")
 
-    def executor_logs(self) -> list[str]:
-        """What each executor of any application has logged."""
-        paths = sorted(self._folder.glob("worker-*/app-*/*/stderr"))
-        return [path.read_text(errors="replace") for path in paths]
+    def executor_logs(self, word: str) -> list[str]:
+        """What each executor of any application has logged, once all have and one of them a word:
+        its worker writes down what it says, some time after it was said."""
+        while True:
+            paths = sorted(self._folder.glob("worker-*/app-*/*/stderr"))
+            logs = [path.read_text(errors="replace") for path in paths]
+            if len(logs) >= WORKERS and any(word in log for log in logs):
+                return logs
+            threading.Event().wait(0.05)
 
 
 def _field(text: str) -> tuple[str, str]:

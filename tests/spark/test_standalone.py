@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import anyio.to_thread
 import pytest
 from engine_child import (  # type: ignore[import-not-found]
@@ -139,9 +138,7 @@ def test_tasks_ran_on_the_executors(engine: ChildProcess, cluster: Cluster) -> N
     assert isinstance(engine.ask(Analyze(job_id(), (), ("SELECT 1",))), Analyzed)
     sql = "SELECT sum(id) AS x FROM range(0, 1000, 1, 8)"
     table_of(engine.ask(Difference(job_id(), sql, (), LONG, 50)))
-    logs = cluster.executor_logs()
-    assert len(logs) == WORKERS
-    assert any("Running task" in log for log in logs)
+    assert len(cluster.executor_logs("Running task")) == WORKERS
 
 
 def test_the_child_ends_when_its_context_has_stopped(
@@ -150,9 +147,9 @@ def test_the_child_ends_when_its_context_has_stopped(
     """The JVM lives on, but every job would fail in it for ever."""
     cluster.end_application()
     with pytest.raises(EOFError):
-        for _ in range(3):  # the first may be there before the context has stopped
+        while True:  # some may be done before the context has stopped
             engine.ask(Difference(job_id(), SHUFFLED, (), LONG, 50))
-    assert engine.process.wait(30) == EXIT_SPARK_GONE
+    assert engine.process.wait(200) == EXIT_SPARK_GONE
 
 
 async def test_the_executor_goes_on_when_its_context_has_stopped(
@@ -163,16 +160,23 @@ async def test_the_executor_goes_on_when_its_context_has_stopped(
         executor: Address[Any] = system.spawn(
             lambda: SparkExecutor(settings_of(cluster, java), tmp_path), "engine"
         )
-        for name in ("before", "after"):
+
+        async def run(name: str) -> None:
             reply: Reply[Any] = Reply()
             await executor.send(Run(Difference(name, SHUFFLED, (), LONG, 50), reply))
-            with anyio.fail_after(100):
-                assert table_of(await reply.wait()).to_pylist() == [
-                    {"x": 499_500, TIME: 50, DIFF: 1}
-                ]
-            if name == "before":
-                await anyio.to_thread.run_sync(cluster.end_application)
-        assert any("children lost 1" in text for _, text in system.describe())
+            found = table_of(await reply.wait()).to_pylist()
+            assert found == [{"x": 499_500, TIME: 50, DIFF: 1}]
+
+        def lost(children: int) -> bool:
+            return any(f"children lost {children}" in text for _, text in system.describe())
+
+        await run("before")
+        assert lost(0)
+        await anyio.to_thread.run_sync(cluster.end_application)
+        number = 0
+        while not lost(1):  # some may be done before the context has stopped
+            number += 1
+            await run(f"after-{number}")
 
 
 @pytest.mark.parametrize(
