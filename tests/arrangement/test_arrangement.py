@@ -339,13 +339,13 @@ def test_an_insert_during_a_merge_is_not_lost(
 
     def gated(table: pa.Table) -> pa.RecordBatch:
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(200)
         return real(table)
 
     monkeypatch.setattr("actors.arrangement.merge.as_batch", gated)
     merging = threading.Thread(target=arrangement.maintain)
     merging.start()
-    assert inside.wait(30)
+    assert inside.wait(200)
     for time in range(2, 8):
         arrangement.insert(many(3, time, first=time * 10_000), time + 1)
         assert arrangement.scan(time + 1).num_rows == 1000 + 3 * (time - 1)
@@ -366,13 +366,13 @@ def test_a_close_during_a_merge_leaves_no_file(
 
     def gated(table: pa.Table) -> pa.RecordBatch:
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(200)
         return real(table)
 
     monkeypatch.setattr("actors.arrangement.merge.as_batch", gated)
     merging = threading.Thread(target=arrangement.maintain)
     merging.start()
-    assert inside.wait(30)
+    assert inside.wait(200)
     arrangement.close()
     go_on.set()
     merging.join()

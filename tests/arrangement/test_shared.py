@@ -488,7 +488,7 @@ def test_users_in_threads_read_what_their_shard_held() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(200)
         assert failures == []
         assert [held.users for held in shared.statistics()] == [1]
         first.close()

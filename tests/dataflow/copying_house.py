@@ -73,7 +73,7 @@ async def copied(
     make = destinations(settings_of(place), run, place / "scratch" / "upload", "1")
     if folder is not None:
         make = lambda *_: OnThreads(lambda: folder, run)  # noqa: E731
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         return await copy(persist, clock, description, open_place or make, place / "scratch", far)
 
 

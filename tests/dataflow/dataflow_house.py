@@ -311,7 +311,7 @@ class House:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits for news until the condition holds."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             while not holds():
                 await self.news.wait()
 
@@ -331,7 +331,7 @@ class House:
         for address in (self.address, *self.addresses):
             cell = self.system.cells[address.path]
             cell.request_stop()
-            with anyio.fail_after(20):
+            with anyio.fail_after(200):
                 await cell.stopped.wait()
 
 

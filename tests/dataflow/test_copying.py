@@ -375,7 +375,7 @@ async def test_a_dropped_copy_removes_what_it_has_written(
             await hangs.wait()
         cell = system.cells[stand.address.path]
         cell.request_stop()
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             await cell.stopped.wait()
         assert left_behind(tmp_path) == []
         await stand.worker.expect_nothing()

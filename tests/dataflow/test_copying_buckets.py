@@ -80,7 +80,7 @@ class House:
         clock = InlineClock()
         settings = msgspec.structs.replace(self.settings, **changes)
         make = destinations(settings, to_its_end(clock), self.place / "spool", attempt)
-        with anyio.fail_after(60):
+        with anyio.fail_after(200):
             return await copy(
                 self.persist, clock, description, make, self.place / "scratch", lambda _: None
             )
@@ -344,7 +344,7 @@ async def test_a_dropped_copy_does_not_wait_for_a_store_that_hangs(
     for message in (Scheduled(), WritesAllowed()):
         await address.send(message)
     await worker.expect(DataflowStatus, state="waiting")
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         await hangs.wait()
         # The copy's thread, actor and loop are free: others go on.
         await write(house.persist, "numbers", 9, table(NUMBERS, (1, 7, 1)))

@@ -227,7 +227,7 @@ async def test_who_waits_fills_when_the_first_one_goes(
         fetches.gate = anyio.Event()
         one = await place.start(0)
         await one.reported(5)
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             await fetches.held.wait()
         other = await place.start(1)
         await other.reported(5)

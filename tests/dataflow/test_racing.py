@@ -117,7 +117,7 @@ class Place:
 async def raced(scratch: Path, seed: int, names: list[str]) -> None:
     """One run."""
     dice = random.Random(seed)
-    with anyio.fail_after(100):
+    with anyio.fail_after(200):
         async with System(seed=seed) as system:
             persist = await PersistClient.in_memory(SETTINGS, SystemClock())
             executor: Any = system.spawn(lambda: InMemoryExecutor(Controls()), "engine")

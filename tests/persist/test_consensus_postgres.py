@@ -212,7 +212,7 @@ async def test_a_server_that_hangs_holds_nobody(house: House) -> None:
                     await call
                 assert caught.value.determinate is determinate
 
-            with anyio.fail_after(60):
+            with anyio.fail_after(200):
                 async with anyio.create_task_group() as group:
                     group.start_soon(tick)
                     async with anyio.create_task_group() as calls:
@@ -268,7 +268,7 @@ async def test_who_waits_for_a_lock_holds_no_later_one(house: House) -> None:
 
 
 async def next_of(changes: AsyncGenerator[str | None, None]) -> str | None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         return await anext(changes)
 
 

@@ -170,7 +170,7 @@ async def test_waiters_are_woken(client: PersistClient) -> None:
             await client.wait_upper("s", 100)
         found.append(("s", -1))
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(200):
         async with anyio.create_task_group() as group:
             group.start_soon(wait, "s", 3)
             group.start_soon(wait, "t", 3)
@@ -195,7 +195,7 @@ async def test_closing_wakes_waiters() -> None:
         with pytest.raises(Closed):
             await client.wait_upper("s", 3)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(200):
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
@@ -213,7 +213,7 @@ async def test_a_snapshot_waits_and_a_listener_too(client: PersistClient) -> Non
     async def listen() -> None:
         found.append((await reader.next(3))[1])
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(200):
         async with anyio.create_task_group() as group:
             group.start_soon(read)
             await anyio.wait_all_tasks_blocked()

@@ -71,7 +71,7 @@ async def test_a_wait_ends_when_another_process_appends(house: StoreHouse) -> No
             async def wait(upper: int = upper, uppers: list[int] = uppers) -> None:
                 uppers.append(await reader.wait_upper("s", upper - 1))
 
-            with anyio.fail_after(20):
+            with anyio.fail_after(200):
                 async with anyio.create_task_group() as group:
                     group.start_soon(wait)
                     for _ in range(upper):
@@ -89,7 +89,7 @@ async def test_a_wait_ends_when_another_process_drops_the_shard(house: StoreHous
             with pytest.raises(UnknownObject):
                 await reader.wait_upper("s", 0)
 
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             async with anyio.create_task_group() as group:
                 group.start_soon(wait)
                 assert await writer.drop_shards(["s"])
@@ -111,7 +111,7 @@ async def test_a_store_that_fails_meanwhile_delays_and_loses_nothing(
             return await head(key)
 
         monkeypatch.setattr(reader.consensus, "head", failing)
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             await append(writer, 1)
             assert await reader.wait_upper("s", 0) == 1
         assert left == [0]

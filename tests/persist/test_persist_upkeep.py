@@ -144,7 +144,7 @@ async def test_a_reader_that_opens_while_the_since_moves_holds_what_it_is_told()
     async def open_() -> None:
         readers.append(await client.open_reader("s", "r"))
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(200):
         async with anyio.create_task_group() as group:
             group.start_soon(client.set_hold, "s", "h", 5)
             await entered.wait()
@@ -433,7 +433,7 @@ async def test_many_actors_on_one_shard(client: PersistClient) -> None:
             await client.maintain("s")
             await client.set_hold("s", "h", max(0, await client.upper("s") - 1))
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with anyio.create_task_group() as group:
             for number in range(12):
                 group.start_soon(write, number)

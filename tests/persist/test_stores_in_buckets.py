@@ -86,7 +86,7 @@ async def ticking() -> AsyncIterator[Callable[[], int]]:
 
 
 async def failed(call: Any, *, determinate: bool) -> str:
-    with anyio.fail_after(60), pytest.raises(StorageError) as caught:
+    with anyio.fail_after(200), pytest.raises(StorageError) as caught:
         await call
     assert caught.value.determinate is determinate, caught.value
     text = str(caught.value)

@@ -37,7 +37,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Client]:
         maintenance_ms=20,
         source_dirs=str(tmp_path / "in"),
     )
-    with anyio.fail_after(100):
+    with anyio.fail_after(200):
         async with (
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,

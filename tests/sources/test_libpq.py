@@ -61,7 +61,7 @@ async def test_a_copy_read_by_us_and_by_libpq_is_the_same(postgres: PostgresServ
     sql = "COPY (SELECT n, repeat('x', n) FROM generate_series(1, 2000) AS n) TO STDOUT"
     wire = await connect(postgres)
     try:
-        with anyio.fail_after(30):
+        with anyio.fail_after(200):
             raw = await RawCopy.begin(wire._connection, sql, 1 << 20)
             one = await all_of(raw)
             raw.end()

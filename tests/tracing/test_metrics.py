@@ -55,7 +55,7 @@ async def test_steps_rows_lag_mailboxes_appends_and_sessions_are_on_the_page(
     settings = Settings(
         state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", hold_downgrade_ms=20
     )
-    with anyio.fail_after(60), start() as metrics:
+    with anyio.fail_after(200), start() as metrics:
         async with (
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,

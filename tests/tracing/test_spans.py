@@ -64,7 +64,7 @@ def tracing(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tra
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
     """A client of a service over TCP, with a table and a view of it that are up."""
     settings = Settings(state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", **changes)
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with (
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,

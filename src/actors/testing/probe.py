@@ -22,7 +22,7 @@ from actors.testing.virtual_time import TURNS_MAX, Livelock, VirtualTimeLoop
 
 T = TypeVar("T")
 
-EXPECT_SECONDS: Final = 20.0
+EXPECT_SECONDS: Final = 100.0
 """How long `expect` waits before the test fails: never a delay of a test that passes."""
 
 
