@@ -134,7 +134,7 @@ class S3:
         headers = {"X-From": "tests", "Authorization": f"AWS4-HMAC-SHA256 Credential={scope}"}
         headers["Content-Type"] = "application/octet-stream"
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=100) as answer:
             found: bytes = answer.read()
             return found
 

@@ -120,7 +120,7 @@ def test_what_outlives_its_caller_finds_the_merger_closed(
 
     def slow(given: pa.Table) -> object:
         inside.set()
-        assert goes_on.wait(10)
+        assert goes_on.wait(100)
         return row_hashes(given)
 
     monkeypatch.setattr(compaction, "row_hashes", slow)
@@ -134,7 +134,7 @@ def test_what_outlives_its_caller_finds_the_merger_closed(
 
     adding, closing = threading.Thread(target=add), threading.Thread(target=merger.close)
     adding.start()
-    assert inside.wait(10)
+    assert inside.wait(100)
     closing.start()
     assert scratch.exists(), "what is being written stays until it is"
     goes_on.set()
