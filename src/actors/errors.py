@@ -174,6 +174,10 @@ class LeaseLost(StorageError):
     """The reader's lease expired and the part is gone."""
 
 
+class UnsoundFilter(StorageError):
+    """Statistics said that a part holds no row that is wanted, and it does."""
+
+
 class Fenced(StorageError):
     """Another process took over; this one must stop writing."""
 

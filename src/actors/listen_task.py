@@ -19,17 +19,21 @@ may be described twice, in disjoint intervals. Parts whose times lie outside the
 never described, and released at once. The reader's since follows what was listened to. It stays
 open until the task is stopped: who stops it gives up what it has not fetched.
 
+Filter. Parts that hold no row for the consumer, by their statistics, may be left out
+(`persist.sieve`): they are released at once, but for a share that is read first to prove it. The
+interval is described all the same, after that.
+
 Errors. A listing that fails is told with `ListenFailed`, the task's last message: it then sends
 nothing more, whatever it is granted, so the source's frontier stays; it still obeys `Release`
-and stop. What it does not do: it reads no part, and filters no rows (a described part may
-repeat older updates, which its interval cuts off).
+and stop. What it does not do: it reads no part that it describes, and filters no rows (a described
+part may repeat older updates, which its interval cuts off).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
 import anyio
@@ -37,6 +41,7 @@ import msgspec
 
 from actors.errors import LocalProtocolError, PenstockError
 from actors.kernel import Actor, Address
+from actors.persist.sieve import sieve
 from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
 from actors.protocol.compute import SourceImport
 from actors.protocol.internal import (
@@ -54,7 +59,7 @@ from actors.telemetry import LISTEN
 from actors.tracing.trail import Trail
 
 if TYPE_CHECKING:
-    from actors.persist import Batch, Part, PersistClient, Reader
+    from actors.persist import Batch, Part, PartFilter, PersistClient, Reader
 
 log = logging.getLogger("penstock.listen")
 
@@ -103,8 +108,12 @@ class ListenTask(Actor[_Message]):
         consumer: Address[Any],
         settings: Settings,
         trail: Trail | None = None,
+        wanted: PartFilter | None = None,
     ) -> None:
-        """`trail`: where to look for the traces that led to what is described."""
+        """`trail`: where to look for the traces that led to what is described; `wanted`: the
+        rows that the consumer looks at, None: all."""
+        self._sieve = None if wanted is None else sieve(wanted, settings)
+        self._schema = source.schema
         self._trail = trail
         self._persist = persist
         self._shard = source.shard
@@ -125,6 +134,8 @@ class ListenTask(Actor[_Message]):
         self._unanswered = 0
         self._leases: dict[str, str] = {}
         """Key of a described part → the reader's key."""
+        self._unproved: list[Part] = []
+        """Left out, held, and to be read before their interval is described."""
         self._uses: Counter[str] = Counter()
         """Descriptions, sent or waiting, that need a part of the reader's."""
 
@@ -224,6 +235,7 @@ class ListenTask(Actor[_Message]):
             lower=item.lower,
             upper=item.upper,
             snapshot=item.snapshot,
+            filtered=None if self._sieve is None else self._sieve.told(),
         )
         traces = self._traces(item)
         with span_below(traces[0] if traces else None, LISTEN, links=traces[1:]) as opened:
@@ -275,20 +287,27 @@ class ListenTask(Actor[_Message]):
         if self._snapshot_due:
             self._snapshot_due = False
 
-            async def snapshot() -> tuple[tuple[Part, ...], Frontier]:
+            async def snapshot() -> _Listed:
                 await reader.downgrade(start.as_of)  # first: the snapshot may wait long
-                return await reader.snapshot(start.as_of)
+                return self._take_snapshot((await reader.snapshot(start.as_of))[0])
 
-            self.ctx.effect(
-                snapshot, done=lambda found: self._take_snapshot(found[0]), failed=_failed
-            )
+            self.ctx.effect(lambda: self._proved(snapshot()), done=_same, failed=_failed)
             return
 
-        async def listen() -> tuple[tuple[Batch, ...], Frontier]:
+        async def listen() -> _Listed:
             await reader.downgrade(self._frontier)
-            return await reader.next(self._frontier)
+            return self._take_batches(*await reader.next(self._frontier))
 
-        self.ctx.effect(listen, done=lambda found: self._take_batches(*found), failed=_failed)
+        self.ctx.effect(lambda: self._proved(listen()), done=_same, failed=_failed)
+
+    async def _proved(self, listed: Awaitable[_Listed]) -> _Listed:
+        """What was listed, once the filter has been audited on it. Raises `UnsoundFilter`."""
+        found = await listed
+        if self._sieve is not None and self._unproved:
+            unproved, self._unproved = self._unproved, []
+            await self._sieve.prove(unproved, lambda p: self._persist.fetch(p, self._schema))
+            self._release([part.key for part in unproved])
+        return found
 
     # The two below run in the effect, in the same turn of the loop as the reader's answer: no
     # release can come between the reader's taking hold of a part and our counting it.
@@ -312,12 +331,17 @@ class ListenTask(Actor[_Message]):
         return _Listed(tuple(items))
 
     def _keep(self, parts: Iterable[Part], lower: Time, upper: Frontier) -> tuple[Part, ...]:
-        """Parts that may hold times in the interval, counted; the others are released."""
+        """Parts that may hold times in the interval, and rows that are wanted, counted; the
+        others are released."""
         kept, others = [], []
         for part in parts:
             self._uses[part.key] += 1
-            if part.rows and part.time_max >= lower and part.time_min < upper:
+            if not (part.rows and part.time_max >= lower and part.time_min < upper):
+                others.append(part.key)
+            elif self._sieve is None or not self._sieve.discards(part):
                 kept.append(part)
+            elif self._sieve.chooses(part):
+                self._unproved.append(part)
             else:
                 others.append(part.key)
         self._release(others)
@@ -351,6 +375,10 @@ class ListenTask(Actor[_Message]):
         if self._frontier >= EMPTY:
             return "has seen all of its shard"
         return f"listens to {self._shard} from {format_frontier(self._frontier)}"
+
+
+def _same(listed: _Listed) -> _Listed:
+    return listed
 
 
 def _failed(error: Exception) -> _Failed:

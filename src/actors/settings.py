@@ -110,6 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inline_bytes_per_shard_max: int = 256 * 1024
     part_statistics_bytes_max: int = 1024
     """Of one part, in the state: the least and the greatest value of its columns."""
+    filter_parts: bool = True
+    """Whether a view's source leaves out parts that hold no row for it."""
     filter_audit_one_in: int = 100
     """Of the parts that a filter by statistics leaves out, one in so many is read all the same,
     to prove the filter right."""

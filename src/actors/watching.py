@@ -133,6 +133,7 @@ def summary(sight: Sight, before: Sight | None) -> list[tuple[str, str]]:
     oldest = max((row["waited_ms"] for row in reads), default=0.0)
     parts = rows["parts_in_flight"]
     in_flight = sum(row["bytes_fetching"] + row["bytes_fetched"] for row in parts)
+    left_out = sum(row.get("parts_filtered") or 0 for row in parts)
     told = [
         ("workers", f"{len(workers)}" + (f", of {replicas} replicas" if replicas > 1 else "")),
         ("connections", str(len(rows["connections"]))),
@@ -144,7 +145,8 @@ def summary(sight: Sight, before: Sight | None) -> list[tuple[str, str]]:
         (
             "parts in flight",
             f"{sum(row['fetching'] for row in parts)} fetched now, "
-            f"{sum(row['waiting'] for row in parts)} wait, {in_flight / MIB:.1f} MiB",
+            f"{sum(row['waiting'] for row in parts)} wait, {in_flight / MIB:.1f} MiB"
+            + (f", {left_out} left out as they hold no row wanted" if left_out else ""),
         ),
     ]
     if rows["hydration"]:

@@ -183,7 +183,7 @@ def test_hydration_and_parts_in_flight() -> None:
     assert (row["parts_read"], row["parts_total"], row["bytes_total"]) == (1, 4, 50)
     room.says(1, state="gathering")
     assert room.rows("penstock.hydration") == []
-    source = SourceStatistics("i1", 0, "s1", EMPTY, 2, 20, 3, 30, 4, 40)
+    source = SourceStatistics("i1", 0, "s1", EMPTY, 2, 20, 3, 30, 4, 40, 5, 50, 1)
     [row] = room.rows("penstock.parts_in_flight", source)
     assert (row["shard"], row["described"], row["fetching"], row["bytes_fetched"]) == (
         "s1",
@@ -191,6 +191,7 @@ def test_hydration_and_parts_in_flight() -> None:
         3,
         40,
     )
+    assert (row["parts_filtered"], row["bytes_filtered"], row["parts_audited"]) == (5, 50, 1)
 
 
 def test_a_read_of_a_relation_is_filtered_and_finished_like_any_other() -> None:

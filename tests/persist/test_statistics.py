@@ -179,6 +179,11 @@ def test_one_condition_that_cannot_hold_is_enough() -> None:
     both = [condition("a", ">", 0), condition("s", "is null")]
     assert PartFilter(NUMBERS, both).verdict(part) is Verdict.DISCARD
     assert PartFilter(NUMBERS, []).verdict(part) is Verdict.KEEP
+    one, other = condition("a", "<", 10), condition("a", ">", 19)
+    assert PartFilter(NUMBERS, [one], [other]).verdict(part) is Verdict.KEEP
+    assert PartFilter(NUMBERS, [one], both).verdict(part) is Verdict.DISCARD
+    assert PartFilter(NUMBERS, [one], [other]).passing(table_of(NUMBERS, ROWS)) == 1
+    assert PartFilter(NUMBERS, [one], []).passing(table_of(NUMBERS, ROWS)) == 3
 
 
 def test_a_column_of_nulls_has_no_values() -> None:
@@ -297,7 +302,7 @@ def test_a_filter_of_a_peek_takes_what_helps() -> None:
     ]
     found = PartFilter.of(NUMBERS, given)
     assert found is not None
-    assert [(each.column, each.op) for each in found.conditions] == [
+    assert [(each.column, each.op) for each in found.conjunctions[0]] == [
         ("a", "="),
         ("s", "<"),
         ("f", "is null"),

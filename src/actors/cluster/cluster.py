@@ -105,8 +105,16 @@ def cast_of(
 
     return Cast(
         dataflow=dataflow,
-        listen=lambda source, dataflow, incarnation, number, consumer: ListenTask(
-            persist, source, dataflow, incarnation, number, consumer, settings, persist.trail
+        listen=lambda source, dataflow, incarnation, number, consumer, wanted: ListenTask(
+            persist,
+            source,
+            dataflow,
+            incarnation,
+            number,
+            consumer,
+            settings,
+            persist.trail,
+            wanted if settings.filter_parts else None,
         ),
         fetch=lambda schema, dataflow, incarnation, number, consumer: FetchTask(
             persist, schema, dataflow, incarnation, number, consumer, settings

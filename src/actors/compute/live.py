@@ -17,6 +17,7 @@ from actors.arrangement import Arrangement, SharedStatistics
 from actors.compute.events import Event, PeekDone
 from actors.compute.index import IndexPartition, Insertion
 from actors.kernel import Actor, Address, Context
+from actors.persist import PartFilter
 from actors.plan.schema import Schema
 from actors.progress import ObjectId
 from actors.protocol.compute import DataflowDescription, SourceImport
@@ -29,8 +30,10 @@ class Cast(msgspec.Struct, frozen=True, gc=False):
 
     dataflow: Callable[[DataflowDescription, tuple[Address[Any], ...], Path], Actor[Any]]
     """(description, workers, scratch): reads only until `WritesAllowed`."""
-    listen: Callable[[SourceImport, ObjectId, int, int, Address[Any]], Actor[Any]]
-    """(source, dataflow, incarnation, source number, consumer)."""
+    listen: Callable[
+        [SourceImport, ObjectId, int, int, Address[Any], PartFilter | None], Actor[Any]
+    ]
+    """(source, dataflow, incarnation, source number, consumer, rows wanted)."""
     fetch: Callable[[Schema, ObjectId, int, int, Address[Any]], Actor[Any]]
     """(schema, dataflow, incarnation, source number, consumer)."""
     shared: Callable[[], list[SharedStatistics]] = list

@@ -14,8 +14,9 @@ from actors.compute.live import Live, Site, TaskEnded, TasksStopped, TasksTurn
 from actors.compute.peeks import chosen_worker
 from actors.errors import ActorDead
 from actors.kernel import STOP, Address
-from actors.protocol.compute import SourceImport
+from actors.protocol.compute import SourceImport, ViewExport
 from actors.protocol.internal import ListenFailed, SourceStarted, StartSources
+from actors.views.source_filters import source_filter
 
 
 class Tasks:
@@ -61,8 +62,10 @@ class Tasks:
         )
         listen: Address[Any] | None = None
         if chosen_worker(f"{id}/{source}", site.count) == site.index:
+            export = live.description.export
+            wanted = source_filter(export.plan, source) if isinstance(export, ViewExport) else None
             listen = site.ctx.spawn(
-                partial(cast.listen, described, id, incarnation, source, dataflow),
+                partial(cast.listen, described, id, incarnation, source, dataflow, wanted),
                 f"listen-{tail}",
                 policy=STOP,
             )

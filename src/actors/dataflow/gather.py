@@ -30,7 +30,13 @@ from actors.errors import LocalProtocolError
 from actors.plan.schema import TIME
 from actors.plan.updates import advance, between
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time, format_frontier
-from actors.protocol.internal import Described, DescribedPart, Fetched, SourceStatistics
+from actors.protocol.internal import (
+    Described,
+    DescribedPart,
+    Fetched,
+    Filtered,
+    SourceStatistics,
+)
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -93,6 +99,7 @@ class Source:
         self._groups: dict[int, _Group] = {}
         """Descriptions not yet answered."""
         self._described = 0
+        self._filtered = Filtered(0, 0, 0)
 
     def describe(self, described: Described) -> list[Piece]:
         """Notes a description; returns pieces that hold nothing of interest (to be released).
@@ -107,6 +114,7 @@ class Source:
                 f" description of [{described.lower}, {described.upper}) does not continue it"
             )
         self._described += 1
+        self._filtered = described.filtered or self._filtered
         size = sum(part.bytes for part in described.parts)
         self._groups[self._described] = _Group(len(described.parts), size)
         idle = []
@@ -220,6 +228,7 @@ class Source:
             self.outstanding_bytes(),
             sum(each.rows.num_rows for each in self.held),
             self.held_bytes,
+            *msgspec.structs.astuple(self._filtered),
         )
 
     def validate(self) -> None:

@@ -1,11 +1,12 @@
 """Which parts a reader of some rows may leave out, by their statistics alone. Pure.
 
-A filter is a conjunction of conditions on columns: a row passes when all of them are true, as in
-SQL's WHERE: what is unknown (NULL) does not pass. NaN equals itself and is greater than every
-number, -0.0 equals 0.0. The verdict on a part is `DISCARD` only when no row of it can pass: one
-condition that no value of its column can meet is enough for that. In every other case, when
-nothing is known among them, it is `KEEP`. A part that is inline costs nothing to read, and one
-with error updates tells of errors whatever its rows are: both are kept.
+A filter is a conjunction of conditions on columns, or several of which one is enough. A row passes
+when all conditions are true, as in SQL's WHERE: what is unknown (NULL) does not pass. NaN equals
+itself and is greater than every number, -0.0 equals 0.0. The verdict on a part is `DISCARD` only
+when no row of it can pass: in each conjunction one condition that no value of its column can meet
+is enough for that. In every other case, when nothing is known among them, it is `KEEP`. A part
+that is inline costs nothing to read, and one with error updates tells of errors whatever its rows
+are: both are kept.
 
 The rule is: with statistics that are sound (`statistics.py`), a row that passes is never in a
 discarded part. `PartFilter.passing` is the same rule row by row; the listen task proves with it,
@@ -50,6 +51,9 @@ class Condition(msgspec.Struct, frozen=True, gc=False):
     op: Op
     values: tuple[Any, ...] = ()
 
+    def __str__(self) -> str:
+        return " ".join((self.column, self.op, *(str(value) for value in self.values)))
+
 
 _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "=": pc.equal,
@@ -64,17 +68,29 @@ _EXACT: Final = decimal.Context(prec=76)
 
 
 class PartFilter:
-    """A conjunction of conditions on the columns of one schema."""
+    """Conjunctions of conditions on the columns of one schema."""
 
-    def __init__(self, schema: Schema, conditions: Sequence[Condition]) -> None:
-        """Raises `InvalidUsage` for a column that is not there, a type without an order, a value
-        that is NULL or of another type, and a wrong number of values."""
-        self.conditions = tuple(conditions)
+    def __init__(self, schema: Schema, *conjunctions: Sequence[Condition]) -> None:
+        """Raises `InvalidUsage` without any, for a column that is not there, a type without an
+        order, a value that is NULL or of another type, and a wrong number of values."""
+        if not conjunctions:
+            raise InvalidUsage("a filter needs a conjunction of conditions at least")
+        self.conjunctions = tuple(tuple(each) for each in conjunctions)
         columns = zip(schema.columns, schema.arrow(), strict=True)
         kinds = {column.name: (column.type, field.type) for column, field in columns}
-        for condition in conditions:
-            _check(condition, kinds)
-        self._stored = [tuple(stored(value) for value in each.values) for each in conditions]
+        for conjunction in self.conjunctions:
+            for condition in conjunction:
+                _check(condition, kinds)
+        self._stored = [
+            [(each.column, each.op, tuple(stored(value) for value in each.values)) for each in one]
+            for one in self.conjunctions
+        ]
+
+    def __str__(self) -> str:
+        return " OR ".join(
+            " AND ".join(str(condition) for condition in conjunction) or "true"
+            for conjunction in self.conjunctions
+        )
 
     @classmethod
     def of(cls, schema: Schema, comparisons: Sequence[Comparison]) -> PartFilter | None:
@@ -91,19 +107,20 @@ class PartFilter:
         """Whether a part must be read."""
         if part.inline is not None or part.has_errors:
             return Verdict.KEEP
-        for condition, values in zip(self.conditions, self._stored, strict=True):
-            known = column_of(part.statistics, condition.column)
-            if known is not None and not _may_hold(condition.op, values, known, part.rows):
-                return Verdict.DISCARD
-        return Verdict.KEEP
+        may = any(_may_pass(conjunction, part) for conjunction in self._stored)
+        return Verdict.KEEP if may else Verdict.DISCARD
 
     def passing(self, rows: pa.Table) -> int:
         """How many of the rows pass. Reads every value."""
-        mask: Any = None
-        for condition in self.conditions:
-            found = _mask(condition, rows[condition.column])
-            mask = found if mask is None else pc.and_(mask, found)
-        return rows.num_rows if mask is None else pc.sum(mask).as_py() or 0
+        passed: Any = pa.scalar(False)
+        for conjunction in self.conjunctions:
+            mask: Any = pa.scalar(True)
+            for condition in conjunction:
+                mask = pc.and_(mask, _mask(condition, rows[condition.column]))
+            passed = pc.or_(passed, mask)
+        if isinstance(passed, pa.Scalar):
+            return rows.num_rows if passed.as_py() else 0
+        return pc.sum(passed).as_py() or 0
 
 
 def _check(condition: Condition, kinds: Mapping[str, tuple[str, pa.DataType]]) -> None:
@@ -151,6 +168,14 @@ def stored(value: pa.Scalar) -> Value:
     return plain
 
 
+def _may_pass(conjunction: Sequence[tuple[str, Op, tuple[Any, ...]]], part: Part) -> bool:
+    for column, op, values in conjunction:
+        known = column_of(part.statistics, column)
+        if known is not None and not _may_hold(op, values, known, part.rows):
+            return False
+    return True
+
+
 def _may_hold(op: Op, values: tuple[Any, ...], known: ColumnStatistics, rows: int) -> bool:
     """Whether some row of a part can meet a condition."""
     if op == "is null":
@@ -174,14 +199,14 @@ def _may_compare(op: Op, value: Any, low: Any, high: Any) -> bool:
 
 
 def _mask(condition: Condition, values: Any) -> Any:
-    """Which values meet the condition; NULL where that is unknown."""
+    """Which values meet the condition; never NULL."""
     if condition.op in _NULL_TESTS:
         found = pc.is_null(values)
         return found if condition.op == "is null" else pc.invert(found)
     mask: Any = pa.scalar(False)
     for value in condition.values:
         mask = pc.or_(mask, _compared(condition.op, values, value))
-    return pc.and_(mask, pc.is_valid(values))
+    return pc.fill_null(pc.and_(mask, pc.is_valid(values)), False)
 
 
 def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:

@@ -89,6 +89,15 @@ class Release(msgspec.Struct, frozen=True, gc=False, tag=True):
     keys: tuple[str, ...]
 
 
+class Filtered(msgspec.Struct, frozen=True, gc=False):
+    """Parts that a filter by statistics left out, their bytes, and how many of them were read to
+    prove it."""
+
+    parts: int
+    bytes: int
+    audited: int
+
+
 class Described(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Listen task → dataflow: parts with times in [lower, upper), and progress to `upper`."""
 
@@ -99,6 +108,8 @@ class Described(msgspec.Struct, frozen=True, gc=False, tag=True):
     lower: Time
     upper: Frontier
     snapshot: bool = False
+    filtered: Filtered | None = None
+    """What was left out since the task began, if there is a filter."""
 
 
 class ListenFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -268,6 +279,11 @@ class SourceStatistics(msgspec.Struct, frozen=True, gc=False, tag=True):
     rows_fetched: int
     bytes_fetched: int
     """Rows that wait for their step."""
+    parts_filtered: int = 0
+    bytes_filtered: int = 0
+    """Parts that were left out, as they hold no row for the view."""
+    parts_audited: int = 0
+    """Of those, the ones that were read to prove it."""
 
 
 class InspectSources(msgspec.Struct, frozen=True, gc=False):

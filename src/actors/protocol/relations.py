@@ -159,6 +159,9 @@ _BY_WORKERS: Final = (
         ("bytes_fetching", "bigint", "their bytes"),
         ("rows_fetched", "bigint", "rows that are here and wait for their step"),
         ("bytes_fetched", "bigint", "their bytes in memory"),
+        ("parts_filtered", "bigint", "parts left out: by their statistics they hold no row for it"),
+        ("bytes_filtered", "bigint", "their bytes"),
+        ("parts_audited", "bigint", "of those, the ones that were read to prove it"),
     ),
     _relation(
         "hydration",

@@ -50,6 +50,7 @@ from actors.testing.engine import table_of
 from actors.testing.maintain import updates_of
 from actors.testing.nodes import Relation
 from actors.testing.nodes import Update as Row
+from actors.views.source_filters import source_filter
 
 RETAIN: Final = "retain"
 WAIT_SECONDS: Final = 120.0
@@ -105,9 +106,18 @@ class _Worker(Actor[Any]):
             ),
             f"fetch-{incarnation}-{source}",
         )
+        export = self._description.export
+        wanted = source_filter(export.plan, source) if isinstance(export, ViewExport) else None
         listen = self.ctx.spawn(
             lambda: ListenTask(
-                stage.persist, imported, id_, incarnation, source, flow, stage.settings
+                stage.persist,
+                imported,
+                id_,
+                incarnation,
+                source,
+                flow,
+                stage.settings,
+                wanted=wanted,
             ),
             f"listen-{incarnation}-{source}",
         )

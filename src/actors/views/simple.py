@@ -58,8 +58,8 @@ class SimpleRead(msgspec.Struct, frozen=True):
     finishing: Finishing | None = None
 
 
-class _NotSimple(Exception):
-    """The query is for Spark."""
+class NotSimple(Exception):
+    """What was looked at is for Spark."""
 
 
 def simple_read(sql: str, tables: Mapping[str, Schema]) -> SimpleRead | None:
@@ -70,7 +70,7 @@ def simple_read(sql: str, tables: Mapping[str, Schema]) -> SimpleRead | None:
         if len(statements) != 1 or not isinstance(statements[0], exp.Select):
             return None
         return _read(statements[0], {name.lower(): name for name in tables}, tables)
-    except (_NotSimple, SqlglotError, RecursionError, ValueError):
+    except (NotSimple, SqlglotError, RecursionError, ValueError):
         return None
 
 
@@ -78,20 +78,20 @@ def _read(tree: Any, catalog: Mapping[str, str], tables: Mapping[str, Schema]) -
     parts = {name for name, part in tree.args.items() if part}
     source = tree.args.get("from") or tree.args.get("from_")
     if not parts <= _PARTS or source is None:
-        raise _NotSimple
+        raise NotSimple
     table = source.this
     if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
-        raise _NotSimple
+        raise NotSimple
     if {name for name, part in table.args.items() if part} - {"this", "db", "alias"}:
-        raise _NotSimple
+        raise NotSimple
     full = f"{table.db}.{table.name}" if table.args.get("db") else table.name
     name = catalog.get(full.lower())
     if name is None or (table.args.get("alias") and table.args["alias"].args.get("columns")):
-        raise _NotSimple
+        raise NotSimple
     scope = _Scope(tables[name], table.alias_or_name)
     project, names = _columns(tree, scope)
     where = tree.args.get("where")
-    tests = () if where is None else tuple(_test(each, scope) for each in _conjuncts(where.this))
+    tests = () if where is None else tuple(_test(each, scope) for each in conjuncts(where.this))
     finishing = _finishing(tree, scope, dict(zip(names, project, strict=True)))
     return SimpleRead(name, project, names, tests, finishing)
 
@@ -103,25 +103,25 @@ class _Scope:
         self.types = {column.name: column.type.lower() for column in schema.columns}
         self._own = {name.lower(): name for name in schema.names}
         if len(self._own) < len(schema.names):
-            raise _NotSimple
+            raise NotSimple
         self._qualifier = qualifier.lower()
 
     def column(self, node: Any) -> str:
         """The column that a node is."""
         if not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
-            raise _NotSimple
+            raise NotSimple
         if node.args.get("db") or (node.table and node.table.lower() != self._qualifier):
-            raise _NotSimple
+            raise NotSimple
         found = self._own.get(node.name.lower())
         if found is None:
-            raise _NotSimple
+            raise NotSimple
         return found
 
 
 def _columns(tree: Any, scope: _Scope) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if len(tree.expressions) == 1 and type(tree.expressions[0]) is exp.Star:
         if any(tree.expressions[0].args.values()):
-            raise _NotSimple
+            raise NotSimple
         return tuple(scope.types), tuple(scope.types)
     project, names = [], []
     for each in tree.expressions:
@@ -131,15 +131,16 @@ def _columns(tree: Any, scope: _Scope) -> tuple[tuple[str, ...], tuple[str, ...]
         names.append(each.alias if isinstance(each, exp.Alias) else inner.name)
     folded = [name.lower() for name in names]
     if len(set(project)) < len(project) or len(set(folded)) < len(folded):
-        raise _NotSimple
+        raise NotSimple
     return tuple(project), tuple(names)
 
 
-def _conjuncts(node: Any) -> list[Any]:
+def conjuncts(node: Any) -> list[Any]:
+    """What AND holds together, without parentheses, in order."""
     if isinstance(node, exp.Paren):
-        return _conjuncts(node.this)
+        return conjuncts(node.this)
     if isinstance(node, exp.And):
-        return [*_conjuncts(node.this), *_conjuncts(node.expression)]
+        return [*conjuncts(node.this), *conjuncts(node.expression)]
     return [node]
 
 
@@ -149,18 +150,18 @@ def _test(node: Any, scope: _Scope) -> Comparison:
     if isinstance(inner, exp.Is) and isinstance(inner.expression, exp.Null):
         return Comparison(scope.column(inner.this), "is not null" if negated else "is null")
     if negated or type(node) not in _OPS:
-        raise _NotSimple
+        raise NotSimple
     op, exchanged = _OPS[type(node)]
     left, right = node.this, node.expression
     if not isinstance(left, exp.Column):
         left, right, op = right, left, exchanged
     column = scope.column(left)
     kind = scope.types[column]
-    value = pa.array([_literal(right, kind)], arrow_type(kind))
+    value = pa.array([literal(right, kind)], arrow_type(kind))
     return Comparison(column, op, to_ipc(pa.table({column: value})))
 
 
-def _literal(node: Any, kind: str) -> Any:
+def literal(node: Any, kind: str) -> Any:
     """The value of a literal that compares with a column of that type as its equal in it."""
     if isinstance(node, exp.Cast) and type(node) is exp.Cast and kind == "date":
         text = node.this
@@ -174,14 +175,14 @@ def _literal(node: Any, kind: str) -> Any:
     if isinstance(node, exp.Neg):
         sign, node = -1, node.this
     if not isinstance(node, exp.Literal) or node.is_string or not str(node.this).isdigit():
-        raise _NotSimple
+        raise NotSimple
     number = sign * int(node.this)
     bits = _INTEGERS.get(kind)
     if bits is not None and -(1 << (bits - 1)) <= number < 1 << (bits - 1):
         return number
     if kind == "double" and abs(number) <= _WHOLE_DOUBLES_MAX:
         return float(number)
-    raise _NotSimple
+    raise NotSimple
 
 
 def _finishing(tree: Any, scope: _Scope, named: Mapping[str, str]) -> Finishing | None:
@@ -194,13 +195,13 @@ def _finishing(tree: Any, scope: _Scope, named: Mapping[str, str]) -> Finishing 
         # A name in ORDER BY is the answer's column first: it must be the same one.
         for alias, own in named.items():
             if alias.lower() == each.this.name.lower() and own != column:
-                raise _NotSimple
+                raise NotSimple
         if not _ordered(scope.types[column]):
-            raise _NotSimple
+            raise NotSimple
         descending = bool(each.args.get("desc"))
         by.append(OrderBy(column, descending, bool(each.args.get("nulls_first"))))
     if len({each.column for each in by}) < len(by):
-        raise _NotSimple
+        raise NotSimple
     return Finishing(tuple(by), _count(limit), _count(offset) or 0)
 
 
@@ -214,5 +215,5 @@ def _count(part: Any) -> int | None:
         return None
     number = part.expression
     if not isinstance(number, exp.Literal) or number.is_string or not str(number.this).isdigit():
-        raise _NotSimple
+        raise NotSimple
     return int(number.this)
