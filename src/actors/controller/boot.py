@@ -54,7 +54,8 @@ async def load(persist: PersistClient) -> Boot:
     live = {RETAIN, *(dataflow_holder(entry.id) for entry in catalog.objects)}
     live |= {sink_holder(entry.id) for entry in catalog.of_kind(SINK)}
     for shard, state in states.items():
-        for holder in sorted(set(state.holds) - live):
+        # Critical readers are somebody's, who says when they end.
+        for holder in sorted(set(state.holds) - live - set(state.tokens)):
             await persist.drop_hold(shard, holder)
     leftovers = await load_leftovers(persist)
     tables_upper = await persist.tables_upper()

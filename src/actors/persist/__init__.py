@@ -1,6 +1,7 @@
 """Durable, versioned shards: what the rest uses is re-exported here, once."""
 
 from actors.persist.client import PersistClient as PersistClient
+from actors.persist.critical import CriticalReader as CriticalReader
 from actors.persist.filtering import Audit as Audit
 from actors.persist.filtering import Condition as Condition
 from actors.persist.filtering import PartFilter as PartFilter

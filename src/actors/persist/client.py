@@ -22,13 +22,14 @@ from actors.persist.blob_file import FileBlob
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.consensus_sqlite import SqliteConsensus
+from actors.persist.critical import CriticalReaders
 from actors.persist.directory import StateDirectory
 from actors.persist.following import follow
 from actors.persist.location import Blob, Cas, Consensus, VersionedData, check_name
 from actors.persist.machine import Documents, Machine, Mismatch, Outcome
 from actors.persist.orphans import Orphans
 from actors.persist.part_store import PartStore
-from actors.persist.reader import LeaseBook, Reader
+from actors.persist.reader import LeaseBook, Reader, why_missing
 from actors.persist.shard import (
     TABLES_UPPER,
     Append,
@@ -100,9 +101,11 @@ class PersistClient:
             process,
             settings.part_bytes_target,
             settings.decoded_parts_bytes_max,
-            self._is_named,
+            self._missing,
             settings.part_statistics_bytes_max,
         )
+        self.critical = CriticalReaders(self._machine, self._parts.writer, self._calls)
+        """Holds with an owner."""
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
         self._upkeep = Upkeep(
@@ -470,9 +473,16 @@ class PersistClient:
         """A file that Spark can read; None for an inline part or in memory."""
         return self._parts.path(part)
 
-    async def _is_named(self, shard: ShardId, key: str) -> bool:
+    async def heartbeat(self, reader: Reader) -> None:
+        """Writes the reader's lease anew. Raises `LeaseLost` when it ran out before, `Closed`,
+        `UnknownObject`, `StorageError`."""
+        reader.check()
+        await self._upkeep.heartbeat(reader.shard)
+        reader.check()
+
+    async def _missing(self, shard: ShardId, key: str) -> StorageError:
         state = await self._machine.refresh(shard)
-        return state is not None and key in state.blob_keys()
+        return why_missing(shard, key, state, self._book.holding(shard, key))
 
     # -- upkeep -----------------------------------------------------------------------------------
 

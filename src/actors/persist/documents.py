@@ -1,8 +1,13 @@
-"""State documents as stored: msgpack with a format version, checked whenever one is read."""
+"""State documents as stored: msgpack with a format version, checked whenever one is read.
+
+An older format lacks fields, which have defaults. It becomes the newest when it is read: so that
+a program that knows no newer one never writes over what it does not know.
+"""
 
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from actors.errors import Corrupt, StorageError
 from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, validate
@@ -25,7 +30,7 @@ def decode_shard(key: str, data: bytes) -> ShardState:
         raise _unreadable(key, data, error) from None
     _check_format(key, state.version)
     validate(state)
-    return state
+    return replace(state, version=FORMAT)
 
 
 def decode_tables(data: bytes) -> TablesUpper:
@@ -35,7 +40,7 @@ def decode_tables(data: bytes) -> TablesUpper:
     except msgspec.DecodeError as error:
         raise _unreadable(TABLES_UPPER, data, error) from None
     _check_format(TABLES_UPPER, tables.version)
-    return tables
+    return replace(tables, version=FORMAT)
 
 
 def _unreadable(key: str, data: bytes, error: Exception) -> StorageError:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, InvalidUsage, LeaseLost, StorageError, storage_error
+from actors.errors import InvalidUsage, StorageError, storage_error
 from actors.kernel import Clock
 from actors.persist.decoded import DecodedParts
 from actors.persist.location import Blob
@@ -37,7 +37,8 @@ _ON_THE_LOOP_BYTES_MAX = 64 * 1024
 
 
 class PartStore:
-    """Writes and reads parts. `writer` names this process, as no other process is named."""
+    """Writes and reads parts. `writer` names this process, as no other process is named; `missing`
+    says why a blob (shard, key) is not there."""
 
     def __init__(
         self,
@@ -46,14 +47,14 @@ class PartStore:
         writer: str,
         bytes_target: int,
         decoded_bytes_max: int,
-        is_named: Callable[[ShardId, str], Awaitable[bool]],
+        missing: Callable[[ShardId, str], Awaitable[StorageError]],
         statistics_bytes_max: int,
     ) -> None:
         self._blob = blob
         self._clock = clock
         self._bytes_target = bytes_target
         self._decoded = DecodedParts(decoded_bytes_max)
-        self._is_named = is_named
+        self._missing = missing
         self._nonce = writer
         self._statistics_bytes_max = statistics_bytes_max
         self._numbers = count(1)
@@ -177,18 +178,7 @@ class PartStore:
             return decode_written(part, part.inline, schema)
         data = await self._blob.get(part.key)
         if data is None:
-            shard = part.key.partition("/")[0]
-            if await self._is_named(shard, part.key):
-                raise Corrupt(
-                    f"blob {part.key} is gone although shard {shard} names it; restore the file"
-                    " from a copy",
-                    determinate=True,
-                )
-            raise LeaseLost(
-                f"part {part.key} was compacted away and deleted: its reader's lease was"
-                " released or has expired; read the shard again",
-                determinate=True,
-            )
+            raise await self._missing(part.key.partition("/")[0], part.key)
         if len(data) <= _ON_THE_LOOP_BYTES_MAX:
             return decode_written(part, data, schema)
         return await self._clock.run_blocking(lambda: decode_written(part, data, schema))

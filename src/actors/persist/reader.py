@@ -22,17 +22,20 @@ nothing can retire and delete it in between.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from msgspec.structs import replace
 
-from actors.errors import Closed, LeaseLost, ReadBelowSince
+from actors.errors import Closed, Corrupt, LeaseLost, ReadBelowSince, StorageError
 from actors.kernel import Clock
 from actors.persist.filtering import PartFilter, Verdict
 from actors.persist.shard import Batch, Lease, Part, ShardState, renewed
 from actors.progress import Frontier, ShardId, Time
+
+log = logging.getLogger("penstock.persist")
 
 _NEVER: Final = -1
 RENEWALS: Final = 4
@@ -96,6 +99,10 @@ class LeaseBook:
     def shards(self) -> list[ShardId]:
         """Those with readers that are open, or whose leases are still to be dropped."""
         return list(dict.fromkeys([*self._readers, *self._gone]))
+
+    def holding(self, shard: ShardId, key: str) -> list[Reader]:
+        """Open readers that hold a part."""
+        return [each for each in self._readers.get(shard, {}).values() if each.holds(key)]
 
     def used(self, keys: Iterable[str]) -> set[str]:
         """Those of the blobs that a reader of this process uses."""
@@ -172,8 +179,9 @@ class LeaseBook:
         """Somebody else wrote the state: a lease that we wrote and that is not there is lost."""
         self._see(state)
         for name, reader in self._readers.get(state.id, {}).items():
-            if reader.registered and name not in state.leases:
+            if reader.registered and not reader.lost and name not in state.leases:
                 reader.lost = True
+                log.warning("%s", reader.lease_lost())
 
     def due(self, state: ShardState) -> bool:
         """Whether the leases should be written for their own sake: never when alone, else when a
@@ -254,9 +262,9 @@ class Reader:
     async def _seen(self, beyond: Frontier, time: Time) -> tuple[ShardState, Frontier]:
         """The state once its upper is beyond a frontier. No waiting after the last look."""
         while True:
-            self._check()
+            self.check()
             state, upper = await self._observe(self.shard)
-            self._check()
+            self.check()
             if time < state.since:
                 raise ReadBelowSince(
                     f"shard {self.shard}: {time} lies below its since {state.since}"
@@ -265,15 +273,25 @@ class Reader:
                 return state, upper
             await self._wait_upper(self.shard, beyond)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises `Closed`, and `LeaseLost` when another process let its lease expire: parts that
+        it holds may be deleted, its since may be passed."""
         if self._closed:
             raise Closed(f"reader {self.reader_id} of shard {self.shard} is closed")
         if self.lost:
-            raise LeaseLost(
-                f"the lease of reader {self.reader_id} on shard {self.shard} expired; open the"
-                " reader again, and renew leases more often than they run out",
-                determinate=True,
-            )
+            raise self.lease_lost()
+
+    def lease_lost(self) -> LeaseLost:
+        """The error that says so."""
+        return LeaseLost(
+            f"the lease of reader {self.reader_id} on shard {self.shard} expired; open the"
+            " reader again, and renew leases more often than they run out",
+            determinate=True,
+        )
+
+    def holds(self, key: str) -> bool:
+        """Whether it was told of a part and has not released it."""
+        return key in self._keys
 
     def _take(self, state: ShardState, parts: Iterable[Part]) -> None:
         keys = {part.key for part in parts if part.key} - self._keys
@@ -304,3 +322,27 @@ class Reader:
             self._closed = True
             self._book.remove(self)
             self.release(set(self._keys))
+
+
+def why_missing(
+    shard: ShardId, key: str, state: ShardState | None, holding: Iterable[Reader]
+) -> StorageError:
+    """What it means that a blob is not there: a store that lost it (`Corrupt`), or that nobody
+    had a promise of it any more (`LeaseLost`). `state` is as it is now, None: no such shard;
+    `holding`: the open readers of this process that hold the part."""
+    readers = list(holding)
+    leased = [reader.reader_id for reader in readers if not reader.lost]
+    if state is not None and key in state.blob_keys():
+        names = f"shard {shard} names it"
+    elif leased:
+        names = f"reader {', '.join(leased)} of this process holds it"
+    else:
+        lost = ", ".join(reader.reader_id for reader in readers)
+        whose = f"the lease of reader {lost} has expired" if lost else "no reader holds it"
+        return LeaseLost(
+            f"part {key} was compacted away and deleted: {whose}; read the shard again",
+            determinate=True,
+        )
+    return Corrupt(
+        f"blob {key} is gone although {names}; restore the file from a copy", determinate=True
+    )

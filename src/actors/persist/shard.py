@@ -41,8 +41,8 @@ from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import Schema
 from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time, format_frontier
 
-FORMAT: Final = 1
-"""Of the state documents."""
+FORMAT: Final = 2
+"""Of the state documents; older ones are read, and written as this."""
 TABLES_UPPER: Final = "tables_upper"
 """Key of the tables' shared upper; also the `shard` of a mismatch on it."""
 WRITERS_MAX: Final = 16
@@ -155,6 +155,8 @@ class ShardState(msgspec.Struct, frozen=True):
     """The last ones, oldest first."""
     born: int = 0
     """Seqno of its first state: another one means another shard of the same name."""
+    tokens: dict[str, bytes] = {}
+    """Of those holds that are critical readers (`critical.py`)."""
 
     def copied(self, uuid: str) -> Copied | None:
         """The copy of that uuid, if it was appended and is remembered."""
@@ -235,6 +237,7 @@ def validate(state: ShardState) -> None:
     _hold(state, TIME_MIN <= state.upper <= EMPTY, "0 <= upper <= empty", state.upper)
     for holder, since in state.holds.items():
         _hold(state, state.since <= since, "since <= hold", holder, since)
+    _hold(state, state.tokens.keys() <= state.holds.keys(), "a token is a hold's", state.tokens)
     for reader, lease in state.leases.items():
         _hold(state, state.since <= lease.since, "since <= lease.since", reader, lease)
     for retired in state.retired:
@@ -274,10 +277,11 @@ def created(new: NewShard, writer: str, call: int) -> ShardState:
         holds=dict(new.holds),
         tables=new.tables,
     )
-    return replace(_marked(state, writer, call), seqno=0)
+    return replace(marked(state, writer, call), seqno=0)
 
 
-def _marked(state: ShardState, writer: str, call: int) -> ShardState:
+def marked(state: ShardState, writer: str, call: int) -> ShardState:
+    """The state with this call noted as one that changed it."""
     return replace(state, writers=mark(state.writers, writer, call, state.seqno + 1))
 
 
@@ -342,14 +346,16 @@ def appended(
         batches = (*state.batches, Batch(append.lower, append.upper, append.parts))
     if append.copied is not None:
         state = replace(state, copies=(*state.copies, append.copied)[-COPIES_MAX:])
-    return _marked(replace(state, batches=batches, upper=append.upper), writer, call)
+    return marked(replace(state, batches=batches, upper=append.upper), writer, call)
 
 
 def with_hold(state: ShardState, holder: str, since: Time) -> ShardState:
     """A hold taken or moved; one that exists is never moved below the since (it stops there).
 
-    Raises `ReadBelowSince` for a new holder that asks for what is gone already.
+    Raises `ReadBelowSince` for a new holder that asks for what is gone already, `Fenced` for a
+    critical reader.
     """
+    _check_plain(state, holder)
     if since < state.since:
         if holder not in state.holds:
             raise ReadBelowSince(
@@ -361,8 +367,17 @@ def with_hold(state: ShardState, holder: str, since: Time) -> ShardState:
     return replace(state, holds={**state.holds, holder: since})
 
 
+def _check_plain(state: ShardState, holder: str) -> None:
+    if holder in state.tokens:
+        raise Fenced(
+            f"shard {state.id}: {holder} is a critical reader: it moves by its token alone",
+            determinate=True,
+        )
+
+
 def without_hold(state: ShardState, holder: str) -> ShardState:
-    """A hold given up; no error if there is none."""
+    """A hold given up; no error if there is none. Raises `Fenced` for a critical reader."""
+    _check_plain(state, holder)
     if holder not in state.holds:
         return state
     holds = {name: since for name, since in state.holds.items() if name != holder}
