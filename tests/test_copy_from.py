@@ -121,8 +121,10 @@ class Gate:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_all_rows_come_at_one_time_while_others_write(tmp_path: Path, workers: int) -> None:
-    async with running(tmp_path, workers=workers) as (client, _):
+async def test_all_rows_come_at_one_time_while_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    async with running(tmp_path, workers=workers) as (client, service):
         await client.create_table("t", {"id": "bigint", "s": "string", "more": "double"})
         await client.create_view("v", "SELECT s, count(*) AS n FROM t GROUP BY s")
         for number in range(5):
@@ -131,6 +133,15 @@ async def test_all_rows_come_at_one_time_while_others_write(tmp_path: Path, work
         (tmp_path / "in" / "_hidden.parquet").write_text("no data")
         seen: list[CopyFromProgress] = []
         written: list[int] = []
+        append = service.persist.append
+
+        async def append_when_told(appends: Any, **options: Any) -> Any:
+            """How far a copy is, is told as long as it is under way: so it is until it is told."""
+            if any(each.copied for each in appends):
+                await until(lambda: bool(seen) and seen[-1].state == "appending")
+            return await append(appends, **options)
+
+        monkeypatch.setattr(service.persist, "append", append_when_told)
 
         async def write() -> None:
             for number in range(20):
