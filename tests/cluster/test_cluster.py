@@ -308,11 +308,11 @@ async def test_hello_alone_displaces_nobody(tmp_path: Path, wire: bool) -> None:
 async def test_who_does_not_introduce_itself_in_time_is_sent_away(
     tmp_path: Path, said: tuple[Command, ...]
 ) -> None:
-    async with world(tmp_path, 1, connect_timeout_ms=100, keepalive_ms=10) as w:
+    async with world(tmp_path, 1, connect_timeout_ms=1_000, keepalive_ms=10) as w:
         stranger = await w.client(wire=True)  # its keepalives go on
         for command in said:
             await stranger.send(command)
-        with pytest.raises(RemoteProtocolError, match="no Hello and CreateInstance in 100 ms"):
+        with pytest.raises(RemoteProtocolError, match="no Hello and CreateInstance in 1000 ms"):
             await stranger.receive()
         await stranger.close()
 

@@ -236,7 +236,7 @@ async def test_a_stranger_s_token_is_never_seen_by_whom_it_is_not_for(files: Fil
 
 
 async def test_who_never_finishes_tls_holds_no_place(files: Files) -> None:
-    settings = msgspec.structs.replace(files.settings(), connections_max=2, connect_timeout_ms=300)
+    settings = msgspec.structs.replace(files.settings(), connections_max=2)
     async with listening(settings) as listener:
         strangers = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
         for reader, writer in strangers:

@@ -104,11 +104,11 @@ async def test_a_newer_client_displaces_and_keeps_what_runs(tmp_path: Path) -> N
 async def test_who_does_not_introduce_himself_is_sent_away(
     tmp_path: Path, first: Command | None
 ) -> None:
-    async with served(tmp_path, connect_timeout_ms=200) as (listener, settings):
+    async with served(tmp_path, connect_timeout_ms=1_000) as (listener, settings):
         client: Any = await connect_storage(listener.address, settings)
         if first is not None:
             await client.send(first)
-        with anyio.fail_after(5), pytest.raises(RemoteProtocolError, match="Hello"):
+        with anyio.fail_after(30), pytest.raises(RemoteProtocolError, match="Hello"):
             await client.receive()
         await client.close()
 
