@@ -148,7 +148,7 @@ async def begin(client: Client, place: Place) -> None:
 async def test_a_service_killed_at_its_requests_skips_nothing_and_repeats_nothing(
     place: Place,
 ) -> None:
-    with anyio.fail_after(120):
+    with anyio.fail_after(200):
         for method, at, served in KILL_AT:
             async with place.process() as (client, process):
                 if not place.keys:

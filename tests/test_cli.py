@@ -125,7 +125,7 @@ async def serving(state: Path, *arguments: str) -> AsyncIterator[tuple[anyio.abc
     """`penstock serve` on a free port, once it is ready, and its address."""
     command = [sys.executable, "-m", "actors.cli", "serve", "--state-dir", str(state)]
     command += ["--listen", "127.0.0.1:0", *arguments]
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         process = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
         assert process.stdout is not None
         lines = TextReceiveStream(process.stdout)
@@ -137,14 +137,14 @@ async def serving(state: Path, *arguments: str) -> AsyncIterator[tuple[anyio.abc
     finally:
         if process.returncode is None:
             process.terminate()
-        with anyio.fail_after(60):
+        with anyio.fail_after(200):
             await process.wait()
             await process.aclose()
 
 
 async def penstock(*arguments: str) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of a command."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         done = await anyio.run_process(
             [sys.executable, "-m", "actors.cli", *arguments], check=False
         )
@@ -215,12 +215,12 @@ async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:
             assert error.startswith(f"penstock: {name}: ")
             assert len(error.splitlines()) == 1
         process.send_signal(signal.SIGTERM)
-        with anyio.fail_after(30):
+        with anyio.fail_after(200):
             assert await process.wait() == 0
     async with serving(state) as (process, address):
         async with await Client.connect(address) as client:
             found = await client.peek("flights", as_of=time)
             assert found.to_pylist() == [{"id": 7}], "a restart goes on where it stopped"
         process.send_signal(signal.SIGINT)
-        with anyio.fail_after(30):
+        with anyio.fail_after(200):
             assert await process.wait() == 0

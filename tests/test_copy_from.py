@@ -65,7 +65,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client,
         "statistics_ms": 10,
         "maintenance_ms": 20,
     }
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with (
             House(Settings(**(given | changes)), engine=in_memory) as service,
             await Client.connect(service.address) as client,

@@ -69,7 +69,7 @@ async def test_killed_anywhere_it_is_all_or_nothing_and_once(tmp_path: Path) -> 
         ids = range(number * each, (number + 1) * each)
         pq.write_table(pa.table({"id": pa.array(ids, pa.int64())}), folder / f"{number}.parquet")
     copied = 0
-    with anyio.fail_after(150):
+    with anyio.fail_after(200):
         async with process(tmp_path) as (client, _):
             await client.create_table("t", {"id": "bigint"})
         for kill, after in enumerate((0, 1, 3, 4)):

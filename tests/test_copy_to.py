@@ -51,7 +51,7 @@ def in_memory(system: System, settings: Settings, scratch: Path) -> Address[Exec
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client, Service]]:
     given: dict[str, Any] = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0"}
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with (
             Service(Settings(**(given | changes)), engine=in_memory) as service,
             await Client.connect(service.address) as client,
@@ -241,7 +241,7 @@ def files(folder: Path) -> list[str]:
 async def test_a_killed_copy_has_no_manifest_and_the_next_one_works(tmp_path: Path) -> None:
     state = tmp_path / "state"
     folder = state / "copies" / "out"
-    with anyio.fail_after(120):
+    with anyio.fail_after(200):
         async with process(state) as (client, _):
             await client.create_table("t", COLUMNS)
             for start in range(0, 20_000, 10_000):
@@ -313,7 +313,7 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "state"
-    with serving() as s3, anyio.fail_after(120):
+    with serving() as s3, anyio.fail_after(200):
         point_to(monkeypatch, s3)
         bucket = s3.new_bucket()
         to = f"s3://{bucket}/exports"

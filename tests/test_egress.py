@@ -101,7 +101,7 @@ def in_memory(system: System, settings: Settings, scratch: Path) -> Address[Exec
 @asynccontextmanager
 async def running(tmp_path: Path) -> AsyncIterator[tuple[Client, str]]:
     settings = Settings(state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", maintenance_ms=20)
-    with anyio.fail_after(120):
+    with anyio.fail_after(200):
         async with (
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,
@@ -208,7 +208,7 @@ async def test_a_reader_that_has_had_enough_ends_it(tmp_path: Path) -> None:
         assert process.stderr is not None
         said = ""
         status = None
-        with anyio.move_on_after(60):
+        with anyio.move_on_after(200):
             async with anyio.create_task_group() as group:
 
                 async def write() -> None:

@@ -43,7 +43,7 @@ def in_memory(system: System, settings: Settings, scratch: Path) -> Address[Exec
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client, Service]]:
     given = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0"} | LIMITS | changes
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with (
             Service(Settings(**given), engine=in_memory) as service,
             await Client.connect(service.address) as client,

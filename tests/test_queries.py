@@ -89,7 +89,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
         "hold_downgrade_ms": 50,
         "maintenance_ms": 20,
     }
-    with anyio.fail_after(120):
+    with anyio.fail_after(200):
         async with (
             Service(Settings(**(given | changes)), engine=engine) as service,
             await Client.connect(service.address) as client,

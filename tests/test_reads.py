@@ -36,7 +36,7 @@ def engine(system: System, settings: Settings, scratch: Path) -> Address[Executo
 async def running(place: Path, **changes: Any) -> AsyncIterator[Client]:
     chosen = {"workers": 2, "maintenance_ms": 20, **SMALL, **changes}
     settings = Settings(state_dir=str(place / "state"), listen="127.0.0.1:0", **chosen)
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with (
             Service(settings, engine=engine) as service,
             await Client.connect(service.address) as client,

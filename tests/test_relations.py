@@ -56,7 +56,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
         maintenance_ms=20,
         **changes,
     )
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with (
             Service(settings, engine=engine) as service,
             await Client.connect(service.address) as client,

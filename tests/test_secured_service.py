@@ -56,7 +56,7 @@ def secured(folder: Path, **fields: Any) -> Settings:
 
 async def test_clients_prove_themselves_and_work(tmp_path: Path) -> None:
     settings = secured(tmp_path)
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with Service(settings, engine=in_memory) as service:
             async with await Client.connect(service.address, settings=settings) as client:
                 await client.create_table("t", {"n": "bigint"})
@@ -77,7 +77,7 @@ async def test_commands_prove_themselves_by_flags_or_the_environment(tmp_path: P
     values = {name: getattr(settings, name) for name in names}
     flags = [text for name in names for text in (f"--{name.replace('_', '-')}", values[name])]
     variables = {f"PENSTOCK_{name.upper()}": value for name, value in values.items()}
-    with anyio.fail_after(100):
+    with anyio.fail_after(200):
         async with Service(settings, engine=in_memory) as service:
             async with await Client.connect(service.address, settings=settings) as client:
                 await client.create_table("t", {"n": "bigint"})
@@ -95,7 +95,7 @@ async def test_commands_prove_themselves_by_flags_or_the_environment(tmp_path: P
 
 async def test_controllers_prove_themselves_with_tokens_of_their_own(tmp_path: Path) -> None:
     settings = secured(tmp_path, cluster_listen="127.0.0.1:0")
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with Service(settings, engine=in_memory) as service:
             assert service.cluster_address
             as_client = msgspec.structs.replace(settings, cluster_token_file=settings.token_file)
@@ -127,7 +127,7 @@ async def test_other_machines_are_refused_at_start_without_tls_and_tokens(tmp_pa
 async def test_a_service_on_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
     settings = Settings(state_dir=str(tmp_path / "state"), listen=f"unix:{path}")
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with Service(settings, engine=in_memory) as service:
             assert service.address == f"unix:{path}"
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600

@@ -71,7 +71,7 @@ def settings_of(tmp_path: Path, **changes: Any) -> Settings:
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
     """A client of a service over TCP."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with (
             Service(settings_of(tmp_path, **changes), engine=in_memory) as service,
             await Client.connect(service.address) as client,
@@ -284,7 +284,7 @@ async def test_the_controller_reconnects_without_work_and_without_repeats(tmp_pa
         address: Address[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
         return address
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         service = Service(settings_of(tmp_path), engine=engine)
         async with service, await Client.in_process(service) as client:
             await _objects(client)
@@ -338,7 +338,7 @@ async def test_what_no_frame_holds_goes_in_pieces(tmp_path: Path) -> None:
 
 
 async def test_in_process_is_the_same(tmp_path: Path) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         service = Service(settings_of(tmp_path), engine=in_memory)
         async with service, await Client.in_process(service) as client:
             await _objects(client)
@@ -353,7 +353,7 @@ async def test_in_process_is_the_same(tmp_path: Path) -> None:
 
 
 async def test_a_stopped_service_breaks_its_clients(tmp_path: Path) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         async with Service(settings_of(tmp_path), engine=in_memory) as service:
             client = await Client.connect(service.address)
             service.stop()
@@ -364,7 +364,7 @@ async def test_a_stopped_service_breaks_its_clients(tmp_path: Path) -> None:
 
 
 async def test_starting_refuses_by_name(tmp_path: Path) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         settings = settings_of(tmp_path)
         async with Service(settings, engine=in_memory) as service:
             with pytest.raises(StateDirectoryError):
@@ -388,7 +388,7 @@ async def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     from actors.persist import Cas, PersistClient
 
     settings = settings_of(tmp_path)
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         persist = await PersistClient.open(Path(settings.state_dir), settings, SystemClock())
         newer = msgspec.msgpack.encode({"format": 99})
         assert await persist.compare_and_set([Cas(CATALOG_KEY, None, newer)])
@@ -408,7 +408,7 @@ def test_the_front_door() -> None:
 async def test_it_ends_when_it_expires(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, expiration_ms=20)
     async with Service(settings, engine=in_memory) as service:
-        with anyio.fail_after(60), pytest.raises(Expired, match="expiration_ms"):
+        with anyio.fail_after(200), pytest.raises(Expired, match="expiration_ms"):
             await service.wait_stopped()
 
 

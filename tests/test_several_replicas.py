@@ -50,7 +50,7 @@ async def running(
         "standby_ms": 50,
     }
     settings = Settings(**(given | changes))
-    with anyio.fail_after(90):
+    with anyio.fail_after(200):
         async with (
             Service(settings, engine=engine) as service,
             await Client.connect(service.address) as client,

@@ -48,7 +48,7 @@ def settings_of(tmp_path: Path, **changes: Any) -> Settings:
 
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
-    with anyio.fail_after(100):
+    with anyio.fail_after(200):
         async with (
             Service(settings_of(tmp_path, **changes), engine=in_memory) as service,
             await Client.connect(service.address) as client,
@@ -260,7 +260,7 @@ anyio.run(main)
 async def test_nothing_is_lost_or_taken_twice_by_kill_9(tmp_path: Path) -> None:
     """The counter gives every number once, whatever is killed when."""
     last = 0
-    with anyio.fail_after(150):
+    with anyio.fail_after(200):
         for life in range(5):
             place = [str(tmp_path), str(Path(__file__).parent)]
             process = await anyio.open_process([sys.executable, "-c", SERVE, *place], stderr=None)

@@ -34,7 +34,7 @@ def in_memory(system: System, settings: Settings, scratch: Path) -> Address[Exec
 @asynccontextmanager
 async def running(tmp_path: Path) -> AsyncIterator[Service]:
     settings = Settings(state_dir=str(tmp_path / "state"), listen="127.0.0.1:0")
-    with anyio.fail_after(120):
+    with anyio.fail_after(200):
         async with Service(settings, engine=in_memory) as service:
             yield service
 

@@ -121,7 +121,7 @@ def test_of_several_replicas_all_are_counted() -> None:
 
 
 async def test_both_ways_of_drawing_show_the_same(tmp_path: Path) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         async with serving(tmp_path) as service, await Client.in_process(service) as client:
             await fill(client)
             sight = await look(client)
@@ -138,7 +138,7 @@ async def test_both_ways_of_drawing_show_the_same(tmp_path: Path) -> None:
 
 async def test_without_a_terminal_it_prints_block_after_block(tmp_path: Path) -> None:
     written = io.StringIO()
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         async with serving(tmp_path) as service:
             async with await Client.in_process(service) as client:
                 await fill(client)
@@ -203,7 +203,7 @@ class Terminal:
 
 
 async def test_on_a_terminal_it_survives_a_restart_and_ends_at_sigint(tmp_path: Path) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with serving(tmp_path) as service:
             async with await Client.in_process(service) as client:
                 await fill(client)

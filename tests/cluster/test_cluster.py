@@ -100,7 +100,7 @@ async def world(tmp_path: Path, workers: int = 2, **fields: Any) -> AsyncIterato
     settings = Settings(workers=workers, maintenance_ms=5, **fields)
     clock, stage = InlineClock(), Stage()
     persist = await PersistClient.in_memory(settings, clock)
-    with anyio.fail_after(40):
+    with anyio.fail_after(200):
         async with System(clock=clock, seed=1) as system:
             executor = Probe.start(system, "executor")
             cluster = await Cluster.start(

@@ -93,7 +93,7 @@ async def world(tmp_path: Path, workers: int) -> AsyncIterator[World]:
         controls = Controls()
         executor = system.spawn(lambda: InMemoryExecutor(controls), "executor")
         cluster = await Cluster.start(system, settings, persist, executor, tmp_path)
-        with anyio.fail_after(40):
+        with anyio.fail_after(200):
             yield World(system, cluster, persist, executor, controls, workers)
         await system.stop()
         await persist.close()

@@ -11,6 +11,6 @@ CAMPAIGN = Path(__file__).parents[1] / "proof" / "controller_campaign.py"
 
 def test_killed_controllers_lose_nothing_and_nothing_is_computed_again() -> None:
     command = [sys.executable, str(CAMPAIGN), "--kills", "3", "--life-s", "0.5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 kills" in done.stdout

@@ -77,7 +77,7 @@ async def world(unix: Path | None = None) -> AsyncIterator[World]:
     listener = await Listener.bind(place, Ping, Ping, SETTINGS, MAGIC)
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, peer)
-        with anyio.fail_after(60):
+        with anyio.fail_after(200):
             where = f"unix:{unix}/proxy" if unix else "127.0.0.1:0"
             async with Proxy(where, listener.address) as proxy:
                 connection = await dial(proxy.address, Ping, Ping, SETTINGS, MAGIC)

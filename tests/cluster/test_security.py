@@ -90,7 +90,7 @@ async def listening(settings: Settings, handler: Echo | None = None) -> AsyncIte
     listener = await Listener.bind(address, Ping, Ping, settings, MAGIC, security=security)
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, handler or Echo())
-        with anyio.fail_after(20):
+        with anyio.fail_after(200):
             yield listener
         await listener.aclose()
 

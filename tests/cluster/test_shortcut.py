@@ -264,7 +264,7 @@ async def script(place: Path, workers: int, seed: int) -> AsyncIterator[Script]:
     settings = Settings(workers=workers, maintenance_ms=5)
     clock, stage = InlineClock(), Stage()
     persist = await PersistClient.in_memory(settings, clock)
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with System(clock=clock, seed=1) as system:
             executor = Probe.start(system, "executor")
             cluster = await Cluster.start(

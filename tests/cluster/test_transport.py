@@ -74,12 +74,12 @@ class Seen:
 
 @asynccontextmanager
 async def listening(
-    handler: Handler, settings: Settings | None = None, kinds: Any = Ping, limit_s: float = 60
+    handler: Handler, settings: Settings | None = None, kinds: Any = Ping
 ) -> AsyncIterator[Listener]:
     listener = await Listener.bind("127.0.0.1:0", Ping, kinds, settings or Settings(), MAGIC)
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, handler)
-        with anyio.fail_after(limit_s):
+        with anyio.fail_after(200):
             yield listener
         await listener.aclose()
 
@@ -490,7 +490,7 @@ async def test_many_connections_come_and_go_and_nothing_stays() -> None:
     """Ten thousand of three kinds: whole ones, ones that vanish, and ones that say nonsense."""
     settings = Settings(connections_max=200)
     count, tasks = 10_000, len(asyncio.all_tasks())
-    async with listening(echo, settings, limit_s=200) as listener:
+    async with listening(echo, settings) as listener:
         limit = anyio.CapacityLimiter(50)
 
         async def one(number: int) -> None:

@@ -169,7 +169,7 @@ async def started(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
     clock = SystemClock()
     settings = msgspec.structs.replace(SETTINGS, **changes)
     persist = await PersistClient.in_memory(SETTINGS, clock)
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         async with System(clock=clock, seed=7) as system:
             world = World(system, persist, tmp_path, settings)
             await world.start()

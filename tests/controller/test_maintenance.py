@@ -44,7 +44,7 @@ class CountingPersist(PersistClient):
 
 
 async def test_grown_shards_are_maintained_one_by_one() -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(200):
         persist = await CountingPersist.in_memory(SETTINGS, SystemClock())
         assert isinstance(persist, CountingPersist)
         persist.begin()

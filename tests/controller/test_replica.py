@@ -143,7 +143,7 @@ class World:
 
 @asynccontextmanager
 async def started() -> AsyncIterator[World]:
-    with anyio.fail_after(20):
+    with anyio.fail_after(200):
         async with System(seed=1) as system:
             yield World(system)
 

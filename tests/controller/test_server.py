@@ -54,7 +54,7 @@ class World:
 
 @asynccontextmanager
 async def started() -> AsyncIterator[World]:
-    with anyio.fail_after(20):
+    with anyio.fail_after(200):
         listener = await Listener.bind("127.0.0.1:0", ToClient, FromClient, SETTINGS, MAGIC)
         async with System() as system:
             yield World(system, listener)

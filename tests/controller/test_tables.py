@@ -98,7 +98,7 @@ async def started(tmp_path: Path) -> AsyncIterator[World]:
             for t in (KEYED, BAG)
         ]
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(200):
         async with System(clock=clock) as system:
             yield World(system, persist, tmp_path)
     await persist.close()
