@@ -1,6 +1,7 @@
 """The composition root: builds the whole cast in one event loop, and takes it down in order.
 
-Start: settings → state directory (locked; refused by name when newer or in use) → listeners
+Start: settings → state directory (locked; refused by name when newer or in use) → stores, its own
+or those that URLs name (then an older service on them is fenced, and halts) → listeners
 bound → scratch emptied → engine, replicas, controller, sessions. The service answers while Spark
 is still starting; what needs Spark waits. A failure while starting undoes what was done.
 
@@ -49,7 +50,7 @@ from actors.kernel import ActorStatistics, Address, Clock, System, SystemClock
 from actors.outside import WorldOutside
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.settings import Settings
+from actors.settings import Settings, without_user
 from actors.spark.cores import cores, shown
 from actors.spark_executor import SparkExecutor
 from actors.storage.half import Outside
@@ -94,11 +95,13 @@ class Service:
         self._clusters: Cluster | Hosts | None = None
         self._stopping = anyio.Event()
         self._expired = False
+        self._halted: Exception | None = None
 
     # -- starting ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Starts. Raises `BadSettings`, `StateDirectoryError`, `AddressInUse`, `StorageError`."""
+        """Starts. Raises `BadSettings`, `InvalidUsage` (a URL of a store that is not understood),
+        `StateDirectoryError`, `AddressInUse`, `StorageError`."""
         self.settings.check()
         async with AsyncExitStack() as stack:
             await self._start(stack)
@@ -116,6 +119,8 @@ class Service:
         directory = Path(settings.state_dir)
         persist = await self._open(directory)
         stack.push_async_callback(persist.close)
+        if not persist.exclusive:
+            stack.push_async_callback(_ended, asyncio.create_task(self._follow(persist)))
         found = await boot.load(persist)
         self._listener = listener = await self._bind(settings.listen)
         stack.push_async_callback(listener.aclose)
@@ -146,7 +151,7 @@ class Service:
         if settings.expiration_ms is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
-        log.info("listening on %s, state in %s", self.address, directory)
+        log.info("listening on %s, state in %s", self.address, _shown(settings))
 
     async def _replicas(
         self,
@@ -188,6 +193,15 @@ class Service:
 
     async def _open(self, directory: Path) -> PersistClient:
         return await PersistClient.open(directory, self.settings, self._clock)
+
+    async def _follow(self, persist: PersistClient) -> None:
+        """Hears of other processes on the same stores; halts when one of them took over."""
+        try:
+            await persist.follow()
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing is heard any more
+            log.error("halting: %s", error)
+            self._halted = error
+            self.stop()
 
     def _connect(self, client: LocalClient, replica: str) -> ClusterClient:
         return CheckedClient(client, self.settings)
@@ -256,11 +270,14 @@ class Service:
 
     async def wait_stopped(self) -> None:
         """Returns when `stop` was called or an actor failed for good (leaving the context then
-        raises `ActorCrashed`). Raises `Expired` when `expiration_ms` is over."""
+        raises `ActorCrashed`). Raises `Expired` when `expiration_ms` is over, `Fenced` when another
+        service took over the stores."""
         assert self._system is not None, "the service has not been started"
         async with anyio.create_task_group() as group:
             for event in (self._stopping, self._system.failed):
                 group.start_soon(_first, event, group.cancel_scope)
+        if self._halted is not None:
+            raise self._halted
         if self._expired:
             raise Expired(
                 f"the service has run for {self.settings.expiration_ms} ms (expiration_ms): start "
@@ -308,3 +325,15 @@ def _empty(scratch: Path) -> None:
     for place in scratch.iterdir():
         if place.name != "persist":
             shutil.rmtree(place, ignore_errors=True)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits for its end."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _shown(settings: Settings) -> str:
+    """Where the state is."""
+    urls = [without_user(url) for url in (settings.blob_url, settings.consensus_url) if url]
+    return ", ".join([settings.state_dir, *urls])

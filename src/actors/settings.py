@@ -124,7 +124,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reader_lease_ms: int = 900_000
     blob_orphan_grace_ms: int = 600_000
 
-    # stores elsewhere: buckets, PostgreSQL
+    # stores elsewhere: files, buckets, PostgreSQL
+    blob_url: str = ""
+    """Where the parts of shards lie; see `actors.persist.places`. Empty: in the state directory."""
+    consensus_url: str = ""
+    """Where the documents lie: everything else that is durable. Empty: in the state directory."""
     store_request_timeout_ms: int = 15_000
     """Of one request to a bucket, and of one transaction of PostgreSQL."""
     store_request_retries_max: int = 3

@@ -119,5 +119,5 @@ async def test_a_store_that_fails_meanwhile_delays_and_loses_nothing(
 
 async def test_only_some_stores_tell(house: StoreHouse) -> None:
     client = await house.client()
-    assert isinstance(client, Watched) is (house.kind == "postgres")
+    assert isinstance(client, Watched) is (house.kind in ("postgres", "sqlite"))
     await client.close()

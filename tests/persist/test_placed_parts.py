@@ -241,6 +241,8 @@ async def test_what_was_not_appended_is_nobodys_in_the_end() -> None:
         with pytest.raises(UnknownObject):
             await client.append([Append("s", 0, 5, each)])
     await client.collect_orphans()
+    stores.clock.later_ms += TINY.blob_orphan_grace_ms
+    await client.collect_orphans()
     assert len(await stores.keys()) == 1, "whoever wrote it may still claim it"
     stores.clock.later_ms += TINY.stash_orphan_ms
     await client.collect_orphans()

@@ -18,15 +18,15 @@ import pyarrow as pa
 from actors.errors import Closed, Fenced, InvalidUsage, PenstockError, StorageError, UnknownObject
 from actors.kernel import Clock
 from actors.persist.appending import append_all, check_append, with_holds
-from actors.persist.blob_file import FileBlob
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
-from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.critical import CriticalReaders
 from actors.persist.directory import StateDirectory
+from actors.persist.fence import FencedConsensus
 from actors.persist.following import follow
 from actors.persist.location import Blob, Cas, Consensus, VersionedData, check_name
 from actors.persist.machine import Documents, Machine, Mismatch, Outcome
+from actors.persist.opening import open_stores, process_name
 from actors.persist.orphans import Orphans
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook, Reader, why_missing
@@ -69,13 +69,15 @@ class PersistClient:
         exclusive: bool = True,
         random: Random | None = None,
         directory: StateDirectory | None = None,
+        process: str | None = None,
     ) -> None:
         """`exclusive`: no other process writes to these stores, so leases need no write of
-        their own, and one that is not of this process is of a dead one."""
+        their own, and one that is not of this process is of a dead one. `process` names us in
+        documents, as no other process is named."""
         self.consensus = consensus
         self._settings = settings
         self._clock = clock
-        self._exclusive = exclusive
+        self.exclusive = exclusive
         self._directory = directory
         self.trail = Trail()
         """Which traces led to which appends."""
@@ -83,8 +85,11 @@ class PersistClient:
         self._closed = False
         self._calls = count(1)
         random = random or Random()
-        process = f"{random.getrandbits(64):016x}"
-        self._book = LeaseBook(clock, settings.reader_lease_ms, process, exclusive=exclusive)
+        process = process or process_name(random)
+        former = consensus.former if isinstance(consensus, FencedConsensus) else ""
+        self._book = LeaseBook(
+            clock, settings.reader_lease_ms, process, exclusive=exclusive, dead=former
+        )
         self._machine = Machine(
             consensus,
             settings,
@@ -126,19 +131,22 @@ class PersistClient:
         clock: Clock,
         random: Random | None = None,
     ) -> PersistClient:
-        """Opens or makes a state directory, alone: `StateDirectoryError` when another process
-        has it, when it is of a newer format, or when it cannot be used; `Corrupt`,
+        """Opens or makes a state directory, alone, and the stores that the settings name instead
+        of its own. Raises `StateDirectoryError` when another process has it, when it is of a newer
+        format, or when it cannot be used; `BadSettings`, `InvalidUsage`, `Corrupt`,
         `StorageError`."""
-        place = await clock.run_blocking(lambda: StateDirectory.open(directory))
-        try:
-            blob = FileBlob(place.blobs, clock)
-            await blob.prepare()
-            consensus = SqliteConsensus(place.consensus, clock)
-            await consensus.open()
-        except BaseException:
-            place.close()
-            raise
-        return cls(blob, consensus, settings, clock, random=random, directory=place)
+        random = random or Random()
+        stores = await open_stores(directory, settings, clock, random)
+        return cls(
+            stores.blob,
+            stores.consensus,
+            settings,
+            clock,
+            exclusive=stores.exclusive,
+            random=random,
+            directory=stores.directory,
+            process=stores.process,
+        )
 
     @classmethod
     async def in_memory(
@@ -153,9 +161,9 @@ class PersistClient:
             return
         self._closed = True
         with anyio.CancelScope(shield=True):
-            for shard in self._book.shards():
+            for shard in self._book.to_renew():
                 await self._book.close_readers(shard)
-                if not self._exclusive:
+                if not self.exclusive:
                     try:
                         await self._upkeep.heartbeat(shard)
                     except (StorageError, UnknownObject):
@@ -283,8 +291,9 @@ class PersistClient:
     async def follow(self) -> None:
         """Keeps up with other processes on the same stores, so that who waits here wakes for what
         they change: by word of the store where it gives any, else by looking every
-        `store_poll_ms`. Until it is cancelled, or the store is closed."""
-        await follow(self._machine, self.consensus, self._settings)
+        `store_poll_ms`. Renews leases, too. Until it is cancelled, or the store is closed. Raises
+        `Fenced` once another service owns the stores."""
+        await follow(self._machine, self.consensus, self._settings, self._upkeep.renew_leases)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -454,7 +463,7 @@ class PersistClient:
                 )
             made[0].since = since
             # Where others write it is one once it is written, with this very change.
-            return Outcome(None, {} if self._exclusive else {shard: documents.shard(shard)})
+            return Outcome(None, {} if self.exclusive else {shard: documents.shard(shard)})
 
         try:
             await self._machine.change([shard], change)

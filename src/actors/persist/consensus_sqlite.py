@@ -9,7 +9,7 @@ itself is indeterminate, as the log may hold the whole transaction all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -36,8 +36,10 @@ class SqliteConsensus:
 
     several_at_once: Final = True
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, poll_ms: int = 500) -> None:
+        """`poll_ms`: how often `changes` looks."""
         self._path = path
+        self._poll_ms = poll_ms
         self._clock = clock
         self._connection: Any = None
         self._lock = anyio.Lock()
@@ -160,6 +162,24 @@ class SqliteConsensus:
         except apsw.Error:
             # The connection is beyond use; the next BEGIN says so to its caller.
             return
+
+    async def changes(self) -> AsyncGenerator[str | None, None]:
+        """See `Watched`. SQLite tells that another connection has changed something, not what, and
+        has to be asked: which costs less than reading what is known."""
+        seen = None
+        while self._connection is not None:
+            try:
+                version = await self._locked(
+                    lambda: self._connection.execute("PRAGMA data_version").get
+                )
+            except Closed:
+                return
+            except StorageError:
+                version = None  # whatever happened: look
+            if version is None or version != seen:
+                seen = version
+                yield None
+            await anyio.sleep(self._poll_ms / 1000)
 
     def _check_open(self) -> None:
         if self._connection is None:

@@ -16,21 +16,54 @@ from functools import partial
 
 import anyio
 
-from actors.errors import StorageError
+from actors.errors import Fenced, StorageError
+from actors.persist.fence import EPOCH_KEY, FencedConsensus
 from actors.persist.location import Consensus, Watched
 from actors.persist.machine import Machine
+from actors.persist.reader import RENEWALS
 from actors.persist.shard import TABLES_UPPER, shard_key
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.persist")
 
 
-async def follow(machine: Machine, consensus: Consensus, settings: Settings) -> None:
-    """Until it is cancelled, or the store that tells of changes is closed."""
+async def follow(
+    machine: Machine,
+    consensus: Consensus,
+    settings: Settings,
+    renew: Callable[[], Awaitable[None]],
+) -> None:
+    """Until it is cancelled, or the store that tells of changes is closed; `renew` is called
+    several times in a lease. Raises `Fenced` once another service owns the stores."""
+    fence = consensus if isinstance(consensus, FencedConsensus) else None
+    async with anyio.create_task_group() as group:
+        group.start_soon(_renewing, renew, settings)
+        if fence is not None:
+            group.start_soon(_until_fenced, fence, group.cancel_scope)
+        await _changes(machine, consensus if fence is None else fence.inner, fence, settings)
+        group.cancel_scope.cancel()
+    if fence is not None:
+        fence.check()
+
+
+async def _renewing(renew: Callable[[], Awaitable[None]], settings: Settings) -> None:
+    while True:
+        await anyio.sleep(settings.reader_lease_ms / RENEWALS / 2 / 1000)
+        await renew()
+
+
+async def _until_fenced(fence: FencedConsensus, scope: anyio.CancelScope) -> None:
+    await fence.fenced.wait()
+    scope.cancel()
+
+
+async def _changes(
+    machine: Machine, consensus: Consensus, fence: FencedConsensus | None, settings: Settings
+) -> None:
     if not isinstance(consensus, Watched):
         while True:
             await anyio.sleep(settings.store_poll_ms / 1000)
-            await _look(machine, settings, {None: None})
+            await _look(machine, fence, settings, {None: None})
     due: dict[str | None, None] = {}
     heard = anyio.Event()
 
@@ -41,7 +74,7 @@ async def follow(machine: Machine, consensus: Consensus, settings: Settings) -> 
             heard = anyio.Event()
             now = dict(due)
             due.clear()
-            await _look(machine, settings, now)
+            await _look(machine, fence, settings, now)
 
     async with anyio.create_task_group() as group:
         group.start_soon(look)
@@ -52,9 +85,16 @@ async def follow(machine: Machine, consensus: Consensus, settings: Settings) -> 
         group.cancel_scope.cancel()
 
 
-async def _look(machine: Machine, settings: Settings, due: dict[str | None, None]) -> None:
+async def _look(
+    machine: Machine,
+    fence: FencedConsensus | None,
+    settings: Settings,
+    due: dict[str | None, None],
+) -> None:
     """Reads what is due again, as far as it is known; None: all of it."""
     whole = None in due
+    if fence is not None and (whole or EPOCH_KEY in due):
+        await _until_read(fence.look, settings)
     if whole or TABLES_UPPER in due:
         # First: shards that it seals are then read as they are at it, or newer.
         await _until_read(machine.refresh_tables, settings)
@@ -69,6 +109,8 @@ async def _until_read(read: Callable[[], Awaitable[object]], settings: Settings)
         try:
             await read()
             return
+        except Fenced:
+            return  # whoever follows hears of it
         except StorageError as error:
             failures += 1
             log.warning("changes of other processes are not seen yet: %s", error)

@@ -82,7 +82,7 @@ async def open_consensus(url: str, settings: Settings, clock: Clock, random: Ran
             name = _memory_name(url, rest)
             return MemoryConsensus() if not name else _documents.setdefault(name, MemoryConsensus())
         case "sqlite":
-            return await _sqlite(_path(url, rest), clock)
+            return await _sqlite(_path(url, rest), clock, settings)
         case _ if scheme in BUCKETS:
             store, prefix = await _bucket(url, settings, clock)
             return BucketConsensus(store, f"{prefix}documents/", settings, random)
@@ -93,7 +93,7 @@ async def open_consensus(url: str, settings: Settings, clock: Clock, random: Ran
     raise _unknown(url, CONSENSUS_FORMS)
 
 
-async def _sqlite(path: Path, clock: Clock) -> Consensus:
+async def _sqlite(path: Path, clock: Clock, settings: Settings) -> Consensus:
     def make_folder() -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ async def _sqlite(path: Path, clock: Clock) -> Consensus:
             raise storage_error(f"make the folder of {path}", error) from error
 
     await clock.run_blocking(make_folder)
-    consensus = SqliteConsensus(path, clock)
+    consensus = SqliteConsensus(path, clock, settings.store_poll_ms)
     await consensus.open()
     return consensus
 

@@ -10,8 +10,9 @@ share one.
 again is another one, and one that stays the same for all of its time, by our own monotonic clock
 and from when we first saw it, is of a process that is gone. So clocks may differ, or jump; one
 that has just started waits a whole lease for the dead ones. All processes need the same
-`reader_lease_ms`. A process that is alone (`exclusive`) drops at once what other lonely ones left;
-leases with an ``@`` are of such that read beside it, and are kept as long as they are renewed.
+`reader_lease_ms`. Those of a service that was fenced are dropped by its successor at once. A
+process that is alone (`exclusive`) drops at once what other lonely ones left; leases with an ``@``
+are of such that read beside it, and are kept as long as they are renewed.
 
 Blobs in use by readers of this process are counted by key; they are never deleted, whatever
 the state says.
@@ -45,8 +46,12 @@ RENEWALS: Final = 4
 class LeaseBook:
     """The open readers of this process, and the blobs that they use."""
 
-    def __init__(self, clock: Clock, lease_ms: int, process: str, *, exclusive: bool) -> None:
+    def __init__(
+        self, clock: Clock, lease_ms: int, process: str, *, exclusive: bool, dead: str = ""
+    ) -> None:
+        """`process` names us; `dead` one that cannot write any more (empty: none is known)."""
         self._clock = clock
+        self._dead_suffix = f"@{dead}" if dead else "\0"
         self._lease_ms = lease_ms
         self._suffix = "" if exclusive else f"@{process}"
         self._exclusive = exclusive
@@ -93,11 +98,18 @@ class LeaseBook:
     def without_hold(self, state: ShardState) -> frozenset[str]:
         """Leases of the state that keep no blob: of our readers (`used` tells what they use), and
         of the dead."""
-        own = self._readers.get(state.id, {})
-        return frozenset(name for name in state.leases if name in own) | self._dead(state)
+        return self.own(state.id) | self._dead(state)
+
+    def own(self, shard: ShardId) -> frozenset[str]:
+        """Leases of the open readers."""
+        return frozenset(self._readers.get(shard, ()))
 
     def shards(self) -> list[ShardId]:
-        """Those with readers that are open, or whose leases are still to be dropped."""
+        """Those with open readers."""
+        return list(self._readers)
+
+    def to_renew(self) -> list[ShardId]:
+        """Those with open readers, or with leases that are still to be dropped."""
         return list(dict.fromkeys([*self._readers, *self._gone]))
 
     def holding(self, shard: ShardId, key: str) -> list[Reader]:
@@ -155,6 +167,7 @@ class LeaseBook:
             if name not in own
             and (
                 (self._exclusive and "@" not in name)
+                or name.endswith(self._dead_suffix)
                 or ((held := seen.get(name)) is not None and held[0] == lease and held[1] <= limit)
             )
         )

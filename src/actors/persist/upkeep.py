@@ -7,6 +7,7 @@ can → its file is deleted → the state forgets it. A crash in between repeats
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import anyio
 
-from actors.errors import LeaseLost, StorageError
+from actors.errors import LeaseLost, StorageError, UnknownObject
 from actors.kernel import Clock
 from actors.persist.compaction import Merger, choose, input_rows
 from actors.persist.machine import Documents, Machine, Outcome
@@ -31,6 +32,8 @@ from actors.persist.shard import (
 )
 from actors.progress import ShardId
 from actors.settings import Settings
+
+log = logging.getLogger("penstock.persist")
 
 _ROUNDS_MAX = 8
 """Compactions of one shard in a row."""
@@ -83,6 +86,16 @@ class Upkeep:
             return Outcome(None, {shard: documents.shard(shard)})
 
         await self._machine.change([shard], change)
+
+    async def renew_leases(self) -> None:
+        """Writes those that need it, of all shards. What fails is tried again at the next call:
+        a lease lasts for several."""
+        for shard in self._book.to_renew():
+            try:
+                if self._book.due(await self._machine.state(shard)):
+                    await self.heartbeat(shard)
+            except (StorageError, UnknownObject) as error:
+                log.warning("leases on shard %s are not renewed yet: %s", shard, error)
 
     # -- compaction -------------------------------------------------------------------------------
 

@@ -1,0 +1,88 @@
+"""Opens the stores of one service: those of its state directory, or those that URLs name.
+
+A state directory is locked, always: what is local lies there. Its own stores need no more than the
+lock, and their owner is alone. Documents by URL may be used by several processes: they are taken
+over (`fence`), and nobody is alone with them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from actors.errors import BadSettings
+from actors.kernel import Clock
+from actors.persist.blob_file import FileBlob
+from actors.persist.consensus_sqlite import SqliteConsensus
+from actors.persist.directory import StateDirectory
+from actors.persist.fence import take_over
+from actors.persist.location import Blob, Consensus, several_at_once
+from actors.persist.places import open_blob, open_consensus
+from actors.settings import Settings, without_user
+
+log = logging.getLogger("penstock.persist")
+
+
+class Stores(msgspec.Struct, frozen=True):
+    """Open stores of one service."""
+
+    blob: Blob
+    consensus: Consensus
+    directory: StateDirectory
+    process: str
+    """Our name in the documents."""
+    exclusive: bool
+    """Nobody else writes there."""
+
+
+def process_name(random: Random) -> str:
+    """A name that no other process has."""
+    return f"{random.getrandbits(64):016x}"
+
+
+async def open_stores(directory: Path, settings: Settings, clock: Clock, random: Random) -> Stores:
+    """Raises `StateDirectoryError`, `BadSettings` (documents one at a time), `InvalidUsage` (a URL
+    that is not understood), `Corrupt`, `StorageError`."""
+    place = await clock.run_blocking(lambda: StateDirectory.open(directory))
+    try:
+        return await _opened(place, settings, clock, random)
+    except BaseException:
+        place.close()
+        raise
+
+
+async def _opened(
+    place: StateDirectory, settings: Settings, clock: Clock, random: Random
+) -> Stores:
+    process, shared = process_name(random), bool(settings.consensus_url)
+    blob: Blob
+    if settings.blob_url:
+        blob = await open_blob(settings.blob_url, settings, clock, exclusive=not shared)
+    else:
+        blob = FileBlob(place.blobs, clock)
+        await blob.prepare(exclusive=not shared)
+    if not shared:
+        own = SqliteConsensus(place.consensus, clock, settings.store_poll_ms)
+        await own.open()
+        return Stores(blob, own, place, process, exclusive=True)
+    if place.consensus.exists():
+        log.warning(
+            "%s holds documents that are not used: consensus_url names others", place.consensus
+        )
+    consensus = await open_consensus(settings.consensus_url, settings, clock, random)
+    try:
+        if not several_at_once(consensus):
+            raise BadSettings(
+                f"consensus_url: {without_user(settings.consensus_url)} changes one document at a"
+                " time, and a service writes several tables at once: give sqlite:PATH or"
+                " postgresql://user@host/database (blobs may lie in a bucket: blob_url)"
+            )
+        fenced = await take_over(consensus, process, clock, settings)
+    except BaseException:
+        await consensus.close()
+        raise
+    log.info("the stores are ours: %s", fenced.own)
+    return Stores(blob, fenced, place, process, exclusive=False)

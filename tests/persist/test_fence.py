@@ -1,0 +1,100 @@
+"""Of the services on the same stores the newest writes, and all others learn of it by name."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+import pytest
+from persist_world import SCHEMA, TINY, Clock, FlakyConsensus  # type: ignore[import-not-found]
+
+from actors.errors import Corrupt, Fenced, StorageError
+from actors.persist import Append, Appended, Cas, NewShard, PersistClient
+from actors.persist.blob_memory import MemoryBlob
+from actors.persist.fence import EPOCH_KEY, VERSION, Epoch, FencedConsensus, take_over
+
+
+async def taken(documents: FlakyConsensus, process: str) -> FencedConsensus:
+    return await take_over(documents, process, Clock(), TINY)
+
+
+async def test_no_set_of_the_older_one_happens_after_the_newer_took_over() -> None:
+    documents = FlakyConsensus()
+    older = await taken(documents, "a")
+    assert await older.compare_and_set([Cas("k", None, b"1")])
+    assert not await older.compare_and_set([Cas("k", None, b"1")])
+    newer = await taken(documents, "b")
+    assert (older.own.epoch, newer.own.epoch, newer.former) == (1, 2, "a")
+    for _ in range(2):
+        with pytest.raises(Fenced, match=r"took over the stores \(epoch 2, process") as caught:
+            await older.compare_and_set([Cas("k", 0, b"2")])
+        assert caught.value.determinate
+    assert older.fenced.is_set()
+    assert await newer.compare_and_set([Cas("k", 0, b"3")])
+    assert (await older.head("k")) == await newer.head("k")
+    await newer.look()
+
+
+@pytest.mark.parametrize("fail", ["before", "after"])
+async def test_who_takes_over_does_so_once_whatever_is_lost(fail: str) -> None:
+    documents = FlakyConsensus()
+    await taken(documents, "a")
+    documents.fail = fail
+    newer = await taken(documents, "b")
+    assert (newer.own.epoch, newer.former) == (2, "a")
+    assert await newer.compare_and_set([Cas("k", None, b"1")])
+
+
+async def test_of_many_that_start_at_once_one_writes() -> None:
+    documents = FlakyConsensus()
+    made: list[FencedConsensus] = []
+
+    async def start(name: str) -> None:
+        made.append(await taken(documents, name))
+
+    async with anyio.create_task_group() as group:
+        for number in range(5):
+            group.start_soon(start, f"p{number}")
+    assert sorted(each.own.epoch for each in made) == [1, 2, 3, 4, 5]
+    wrote = []
+    for each in made:
+        try:
+            await each.compare_and_set([Cas(each.own.process, None, b"")])
+            wrote.append(each.own.epoch)
+        except Fenced:
+            continue
+    assert wrote == [5]
+
+
+async def test_stores_of_a_newer_version_are_refused() -> None:
+    documents = FlakyConsensus()
+    newer = msgspec.msgpack.encode(Epoch(VERSION + 1, 7, "p", "host", 1, 0))
+    await documents.compare_and_set([Cas(EPOCH_KEY, None, newer)])
+    with pytest.raises(
+        StorageError, match=rf"format {VERSION + 1} \(epoch 7.*use the newer version"
+    ):
+        await taken(documents, "a")
+    await documents.compare_and_set([Cas(EPOCH_KEY, 0, b"junk")])
+    with pytest.raises(Corrupt, match="epoch cannot be decoded"):
+        await taken(documents, "a")
+
+
+async def client_of(documents: FlakyConsensus, blob: MemoryBlob, process: str) -> PersistClient:
+    consensus = await taken(documents, process)
+    return PersistClient(blob, consensus, TINY, Clock(), exclusive=False, process=process)
+
+
+async def test_a_fenced_client_is_told_while_it_waits_and_its_leases_go_at_once() -> None:
+    documents, blob = FlakyConsensus(), MemoryBlob(Clock())
+    older = await client_of(documents, blob, "a")
+    await older.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await older.open_reader("s", "r")
+    newer = await client_of(documents, blob, "b")
+    with anyio.fail_after(60), pytest.raises(Fenced):
+        await older.append([Append("s", 0, 5, ())])
+    with anyio.fail_after(60), pytest.raises(Fenced):
+        await older.follow()
+    assert await newer.append([Append("s", 0, 5, ())]) == Appended((("s", 5),))
+    assert (await newer.state("s")).leases == {}
+    await newer.set_hold("s", "h", 4)
+    assert (await newer.state("s")).since == 4
+    await older.close()

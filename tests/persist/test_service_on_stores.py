@@ -1,0 +1,183 @@
+"""The whole service on stores by URL: what it acknowledged is there whoever is killed, and of two
+services on the same stores the newer one goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from serving import in_memory  # type: ignore[import-not-found]
+
+from actors.client import Client
+from actors.errors import BadSettings, Fenced, InvalidUsage, PenstockError
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.postgres_server import PostgresServer
+from s3_server import S3  # type: ignore[import-not-found]
+
+_NUMBERS = itertools.count()
+COLUMNS = {"id": "bigint", "who": "string"}
+BY_WHO = "SELECT who, count(*) AS n FROM t GROUP BY who"
+
+
+@pytest.fixture(params=["postgres and files", "postgres and s3"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Settings of a pair of stores."""
+    server: PostgresServer = request.getfixturevalue("postgres")
+    schema = f"service{next(_NUMBERS)}"
+    consensus = f"postgresql://bench@127.0.0.1:{server.port}/postgres?schema={schema}"
+    if request.param == "postgres and files":
+        return {"blob_url": f"file:{tmp_path}/blobs", "consensus_url": consensus}
+    s3: S3 = request.getfixturevalue("s3")
+    return {"blob_url": f"s3://{s3.new_bucket()}/penstock", "consensus_url": consensus}
+
+
+def given(tmp_path: Path, name: str, urls: dict[str, str]) -> dict[str, Any]:
+    """Settings of a service with a state directory of its own. Most parts are no inline ones."""
+    return {
+        "state_dir": str(tmp_path / name),
+        "listen": "127.0.0.1:0",
+        "inline_part_bytes_max": 1,
+        "batches_per_shard_max": 4,
+        "maintenance_ms": 20,
+        "store_poll_ms": 20,
+        "retry_delay_ms_min": 1,
+        "retry_delay_ms_max": 20,
+        **urls,
+    }
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, urls: dict[str, str], name: str = "state") -> AsyncIterator[Any]:
+    """A service in this process, and a client of it."""
+    settings = Settings(**given(tmp_path, name, urls))
+    async with (
+        Service(settings, engine=in_memory) as service,
+        await Client.connect(service.address) as client,
+    ):
+        yield service, client
+
+
+class Apart:
+    """A service in a process of its own."""
+
+    def __init__(self, tmp_path: Path, urls: dict[str, str], name: str) -> None:
+        script = Path(__file__).with_name("serving.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(given(tmp_path, name, urls))],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    async def line(self) -> str:
+        assert self._process.stdout is not None
+        return (await anyio.to_thread.run_sync(self._process.stdout.readline)).strip()
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self.wait()
+
+    def wait(self) -> int:
+        assert self._process.stdout is not None
+        status = self._process.wait()
+        self._process.stdout.close()
+        return status
+
+
+async def counts(client: Client) -> dict[str, int]:
+    return {row["who"]: row["n"] for row in (await client.peek("by_who")).to_pylist()}
+
+
+async def test_what_a_killed_service_acknowledged_is_there(
+    tmp_path: Path, urls: dict[str, str]
+) -> None:
+    """It is killed while it writes; the next one has a state directory of its own, as on another
+    machine, and so nothing but the stores."""
+    acknowledged, killed = 0, Apart(tmp_path, urls, "killed")
+    try:
+        async with await Client.connect(await killed.line()) as client:
+            await client.create_table("t", COLUMNS, ["id"])
+            await client.create_view("by_who", BY_WHO)
+
+            async def write() -> None:
+                nonlocal acknowledged
+                with suppress(PenstockError):
+                    while True:
+                        row = {"id": acknowledged, "who": f"w{acknowledged % 3}"}
+                        await client.insert("t", [row])
+                        acknowledged += 1
+                        if acknowledged == 12:
+                            enough.set()
+
+            enough = anyio.Event()
+            async with anyio.create_task_group() as group:
+                group.start_soon(write)
+                await enough.wait()
+                killed.kill()
+    finally:
+        killed.kill()
+    assert acknowledged >= 12
+    async with running(tmp_path, urls) as (_, client):
+        rows = (await client.peek("t")).to_pylist()
+        ids = sorted(row["id"] for row in rows)
+        assert ids in (list(range(acknowledged)), list(range(acknowledged + 1)))
+        right = Counter(row["who"] for row in rows)
+        assert await counts(client) == right
+        await client.insert("t", [{"id": -1, "who": "next"}])
+        assert await counts(client) == right + Counter(["next"])
+    assert not (tmp_path / "state" / "consensus.db").exists()
+    assert not (tmp_path / "state" / "blob").exists()
+
+
+@pytest.mark.parametrize("urls", ["postgres and files"], indirect=True)
+async def test_of_two_services_the_newer_one_goes_on(tmp_path: Path, urls: dict[str, str]) -> None:
+    older = Apart(tmp_path, urls, "older")
+    try:
+        async with await Client.connect(await older.line()) as writer:
+            await writer.create_table("t", COLUMNS, ["id"])
+            await writer.create_view("by_who", BY_WHO)
+            await writer.insert("t", [{"id": 1, "who": "older"}])
+            async with running(tmp_path, urls, "newer") as (_, client):
+                assert await counts(client) == {"older": 1}
+                with pytest.raises(PenstockError):
+                    await writer.insert("t", [{"id": 2, "who": "older"}])
+                said = await older.line()
+                assert said.startswith("fenced: another service took over the stores (epoch 2")
+                assert older.wait() == 0
+                await client.insert("t", [{"id": 3, "who": "newer"}])
+                assert await counts(client) == {"older": 1, "newer": 1}
+    finally:
+        older.kill()
+
+
+async def test_a_fenced_service_halts_by_name_without_a_write(tmp_path: Path) -> None:
+    urls = {"consensus_url": f"sqlite:{tmp_path}/documents.db", "blob_url": f"file:{tmp_path}/b"}
+    async with running(tmp_path, urls, "older") as (older, _), running(tmp_path, urls, "newer"):
+        with pytest.raises(Fenced, match=r"took over the stores \(epoch 2, process \d+ on"):
+            await older.wait_stopped()
+
+
+async def test_stores_that_do_not_serve_a_service_are_refused_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    for urls, kind, text in (
+        ({"consensus_url": "s3://bucket/x"}, BadSettings, "one document at a time.*postgresql://"),
+        ({"consensus_url": "file:/x"}, InvalidUsage, "keeps blobs, not documents"),
+        ({"blob_url": "sqlite:/x"}, InvalidUsage, "keeps documents, not blobs"),
+        ({"blob_url": "nonsense"}, InvalidUsage, "is no URL"),
+    ):
+        with pytest.raises(kind, match=text):
+            async with running(tmp_path, urls):
+                pass
+    async with running(tmp_path, {}):
+        pass
