@@ -8,6 +8,7 @@ were wrong, and how many with the engine's own settings; and of rounds, what `ro
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -205,7 +206,7 @@ def rounds(engine: Engine) -> dict[str, Any]:
     sizes.clear()
     for seat in seats:
         seat.answers.clear()
-    freely(seats, "free", some)
+    freely(seats, "free", some, lambda: bool(sizes))
     free = [answer for seat in seats for answer in seat.answers]
     found |= {"free_sizes": sizes[:], "free": free}
     for seat in seats:
@@ -213,17 +214,25 @@ def rounds(engine: Engine) -> dict[str, Any]:
     ended = threading.Event()
     canceler = threading.Thread(target=cancel_some, args=(engine, seats, ended))
     canceler.start()
-    freely(seats, "canceled", some)
+    freely(seats, "canceled", some, lambda: any("Canceled" in seat.answers for seat in seats))
     ended.set()
     canceler.join()
     return found | {"canceled": [answer for seat in seats for answer in seat.answers]}
 
 
-def freely(seats: Sequence[Seat], what: str, some: Callable[[], list[tuple[int, int]]]) -> None:
-    """Steps of all seats as fast as they go."""
+def freely(
+    seats: Sequence[Seat],
+    what: str,
+    some: Callable[[], list[tuple[int, int]]],
+    seen: Callable[[], bool],
+) -> None:
+    """Steps of all seats as fast as they go: `STEPS` of each, and on until that was seen which
+    this is about, which mostly comes at once."""
 
     def steps(seat: Seat) -> None:
-        for number in range(STEPS):
+        for number in itertools.count():
+            if number >= STEPS and seen():
+                return
             seat.step(f"{what}{number}", some())
 
     threads = [threading.Thread(target=steps, args=(seat,)) for seat in seats]

@@ -50,7 +50,7 @@ from actors.spark.jobs import Ticket
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote import open_remote
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 LONG = Schema((Column("x", "bigint"),))
 ODD = Schema((Column("x", "int", False),))
@@ -447,8 +447,9 @@ async def test_a_service_whose_spark_is_behind_a_server(
         spark_master=server.url,
         engine_jobs_in_flight_max=2,
         maintenance_ms=20,
+        peek_deadline_ms=400_000,
     )
-    with anyio.fail_after(250):
+    with anyio.fail_after(550):
         async with Service(settings) as service, await Client.connect(service.address) as client:
             flights = {"id": "bigint", "carrier": "string", "delay": "bigint"}
             await client.create_table("flights", flights, ["id"])

@@ -19,7 +19,7 @@ from actors.client import Client
 from actors.service import Service
 from actors.settings import Settings
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 COLUMNS = {"id": "bigint not null", "at": "timestamp", "price": "decimal(9,2)", "note": "string"}
 AT = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
@@ -70,6 +70,7 @@ async def test_every_format_comes_in_by_the_command_line(tmp_path: Path) -> None
         listen="127.0.0.1:0",
         source_dirs=str(folder),
         spark_master="local[2]",
+        peek_deadline_ms=400_000,
     )
     async with Service(settings) as service, await Client.connect(service.address) as client:
         await client.create_table("t", COLUMNS)

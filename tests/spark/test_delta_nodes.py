@@ -40,7 +40,7 @@ from actors.plan.relational import Named
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import to_ipc
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 LEFT = Schema((Column("k", "bigint"), Column("v", "int"), Column("s", "string")))
 RIGHT = Schema((Column("k", "bigint"), Column("w", "decimal(12,2)")))

@@ -14,7 +14,7 @@ import pytest
 
 from actors import Client, Service, Settings
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 ROWS = 30_000
 COLUMNS = {
@@ -33,7 +33,7 @@ COLUMNS = {
     "pair": "struct<a:int,b:string>",
     "bag": "map<string,bigint>",
 }
-DEADLINE_MS = 120_000
+DEADLINE_MS = 400_000
 
 
 def value_rows(start: int, count: int) -> list[dict[str, object]]:

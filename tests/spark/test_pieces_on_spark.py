@@ -9,11 +9,11 @@ import pytest
 
 from actors import Client, Service, Settings
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 ROWS = 90_000
 KEYS = 300
-DEADLINE_MS = 120_000
+DEADLINE_MS = 400_000
 NESTED = """
   SELECT a.n AS n, count(*) AS groups, max(b.total) AS most
   FROM (SELECT k, count(*) AS n, count(text) AS texts FROM t GROUP BY k) a

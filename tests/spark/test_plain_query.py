@@ -38,7 +38,7 @@ def test_cores_of_a_local_master() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_query_has_its_own_columns_and_no_others(child: ChildProcess, tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"k": [1, 1, 2], "v": [10, None, 30]}), path)
@@ -51,7 +51,7 @@ def test_a_query_has_its_own_columns_and_no_others(child: ChildProcess, tmp_path
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> None:
     updates = pa.table(
         {
@@ -74,7 +74,7 @@ def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> N
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_large_select_goes_into_files_that_keep_the_order(
     child: ChildProcess, tmp_path: Path
 ) -> None:
@@ -109,7 +109,7 @@ TRAPS = (
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_large_answer_over_small_inputs_goes_into_files_too(child: ChildProcess) -> None:
     count = 2_000
     ones = np.ones(count, np.int64)
@@ -133,13 +133,16 @@ async def _all(pieces: Any) -> pa.Table:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path) -> None:
     dice = random.Random(5)
     settings = Settings(
-        state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", spark_master="local[2]"
+        state_dir=str(tmp_path / "state"),
+        listen="127.0.0.1:0",
+        spark_master="local[2]",
+        peek_deadline_ms=400_000,
     )
-    with anyio.fail_after(240):
+    with anyio.fail_after(550):
         async with Service(settings) as service, await Client.connect(service.address) as client:
             await client.create_table("t", COLUMNS, ["k"])
             await client.insert("t", rows_of(dice))

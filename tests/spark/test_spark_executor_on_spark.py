@@ -113,7 +113,7 @@ class Canceler:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_the_engine_runs_cancels_and_survives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

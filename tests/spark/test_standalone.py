@@ -43,7 +43,7 @@ from actors.spark.java import JavaHome
 from actors.spark.session import on_loopback, spark_conf
 from actors.spark_executor import SparkExecutor
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 LONG = Schema((Column("x", "bigint"),))
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"

@@ -16,7 +16,7 @@ from actors.plan.jobs import Analyzed, InferFiles, JobFailed, RowsDone, TakeFile
 from actors.plan.schema import Column, Schema
 from actors.sources.file_reading import plainly_ours
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 AB = Schema((Column("a", "bigint"), Column("b", "string")))
 HEADER = (("header", "true"), ("mode", "FAILFAST"))
