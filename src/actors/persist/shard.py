@@ -167,10 +167,13 @@ class ShardState(msgspec.Struct, frozen=True):
         """Of all inline parts."""
         return sum(batch.inline_bytes for batch in self.batches)
 
+    def live_keys(self) -> set[str]:
+        """Every blob of which the contents are made."""
+        return {part.key for batch in self.batches for part in batch.parts if part.key}
+
     def blob_keys(self) -> set[str]:
         """Every blob that this state names, the retired ones included."""
-        live = {part.key for batch in self.batches for part in batch.parts if part.key}
-        return live | {retired.key for retired in self.retired}
+        return self.live_keys() | {retired.key for retired in self.retired}
 
 
 class TablesUpper(msgspec.Struct, frozen=True):

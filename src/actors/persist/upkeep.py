@@ -194,7 +194,10 @@ def _replace(
     state = documents.shards[shard]
     if state is None:
         return Outcome(False)
-    if parts and any(batch.parts == parts for batch in state.batches):
+    lower, upper = inputs[0].lower, inputs[-1].upper
+    if parts and any(
+        (b.lower, b.parts) == (lower, parts) and b.upper >= upper for b in state.batches
+    ):
         return Outcome(True)  # an earlier attempt, whose answer was lost
     merged = compacted(state, inputs, parts)
     return Outcome(False) if merged is None else Outcome(True, {shard: merged})
