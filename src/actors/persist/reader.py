@@ -97,8 +97,12 @@ class LeaseBook:
 
     def without_hold(self, state: ShardState) -> frozenset[str]:
         """Leases of the state that keep no blob: of our readers (`used` tells what they use), and
-        of the dead."""
-        return self.own(state.id) | self._dead(state)
+        of earlier owners of the stores. One that ran out keeps its blobs until a write has dropped
+        it: it may have been renewed since we looked."""
+        own = self.own(state.id)
+        return frozenset(
+            name for name in state.leases if name in own or (self._exclusive and "@" not in name)
+        )
 
     def own(self, shard: ShardId) -> frozenset[str]:
         """Leases of the open readers."""
@@ -197,8 +201,11 @@ class LeaseBook:
                 log.warning("%s", reader.lease_lost())
 
     def due(self, state: ShardState) -> bool:
-        """Whether the leases should be written for their own sake: never when alone, else when a
-        part of their time is over, or one is to be dropped."""
+        """Whether the leases should be written for their own sake: when one is of the dead, who
+        would hold the since of an idle shard for ever; else never when alone, and when a part of
+        their time is over, or one is to be dropped."""
+        if self._dead(state):
+            return True
         if self._exclusive:
             return False
         if self._gone.get(state.id):

@@ -64,7 +64,7 @@ class Upkeep:
         self._numbers = count(1)
 
     async def maintain(self, shard: ShardId) -> None:
-        """Compacts while there is a reason to, collects, writes leases that need it. Raises
+        """Compacts while there is a reason to, writes leases that need it, collects. Raises
         `UnknownObject`, `StorageError`, `Corrupt`."""
         async with self._one:
             limits = self._settings
@@ -75,9 +75,9 @@ class Upkeep:
                 )
                 if chosen is None or not await self._compact(state, *chosen):
                     break
-            await self._collect(shard)
             if self._book.due(await self._machine.state(shard)):
-                await self.heartbeat(shard)
+                await self.heartbeat(shard)  # first: what the dead hold is free then
+            await self._collect(shard)
 
     async def heartbeat(self, shard: ShardId) -> None:
         """Writes the leases of this process's readers."""
