@@ -61,6 +61,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/large_peek.py
 	@$(BIN)/penstock simulate --runs 20000
 	@$(BIN)/penstock simulate --sources --runs 5000
+	@$(BIN)/penstock simulate --persist --runs 50000
 	@$(BIN)/python tests/proof/planted_bugs.py
 	@$(BIN)/python tests/proof/soak.py
 

@@ -309,6 +309,9 @@ def simulate(
     sources: Annotated[
         bool, typer.Option("--sources", help="Only seeds whose runs have sources and sinks.")
     ] = False,
+    persist: Annotated[
+        bool, typer.Option("--persist", help="Shards alone: a few processes on the same stores.")
+    ] = False,
 ) -> None:
     """Simulates the whole service under faults drawn from seeds; exit status 1 on a failure.
 
@@ -316,10 +319,15 @@ def simulate(
     """
     from actors.testing import simulate as simulation
 
+    if persist and sources:
+        raise typer.BadParameter("--persist has no sources: give one of the two")
+    kind = simulation.SHARDS if persist else simulation.SERVICE
     if runs is None and seed is not None:
-        wrong = simulation.replayed(seed, as_json=as_json, trace=trace)
+        wrong = simulation.replayed(seed, as_json=as_json, trace=trace, kind=kind)
     else:
-        wrong = simulation.campaigned(runs or 100, seed or 0, as_json=as_json, sources=sources)
+        wrong = simulation.campaigned(
+            runs or 100, seed or 0, as_json=as_json, sources=sources, kind=kind
+        )
     if wrong:
         raise typer.Exit(STATUS_WRONG)
 

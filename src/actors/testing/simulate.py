@@ -17,14 +17,35 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from actors.testing.cluster import Report, simulate
+from actors.testing.shards import run as shards
+from actors.testing.shards import schedule as shard_schedule
 from actors.testing.simulation.faults import Fault
-from actors.testing.simulation.schedule import Operation, Schedule, describe, draw, has_source
+from actors.testing.simulation.schedule import describe, draw, has_source
 
 T = TypeVar("T")
 
 SHRINK_RUNS_MAX: Final = 250
 FAILURES_MAX: Final = 10
 """A campaign that has found so many stops."""
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """What is simulated. Its schedules are records with `operations` and `faults`."""
+
+    draw: Callable[[int], Any]
+    """The schedule of a seed."""
+    run: Callable[..., Report]
+    """Of a schedule; with `keep_trace` its steps are kept."""
+    describe: Callable[[Any], str]
+    """An operation or a fault, as one line."""
+    option: str = ""
+    """Of the command that replays it."""
+
+
+SERVICE: Final = Kind(draw, simulate, describe)
+"""The whole service."""
+SHARDS: Final = Kind(shard_schedule.draw, shards.simulate, shard_schedule.describe, "--persist ")
+"""Persist alone."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -38,6 +59,8 @@ class Failure(msgspec.Struct, frozen=True):
     shrunk_violation: str
     runs: int
     """That shrinking took."""
+    option: str = ""
+    """Of the command that replays it."""
 
 
 class Campaign(msgspec.Struct, frozen=True):
@@ -57,7 +80,11 @@ class Campaign(msgspec.Struct, frozen=True):
         return self.runs / self.seconds if self.seconds else 0.0
 
 
-def campaign(seeds: Iterable[int], told: Callable[[Failure], None] | None = None) -> Campaign:
+def campaign(
+    seeds: Iterable[int],
+    told: Callable[[Failure], None] | None = None,
+    kind: Kind = SERVICE,
+) -> Campaign:
     """Runs every seed; stops after `FAILURES_MAX` failures."""
     gc.collect()
     gc.freeze()
@@ -69,13 +96,13 @@ def campaign(seeds: Iterable[int], told: Callable[[Failure], None] | None = None
     for seed in seeds:
         first, last = seed if first is None else first, seed
         began = perf_counter()
-        report = simulate(draw(seed))
+        report = kind.run(kind.draw(seed))
         seconds += perf_counter() - began
         runs += 1
         steps += report.steps
         faults.update(report.faults)
         if report.violation:
-            failure = shrunk(report)
+            failure = shrunk(report, kind)
             failures.append(failure)
             if told is not None:
                 told(failure)
@@ -86,23 +113,23 @@ def campaign(seeds: Iterable[int], told: Callable[[Failure], None] | None = None
     return Campaign(first or 0, last or 0, runs, seconds, steps, struck, tuple(failures))
 
 
-def shrunk(report: Report) -> Failure:
+def shrunk(report: Report, kind: Kind = SERVICE) -> Failure:
     """The failure with as little of its schedule as still fails by the same checker."""
     checker = report.violation.partition(":")[0]
-    best, last, runs = draw(report.seed), report, 0
+    best, last, runs = kind.draw(report.seed), report, 0
 
-    def fails(schedule: Schedule) -> bool:
+    def fails(schedule: Any) -> bool:
         nonlocal best, last, runs
         if runs >= SHRINK_RUNS_MAX:
             return False
         runs += 1
-        again = simulate(schedule)
+        again = kind.run(schedule)
         if again.violation.partition(":")[0] != checker:
             return False
         best, last = schedule, again
         return True
 
-    def with_operations(kept: Sequence[Operation]) -> bool:
+    def with_operations(kept: Sequence[Any]) -> bool:
         return fails(msgspec.structs.replace(best, operations=tuple(kept)))
 
     def with_faults(kept: Sequence[Fault]) -> bool:
@@ -114,10 +141,11 @@ def shrunk(report: Report) -> Failure:
     return Failure(
         report.seed,
         report.violation,
-        tuple(map(describe, best.operations)),
-        tuple(map(describe, best.faults)),
+        tuple(map(kind.describe, best.operations)),
+        tuple(map(kind.describe, best.faults)),
         last.violation,
         runs,
+        kind.option,
     )
 
 
@@ -138,11 +166,13 @@ def _reduce(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
         size //= 2
 
 
-def replayed(seed: int, *, as_json: bool = False, trace: bool = False) -> bool:
+def replayed(
+    seed: int, *, as_json: bool = False, trace: bool = False, kind: Kind = SERVICE
+) -> bool:
     """Prints one run, made twice; True when it failed or the two differ (then the simulation
     itself is at fault)."""
-    first = simulate(draw(seed), keep_trace=trace)
-    second = simulate(draw(seed))
+    first = kind.run(kind.draw(seed), keep_trace=trace)
+    second = kind.run(kind.draw(seed))
     same = first.hash == second.hash
     if as_json:
         shown = msgspec.to_builtins(first) | {"second_hash": second.hash}
@@ -153,13 +183,20 @@ def replayed(seed: int, *, as_json: bool = False, trace: bool = False) -> bool:
     print(f"seed {seed}: {first.steps} steps; faults: {struck}")
     print(f"trace hash {first.hash}, again {second.hash}{'' if same else ': NOT THE SAME'}")
     if first.violation:
-        print(failure_as_text(shrunk(first)))
+        print(failure_as_text(shrunk(first, kind)))
     else:
         print("nothing was wrong")
     return bool(first.violation) or not same
 
 
-def campaigned(runs: int, seed: int, *, as_json: bool = False, sources: bool = False) -> bool:
+def campaigned(
+    runs: int,
+    seed: int,
+    *,
+    as_json: bool = False,
+    sources: bool = False,
+    kind: Kind = SERVICE,
+) -> bool:
     """Prints a campaign of `runs` seeds from `seed` on, of those with a source only when
     `sources`; True when one failed."""
 
@@ -168,7 +205,7 @@ def campaigned(runs: int, seed: int, *, as_json: bool = False, sources: bool = F
             print(failure_as_text(failure), flush=True)
 
     seeds = (each for each in count(seed) if has_source(each) or not sources)
-    found = campaign(islice(seeds, runs), tell)
+    found = campaign(islice(seeds, runs), tell, kind)
     print(_as_json(found) if as_json else as_text(found))
     return bool(found.failures)
 
@@ -195,5 +232,5 @@ def failure_as_text(failure: Failure) -> str:
     lines = [f"seed {failure.seed} fails: {failure.violation}"]
     lines.append(f"shrunk in {failure.runs} runs to: {failure.shrunk_violation}")
     lines += [f"  {line}" for line in (*failure.operations, *failure.faults)]
-    lines.append(f"replay it: penstock simulate --seed {failure.seed}")
+    lines.append(f"replay it: penstock simulate {failure.option}--seed {failure.seed}")
     return "\n".join(lines)

@@ -1,0 +1,181 @@
+"""Bugs to plant: each is one rule of persist left out, by patching, for as long as it lasts.
+
+They prove the simulation: each must be found in few seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest import mock
+
+from msgspec.structs import replace
+
+from actors.persist import appending, upkeep
+from actors.persist.machine import Machine
+from actors.persist.orphans import Orphans, Suspects
+from actors.persist.part_store import PartStore
+from actors.persist.reader import LeaseBook
+from actors.persist.shard import Batch, Lease, Part, ShardState, compacted, renewed
+
+
+@contextmanager
+def leases_not_looked_at() -> Iterator[None]:
+    """A retired blob is deleted whoever may have it."""
+
+    def every(state: ShardState, own: frozenset[str]) -> tuple[str, ...]:
+        return tuple(retired.key for retired in state.retired)
+
+    with mock.patch.object(upkeep, "deletable", every):
+        yield
+
+
+@contextmanager
+def own_readers_not_looked_at() -> Iterator[None]:
+    """A blob that a reader of this process has is deleted."""
+    with mock.patch.object(LeaseBook, "used", return_value=set()):
+        yield
+
+
+@contextmanager
+def token_forgotten() -> Iterator[None]:
+    """An append whose answer was lost does not know itself again."""
+    with mock.patch.object(appending, "is_done", return_value=False):
+        yield
+
+
+@contextmanager
+def compaction_drops_a_batch() -> Iterator[None]:
+    """What was read last is not merged, where there is more than one."""
+    right = upkeep.Upkeep._merge
+
+    async def merge(self: Any, state: ShardState, inputs: Sequence[Batch], to_blob: bool) -> Any:
+        return await right(self, state, inputs[:-1] if len(inputs) > 2 else inputs, to_blob)
+
+    with mock.patch.object(upkeep.Upkeep, "_merge", merge):
+        yield
+
+
+@contextmanager
+def compacted_beyond_since() -> Iterator[None]:
+    """Times are raised to the end of what is merged, whatever somebody may still read."""
+    with mock.patch.object(upkeep, "compact_to", lambda state, upper: upper - 1):
+        yield
+
+
+@contextmanager
+def compaction_not_compared() -> Iterator[None]:
+    """What is merged takes the place of the batches that are there, not of those it was made of."""
+
+    def replaced(
+        state: ShardState, inputs: Sequence[Batch], parts: tuple[Part, ...]
+    ) -> ShardState | None:
+        bounds = (inputs[0].lower, inputs[-1].upper)
+        found = [b for b in state.batches if bounds[0] <= b.lower < bounds[1]]
+        if not found or found[0].lower != bounds[0]:
+            return None
+        return compacted(state, found, parts)
+
+    with mock.patch.object(upkeep, "compacted", replaced):
+        yield
+
+
+@contextmanager
+def since_goes_back() -> Iterator[None]:
+    """The since follows whoever came last, not the least of all."""
+
+    def hasty(
+        state: ShardState, own: Mapping[str, Lease], gone: frozenset[str], now_ms: int
+    ) -> ShardState:
+        then = renewed(state, own, gone, now_ms)
+        held = [*then.holds.values(), *(lease.since for lease in then.leases.values())]
+        return replace(then, since=min(held, default=then.since) - (1 if then.since > 2 else 0))
+
+    with mock.patch("actors.persist.reader.renewed", hasty):
+        yield
+
+
+@contextmanager
+def pending_collected() -> Iterator[None]:
+    """What nothing names counts as nobody's as soon as it is there, as whoever writes it, too."""
+
+    def seen(self: Suspects, keys: Iterable[str], now_ms: float) -> list[str]:
+        return list(keys)
+
+    with (
+        mock.patch.object(PartStore, "pending", return_value=False),
+        mock.patch.object(Suspects, "seen", seen),
+    ):
+        yield
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Blobs that were never named stay for ever."""
+
+    async def nothing(self: Orphans) -> int:
+        return 0
+
+    with mock.patch.object(Orphans, "collect", nothing):
+        yield
+
+
+@contextmanager
+def leases_of_others_run_out_early() -> Iterator[None]:
+    """A lease of another process is over when it was not renewed for half of its time."""
+    right = LeaseBook._dead
+
+    def dead(self: LeaseBook, state: ShardState) -> frozenset[str]:
+        lasts, self._lease_ms = self._lease_ms, self._lease_ms // 2
+        try:
+            return right(self, state)
+        finally:
+            self._lease_ms = lasts
+
+    with mock.patch.object(LeaseBook, "_dead", dead):
+        yield
+
+
+@contextmanager
+def lost_answer_taken_for_done() -> Iterator[None]:
+    """A set that timed out counts as done."""
+    right = Machine._set
+
+    async def set_(self: Machine, *args: Any) -> bool:
+        try:
+            return await right(self, *args)
+        except Exception:  # noqa: BLE001 - this is the bug
+            return True
+
+    with mock.patch.object(Machine, "_set", set_):
+        yield
+
+
+@contextmanager
+def stale_mismatch() -> Iterator[None]:
+    """An upper that this process remembers is told, though others have moved it."""
+    right = Machine.change
+
+    async def change(self: Machine, *args: Any, **more: Any) -> Any:
+        self._exclusive = True
+        return await right(self, *args, **more)
+
+    with mock.patch.object(Machine, "change", change):
+        yield
+
+
+PLANTED: Final[dict[str, Callable[[], Any]]] = {
+    "leases_not_looked_at": leases_not_looked_at,
+    "own_readers_not_looked_at": own_readers_not_looked_at,
+    "token_forgotten": token_forgotten,
+    "compaction_drops_a_batch": compaction_drops_a_batch,
+    "compacted_beyond_since": compacted_beyond_since,
+    "compaction_not_compared": compaction_not_compared,
+    "since_goes_back": since_goes_back,
+    "pending_collected": pending_collected,
+    "nothing_collected": nothing_collected,
+    "leases_of_others_run_out_early": leases_of_others_run_out_early,
+    "lost_answer_taken_for_done": lost_answer_taken_for_done,
+    "stale_mismatch": stale_mismatch,
+}

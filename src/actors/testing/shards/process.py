@@ -1,0 +1,213 @@
+"""One process of a run: life after life, each with a client of its own and nothing of the last.
+
+A life opens persist, follows other processes where there are any, keeps its shards small, and does
+what its tasks have not begun yet. It ends when the process is killed (nothing of it ever runs
+again), or stopped (its tasks are cancelled wherever they are, then its client is closed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.errors import Corrupt, StorageError
+from actors.persist import PersistClient
+from actors.persist.reader import Reader
+from actors.testing.shards.schedule import Operation
+from actors.testing.shards.stores import ShardBlob, ShardConsensus
+from actors.testing.shards.work import Work
+from actors.testing.simulation.crash import LIFE, CrashableLoop
+from actors.testing.simulation.history import Violation
+from actors.testing.virtual_time import VirtualClock
+
+if TYPE_CHECKING:
+    from actors.persist.location import Cas
+    from actors.testing.shards.run import World
+
+DOWN_S: Final = 0.005
+"""Between two lives."""
+COLLECT_S: Final = 0.7
+TASKS: Final = 3
+
+
+class Process:
+    """See the module's text."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        setting = world.schedule.setting
+        self.alone = setting.processes == 1
+        self.clock = VirtualClock(setting.skews_ms[number])
+        self.client: PersistClient | None = None
+        self.life = 0
+        self.programs: list[deque[Operation]] = [
+            deque(
+                each
+                for each in world.schedule.operations
+                if (each.process, each.task) == (number, task)
+            )
+            for task in range(TASKS)
+        ]
+        self.mine: dict[str, list[int]] = {"s": [], "t": []}
+        """Values that surely are in a shard, and that no one else touches."""
+        self.readers = 0
+        self._ended = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._closing = False
+        self._working: asyncio.Task[Any] | None = None
+
+    # -- as the checkers see it ----------------------------------------------------------------
+
+    def owns(self, name: str) -> bool:
+        """Whether a lease is of one of this process's readers that is no longer open."""
+        return name.startswith(f"p{self.number}-") and name not in self._open_leases()
+
+    def _open_leases(self) -> set[str]:
+        return {reader.lease_id for reader in self.open_readers()}
+
+    def open_readers(self) -> list[Reader]:
+        """Of the life of the moment."""
+        if self.client is None:
+            return []
+        book = self.client._book._readers
+        return [reader for readers in book.values() for reader in readers.values()]
+
+    def committed(self, ops: Any) -> None:
+        """Documents changed."""
+        self.world.guarded(self._committed)(ops)
+
+    def _committed(self, ops: list[Cas]) -> None:
+        self.world.truth.committed(ops, self)
+
+    def missing(self, key: str) -> None:
+        """A blob was asked for that is not there: its reader says whether that is right."""
+
+    def deleting(self, key: str) -> None:
+        """A blob is deleted now."""
+        readers = [reader for process in self.world.processes for reader in process.open_readers()]
+        self.world.guarded(self.world.truth.deleting)(key, readers)
+
+    # -- lives ---------------------------------------------------------------------------------
+
+    async def supervise(self) -> None:
+        """Life after life."""
+        loop = asyncio.get_running_loop()
+        while not self._closing:
+            self.life = self.world.new_life()
+            self._ended, self._stop = asyncio.Event(), asyncio.Event()
+            context = contextvars.copy_context()
+            context.run(LIFE.set, self.life)
+            self.world.trace.note("life", self.life, "of", self.number)
+            task = loop.create_task(self._live(self.life), context=context)
+            await self._ended.wait()
+            self.client = None
+            if self.life and task.done() and not task.cancelled() and task.exception():
+                error = task.exception()
+                self.world.fail(Violation(f"crash: {type(error).__name__}: {error}"))
+            await asyncio.sleep(DOWN_S)
+
+    async def _live(self, life: int) -> None:
+        try:
+            await self._work(life)
+        finally:
+            if life == self.life:
+                self._ended.set()
+
+    async def _work(self, life: int) -> None:
+        client = self.client = self.open(life)
+        with suppress(StorageError):
+            await self.world.prepare(client)
+        background = asyncio.gather(*self._background(client))
+        work = Work(self, client, life)
+        self._working = asyncio.gather(*(work.all_of(program) for program in self.programs))  # type: ignore[assignment]
+        stop = asyncio.ensure_future(self._stop.wait())
+        both = asyncio.gather(self._working, stop)  # type: ignore[arg-type]
+        await asyncio.wait([both, stop, background], return_when=asyncio.FIRST_COMPLETED)
+        for each in (both, background):
+            each.cancel()
+        for each in (both, background):
+            with suppress(asyncio.CancelledError):
+                await each
+        await client.close()
+
+    def open(self, life: int) -> PersistClient:
+        """A client with a way to the stores of its own."""
+        world = self.world
+
+        def crash() -> None:
+            self.kill(life)
+
+        outlives = not self.alone
+        return PersistClient(
+            ShardBlob(world.disk, world.injector, crash, self, outlives=outlives),
+            ShardConsensus(world.disk, world.injector, crash, self, outlives=outlives),
+            world.settings,
+            self.clock,
+            exclusive=self.alone,
+            random=random.Random(f"{world.schedule.seed} life {life}"),
+        )
+
+    def _background(self, client: PersistClient) -> list[Any]:
+        upkeep_s = self.world.schedule.setting.upkeep_ms / 1000
+
+        async def upkeep() -> None:
+            while True:
+                await asyncio.sleep(upkeep_s)
+                for shard in sorted(self.world.truth.shards):
+                    await self.excused(client.maintain(shard))
+
+        async def collect() -> None:
+            while True:
+                await asyncio.sleep(COLLECT_S)
+                await self.excused(client.collect_orphans())
+
+        found = [upkeep(), collect()]
+        return found if self.alone else [*found, client.follow()]
+
+    async def excused(self, doing: Any) -> bool:
+        """Does it; a failure of the stores is the end of it. Whether it was done."""
+        try:
+            await doing
+        except Corrupt:
+            raise
+        except StorageError as error:
+            self.world.trace.note("excused", type(error).__name__)
+            return False
+        return True
+
+    def kill(self, life: int | None = None) -> None:
+        """It dies here and now."""
+        life = self.life if life is None else life
+        if life != self.life or self._ended.is_set():
+            return
+        self.world.trace.note("kill", life)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, CrashableLoop)
+        loop.kill(life)
+        self.client = None
+        self.life = 0
+        self._ended.set()
+
+    def stop(self, *, for_good: bool = False) -> None:
+        """Ends the life in order; `for_good`: there is no other."""
+        self._closing = self._closing or for_good
+        self._stop.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether all its tasks have done all they had to do."""
+        return not any(self.programs) and self._working is not None and self._working.done()
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set when the life of the moment is over."""
+        return self._ended
+
+    def fail(self, what: str) -> None:
+        """Something that must hold does not."""
+        self.world.fail(Violation(what))

@@ -1,0 +1,245 @@
+"""The course of one run: tasks at work while faults strike, then calm, then nothing left.
+
+When all operations are done the faults stop. From then on nothing may fail: each process appends to
+each shard, reads it, and is stopped. Then one process alone on the stores waits until every lease
+has run out, keeps the shards small, and collects: what is left must be what the states name, and
+they must be as small as they should be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from actors.errors import StorageError
+from actors.persist import NewShard, PersistClient
+from actors.settings import Settings
+from actors.testing.cluster import Report
+from actors.testing.shards import calls
+from actors.testing.shards.process import TASKS, Process
+from actors.testing.shards.schedule import GRACE_MS, OPERATOR, Schedule
+from actors.testing.shards.truth import Truth
+from actors.testing.shards.work import SCHEMA, Work
+from actors.testing.simulation.crash import CrashableLoop, Livelock, undisturbed
+from actors.testing.simulation.faults import Injector, Trace
+from actors.testing.simulation.history import Violation
+from actors.testing.simulation.stores import Disk
+from actors.testing.virtual_time import Deadlock, VirtualClock
+
+SHARDS: Final = ("s", "t")
+REST_S: Final = 300.0
+"""Virtual time within which all operations end."""
+LATE_S: Final = 1.0
+"""Behind the last fault: what was late has happened."""
+ROUNDS_MAX: Final = 6
+"""Of the last collection."""
+
+
+def settings_of(schedule: Schedule) -> Settings:
+    """Small limits, so that everything happens in a short run."""
+    setting = schedule.setting
+    return Settings(
+        inline_part_bytes_max=1_000 if setting.inline else 1,
+        inline_bytes_per_shard_max=3_000 if setting.inline else 1,
+        batches_per_shard_max=setting.batches_max,
+        decoded_parts_bytes_max=1 << 20 if setting.decoded else 1,
+        reader_lease_ms=setting.lease_ms,
+        blob_orphan_grace_ms=GRACE_MS,
+        stash_orphan_ms=GRACE_MS,
+        part_bytes_target=64 if setting.pieces else 2_048,
+        retry_delay_ms_min=5,
+        retry_delay_ms_max=100,
+        store_poll_ms=250,
+    )
+
+
+class World:
+    """What all processes of one run stand on."""
+
+    def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
+        self.schedule = schedule
+        self.settings = settings_of(schedule)
+        self.trace = Trace(keep_trace)
+        self.injector = Injector(schedule.faults, self.trace)
+        self.disk = Disk(VirtualClock())
+        self.truth = Truth(self.disk, self.instant, self.settings.reader_lease_ms)
+        self.calls: list[calls.Call] = []
+        self.violation: Violation | None = None
+        self._wrong = asyncio.Event()
+        self._instant = self._lives = self._values = 0
+        self.processes = [Process(self, number) for number in range(schedule.setting.processes)]
+
+    def instant(self) -> int:
+        """The next of all instants."""
+        self._instant += 1
+        return self._instant
+
+    def new_life(self) -> int:
+        """The next of all lives."""
+        self._lives += 1
+        return self._lives
+
+    def new_value(self) -> int:
+        """One that was never written before."""
+        self._values += 1
+        return self._values
+
+    def fail(self, violation: Violation) -> None:
+        """The run is over."""
+        self.trace.note("violation", violation)
+        self.violation = self.violation or violation
+        self._wrong.set()
+
+    def guarded(self, check: Callable[..., None]) -> Callable[..., None]:
+        """A check whose violation ends the run, and not whoever was looked at."""
+
+        def run(*args: Any) -> None:
+            try:
+                check(*args)
+            except Violation as violation:
+                self.fail(violation)
+
+        return run
+
+    async def prepare(self, client: PersistClient) -> None:
+        """The shards, if they are not there yet."""
+        holds = {f"h{number}": 0 for number in range(self.schedule.setting.processes)}
+        while set(self.truth.shards) != set(SHARDS):
+            with suppress(StorageError):
+                await client.create_shards([NewShard(name, SCHEMA, holds=holds) for name in SHARDS])
+            await asyncio.sleep(0.01)
+
+    async def drive(self) -> None:
+        """The whole run, or what of it comes before something is wrong."""
+        course = asyncio.get_running_loop().create_task(self._course())
+        wrong = asyncio.get_running_loop().create_task(self._wrong.wait())
+        await asyncio.wait([course, wrong], return_when=asyncio.FIRST_COMPLETED)
+        wrong.cancel()
+        if course.done() and course.exception() is not None:
+            error = course.exception()
+            assert error is not None, "it was just looked at"
+            found = error if isinstance(error, Violation) else None
+            self.fail(found or Violation(f"calm: {type(error).__name__}: {error}"))
+        course.cancel()
+
+    async def _course(self) -> None:
+        loop = asyncio.get_running_loop()
+        supervisors = [loop.create_task(process.supervise()) for process in self.processes]
+        await asyncio.gather(*(self._operate(task) for task in range(TASKS)))
+        async with asyncio.timeout(REST_S):
+            while not all(process.idle for process in self.processes):
+                await asyncio.sleep(0.05)
+        self.injector.active = False
+        await asyncio.sleep(LATE_S)
+        for process in self.processes:
+            process.stop(for_good=True)
+        await asyncio.gather(*supervisors)
+        calls.check(self.calls, self.truth.shards)
+        await self._calm()
+
+    async def _operate(self, task: int) -> None:
+        for operation in self.schedule.operations:
+            if (operation.process, operation.task) != (OPERATOR, task):
+                continue
+            await asyncio.sleep(operation.pause_ms / 1000)
+            if operation.kind == "jump":
+                process = self.processes[abs(operation.number) % len(self.processes)]
+                process.clock.skew_ms += operation.number
+                self.trace.note("jump", process.number, operation.number)
+                continue
+            process = self.processes[operation.number % len(self.processes)]
+            if operation.kind == "kill":
+                process.kill()
+            else:
+                process.stop()
+
+    async def _calm(self) -> None:
+        """Every process once more, then the last collection."""
+        for process in self.processes:
+            client = process.client = process.open(self.new_life())
+            work = Work(process, client, 0)
+            for shard in SHARDS:
+                if not await work.append([shard], 4, 2):
+                    raise Violation(f"calm: nothing can be appended to {shard}")
+                await work.subscribe(shard, 4)
+            await client.close()
+            process.client = None
+        await self._collect()
+
+    async def _collect(self) -> None:
+        keeper = self.processes[0]
+        client = keeper.client = keeper.open(self.new_life())
+        pause_s = max(GRACE_MS, self.settings.reader_lease_ms) / 1000 + 1
+        for _ in range(ROUNDS_MAX):
+            for shard in SHARDS:
+                for holder in self.truth.shards[shard].state.holds:
+                    await client.set_hold(shard, holder, self.truth.shards[shard].state.upper - 1)
+                await client.maintain(shard)
+            await client.collect_orphans()
+            if not (left := self._left()):
+                break
+            await asyncio.sleep(pause_s)
+        else:
+            raise Violation(left)
+        work = Work(keeper, client, 0)
+        for shard in SHARDS:
+            await work.snapshot(shard, 0, slowly=False)
+        await client.close()
+
+    def _left(self) -> str:
+        """What leaks, or which state is not small; empty when all is well."""
+        named: set[str] = set()
+        for shard in SHARDS:
+            state = self.truth.shards[shard].state
+            named |= {part.key for batch in state.batches for part in batch.parts if part.key}
+            bounds = (
+                len(state.batches) <= self.settings.batches_per_shard_max,
+                state.inline_bytes <= self.settings.inline_bytes_per_shard_max,
+                not state.retired,
+                not state.leases,
+            )
+            if not all(bounds):
+                return f"bounds: {bounds} of {shard}: {state}"
+        left = set(self.disk.blobs.keys()) - named
+        return f"leak: nothing names {sorted(left)}" if left else ""
+
+
+def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
+    """Runs a schedule. Never raises for what persist does wrong: see `Report.violation`."""
+    collects = gc.isenabled()
+    gc.disable()
+    quiet = logging.getLogger("penstock")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL + 1)
+    loop = CrashableLoop(f"order {schedule.seed}")
+    asyncio.set_event_loop(loop)
+    try:
+        world = World(schedule, keep_trace)
+        try:
+            loop.run_until_complete(world.drive())
+        except (Deadlock, Livelock) as error:
+            world.violation = world.violation or Violation(f"liveness: {error}")
+        faults = Counter(fault.kind for fault in world.injector.struck)
+        return Report(
+            schedule.seed,
+            world.trace.hash,
+            world.trace.steps,
+            dict(sorted(faults.items())),
+            "" if world.violation is None else str(world.violation),
+            tuple(world.trace.lines),
+        )
+    finally:
+        with undisturbed():
+            loop.bury()
+            with suppress(Exception):
+                loop.close()
+            asyncio.set_event_loop(None)
+            gc.collect(0)
+        quiet.setLevel(level)
+        if collects:
+            gc.enable()

@@ -1,0 +1,187 @@
+"""What a run of shards does: operations of the tasks of a few processes, and faults, from a seed.
+
+Streams of randomness are apart: the order of the loop, the work, the faults. Lists are plain, so
+that a schedule shrinks: what is left out leaves the rest as it was.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+from actors.testing.simulation.faults import (
+    CRASH,
+    CRASH_AFTER,
+    DELAY,
+    FAIL,
+    HANG,
+    LATE,
+    LOST,
+    LOST_ANSWER,
+    Fault,
+)
+
+OPERATOR: Final = -1
+"""The process number of whoever kills and stops processes, and moves their clocks."""
+GRACE_MS: Final = 4_000
+"""After which a blob that nothing names is an orphan: longer than any set of documents is late."""
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """Task `task` of process `process` waits `pause_ms` and does `kind` to `shard`."""
+
+    process: int
+    task: int
+    pause_ms: int
+    kind: str
+    shard: str = "s"
+    number: int = 0
+    """How many rows, how far back, how long: whatever the kind wants."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What of the world a seed draws."""
+
+    processes: int = 2
+    """One: it is alone, and knows that."""
+    inline: bool = True
+    decoded: bool = False
+    pieces: bool = False
+    """Whether parts are of two rows."""
+    batches_max: int = 3
+    lease_ms: int = 2_000
+    upkeep_ms: int = 150
+    skews_ms: tuple[int, ...] = (0, 0, 0)
+    """How far the clock of each process is off."""
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A whole run."""
+
+    seed: int
+    setting: Setting
+    operations: tuple[Operation, ...]
+    faults: tuple[Fault, ...]
+
+
+_WORK: Final = (
+    ("append", 26),
+    ("append both", 5),
+    ("append wrong", 4),
+    ("append canceled", 4),
+    ("append nothing", 5),
+    ("discard", 2),
+    ("leave", 2),
+    ("snapshot", 10),
+    ("snapshot slowly", 6),
+    ("subscribe", 8),
+    ("listen", 5),
+    ("hold", 10),
+    ("maintain", 5),
+    ("collect", 3),
+)
+_PAUSES_MS: Final = (0, 0, 0, 1, 3, 10, 40, 150)
+_SITES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
+    "consensus.set": (
+        60,
+        (FAIL, LOST, LOST_ANSWER, LOST_ANSWER, LATE, LATE, HANG, CRASH, CRASH_AFTER, DELAY, DELAY),
+    ),
+    "consensus.head": (60, (FAIL, FAIL, HANG, DELAY, DELAY)),
+    "blob.set": (25, (FAIL, LOST, LOST_ANSWER, LATE, HANG, CRASH, CRASH_AFTER, DELAY)),
+    "blob.get": (25, (FAIL, LOST, HANG, CRASH, DELAY, DELAY)),
+    "blob.delete": (15, (FAIL, LOST, LOST_ANSWER, LATE, DELAY, CRASH, CRASH_AFTER)),
+    "blob.list": (8, (FAIL, DELAY)),
+}
+"""About how many operations a run has at a site, and what may happen to one."""
+_DELAYS_MS: Final = (1, 2, 5, 10, 30, 100, 400)
+_CRASHES_MAX: Final = 3
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    work = random.Random(f"shards {seed}")
+    processes = work.choice((1, 2, 2, 2, 3, 3))
+    lease_ms = work.choice((300, 2_000, 20_000))
+    skews = [0, 0, 0]
+    if work.random() < 0.5:
+        skews = [work.choice((-1, 0, 1)) * work.choice((20, lease_ms // 4)) for _ in range(3)]
+    setting = Setting(
+        processes=processes,
+        inline=work.random() < 0.6,
+        decoded=work.random() < 0.6,
+        pieces=work.random() < 0.25,
+        batches_max=work.choice((1, 2, 3, 6)),
+        lease_ms=lease_ms,
+        upkeep_ms=work.choice((40, 150, 400, 1_000)),
+        skews_ms=tuple(skews),
+    )
+    operations = _operations(work, processes)
+    return Schedule(seed, setting, tuple(operations), tuple(_faults(seed)))
+
+
+def describe(item: Operation | Fault) -> str:
+    """One line."""
+    if isinstance(item, Fault):
+        delay = f", {item.delay_ms} ms" if item.delay_ms else ""
+        return f"fault: {item.kind} at operation {item.at} of {item.site}{delay}"
+    who = "the operator" if item.process == OPERATOR else f"process {item.process}.{item.task}"
+    return f"{who} waits {item.pause_ms} ms: {item.kind} {item.shard} {item.number}"
+
+
+def _operations(work: random.Random, processes: int) -> list[Operation]:
+    kinds, weights = zip(*_WORK, strict=True)
+    found = []
+    for _ in range(work.choice((8, 14, 14, 24))):
+        kind = work.choices(kinds, weights)[0]
+        found.append(
+            Operation(
+                work.randrange(processes),
+                work.randrange(3),
+                work.choice(_PAUSES_MS),
+                kind,
+                "s" if work.random() < 0.85 else "t",
+                work.randrange(1, 60),
+            )
+        )
+    for _ in range(work.choice((0, 0, 1, 2))):
+        kind = work.choice(("kill", "kill", "stop"))
+        found.append(
+            Operation(
+                OPERATOR, 0, work.choice((5, 30, 100, 300)), kind, "", work.randrange(processes)
+            )
+        )
+    if work.random() < 0.2:
+        ahead = work.choice((-1, 1)) * work.choice((100, 3_000, 3_600_000))
+        found.append(Operation(OPERATOR, 1, work.choice((5, 30, 200)), "jump", "", ahead))
+    return found
+
+
+def _faults(seed: int) -> list[Fault]:
+    """Of some sites only, so that each kind of fault is also seen alone."""
+    dice = random.Random(f"shard faults {seed}")
+    if dice.random() < 0.1:
+        return []
+    sites = [site for site in _SITES if dice.random() < 0.5]
+    found: dict[tuple[str, int], Fault] = {}
+    crashes = 0
+    for _ in range(dice.choice((2, 5, 10, 20))):
+        if not sites:
+            break
+        site = dice.choice(sites)
+        length, kinds = _SITES[site]
+        kind = dice.choice(kinds)
+        delay = dice.choice(_DELAYS_MS)
+        if kind == HANG:
+            delay = dice.choice((200, 700))
+        if kind in (CRASH, CRASH_AFTER):
+            crashes += 1
+            if crashes > _CRASHES_MAX:
+                continue
+        at = 1 + min(dice.randrange(length), dice.randrange(2 * length))
+        found[site, at] = Fault(site, at, kind, delay)
+        if dice.random() < 0.25 and kind not in (CRASH, CRASH_AFTER, HANG):
+            for more in range(1, dice.randrange(2, 10)):  # it does not go wrong only once
+                found[site, at + more] = Fault(site, at + more, kind, delay)
+    return sorted(found.values(), key=lambda fault: (fault.site, fault.at))
