@@ -41,6 +41,10 @@ class TypeMismatch(InvalidUsage):
     """A row does not fit the table's columns."""
 
 
+class IncompatibleSchema(InvalidUsage):
+    """A shard's columns cannot become these: what was written would mean something else."""
+
+
 class DuplicateKey(InvalidUsage):
     """An inserted PRIMARY KEY is present already."""
 
@@ -59,6 +63,10 @@ class ReadBelowSince(InvalidUsage):
 
 class ReadTooFarAhead(InvalidUsage):
     """The time lies further ahead of the oracle than the limit."""
+
+
+class ShardClosed(InvalidUsage):
+    """The shard's upper is empty: nothing will ever be appended again."""
 
 
 class BadSettings(InvalidUsage):

@@ -63,6 +63,11 @@ async def test_whoever_took_over_fences_the_one_before() -> None:
     assert (state.since, state.tokens) == (2, {"c": b"epoch 2"})
     await new.critical.downgrade("s", "c", b"epoch 2", b"epoch 2", 8)
     assert (await new.state("s")).since == 8
+    # The owner may speak through another process, which knows nothing of that yet.
+    third = stores.client()
+    await third.state("s")
+    await new.critical.downgrade("s", "c", b"epoch 2", b"epoch 3", 8)
+    await third.critical.downgrade("s", "c", b"epoch 3", b"epoch 4", 8)
 
 
 async def test_of_two_that_move_it_at_once_one_is_fenced() -> None:

@@ -235,8 +235,9 @@ async def test_what_was_not_appended_is_nobodys_in_the_end() -> None:
     stores = Stores()
     client = await shard_of(stores.client())
     parts = await client.write_parts("s", updates((1, 3, 1)))
+    state = await client.state("s")
     await client.drop_shards(["s"])
-    late = await client._parts.write("s", SCHEMA, updates((1, 3, 1)), 0)
+    late = await client._parts.write(state, updates((1, 3, 1)), 0)
     for each in (parts, late):
         with pytest.raises(UnknownObject):
             await client.append([Append("s", 0, 5, each)])

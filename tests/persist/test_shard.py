@@ -101,7 +101,7 @@ def test_idle_appends_do_not_add_batches() -> None:
 @pytest.mark.parametrize(
     ("append", "floor", "text"),
     [
-        (Append("s", 5, 5, ()), 0, "not an interval"),
+        (Append("s", 5, 5, ()), 0, "holds no time"),
         (Append("s", 5, EMPTY + 1, ()), 0, "not an interval"),
         (Append("s", 5, 9, (part("b", 4),)), 0, r"the interval is \[5, 9\)"),
         (Append("s", 5, 9, (part("b", 9),)), 0, r"the interval is \[5, 9\)"),

@@ -9,6 +9,8 @@ from actors.persist.filtering import Verdict as Verdict
 from actors.persist.location import Cas as Cas
 from actors.persist.location import VersionedData as VersionedData
 from actors.persist.reader import Reader as Reader
+from actors.persist.schemas import Evolved as Evolved
+from actors.persist.schemas import SchemaMismatch as SchemaMismatch
 from actors.persist.shard import TABLES_UPPER as TABLES_UPPER
 from actors.persist.shard import Append as Append
 from actors.persist.shard import Appended as Appended

@@ -30,6 +30,7 @@ from actors.persist.opening import open_stores, process_name
 from actors.persist.orphans import Orphans
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook, Reader, why_missing
+from actors.persist.schemas import SchemaRegistry
 from actors.persist.shard import (
     TABLES_UPPER,
     Append,
@@ -100,6 +101,8 @@ class PersistClient:
             written=self._book.written,
             reread=self._book.reread,
         )
+        self.schemas = SchemaRegistry(self._machine)
+        """What columns shards have had."""
         self._parts = PartStore(
             blob,
             clock,
@@ -107,6 +110,7 @@ class PersistClient:
             settings.part_bytes_target,
             settings.decoded_parts_bytes_max,
             self._missing,
+            self.schemas,
             settings.part_statistics_bytes_max,
         )
         self.critical = CriticalReaders(self._machine, self._parts.writer, self._calls)
@@ -305,7 +309,7 @@ class PersistClient:
         limits = self._settings
         room = limits.inline_bytes_per_shard_max - state.inline_bytes
         inline = limits.inline_part_bytes_max if room >= limits.inline_part_bytes_max else 0
-        return await self._parts.write(shard, state.schema, updates, inline)
+        return await self._parts.write(state, updates, inline)
 
     async def adopt_file(
         self,
@@ -318,16 +322,15 @@ class PersistClient:
     ) -> Part:
         """Moves a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
         `write_parts` does."""
-        schema = (await self.state(shard)).schema
-        times = (time_min, time_max)
-        return await self._parts.adopt(shard, schema, path, rows, times, has_errors)
+        state, times = await self.state(shard), (time_min, time_max)
+        return await self._parts.adopt(state, path, rows, times, has_errors)
 
     async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[Part, ...]:
         """Durable parts of updates without a time, always files, all at 0: to be `placed` when
         their time is known, then appended, or given to `discard_parts`. Nothing keeps them in
         memory, since nobody reads them before. Raises as `write_parts` does."""
         state = await self.state(shard)
-        return await self._parts.write(shard, state.schema, at_time(rows, 0), 0, keep=False)
+        return await self._parts.write(state, at_time(rows, 0), 0, keep=False)
 
     def offer_parts(self, parts: Sequence[Part]) -> None:
         """Hands parts over to whoever claims them within `stash_orphan_ms`; then they are
@@ -474,8 +477,10 @@ class PersistClient:
         return made[0]
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
-        """A part's updates, checked to be what was written. Raises `Corrupt` (a byte differs,
-        or the file is gone although it should be there), `LeaseLost` (it was deleted)."""
+        """A part's updates, checked to be what was written, with the columns of this schema of
+        its shard's. Raises `Corrupt` (a byte differs, or the file is gone although it should be
+        there), `LeaseLost` (it was deleted), `TypeMismatch` (it has values that only a newer
+        schema has room for)."""
         return await self._parts.fetch(part, schema)
 
     def path(self, part: Part) -> str | None:

@@ -16,17 +16,18 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from actors.errors import Fenced, InvalidUsage
-from actors.persist.machine import Documents, Machine, Outcome
+from actors.persist.machine import Change, Documents, Machine, Outcome
 from actors.persist.shard import ShardState, is_done, marked, with_hold
 from actors.progress import ShardId, Time
 
 TOKEN_BYTES_MAX: Final = 64
+R = TypeVar("R")
 
 
 class CriticalReader(msgspec.Struct, frozen=True):
@@ -133,7 +134,7 @@ class CriticalReaders:
             answer = CriticalReader(name, then.holds[name], token)
             return Outcome(answer, {shard: marked(then, self._writer, call)})
 
-        return await self._machine.change([shard], change)
+        return await self._changed(shard, change)
 
     async def close(self, shard: ShardId, name: str, expected: bytes) -> None:
         """Gives the reader up for good. Raises as `downgrade` does."""
@@ -143,4 +144,12 @@ class CriticalReaders:
             then = closed(state, name, expected)
             return Outcome(None) if then is state else Outcome(None, {shard: then})
 
-        await self._machine.change([shard], change)
+        await self._changed(shard, change)
+
+    async def _changed(self, shard: ShardId, change: Change[R]) -> R:
+        """An owner is believed to be fenced only by what was just read."""
+        try:
+            return await self._machine.change([shard], change)
+        except Fenced:
+            await self._machine.refresh(shard)
+            return await self._machine.change([shard], change)

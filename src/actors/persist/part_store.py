@@ -27,9 +27,10 @@ from actors.kernel import Clock
 from actors.persist.decoded import DecodedParts
 from actors.persist.location import Blob
 from actors.persist.parts import VERSION, Encoded, at_its_time, decode_written, encode
-from actors.persist.shard import Part
+from actors.persist.schemas import SchemaRegistry, read_as, schema_of
+from actors.persist.shard import Part, ShardState
 from actors.persist.statistics import ColumnStatistics, of_footer
-from actors.plan.schema import Schema
+from actors.plan.schema import SYSTEM_COLUMNS, Schema
 from actors.progress import ShardId, Time
 
 _ON_THE_LOOP_BYTES_MAX = 64 * 1024
@@ -48,6 +49,7 @@ class PartStore:
         bytes_target: int,
         decoded_bytes_max: int,
         missing: Callable[[ShardId, str], Awaitable[StorageError]],
+        schemas: SchemaRegistry,
         statistics_bytes_max: int,
     ) -> None:
         self._blob = blob
@@ -56,6 +58,7 @@ class PartStore:
         self._decoded = DecodedParts(decoded_bytes_max)
         self._missing = missing
         self._nonce = writer
+        self._schemas = schemas
         self._statistics_bytes_max = statistics_bytes_max
         self._numbers = count(1)
         self._pending: dict[str, bool] = {}
@@ -71,18 +74,18 @@ class PartStore:
 
     async def write(
         self,
-        shard: ShardId,
-        schema: Schema,
+        state: ShardState,
         updates: pa.Table,
         inline_bytes_max: int,
         *,
         keep: bool = True,
     ) -> tuple[Part, ...]:
-        """Durable parts of these updates, kept decoded for their first readers if wanted. Raises
-        `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`; then none is left behind."""
+        """Durable parts of these updates, with the shard's newest schema; kept decoded for their
+        first readers if wanted. Raises `TypeMismatch`, `InvalidUsage`, `StoreFull`,
+        `StorageError`; then none is left behind."""
         pieces = encode(
             updates,
-            schema,
+            state.schema,
             inline_bytes_max=inline_bytes_max,
             bytes_target=self._bytes_target,
             statistics_bytes_max=self._statistics_bytes_max,
@@ -100,7 +103,9 @@ class PartStore:
                     return tuple(parts)
                 part = piece.part
                 if piece.blob is not None:
-                    part = replace(part, key=self._new_key(shard))
+                    part = replace(part, key=self._new_key(state.id))
+                if state.schema_id:
+                    part = replace(part, schema_id=state.schema_id)
                 parts.append(part)
                 if piece.blob is not None:
                     await self._blob.set(part.key, piece.blob)
@@ -116,8 +121,7 @@ class PartStore:
 
     async def adopt(
         self,
-        shard: ShardId,
-        schema: Schema,
+        state: ShardState,
         path: Path,
         rows: int,
         times: tuple[Time, Time],
@@ -129,10 +133,8 @@ class PartStore:
             raise InvalidUsage(
                 f"{path}: {rows} rows at times {times[0]} to {times[1]}; an empty file is no part"
             )
-        known: tuple[ColumnStatistics, ...] = ()
-        if not has_errors:
-            known = await self._clock.run_blocking(partial(self._footer, path, schema))
-        key = self._new_key(shard)
+        schema_id, known = await self._clock.run_blocking(partial(self._footer, path, state))
+        key = self._new_key(state.id)
         try:
             size, checksum = await self._blob.adopt(key, path)
         except BaseException:
@@ -148,19 +150,29 @@ class PartStore:
             time_min=times[0],
             time_max=times[1],
             version=VERSION,
-            statistics=known,
+            schema_id=schema_id,
+            statistics=() if has_errors else known,
         )
 
-    def _footer(self, path: Path, schema: Schema) -> tuple[ColumnStatistics, ...]:
-        """Statistics of a file that is to be adopted."""
+    def _footer(self, path: Path, state: ShardState) -> tuple[int, tuple[ColumnStatistics, ...]]:
+        """Of a file that is to be adopted: which of the shard's schemas it has, the newest that
+        fits, and statistics."""
         try:
             with pq.ParquetFile(path) as file:
-                kinds = file.schema_arrow
-                return of_footer(file.metadata, kinds, schema, self._statistics_bytes_max)
+                kinds, footer = file.schema_arrow, file.metadata
         except pa.ArrowException as error:
             raise InvalidUsage(f"{path} is no Parquet file: {error}") from None
         except OSError as error:
             raise storage_error(f"read the footer of {path}", error) from error
+        for schema_id in range(state.schema_id, -1, -1):
+            schema = schema_of(state, schema_id)
+            if set(schema.names) == set(kinds.names) - SYSTEM_COLUMNS:
+                known = of_footer(footer, kinds, schema, self._statistics_bytes_max)
+                return schema_id, known
+        raise InvalidUsage(
+            f"{path} has the columns {', '.join(kinds.names)}, shard {state.id} has"
+            f" {state.schema.ddl()}"
+        )
 
     def _new_key(self, shard: ShardId) -> str:
         key = f"{shard}/{self._nonce}-{next(self._numbers):08x}.parquet"
@@ -169,11 +181,17 @@ class PartStore:
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
         """The part's updates. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
-        # Kept is what was written: it may be read before the part is placed, and after.
-        written = await self._decoded.get(part, lambda: self._read(part, schema))
-        return at_its_time(part, written)
+        # Kept is what was written: it may be read before the part is placed, and after, and as
+        # any schema of its shard.
+        own = await self._schemas.written_with(part)
+        if own is None and part.key:
+            written = await self._read(part, schema)  # the shard is gone: it is what it is asked as
+        else:
+            written = await self._decoded.get(part, lambda: self._read(part, own))
+        name = f"part {part.key}" if part.key else "inline part"
+        return at_its_time(part, read_as(name, written, schema))
 
-    async def _read(self, part: Part, schema: Schema) -> pa.Table:
+    async def _read(self, part: Part, schema: Schema | None) -> pa.Table:
         if part.inline is not None:
             return decode_written(part, part.inline, schema)
         data = await self._blob.get(part.key)

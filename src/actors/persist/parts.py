@@ -162,10 +162,10 @@ def decode(part: Part, data: bytes, schema: Schema) -> pa.Table:
     return at_its_time(part, decode_written(part, data, schema))
 
 
-def decode_written(part: Part, data: bytes, schema: Schema) -> pa.Table:
-    """The updates as they were written, whatever time the part was placed at since. Raises
-    `Corrupt` when a byte is not what was written, and `StorageError` for a part of a newer
-    version."""
+def decode_written(part: Part, data: bytes, schema: Schema | None) -> pa.Table:
+    """The updates as they were written, whatever time the part was placed at since, with the
+    columns of the schema that they were written with (None: as the part says). Raises `Corrupt`
+    when a byte is not what was written, and `StorageError` for a part of a newer version."""
     name = f"part {part.key}" if part.key else "inline part"
     if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
         raise Corrupt(
@@ -176,13 +176,15 @@ def decode_written(part: Part, data: bytes, schema: Schema) -> pa.Table:
     _check_version(name, part.version)
     try:
         table = from_ipc(data) if part.inline is not None else _from_parquet(name, data)
-        shape = part_schema(schema, errors=part.has_errors)
-        table = table.select(shape.names)
-        if not table.schema.equals(shape):
-            table = table.cast(shape)
+        if schema is not None:
+            shape = part_schema(schema, errors=part.has_errors)
+            table = table.select(shape.names)
+            if not table.schema.equals(shape):
+                table = table.cast(shape)
     except (pa.ArrowException, OSError, KeyError, ValueError, MalformedFrame) as error:
         raise Corrupt(
-            f"{name} does not hold the columns {schema.ddl()}: {error}", determinate=True
+            f"{name} does not hold the columns {schema.ddl() if schema else 'of updates'}: {error}",
+            determinate=True,
         ) from error
     if table.num_rows != part.rows:
         raise Corrupt(

@@ -36,7 +36,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, Fenced, InvalidUsage, ReadBelowSince
+from actors.errors import Corrupt, Fenced, InvalidUsage, ReadBelowSince, ShardClosed
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import Schema
 from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time, format_frontier
@@ -77,6 +77,8 @@ class Part(msgspec.Struct, frozen=True):
     at: Time | None = None
     """Where all its rows lie; None: each where the part says. A file says 0 then, so that who
     reads it from `at` on and raises times to its own finds it right."""
+    schema_id: int = 0
+    """Of the shard's schemas, the one that it was written with."""
     statistics: tuple[ColumnStatistics, ...] = ()
     """Of its columns, as far as they are known."""
 
@@ -157,6 +159,13 @@ class ShardState(msgspec.Struct, frozen=True):
     """Seqno of its first state: another one means another shard of the same name."""
     tokens: dict[str, bytes] = {}
     """Of those holds that are critical readers (`critical.py`)."""
+    older: tuple[Schema, ...] = ()
+    """Schemas before the present one, from number 0 on (`schemas.py`)."""
+
+    @property
+    def schema_id(self) -> int:
+        """Number of the present schema."""
+        return len(self.older)
 
     def copied(self, uuid: str) -> Copied | None:
         """The copy of that uuid, if it was appended and is remembered."""
@@ -232,6 +241,8 @@ def validate(state: ShardState) -> None:
             ordered = batch.lower <= part.time_min <= part.time_max < batch.upper
             _hold(state, ordered, "lower <= time_min <= time_max < upper", part.key, batch)
             _hold(state, part.rows > 0, "rows > 0", part.key)
+            known = 0 <= part.schema_id <= state.schema_id
+            _hold(state, known, "a part's schema is the shard's", part.key, part.schema_id)
             _hold(state, (part.key == "") == (part.inline is not None), "inline has no key", part)
             at = part.at is None or part.at == part.time_min == part.time_max
             _hold(state, at, "a placed part lies at one time", part.key)
@@ -313,12 +324,10 @@ def appended(
     """The updates of [lower, upper), provided that the upper is `lower`.
 
     `floor`: no time may lie below it (the tables' shared upper, for a table). Raises
-    `InvalidUsage` when the interval or a part does not fit, `Fenced` for a copy that was appended.
+    `InvalidUsage` when the interval or a part does not fit, `ShardClosed` when nothing ever will,
+    `Fenced` for a copy that was appended.
     """
-    if append.lower >= append.upper or append.upper > EMPTY:
-        raise InvalidUsage(
-            f"append to {state.id}: [{append.lower}, {append.upper}) is not an interval of times"
-        )
+    _check_interval(state, append)
     if state.upper != append.lower:
         return UpperMismatch(state.id, append.lower, state.upper)
     if append.copied is not None and state.copied(append.copied.uuid) is not None:
@@ -326,22 +335,7 @@ def appended(
             f"copy {append.copied.uuid} was appended to {state.id} before: ask for it again",
             determinate=True,
         )
-    known = state.blob_keys()
-    for part in append.parts:
-        fits = max(append.lower, floor) <= part.time_min <= part.time_max < append.upper
-        if not fits or part.rows <= 0:
-            raise InvalidUsage(
-                f"append to {state.id}: part {part.key or 'inline'} holds {part.rows} rows at"
-                f" times {part.time_min} to {part.time_max}, the interval is"
-                f" [{max(append.lower, floor)}, {append.upper})"
-            )
-        if part.key in known or (part.key and not part.key.startswith(f"{state.id}/")):
-            raise InvalidUsage(
-                f"append to {state.id}: part {part.key} was appended before or written for"
-                " another shard"
-            )
-        if part.key:
-            known.add(part.key)
+    _check_parts(state, append, max(append.lower, floor))
     if not append.parts and state.batches:
         last = replace(state.batches[-1], upper=append.upper)
         batches = (*state.batches[:-1], last)
@@ -350,6 +344,40 @@ def appended(
     if append.copied is not None:
         state = replace(state, copies=(*state.copies, append.copied)[-COPIES_MAX:])
     return marked(replace(state, batches=batches, upper=append.upper), writer, call)
+
+
+def _check_interval(state: ShardState, append: Append) -> None:
+    bounds = f"[{append.lower}, {append.upper})"
+    if append.lower >= EMPTY and state.upper >= EMPTY:
+        raise ShardClosed(f"append to {state.id}: it is closed, its upper is empty for ever")
+    if not TIME_MIN <= append.lower <= append.upper <= EMPTY:
+        raise InvalidUsage(f"append to {state.id}: {bounds} is not an interval of times")
+    if append.lower == append.upper:
+        what = "updates lie in" if append.parts else "nothing moves by"
+        raise InvalidUsage(f"append to {state.id}: {what} {bounds}, which holds no time")
+
+
+def _check_parts(state: ShardState, append: Append, lower: Time) -> None:
+    known = state.blob_keys()
+    for part in append.parts:
+        name = f"append to {state.id}: part {part.key or 'inline'}"
+        if part.rows <= 0:
+            raise InvalidUsage(f"{name} holds {part.rows} rows: leave it out")
+        if not lower <= part.time_min <= part.time_max < append.upper:
+            raise InvalidUsage(
+                f"{name} holds {part.rows} rows at times {part.time_min} to {part.time_max}, the"
+                f" interval is [{lower}, {append.upper})"
+            )
+        if part.key and not part.key.startswith(f"{state.id}/"):
+            raise InvalidUsage(f"{name} was written for another shard")
+        if part.key in known:
+            raise InvalidUsage(f"{name} was appended before, or stands here twice")
+        if not 0 <= part.schema_id <= state.schema_id:
+            raise InvalidUsage(
+                f"{name} has schema {part.schema_id}, the shard's newest is {state.schema_id}"
+            )
+        if part.key:
+            known.add(part.key)
 
 
 def with_hold(state: ShardState, holder: str, since: Time) -> ShardState:

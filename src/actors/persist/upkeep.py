@@ -152,7 +152,7 @@ class Upkeep:
                 if table is None:
                     return tuple(written)
                 inline = 0 if to_blob or written else limits.inline_part_bytes_max
-                written += await self._parts.write(state.id, state.schema, table, inline)
+                written += await self._parts.write(state, table, inline)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._drop(written)

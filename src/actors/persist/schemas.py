@@ -1,0 +1,228 @@
+"""The schemas of a shard, one after the other: what may change, and how old parts are read.
+
+A shard begins with schema 0. `evolve` adds the next, as a compare-and-set on the number of the
+newest, and accepts backward-compatible ones only: then whatever was written with an older schema
+is exactly one thing in the newer. Every part names the schema it was written with.
+
+Rules
+- Columns keep their names and places. New ones come last and are nullable: an older part holds
+  NULL in them.
+- A type stays, or becomes a wider one in which every value is itself (`WIDER`), so that rows that
+  were equal are equal. NOT NULL may be given up, never asked for. The key stays.
+- A part is read as any schema of its shard (`read_as`): as a newer one, always; as an older one,
+  without the later columns, as long as its values fit.
+- Compaction writes the newest. So do writers, once they have seen it; parts written before, with
+  an older one, may be appended after.
+
+What it does not do: it changes no part, and tells nobody; who reads as an older schema goes on.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from actors.errors import Corrupt, IncompatibleSchema, TypeMismatch, UnknownObject
+from actors.persist.machine import Documents, Machine, Outcome
+from actors.persist.parts import part_schema
+from actors.persist.shard import Part, ShardState
+from actors.plan.schema import DIFF, ERROR, TIME, Schema, arrow_type
+from actors.progress import ShardId
+
+SCHEMAS_MAX: Final = 256
+"""Of one shard."""
+WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
+    pa.int16(): (pa.int32(), pa.int64()),
+    pa.int32(): (pa.int64(),),
+    pa.float32(): (pa.float64(),),
+}
+"""What a type may become."""
+
+
+class Evolved(msgspec.Struct, frozen=True):
+    """The schema is the shard's newest, under this number."""
+
+    schema_id: int
+
+
+class SchemaMismatch(msgspec.Struct, frozen=True):
+    """Nothing was changed: the newest schema is another one than expected."""
+
+    shard: ShardId
+    expected: int
+    current: int
+    schema: Schema
+
+
+def schema_of(state: ShardState, schema_id: int) -> Schema:
+    """Raises `Corrupt` for a number that the shard has not."""
+    if not 0 <= schema_id <= state.schema_id:
+        raise Corrupt(
+            f"shard {state.id} has schemas 0 to {state.schema_id}, a part names {schema_id}",
+            determinate=True,
+        )
+    return (*state.older, state.schema)[schema_id]
+
+
+def check_compatible(shard: ShardId, old: Schema, new: Schema) -> None:
+    """Raises `IncompatibleSchema`, which names the first rule that the new one breaks."""
+
+    def refuse(what: str) -> IncompatibleSchema:
+        return IncompatibleSchema(
+            f"shard {shard}: {what}; its columns are {old.ddl()}, not to become {new.ddl()}"
+        )
+
+    if len(set(new.names)) < len(new.names):
+        raise refuse("a column is there twice")
+    for place, column in enumerate(old.columns):
+        if column.name not in new.names:
+            named = len(new.columns) == len(old.columns) and new.names[place] not in old.names
+            what = f"renamed to {new.names[place]}" if named else "dropped"
+            raise refuse(f"column {column.name} would be {what}")
+        if new.names[place] != column.name:
+            raise refuse(f"column {column.name} would be moved: new columns come last")
+        then = new.columns[place]
+        was, becomes = arrow_type(column.type), arrow_type(then.type)
+        same = was == becomes and _padded(column.type) == _padded(then.type)
+        if not same and becomes not in WIDER.get(was, ()):
+            raise refuse(f"column {column.name} cannot become {then.type} from {column.type}")
+        if column.nullable and not then.nullable:
+            raise refuse(f"column {column.name} holds NULLs and cannot become NOT NULL")
+    for column in new.columns[len(old.columns) :]:
+        arrow_type(column.type)
+        if not column.nullable:
+            raise refuse(f"new column {column.name} must be nullable: older rows have no value")
+    if new.key != old.key:
+        raise refuse(f"the key ({', '.join(old.key)}) would become ({', '.join(new.key)})")
+
+
+def _padded(text: str) -> str:
+    """What matters of a type beside its Arrow type: a text's length is part of its meaning."""
+    low = text.strip().lower()
+    return low if low.startswith(("char", "varchar")) else ""
+
+
+def evolved(state: ShardState, expected: int, schema: Schema) -> ShardState | SchemaMismatch:
+    """With that schema as the newest, provided that the newest was `expected`; as it is when it
+    has it already. Raises `IncompatibleSchema`."""
+    current = state.schema_id
+    if schema == state.schema and current in (expected, expected + 1):
+        return state
+    if current != expected:
+        return SchemaMismatch(state.id, expected, current, state.schema)
+    check_compatible(state.id, state.schema, schema)
+    if current + 1 >= SCHEMAS_MAX:
+        raise IncompatibleSchema(
+            f"shard {state.id} has had {SCHEMAS_MAX} schemas: copy its contents into a new one"
+        )
+    return replace(state, schema=schema, older=(*state.older, state.schema))
+
+
+def read_as(name: str, written: pa.Table, schema: Schema) -> pa.Table:
+    """The updates of a part (`name`, for errors) with a schema's columns: later columns are left
+    out, those that the part has not are NULL, widened ones are cast. Raises `TypeMismatch` when a
+    value does not fit an older schema's type, `Corrupt` for a part of another kind."""
+    shape = _shape(schema, ERROR in written.column_names)
+    if written.schema.equals(shape):
+        return written
+    columns = []
+    absent = ""
+    for field in shape:
+        if field.name in written.column_names:
+            if absent and field.name not in (TIME, DIFF, ERROR):
+                raise _another(name, written, schema, f"it has {field.name} and not {absent}")
+            columns.append(_as(name, field, written[field.name]))
+        elif _may_lack(schema, field.name):
+            absent = absent or field.name
+            columns.append(pa.chunked_array([pa.nulls(written.num_rows, field.type)]))
+        else:
+            raise _another(name, written, schema, f"it has no {field.name}")
+    return pa.table(columns, schema=shape)
+
+
+@lru_cache(maxsize=1024)
+def _shape(schema: Schema, errors: bool) -> pa.Schema:
+    return part_schema(schema, errors=errors)
+
+
+def _may_lack(schema: Schema, name: str) -> bool:
+    """Older parts lack later columns, of which the first is none."""
+    return any(column.name == name and column.nullable for column in schema.columns[1:])
+
+
+def _as(name: str, field: pa.Field, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    if values.type == field.type:
+        return values
+    if field.type in WIDER.get(values.type, ()):
+        return values.cast(field.type)
+    if values.type in WIDER.get(field.type, ()):
+        found, fits = values.cast(field.type, safe=False), False
+        back = found.cast(values.type)
+        if pa.types.is_floating(field.type):
+            fits = pc.all(pc.or_(pc.equal(back, values), pc.is_nan(values))).as_py() is not False
+        else:
+            fits = back.equals(values)
+        if fits:
+            return found
+        raise TypeMismatch(
+            f"{name} was written with a newer schema: {field.name} is {values.type} there, and a"
+            f" value does not fit {field.type}; read it with the newest schema"
+        )
+    raise Corrupt(
+        f"{name} holds {field.name} as {values.type}, which never becomes {field.type}",
+        determinate=True,
+    )
+
+
+def _another(name: str, written: pa.Table, schema: Schema, why: str) -> Corrupt:
+    return Corrupt(
+        f"{name} does not hold the columns {schema.ddl()}: {why}; it holds"
+        f" {', '.join(written.column_names)}",
+        determinate=True,
+    )
+
+
+class SchemaRegistry:
+    """The schemas of all shards, durable with each call."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    async def written_with(self, part: Part) -> Schema | None:
+        """The schema of a part; None: it is inline, and says itself, or its shard is gone."""
+        if not part.key:
+            return None
+        try:
+            state = await self._machine.state(part.key.partition("/")[0])
+        except UnknownObject:
+            return None
+        return schema_of(state, part.schema_id)
+
+    async def schemas(self, shard: ShardId) -> tuple[Schema, ...]:
+        """All, oldest first; the number of each is its place. Raises `UnknownObject`,
+        `StorageError`."""
+        state = await self._machine.state(shard)
+        return (*state.older, state.schema)
+
+    async def evolve(
+        self, shard: ShardId, expected: int, schema: Schema
+    ) -> Evolved | SchemaMismatch:
+        """Makes this the shard's newest schema, provided that the newest is number `expected`.
+        Raises `IncompatibleSchema`, `UnknownObject`, `StorageError`."""
+
+        def change(documents: Documents) -> Outcome[Evolved | SchemaMismatch]:
+            state = documents.shard(shard)
+            then = evolved(state, expected, schema)
+            if isinstance(then, SchemaMismatch):
+                return Outcome(then)
+            done = Evolved(then.schema_id)
+            return Outcome(done) if then is state else Outcome(done, {shard: then})
+
+        await self._machine.refresh(shard)  # a mismatch is told only of what was just read
+        return await self._machine.change([shard], change)
