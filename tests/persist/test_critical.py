@@ -121,7 +121,8 @@ async def test_a_reader_learns_by_name_that_its_lease_is_lost() -> None:
     (part,), _ = await reader.snapshot(3)
     assert await contents(reader, slow, 3) == [(1, 1)]
     await slow.heartbeat(reader)
-    stores.clock.ahead_ms += stores.settings.reader_lease_ms + 1
+    await other.maintain("s")  # sees the lease: from now on its time counts
+    stores.clock.later_ms += stores.settings.reader_lease_ms + 1
     for upper in range(5, 12):
         await add(other, "s", upper, (1, upper - 1, 1))
     await other.maintain("s")

@@ -34,6 +34,7 @@ async def test_a_retired_part_that_is_gone_is_a_lost_lease_not_damage() -> None:
     (part,) = (await other.state("s")).batches[0].parts
     reader = await other.open_reader("s", "r")
     await reader.snapshot(3)
+    await reader.close()  # and yet somebody reads on
     await one.maintain("s")
     state = await other._machine.refresh("s")
     assert state is not None
