@@ -56,6 +56,8 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/network_campaign.py
 	@$(BIN)/python tests/proof/controller_campaign.py
 	@$(BIN)/python tests/proof/sink_campaign.py
+	@$(BIN)/python tests/proof/persist_crash.py
+	@$(BIN)/python tests/proof/persist_two.py
 	@$(BIN)/python tests/proof/postgres_campaign.py
 	@$(BIN)/python tests/proof/fuzz_protocol.py
 	@$(BIN)/python tests/proof/large_peek.py

@@ -22,6 +22,8 @@ from actors.persist.shard import (
     with_hold,
 )
 from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time
+from actors.spans import Opened
+from actors.tracing.trail import Trail
 
 
 def check_append(appends: Sequence[Append], tables_upper: tuple[Frontier, Frontier] | None) -> None:
@@ -77,6 +79,21 @@ def append_all(
     holds = [hold for append in appends for hold in append.holds]
     floored = any(append.parts and documents.shard(append.shard).tables for append in appends)
     return Outcome(done, with_holds(documents, become, holds), moved, floored=floored)
+
+
+def trace(opened: Opened, trail: Trail, appends: Sequence[Append]) -> None:
+    """Tells a span what is appended, and the trail by which span."""
+    parts = [part for append in appends for part in append.parts]
+    opened.describe(
+        ",".join(append.shard for append in appends),
+        min((append.lower for append in appends), default=0),
+        max((append.upper for append in appends), default=0),
+        sum(part.rows for part in parts),
+        sum(part.bytes for part in parts),
+    )
+    for append in appends:
+        if append.parts:
+            trail.note(append.shard, append.upper, opened.traceparent)
 
 
 def is_forgotten(document: ShardState | TablesUpper, writer: str) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from actors.errors import Closed, Fenced, InvalidUsage, PenstockError, StorageError, UnknownObject
 from actors.kernel import Clock
-from actors.persist.appending import append_all, check_append, with_holds
+from actors.persist.appending import append_all, check_append, trace, with_holds
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.critical import CriticalReaders
@@ -52,7 +52,7 @@ from actors.plan.schema import Schema
 from actors.plan.updates import at_time
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.settings import Settings
-from actors.spans import Opened, measure, span
+from actors.spans import measure, span
 from actors.telemetry import APPEND, APPEND_SECONDS
 from actors.tracing.trail import Trail
 
@@ -268,6 +268,14 @@ class PersistClient:
         """What is sealed; of a table, by the shared upper too. Raises `UnknownObject`."""
         return (await self._observe(shard))[1]
 
+    async def recent_upper(self, shard: ShardId) -> Frontier:
+        """The upper as it is in the store now: at least what anybody, in any process, knew to be
+        appended when this was called. Raises `UnknownObject`."""
+        if (await self._machine.state(shard)).tables:
+            await self._machine.refresh_tables()
+        await self._machine.refresh(shard)
+        return await self.upper(shard)
+
     async def tables_upper(self) -> Frontier:
         """The upper that all tables share."""
         return (await self._machine.tables()).upper
@@ -382,7 +390,7 @@ class PersistClient:
         started = self._clock.monotonic_ms()
         with span(APPEND) as opened:
             if opened is not None:
-                self._trace(opened, appends)
+                trace(opened, self.trail, appends)
             try:
                 outcome = await self._machine.change(
                     shards, change, tables=tables_upper is not None, extra=extra
@@ -409,19 +417,6 @@ class PersistClient:
             refused()
         measure(APPEND_SECONDS, (self._clock.monotonic_ms() - started) / 1000)
         return outcome
-
-    def _trace(self, opened: Opened, appends: Sequence[Append]) -> None:
-        parts = [part for append in appends for part in append.parts]
-        opened.describe(
-            ",".join(append.shard for append in appends),
-            min((append.lower for append in appends), default=0),
-            max((append.upper for append in appends), default=0),
-            sum(part.rows for part in parts),
-            sum(part.bytes for part in parts),
-        )
-        for append in appends:
-            if append.parts:
-                self.trail.note(append.shard, append.upper, opened.traceparent)
 
     # -- holds ------------------------------------------------------------------------------------
 
