@@ -33,6 +33,7 @@ from actors.cluster.security import for_listener
 from actors.cluster.transport import Listener
 from actors.controller import boot, replica_set
 from actors.controller.controller import Controller
+from actors.controller.following import FollowTask
 from actors.controller.instance import Fixed, Several, Supply
 from actors.controller.maintenance import MaintenanceTask
 from actors.controller.memory_link import MemoryConnection
@@ -119,8 +120,6 @@ class Service:
         directory = Path(settings.state_dir)
         persist = await self._open(directory)
         stack.push_async_callback(persist.close)
-        if not persist.exclusive:
-            stack.push_async_callback(_ended, asyncio.create_task(self._follow(persist)))
         found = await boot.load(persist)
         self._listener = listener = await self._bind(settings.listen)
         stack.push_async_callback(listener.aclose)
@@ -130,6 +129,8 @@ class Service:
         await stack.enter_async_context(system)
         self._system = system
         stack.push_async_callback(self._stop_actors)
+        if not persist.exclusive:
+            system.spawn(lambda: FollowTask(persist, self._halt), "following")
         executor = self._engine(system, settings, scratch / "engine")
         self._outside = self._reach_out(system, executor, scratch / "outside")
         supply = await self._replicas(stack, system, persist, executor, scratch)
@@ -194,15 +195,6 @@ class Service:
     async def _open(self, directory: Path) -> PersistClient:
         return await PersistClient.open(directory, self.settings, self._clock)
 
-    async def _follow(self, persist: PersistClient) -> None:
-        """Hears of other processes on the same stores; halts when one of them took over."""
-        try:
-            await persist.follow()
-        except Exception as error:  # noqa: BLE001 - whatever it is, nothing is heard any more
-            log.error("halting: %s", error)
-            self._halted = error
-            self.stop()
-
     def _connect(self, client: LocalClient, replica: str) -> ClusterClient:
         return CheckedClient(client, self.settings)
 
@@ -263,6 +255,10 @@ class Service:
     def stop(self) -> None:
         """Asks `wait_stopped` to return; leave the context to stop."""
         self._stopping.set()
+
+    def _halt(self, error: Exception) -> None:
+        self._halted = error
+        self.stop()
 
     def _expire(self) -> None:
         self._expired = True
@@ -325,12 +321,6 @@ def _empty(scratch: Path) -> None:
     for place in scratch.iterdir():
         if place.name != "persist":
             shutil.rmtree(place, ignore_errors=True)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancels a task and waits for its end."""
-    task.cancel()
-    await asyncio.wait([task])
 
 
 def _shown(settings: Settings) -> str:

@@ -65,7 +65,8 @@ def test_a_history_that_can_be_true_is_not_blamed() -> None:
 
 
 def lost(history: History) -> None:
-    history.reads[1] = (160, 165, 1, *history.reads[0][3:])
+    _, _, _, count, total = history.reads[0]
+    history.reads[1] = (160, 165, 1, count, total)
 
 
 def repeated(history: History) -> None:

@@ -20,6 +20,7 @@ from actors.kernel import Clock
 from actors.persist.appending import append_all, check_append, trace, with_holds
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
+from actors.persist.creating import create_all, drop_all
 from actors.persist.critical import CriticalReaders
 from actors.persist.directory import StateDirectory
 from actors.persist.fence import FencedConsensus
@@ -40,7 +41,6 @@ from actors.persist.shard import (
     ShardState,
     UpperMismatch,
     created,
-    is_done,
     sealed,
     shard_key,
     without_hold,
@@ -212,13 +212,7 @@ class PersistClient:
         }
 
         def change(documents: Documents) -> Outcome[bool]:
-            held = [documents.shards[shard] for shard in states]
-            first = held[0]
-            if first is not None and is_done(first, self._parts.writer, call):
-                return Outcome(True)
-            if any(state is not None for state in held):
-                return Outcome(False)
-            return Outcome(True, states)
+            return create_all(documents, states, self._parts.writer, call)
 
         try:
             return await self._machine.change(list(states), change, extra=extra)
@@ -231,13 +225,7 @@ class PersistClient:
         gone: dict[ShardId, ShardState] = {}
 
         def change(documents: Documents) -> Outcome[bool]:
-            held = {shard: documents.shards[shard] for shard in ids}
-            if documents.uncertain and all(_is_gone(gone[id_], held[id_]) for id_ in held):
-                return Outcome(True)  # by our attempt whose answer was lost, or by another
-            if any(state is None for state in held.values()):
-                return Outcome(False)
-            gone.update({shard: state for shard, state in held.items() if state is not None})
-            return Outcome(True, dict.fromkeys(held))
+            return drop_all(documents, ids, gone)
 
         try:
             done = await self._machine.change(list(ids), change, extra=extra)
@@ -504,8 +492,3 @@ class PersistClient:
         """Deletes blobs that were unnamed for the whole grace, as this client has seen: call it
         again and again, or twice the grace apart. How many it deleted."""
         return await self._orphans.collect()
-
-
-def _is_gone(before: ShardState, now: ShardState | None) -> bool:
-    """Also when there is another one of that name by now."""
-    return now is None or now.born != before.born
