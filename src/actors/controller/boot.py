@@ -14,6 +14,7 @@ from actors.controller.leftover_record import Leftover
 from actors.controller.leftover_record import load as load_leftovers
 from actors.errors import StateDirectoryError, UnknownObject
 from actors.persist import PersistClient, ShardState
+from actors.persist.handed import CONSUMER
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import (
     DataflowDescription,
@@ -54,9 +55,10 @@ async def load(persist: PersistClient) -> Boot:
     live = {RETAIN, *(dataflow_holder(entry.id) for entry in catalog.objects)}
     live |= {sink_holder(entry.id) for entry in catalog.of_kind(SINK)}
     for shard, state in states.items():
-        # Critical readers are somebody's, who says when they end.
+        # Critical readers are somebody's, who says when they end; consumers are outside.
         for holder in sorted(set(state.holds) - live - set(state.tokens)):
-            await persist.drop_hold(shard, holder)
+            if not holder.startswith(CONSUMER):
+                await persist.drop_hold(shard, holder)
     leftovers = await load_leftovers(persist)
     tables_upper = await persist.tables_upper()
     return Boot(catalog, None if head is None else head.seqno, states, tables_upper, leftovers)

@@ -71,14 +71,17 @@ class PersistClient:
         random: Random | None = None,
         directory: StateDirectory | None = None,
         process: str | None = None,
+        guest: bool = False,
+        scratch: Path | None = None,
     ) -> None:
-        """`exclusive`: no other process writes to these stores, so leases need no write of
-        their own, and one that is not of this process is of a dead one. `process` names us in
-        documents, as no other process is named."""
+        """`exclusive`: no other process writes to these stores but guests, so leases need no write
+        of their own, and one that is not of this process is of a dead one. `process` names us in
+        documents, as no other process is named. `guest`: we are one (`guests.py`). `scratch`: for
+        what compaction spills, where there is no state directory."""
         self.consensus = consensus
         self._settings = settings
         self._clock = clock
-        self.exclusive = exclusive
+        self.exclusive = exclusive = exclusive and not guest
         self._directory = directory
         self.trail = Trail()
         """Which traces led to which appends."""
@@ -89,7 +92,12 @@ class PersistClient:
         process = process or process_name(random)
         former = consensus.former if isinstance(consensus, FencedConsensus) else ""
         self._book = LeaseBook(
-            clock, settings.reader_lease_ms, process, exclusive=exclusive, dead=former
+            clock,
+            settings.reader_lease_ms,
+            process,
+            exclusive=exclusive,
+            dead=former,
+            guest=guest,
         )
         self._machine = Machine(
             consensus,
@@ -117,14 +125,16 @@ class PersistClient:
         """Holds with an owner."""
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
-        self._upkeep = Upkeep(
+        self.upkeep = Upkeep(
             self._machine,
             self._parts,
             self._book,
             settings,
             clock,
-            scratch=None if directory is None else directory.scratch,
+            scratch=scratch if directory is None else directory.scratch,
+            guest=guest,
         )
+        """For those who look after single shards from outside."""
         self._orphans = Orphans(self._machine, self._parts, blob, self._book, settings, clock)
 
     @classmethod
@@ -169,7 +179,7 @@ class PersistClient:
                 await self._book.close_readers(shard)
                 if not self.exclusive:
                     try:
-                        await self._upkeep.heartbeat(shard)
+                        await self.upkeep.heartbeat(shard)
                     except (StorageError, UnknownObject):
                         continue  # the leases expire
             self._waiters.wake_all()
@@ -234,7 +244,7 @@ class PersistClient:
         if not done:
             return False
         # The shards are gone, whoever dropped them: so are their blobs, whatever fails below.
-        await self._upkeep.dropped(list(gone.values()))
+        await self.upkeep.dropped(list(gone.values()))
         return await self._applied(extra)
 
     async def _applied(self, extra: Sequence[Cas]) -> bool:
@@ -293,7 +303,7 @@ class PersistClient:
         they change: by word of the store where it gives any, else by looking every
         `store_poll_ms`. Renews leases, too. Until it is cancelled, or the store is closed. Raises
         `Fenced` once another service owns the stores."""
-        await follow(self._machine, self.consensus, self._settings, self._upkeep.renew_leases)
+        await follow(self._machine, self.consensus, self._settings, self.upkeep.renew_leases)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -474,7 +484,7 @@ class PersistClient:
         """Writes the reader's lease anew. Raises `LeaseLost` when it ran out before, `Closed`,
         `UnknownObject`, `StorageError`."""
         reader.check()
-        await self._upkeep.heartbeat(reader.shard)
+        await self.upkeep.heartbeat(reader.shard)
         reader.check()
 
     async def _missing(self, shard: ShardId, key: str) -> StorageError:
@@ -486,7 +496,7 @@ class PersistClient:
     async def maintain(self, shard: ShardId) -> None:
         """Compacts the shard if it is due, deletes parts that nobody needs, renews leases. Safe
         at any time. Raises `UnknownObject`, `StoreFull`, `Corrupt`, `StorageError`."""
-        await self._upkeep.maintain(shard)
+        await self.upkeep.maintain(shard)
 
     async def collect_orphans(self) -> int:
         """Deletes blobs that were unnamed for the whole grace, as this client has seen: call it

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from actors.persist.location import storage_error
 from actors.persist.parts import part_schema
-from actors.persist.shard import Batch, ShardState
+from actors.persist.shard import Batch, ShardState, compact_to
 from actors.plan.schema import DIFF, ERROR, Schema
 from actors.plan.updates import advance, consolidate
 from actors.progress import Time
@@ -62,6 +62,15 @@ def choose(
         first -= 1
         total += sizes[first]
     return batches[first:], over
+
+
+def worth_merging(state: ShardState) -> bool:
+    """Whether one batch in place of all would join any, or raise a time."""
+    filled = [batch for batch in state.batches if batch.parts]
+    if not filled:
+        return False
+    to = compact_to(state, state.batches[-1].upper)
+    return len(filled) > 1 or any(part.time_min < to for part in filled[0].parts)
 
 
 class Merger:

@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from actors.errors import Closed, Corrupt, LeaseLost, ReadBelowSince, StorageError
 from actors.kernel import Clock
 from actors.persist.filtering import PartFilter, Verdict
+from actors.persist.guests import PREFIX, renewed_by_guest
 from actors.persist.shard import Batch, Lease, Part, ShardState, renewed
 from actors.progress import Frontier, ShardId, Time
 
@@ -47,12 +48,21 @@ class LeaseBook:
     """The open readers of this process, and the blobs that they use."""
 
     def __init__(
-        self, clock: Clock, lease_ms: int, process: str, *, exclusive: bool, dead: str = ""
+        self,
+        clock: Clock,
+        lease_ms: int,
+        process: str,
+        *,
+        exclusive: bool,
+        dead: str = "",
+        guest: bool = False,
     ) -> None:
-        """`process` names us; `dead` one that cannot write any more (empty: none is known)."""
+        """`process` names us; `dead` one that cannot write any more (empty: none is known);
+        `guest`: we are one (`guests.py`)."""
         self._clock = clock
         self._dead_suffix = f"@{dead}" if dead else "\0"
         self._lease_ms = lease_ms
+        self._guest = guest
         self._suffix = "" if exclusive else f"@{process}"
         self._exclusive = exclusive
         self._others: dict[ShardId, dict[str, tuple[Lease, float]]] = {}
@@ -67,10 +77,11 @@ class LeaseBook:
     def add(self, reader: Reader) -> str:
         """Enters a reader; the name of its lease, which no other open reader has."""
         readers = self._readers.setdefault(reader.shard, {})
-        name, number = f"{reader.reader_id}{self._suffix}", 1
+        first = f"{PREFIX}{reader.reader_id}" if self._guest else reader.reader_id
+        name, number = f"{first}{self._suffix}", 1
         while name in readers:
             number += 1
-            name = f"{reader.reader_id}#{number}{self._suffix}"
+            name = f"{first}#{number}{self._suffix}"
         readers[name] = reader
         self._gone.get(reader.shard, set()).discard(name)
         return name
@@ -145,6 +156,8 @@ class LeaseBook:
             for name, reader in open_.items()
             if not reader.lost
         }
+        if self._guest:
+            return renewed_by_guest(state, own, self._gone.get(state.id, ()), now)
         gone = self._dead(state) | self._gone.get(state.id, set())
         # No clock decides here: which leases have run out is told above.
         return renewed(state, own, gone, _NEVER)

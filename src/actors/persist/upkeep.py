@@ -8,16 +8,17 @@ can → its file is deleted → the state forgets it. A crash in between repeats
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 
 from actors.errors import LeaseLost, StorageError, UnknownObject
 from actors.kernel import Clock
-from actors.persist.compaction import Merger, choose, input_rows
+from actors.persist.compaction import Merger, choose, input_rows, worth_merging
 from actors.persist.machine import Documents, Machine, Outcome
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
@@ -34,6 +35,13 @@ from actors.progress import ShardId
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.persist")
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told of rows done and rows in all."""
+
+
+def nobody(done: int, total: int) -> None:
+    """Where nobody wants to know."""
+
 
 _ROUNDS_MAX = 8
 """Compactions of one shard in a row."""
@@ -53,6 +61,7 @@ class Upkeep:
         clock: Clock,
         *,
         scratch: Path | None,
+        guest: bool = False,
     ) -> None:
         self._machine = machine
         self._parts = parts
@@ -60,6 +69,7 @@ class Upkeep:
         self._settings = settings
         self._clock = clock
         self._scratch = scratch
+        self._guest = guest
         self._one = anyio.Lock()
         self._numbers = count(1)
 
@@ -78,6 +88,13 @@ class Upkeep:
             if self._book.due(await self._machine.state(shard)):
                 await self.heartbeat(shard)  # first: what the dead hold is free then
             await self._collect(shard)
+
+    async def state_now(self, shard: ShardId) -> ShardState:
+        """The state as it is in the store. Raises `UnknownObject`, `StorageError`."""
+        state = await self._machine.refresh(shard)
+        if state is None:
+            raise UnknownObject(f"no shard {shard}")
+        return state
 
     async def heartbeat(self, shard: ShardId) -> None:
         """Writes the leases of this process's readers."""
@@ -99,17 +116,60 @@ class Upkeep:
 
     # -- compaction -------------------------------------------------------------------------------
 
-    async def _compact(self, state: ShardState, inputs: tuple[Batch, ...], to_blob: bool) -> bool:
+    async def compact(self, shard: ShardId, progress: Progress = nobody) -> tuple[int, int] | None:
+        """Merges all batches into one, with times raised as far as the since allows: how many
+        parts there were, and are. None: there was nothing to gain, and nothing was done. Raises
+        `UnknownObject`, `StoreFull`, `Corrupt`, `StorageError`."""
+        async with self._one:
+            for _ in range(_ROUNDS_MAX):
+                state = await self.state_now(shard)
+                before = sum(len(batch.parts) for batch in state.batches)
+                if not worth_merging(state):
+                    return None
+                if await self._compact(state, state.batches, True, progress):
+                    await self._collect(shard)
+                    after = await self._machine.state(shard)
+                    return before, sum(len(batch.parts) for batch in after.batches)
+        raise StorageError(
+            f"shard {shard} was not compacted: in {_ROUNDS_MAX} tries another process compacted it"
+            " meanwhile",
+            determinate=True,
+        )
+
+    async def _check_young(
+        self, shard: ShardId, parts: Sequence[Part], started: Sequence[float]
+    ) -> None:
+        """The owner collects: what a guest does not link soon is an orphan to it."""
+        took = self._clock.monotonic_ms() - min(started, default=self._clock.monotonic_ms())
+        if self._guest and 2 * took > self._settings.blob_orphan_grace_ms:
+            await self._drop(parts)
+            raise StorageError(
+                f"shard {shard} was not compacted: its merged parts took {took:.0f} ms to write,"
+                " more than half of blob_orphan_grace_ms"
+                f" ({self._settings.blob_orphan_grace_ms}), so the owner may take them for"
+                " orphans; raise that setting here and there, or stop the service first",
+                determinate=True,
+            )
+
+    async def _compact(
+        self,
+        state: ShardState,
+        inputs: tuple[Batch, ...],
+        to_blob: bool,
+        progress: Progress = nobody,
+    ) -> bool:
         """Merges the batches; False when somebody else was first."""
         keys = [part.key for batch in inputs for part in batch.parts if part.key]
         self._book.take(keys)
+        started: list[float] = []
         try:
-            parts = await self._merge(state, inputs, to_blob)
+            parts = await self._merge(state, inputs, to_blob, started, progress)
         except LeaseLost:
             await self._machine.refresh(state.id)
             return False
         finally:
             self._book.give_back(keys)
+        await self._check_young(state.id, parts, started)
         try:
             done = await self._machine.change(
                 [state.id], lambda documents: _replace(documents, state.id, inputs, parts)
@@ -129,8 +189,14 @@ class Upkeep:
         await self._parts.discard(parts)
 
     async def _merge(
-        self, state: ShardState, inputs: Sequence[Batch], to_blob: bool
+        self,
+        state: ShardState,
+        inputs: Sequence[Batch],
+        to_blob: bool,
+        started: list[float],
+        progress: Progress,
     ) -> tuple[Part, ...]:
+        """`started` gets the time of the first write."""
         limits = self._settings
         scratch = None if self._scratch is None else self._scratch / f"{next(self._numbers)}"
         merger = Merger(
@@ -142,15 +208,19 @@ class Upkeep:
             scratch=scratch,
         )
         written: list[Part] = []
+        done, total = 0, input_rows(inputs)
         try:
             for batch in inputs:
                 for part in batch.parts:
                     updates = await self._parts.fetch(part, state.schema)
                     await self._clock.run_blocking(partial(merger.add, updates))
+                    done += part.rows
+                    progress(done, total)
             while True:
                 table = await self._clock.run_blocking(merger.take)
                 if table is None:
                     return tuple(written)
+                started.append(self._clock.monotonic_ms())
                 inline = 0 if to_blob or written else limits.inline_part_bytes_max
                 written += await self._parts.write(state, table, inline)
         except BaseException:
@@ -163,8 +233,17 @@ class Upkeep:
 
     # -- collection -------------------------------------------------------------------------------
 
+    async def collect(self, shard: ShardId) -> None:
+        """Deletes what compaction replaced and nobody can use any more; a guest leaves it. Raises
+        `UnknownObject`, `StorageError`."""
+        async with self._one:
+            await self.state_now(shard)
+            await self._collect(shard)
+
     async def _collect(self, shard: ShardId) -> None:
-        """Deletes retired blobs that nobody can use."""
+        """Deletes retired blobs that nobody can use; a guest cannot tell, and leaves them."""
+        if self._guest:
+            return
         state = await self._machine.state(shard)
         keys = deletable(state, self._book.without_hold(state))
         used = self._book.used(keys)

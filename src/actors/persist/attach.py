@@ -1,0 +1,229 @@
+"""Opening shards from outside: beside the service that owns the stores, or where none runs.
+
+`attach` gives a `PersistClient` that is a guest (`guests.py`): it reads under leases that the owner
+keeps, and may compact; it deletes nothing and moves no since. `own` gives one that owns a state
+directory, for what only an owner may do, and is refused while a service runs there.
+
+Stores are named by a state directory (its files and its SQLite) or by two URLs (`places.py`). Both
+must be there already: a name that was mistyped makes no new store.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from actors.errors import InvalidUsage, StateDirectoryError, StorageError, UnknownObject
+from actors.kernel import Clock
+from actors.persist.blob_file import FileBlob
+from actors.persist.client import PersistClient
+from actors.persist.consensus_sqlite import SqliteConsensus
+from actors.persist.directory import FORMAT, StateDirectory
+from actors.persist.location import Blob, Consensus
+from actors.persist.places import open_blob, open_consensus
+from actors.progress import ShardId
+from actors.settings import Settings, without_user
+
+_NAMED_MAX: Final = 8
+"""Names in a message."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where shards lie: blobs and documents each at a URL, or in a state directory."""
+
+    state_dir: str | None = None
+    blob_url: str | None = None
+    consensus_url: str | None = None
+
+    def shown(self) -> str:
+        """For messages, without a user's password."""
+        given = (self.state_dir, self.blob_url, self.consensus_url)
+        return " with ".join(without_user(one) for one in given if one)
+
+
+def place_of(state_dir: str | None, blob_url: str | None, consensus_url: str | None) -> Place:
+    """The place that was named; a state directory is not needed where both URLs are given. Raises
+    `InvalidUsage` when half of it is missing."""
+    if state_dir is None and (blob_url is None or consensus_url is None):
+        raise InvalidUsage(
+            "name the stores: a state directory, or a URL of blobs and a URL of documents, or a"
+            " state directory and the URL of what is not in it"
+        )
+    directory = None if blob_url is not None and consensus_url is not None else state_dir
+    return Place(
+        state_dir=None if directory is None else str(Path(directory).absolute()),
+        blob_url=blob_url,
+        consensus_url=consensus_url,
+    )
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """An open client, and the stores that it stands on."""
+
+    client: PersistClient
+    blob: Blob
+    consensus: Consensus
+    place: Place
+    name: str
+    """What this guest is called in leases; "" for an owner."""
+
+
+async def blobs(place: Place, settings: Settings, clock: Clock) -> Blob:
+    """Only the blobs of a place, to read parts that somebody else has under a lease. Raises
+    `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
+    if place.blob_url is None:
+        assert place.state_dir is not None
+        return FileBlob(_looked_at(place.state_dir).blobs, clock)
+    _check_there(place.blob_url)
+    return await open_blob(place.blob_url, settings, clock, exclusive=False)
+
+
+async def documents(place: Place, settings: Settings, clock: Clock, random: Random) -> Consensus:
+    """Only the documents of a place. Raises as `blobs` does, and `Corrupt`."""
+    if place.consensus_url is None:
+        assert place.state_dir is not None
+        path = _looked_at(place.state_dir).consensus
+        _check_documents(path)
+        consensus = SqliteConsensus(path, clock, settings.store_poll_ms)
+        await consensus.open()
+        return consensus
+    _check_there(place.consensus_url)
+    return await open_consensus(place.consensus_url, settings, clock, random)
+
+
+@asynccontextmanager
+async def attach(
+    place: Place, settings: Settings, clock: Clock, random: Random | None = None
+) -> AsyncGenerator[Attached]:
+    """A guest of the stores, whoever uses them: it renews its leases only when told to
+    (`Upkeep.heartbeat`, `maintain`), and drops them in the end. Raises `InvalidUsage`,
+    `StateDirectoryError`, `StorageError`, `Corrupt`."""
+    random = random or SystemRandom()
+    name = f"{random.getrandbits(64):016x}"
+    scratch = Path(tempfile.gettempdir()) / f"penstock-{name}"
+    async with AsyncExitStack() as stack:
+        blob = await blobs(place, settings, clock)
+        consensus = await documents(place, settings, clock, random)
+        client = PersistClient(
+            blob,
+            consensus,
+            settings,
+            clock,
+            random=random,
+            process=name,
+            guest=True,
+            scratch=scratch,
+        )
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        stack.push_async_callback(client.close)
+        yield Attached(client, blob, consensus, place, name)
+
+
+@asynccontextmanager
+async def own(place: Place, settings: Settings, clock: Clock) -> AsyncGenerator[Attached]:
+    """The owner of a state directory's documents, as a service would be; or of documents by URL one
+    of several processes. Raises as `attach` does: `StateDirectoryError` while a service runs in
+    that directory."""
+    random = SystemRandom()
+    async with AsyncExitStack() as stack:
+        blob = await blobs(place, settings, clock)
+        if place.consensus_url is None:
+            assert place.state_dir is not None
+            folder = _looked_at(place.state_dir).path
+            directory = await clock.run_blocking(lambda: StateDirectory.open(folder))
+            stack.callback(directory.close)
+        else:
+            _check_shared(place)
+        consensus = await documents(place, settings, clock, random)
+        alone = place.consensus_url is None
+        client = PersistClient(blob, consensus, settings, clock, random=random, exclusive=alone)
+        stack.push_async_callback(client.close)
+        yield Attached(client, blob, consensus, place, "")
+
+
+async def find_shard(client: PersistClient, shard: str) -> ShardId:
+    """The shard itself. Raises `UnknownObject` naming those with nearly that name."""
+    shards = await client.list_shards()
+    if shard in shards:
+        return shard
+    raise UnknownObject(f"there is no shard {shard!r}; {near(shard, shards, 'shards')}")
+
+
+def near(name: str, names: Sequence[str], what: str) -> str:
+    """What somebody may have meant, as the end of a message."""
+    if not names:
+        return f"there are no {what}"
+    close = difflib.get_close_matches(name, names, _NAMED_MAX)
+    shown = close or sorted(names)[:_NAMED_MAX]
+    more = "" if close or len(names) <= len(shown) else f" and {len(names) - len(shown)} more"
+    return f"{'near it are' if close else f'{what} are'} {', '.join(shown)}{more}"
+
+
+def _looked_at(state_dir: str) -> StateDirectory:
+    """The places in a state directory that is there, without its lock."""
+    directory = StateDirectory(Path(state_dir), -1)
+    mark = directory.path / "FORMAT"
+    if not mark.exists():
+        raise StateDirectoryError(
+            f"{directory.path} is no state directory (it has no FORMAT): name the one that"
+            " `penstock serve --state-dir` was given"
+        )
+    text = mark.read_text(errors="replace").strip()
+    if not text.isdecimal() or int(text) > FORMAT:
+        raise StateDirectoryError(
+            f"the state directory {directory.path} has format {text[:40]!r}, this version reads up"
+            f" to {FORMAT}: use the newer version of the program"
+        )
+    return directory
+
+
+def _check_documents(path: Path) -> None:
+    if not path.exists():
+        raise StateDirectoryError(
+            f"{path.parent} holds no documents ({path.name}): a service that keeps them elsewhere"
+            " was given a consensus_url; name it, too"
+        )
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise StateDirectoryError(
+            f"this user may not read and write {path}: run it as the user of the service"
+        )
+
+
+def _local(url: str) -> Path | None:
+    """Where on this machine it lies; None: elsewhere."""
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() not in ("file", "sqlite"):
+        return None
+    return Path(unquote(urlsplit(f"file:{rest}").path)).absolute()
+
+
+def _check_there(url: str) -> None:
+    """What lies on this machine and would be made new by opening it must be there."""
+    path = _local(url)
+    if path is not None and not path.exists():
+        raise StorageError(
+            f"{without_user(url)}: there is nothing at {path}; write the URL that the service was"
+            " given",
+            determinate=True,
+        )
+
+
+def _check_shared(place: Place) -> None:
+    """The service of a state directory owns what lies there alone, however it is called."""
+    for url in (place.blob_url or "", place.consensus_url or ""):
+        path = _local(url)
+        if path is not None and (path.parent / "FORMAT").exists():
+            raise InvalidUsage(
+                f"{url} lies in the state directory {path.parent}: name that directory, so that it"
+                " is known whether a service runs there"
+            )

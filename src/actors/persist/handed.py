@@ -1,0 +1,256 @@
+"""Leases that go from hand to hand: taken by who plans a read, kept by those who carry it out.
+
+Spark plans a read in one process and runs its tasks in others, again after a failure, or never; no
+process lives from the first to the last. So the lease stands in the shard's document alone, under a
+name that all of them know, as a guest's (`guests.py`), and in the name is which tasks are done. The
+task that finds all others done drops it. A lease of tasks that never run expires; a task that finds
+none takes it anew, if every blob it needs is still named. Otherwise it is told so (`LeaseLost`): a
+blob that is gone never looks like one without rows.
+
+A *consumer* is one who reads changes over days, with a durable hold of its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from actors.errors import Busy, LeaseLost, ReadBelowSince, StorageError, UnknownObject
+from actors.kernel import Clock
+from actors.persist.documents import decode_shard, decode_tables, encode
+from actors.persist.guests import (
+    CLOCKS_APART_MS_MAX,
+    GUEST_LEASES_MAX,
+    NO_BLOB,
+    guest_lease,
+    is_guest,
+)
+from actors.persist.location import Cas, Consensus
+from actors.persist.shard import (
+    TABLES_UPPER,
+    Lease,
+    ShardState,
+    sealed,
+    shard_key,
+    validate,
+    with_hold,
+    without_hold,
+)
+from actors.progress import TIME_MIN, Frontier, ShardId, Time
+from actors.settings import Settings
+
+R = TypeVar("R")
+CONSUMER: Final = "consumer/"
+"""What holds of consumers begin with."""
+_ATTEMPTS_MAX: Final = 64
+
+
+def consumer_hold(consumer: str) -> str:
+    """Holder of a consumer."""
+    return f"{CONSUMER}{consumer}"
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """A lease for so many tasks. `name` is unlike that of any other."""
+
+    shard: ShardId
+    name: str
+    since: Time
+    seqno: int
+    tasks: int
+
+
+class HandedLeases:
+    """The leases in the documents of one store."""
+
+    def __init__(self, consensus: Consensus, settings: Settings, clock: Clock) -> None:
+        self._consensus = consensus
+        self._settings = settings
+        self._clock = clock
+
+    async def look(self, shard: ShardId) -> tuple[ShardState, Frontier]:
+        """The state now, and what is sealed. Raises `UnknownObject`, `StorageError`."""
+        head = await self._consensus.head(TABLES_UPPER)
+        tables = TIME_MIN if head is None else decode_tables(head.data).upper
+        state = await self._state(shard)
+        return state, sealed(state, tables)
+
+    async def _state(self, shard: ShardId) -> ShardState:
+        key = shard_key(shard)
+        head = await self._consensus.head(key)
+        if head is None:
+            raise UnknownObject(f"no shard {shard}")
+        return replace(decode_shard(key, head.data), seqno=head.seqno)
+
+    async def _change(
+        self, shard: ShardId, change: Callable[[ShardState], tuple[ShardState, R]]
+    ) -> R:
+        """Makes a change that may be made twice. Raises what it raises, and `StorageError`."""
+        failure: StorageError | None = None
+        for _ in range(_ATTEMPTS_MAX):
+            state = await self._state(shard)
+            then, answer = change(state)
+            if then is state:
+                return answer
+            then = replace(then, seqno=state.seqno + 1)
+            validate(then)
+            try:
+                if await self._consensus.compare_and_set(
+                    [Cas(shard_key(shard), state.seqno, encode(then))]
+                ):
+                    return answer
+            except StorageError as error:
+                if error.determinate:
+                    raise
+                failure = error
+        raise failure or StorageError(
+            f"gave up after {_ATTEMPTS_MAX} attempts to change the leases of shard {shard}: other"
+            " processes keep changing it",
+            determinate=True,
+        )
+
+    def _with(self, state: ShardState, name: str, lease: Lease) -> ShardState:
+        old = self._clock.now_ms() - CLOCKS_APART_MS_MAX
+        leases = {
+            other: held
+            for other, held in state.leases.items()
+            if not is_guest(other) or held.expires_ms > old
+        }
+        count = sum(map(is_guest, leases))
+        if name not in leases and count >= GUEST_LEASES_MAX:
+            raise Busy(
+                f"shard {state.id} has {count} leases of readers from outside, at most"
+                f" {GUEST_LEASES_MAX} may be: try again when they have ended or expired"
+            )
+        return replace(state, leases={**leases, name: lease})
+
+    def _until(self) -> int:
+        return self._clock.now_ms() + self._settings.reader_lease_ms
+
+    async def hold_time(self, shard: ShardId, name: str, since: Time) -> None:
+        """A lease that keeps a time readable, and no blob; renewed when it is there. Raises
+        `ReadBelowSince`, `Busy`."""
+
+        def change(state: ShardState) -> tuple[ShardState, None]:
+            _check_since(state, since)
+            lease = Lease(since, NO_BLOB, self._until())
+            return self._with(state, guest_lease(name, "time"), lease), None
+
+        await self._change(shard, change)
+
+    async def drop_time(self, shard: ShardId, name: str) -> None:
+        """Gives such a lease up; no error if there is none."""
+        gone = guest_lease(name, "time")
+
+        def change(state: ShardState) -> tuple[ShardState, None]:
+            if gone not in state.leases:
+                return state, None
+            leases = {other: lease for other, lease in state.leases.items() if other != gone}
+            return replace(state, leases=leases), None
+
+        await self._change(shard, change)
+
+    async def take(self, shard: ShardId, name: str, since: Time) -> tuple[ShardState, Handed]:
+        """A lease on all parts of the state that it returns, for one task at first. Raises
+        `ReadBelowSince`, `Busy`."""
+
+        def change(state: ShardState) -> tuple[ShardState, tuple[ShardState, Handed]]:
+            _check_since(state, since)
+            handed = Handed(shard, name, since, state.seqno, 1)
+            lease = Lease(since, state.seqno, self._until())
+            return self._with(state, _lease_of(name, 0), lease), (state, handed)
+
+        return await self._change(shard, change)
+
+    async def shared(self, handed: Handed, tasks: int) -> Handed:
+        """The lease is for so many tasks; for none it is dropped."""
+        if not tasks:
+            await self.drop(handed)
+        return replace(handed, tasks=max(1, tasks))
+
+    async def keep(self, handed: Handed, keys: Collection[str]) -> None:
+        """Renews the lease when half of its time is over; when it is gone, takes it anew. Raises
+        `LeaseLost` when one of the blobs is named no more."""
+
+        def change(state: ShardState) -> tuple[ShardState, None]:
+            found = _found(state, handed)
+            lease = Lease(max(handed.since, state.since), handed.seqno, self._until())
+            if found is None:
+                gone = set(keys) - state.blob_keys()
+                if gone:
+                    raise LeaseLost(
+                        f"the lease of this read of shard {state.id} ended, and {len(gone)} parts"
+                        " were compacted away since: load() it again; a read that takes longer"
+                        f" than {self._settings.reader_lease_ms} ms (reader_lease_ms) between two"
+                        " parts loses its lease",
+                        determinate=True,
+                    )
+                return self._with(state, _lease_of(handed.name, 0), lease), None
+            name, held = found
+            if held.expires_ms - self._clock.now_ms() > self._settings.reader_lease_ms // 2:
+                return state, None
+            return self._with(state, name, lease), None
+
+        await self._change(handed.shard, change)
+
+    async def done(self, handed: Handed, task: int) -> None:
+        """One task needs nothing any more; done twice is done once."""
+
+        def change(state: ShardState) -> tuple[ShardState, None]:
+            found = _found(state, handed)
+            if found is None:
+                return state, None
+            name, lease = found
+            done = _done(name) | 1 << task
+            leases = {other: held for other, held in state.leases.items() if other != name}
+            if done != (1 << handed.tasks) - 1:
+                leases[_lease_of(handed.name, done)] = lease
+            return replace(state, leases=leases), None
+
+        await self._change(handed.shard, change)
+
+    async def drop(self, handed: Handed) -> None:
+        """Nobody needs it."""
+        await self.done(replace(handed, tasks=1), 0)
+
+    async def hold(self, shard: ShardId, consumer: str, since: Time) -> None:
+        """The durable hold of a consumer, taken or moved. Raises `ReadBelowSince` for a new one
+        below the since."""
+        holder = consumer_hold(consumer)
+        await self._change(shard, lambda state: (with_hold(state, holder, since), None))
+
+    async def release(self, shard: ShardId, consumer: str) -> bool:
+        """Gives a consumer's hold up; whether there was one."""
+        holder = consumer_hold(consumer)
+
+        def change(state: ShardState) -> tuple[ShardState, bool]:
+            return without_hold(state, holder), holder in state.holds
+
+        return await self._change(shard, change)
+
+
+def _check_since(state: ShardState, since: Time) -> None:
+    if since < state.since:
+        raise ReadBelowSince(
+            f"shard {state.id}: {since} lies below its since {state.since}; what was then is merged"
+            " into later times"
+        )
+
+
+def _lease_of(name: str, done: int) -> str:
+    """The lease's name in the document: which tasks are done is its second part, as hex."""
+    return guest_lease(name, f"tasks-{done:x}")
+
+
+def _done(lease: str) -> int:
+    return int(lease.partition("tasks-")[2].partition("@")[0], 16)
+
+
+def _found(state: ShardState, handed: Handed) -> tuple[str, Lease] | None:
+    for name, lease in state.leases.items():
+        if is_guest(name) and name.endswith(f"@{handed.name}") and "tasks-" in name:
+            return name, lease
+    return None
