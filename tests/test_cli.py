@@ -37,10 +37,16 @@ runner = CliRunner()
         "explain",
         "java",
         "version",
+        "shard list",
+        "shard inspect",
+        "shard compact",
+        "shard gc",
+        "shard verify",
+        "shard release",
     ],
 )
 def test_every_command_explains_itself(command: str) -> None:
-    answer = runner.invoke(cli.app, [command, "--help"])
+    answer = runner.invoke(cli.app, [*command.split(), "--help"])
     assert answer.exit_code == 0
     assert len(answer.output.splitlines()) > 4
 

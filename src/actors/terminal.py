@@ -75,6 +75,35 @@ def with_client(target: Target, call: Callable[[Client], Awaitable[R]]) -> R:
     return run_loop(run)
 
 
+def takes(name: str, options: Callable[..., Any]) -> Callable[[Callable[..., None]], Any]:
+    """A command whose first parameter, `name`, is what `options` makes: its parameters become
+    options of the command."""
+
+    def wrapped(command: Callable[..., None]) -> Callable[..., None]:
+        shared = inspect.signature(options).parameters
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            made = options(**{option: given.pop(option) for option in shared})
+            command(**{name: made}, **given)
+
+        own = inspect.signature(command).parameters
+        parameters = [*shared.values(), *(own[option] for option in own if option != name)]
+        hints = get_type_hints(command, include_extras=True)
+        hints |= get_type_hints(options, include_extras=True)
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
+                for one in parameters
+            ]
+        )
+        run.__annotations__ = {one.name: hints[one.name] for one in parameters}
+        del run.__dict__["__wrapped__"]  # typer would read the annotations of what is wrapped
+        return run
+
+    return wrapped
+
+
 def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter, `target`, is made from the options ``--connect``,
     ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and
@@ -97,26 +126,8 @@ def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:
         }
         return Target(connect, load(flags=flags))
 
-    shared = inspect.signature(options).parameters
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        target = options(**{name: given.pop(name) for name in shared})
-        command(target=target, **given)
-
-    own = inspect.signature(command).parameters
-    parameters = [*shared.values(), *(own[name] for name in own if name != "target")]
-    hints = get_type_hints(command, include_extras=True)
-    hints |= get_type_hints(options, include_extras=True)
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
-            for one in parameters
-        ]
-    )
-    run.__annotations__ = {one.name: hints[one.name] for one in parameters}
-    del run.__dict__["__wrapped__"]  # typer would read the annotations of what is wrapped
-    return run
+    made: Callable[..., None] = takes("target", options)(command)
+    return made
 
 
 class OneLine(logging.Formatter):

@@ -1,0 +1,75 @@
+"""Blobs that no batch names, and whether they may go: pure, over documents and a listing.
+
+- *retired*: a compaction replaced it; it goes when no lease was taken before that.
+- *unnamed*: no document names it. Either it is about to be appended, or its writer is dead: it
+  goes when it is older than the grace.
+- *stashed*: the answer to a read, on its way; it goes when nobody took it in time.
+
+It tells what the collection (`upkeep.py`) would do, for people. Whoever collects knows more: what
+its own process writes and reads is left alone, whatever is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from actors.persist.location import BlobInfo
+from actors.persist.shard import ShardState
+from actors.persist.stashed import FOLDER
+from actors.progress import ShardId
+
+RETIRED = "retired"
+UNNAMED = "unnamed"
+STASHED = "stashed"
+
+
+class Waste(msgspec.Struct, frozen=True):
+    """One blob: what it is, and why it stays for now ("" : it may go)."""
+
+    key: str
+    bytes: int
+    age_ms: int
+    kind: str
+    kept: str = ""
+
+
+def waste(
+    states: Mapping[ShardId, ShardState],
+    infos: Sequence[BlobInfo],
+    now_ms: int,
+    *,
+    grace_ms: int,
+    stash_ms: int,
+    ignored: frozenset[str] = frozenset(),
+) -> list[Waste]:
+    """All such blobs, by key; of the leases those that are `ignored` (of the dead) hold nothing.
+
+    `states` must have been read after the listing: else what was appended in between looks
+    unnamed."""
+    live: set[str] = set()
+    retired: dict[str, str] = {}
+    for state in states.values():
+        live |= state.blob_keys() - {gone.key for gone in state.retired}
+        for gone in state.retired:
+            holders = [
+                name
+                for name, lease in state.leases.items()
+                if name not in ignored and lease.seqno < gone.seqno
+            ]
+            retired[gone.key] = f"lease {', '.join(sorted(holders))}" if holders else ""
+    found = []
+    for info in infos:
+        age = now_ms - info.modified_ms
+        if info.key in live:
+            continue
+        if info.key in retired:
+            found.append(Waste(info.key, info.bytes, age, RETIRED, retired[info.key]))
+        elif info.key.startswith(f"{FOLDER}/"):
+            kept = "" if age >= stash_ms else f"taken within {stash_ms} ms"
+            found.append(Waste(info.key, info.bytes, age, STASHED, kept))
+        else:
+            kept = "" if age >= grace_ms else f"younger than {grace_ms} ms"
+            found.append(Waste(info.key, info.bytes, age, UNNAMED, kept))
+    return found

@@ -1,0 +1,127 @@
+"""Reads every part of a shard, and compares it with what its document says.
+
+Nothing is written and nothing is held: what the owner compacts away meanwhile is left out, and what
+took its place is read instead. A fault is what cannot be right in any interleaving: bytes that
+differ from the checksum, a blob that a document names and that is not there, rows or times or
+diffs unlike those described. It goes on after a fault, to find all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.errors import Corrupt, LeaseLost, PenstockError, StorageError
+from actors.persist.client import PersistClient
+from actors.persist.shard import Batch, Part, ShardState
+from actors.plan.schema import DIFF, ERROR, TIME
+from actors.progress import ShardId, format_frontier
+
+_ROUNDS_MAX = 16
+"""Looks at a shard that is compacted again and again."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What is wrong, and where; `batch` and `part` are "" for a fault of the whole document."""
+
+    shard: ShardId
+    batch: str
+    part: str
+    text: str
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What was read of a shard, and what is wrong."""
+
+    shard: ShardId
+    parts: int
+    rows: int
+    bytes: int
+    faults: tuple[Fault, ...]
+
+
+def batch_name(batch: Batch) -> str:
+    """Its interval."""
+    upper = "…" if format_frontier(batch.upper) == "[]" else str(batch.upper)
+    return f"[{batch.lower}, {upper})"
+
+
+async def verify(
+    client: PersistClient, shard: ShardId, told: Callable[[Part], None] = lambda part: None
+) -> Verified:
+    """Reads and compares; `told` of each part that was read. Raises `UnknownObject` (dropped
+    meanwhile), `StorageError` only for documents that could not be read."""
+    seen: set[tuple[str, int]] = set()
+    faults: list[Fault] = []
+    rows = read = 0
+    for _ in range(_ROUNDS_MAX):
+        try:
+            state = await client.upkeep.state_now(shard)
+        except Corrupt as error:
+            faults.append(Fault(shard, "", "", str(error)))
+            break
+        due = [
+            (number, batch, part)
+            for batch in state.batches
+            for number, part in enumerate(batch.parts)
+            if _name(batch, number, part) not in seen
+        ]
+        if not due:
+            break
+        moved = False
+        for number, batch, part in due:
+            try:
+                wrong = await _compared(client, state, part)
+            except LeaseLost:
+                moved = True  # what replaced it is read in the next round
+                continue
+            seen.add(_name(batch, number, part))
+            rows += part.rows
+            read += part.bytes
+            name = part.key or f"inline {number}"
+            faults += [Fault(shard, batch_name(batch), name, text) for text in wrong]
+            told(part)
+        if not moved:
+            break
+    return Verified(shard, len(seen), rows, read, tuple(faults))
+
+
+def _name(batch: Batch, number: int, part: Part) -> tuple[str, int]:
+    """What part it is, over several looks. An inline one is told by where it lies."""
+    return (part.key, 0) if part.key else (f"{batch.lower} {number}", part.checksum)
+
+
+async def _compared(client: PersistClient, state: ShardState, part: Part) -> list[str]:
+    try:
+        updates = await client.fetch(part, state.schema)
+    except LeaseLost:
+        raise
+    except StorageError as error:
+        return [str(error)]
+    except (PenstockError, pa.ArrowException) as error:
+        return [f"{type(error).__name__}: {error}"]
+    return differences(part, updates)
+
+
+def differences(part: Part, updates: pa.Table) -> list[str]:
+    """In what the updates are not as the part is described; bytes, rows and columns were compared
+    when they were decoded."""
+    found = []
+    bounds = pc.min_max(updates[TIME])
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    if updates[TIME].null_count:
+        found.append(f"{updates[TIME].null_count} rows have no time")
+    elif low < part.time_min or high > part.time_max:
+        found.append(
+            f"holds times {low} to {high}, described were {part.time_min} to {part.time_max}"
+        )
+    if updates[DIFF].null_count:
+        found.append(f"{updates[DIFF].null_count} rows have no diff")
+    elif not part.retracts and pc.min(updates[DIFF]).as_py() < 0:
+        found.append("holds negative diffs, described were none")
+    if ERROR in updates.column_names and not part.has_errors:
+        found.append("holds errors, described were none")
+    return found

@@ -1,0 +1,403 @@
+"""Commands that look after shards themselves: beside a running service, or where none runs.
+
+All but `gc` are guests of the stores (`actors.persist.guests`): whatever a service does there
+meanwhile, they do no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import anyio
+import msgspec
+import typer
+
+from actors.errors import (
+    BadSettings,
+    Corrupt,
+    InvalidUsage,
+    PenstockError,
+    StorageError,
+    UnknownObject,
+)
+from actors.settings import Settings, load
+from actors.terminal import run_loop, set_up_logging, takes
+
+if TYPE_CHECKING:
+    from actors.kernel import Clock
+    from actors.persist.attach import Attached, Place
+
+R = TypeVar("R")
+
+shard = typer.Typer(
+    help="Shards: where everything durable lies. Safe beside a running service.",
+    no_args_is_help=True,
+)
+MIB = 1024 * 1024
+
+
+class Stores(msgspec.Struct, frozen=True):
+    """The stores that a command works on."""
+
+    place: Any
+    settings: Settings
+
+
+def _stores(
+    state_dir: Annotated[
+        str | None, typer.Option("--state-dir", help="The state directory of a service.")
+    ] = None,
+    blob_url: Annotated[
+        str | None,
+        typer.Option("--blob-url", help="Where blobs lie, e.g. s3://bucket/path; with the next."),
+    ] = None,
+    consensus_url: Annotated[
+        str | None,
+        typer.Option("--consensus-url", help="Where documents lie, e.g. postgresql://…"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The service's TOML file of settings.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other setting: name=value. May be repeated."),
+    ] = None,
+) -> Stores:
+    from actors.persist.attach import place_of
+
+    flags: dict[str, Any] = {}
+    for pair in settings or []:
+        name, sign, value = pair.partition("=")
+        if not sign or not name:
+            raise BadSettings(f"--set {pair}: write it as name=value")
+        flags[name] = int(value) if value.lstrip("-").isdigit() else value
+    chosen = load(config, flags=flags)
+    given = (state_dir, blob_url, consensus_url)
+    if given == (None, None, None):
+        given = (chosen.state_dir, chosen.blob_url or None, chosen.consensus_url or None)
+    set_up_logging("warning")
+    return Stores(place_of(*given), chosen)
+
+
+stands_on_stores = takes("stores", _stores)
+Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Name = Annotated[str, typer.Argument(help="A shard, or the name of a table or view.")]
+
+
+def _with(
+    stores: Stores,
+    call: Callable[[Attached, Clock], Awaitable[R]],
+    opened: Callable[[Place, Settings, Clock], AbstractAsyncContextManager[Attached]] | None = None,
+) -> R:
+    """What the call brings on the open stores."""
+
+    async def run() -> R:
+        from actors.kernel import SystemClock
+        from actors.persist.attach import attach
+
+        clock = SystemClock()
+        async with (opened or attach)(stores.place, stores.settings, clock) as attached:
+            return await call(attached, clock)
+
+    return run_loop(run)
+
+
+async def _owners(attached: Attached) -> dict[str, str]:
+    """What each shard is of; nothing where the catalog cannot be read."""
+    from actors.persist.objects import CATALOG, objects_of, owners
+
+    try:
+        return owners(objects_of(await attached.client.head(CATALOG)))
+    except (Corrupt, InvalidUsage) as error:
+        print(f"penstock: names are not known: {error}", file=sys.stderr)
+        return {}
+
+
+async def _found(attached: Attached, name: str) -> str:
+    """The shard of that id, or else of the table or view of that name. Raises `UnknownObject`."""
+    from actors.persist.attach import find_shard
+    from actors.persist.objects import CATALOG, objects_of, shard_of
+
+    if name in await attached.client.list_shards():
+        return name
+    try:
+        return shard_of(objects_of(await attached.client.head(CATALOG)), name)
+    except PenstockError:
+        return await find_shard(attached.client, name)
+
+
+@shard.command("list")
+@stands_on_stores
+def list_shards(stores: Stores, as_json: Json = False) -> None:
+    """Shows every shard: what it is of, its frontiers, its parts and their size.
+
+    Times are those of the service: milliseconds since 1970, and where the upper is empty nothing
+    will ever come.
+    """
+    from actors.shard_reports import listed, listed_lines
+
+    async def call(attached: Attached, clock: Clock) -> list[dict[str, Any]]:
+        of = await _owners(attached)
+        rows = []
+        for name in await attached.client.list_shards():
+            try:
+                state = await attached.client.upkeep.state_now(name)
+                upper = await attached.client.upper(name)
+            except UnknownObject:
+                continue  # dropped since it was listed
+            except StorageError as error:
+                rows.append({"shard": name, "object": of.get(name), "error": str(error)})
+            else:
+                rows.append(listed(state, upper, of.get(name)))
+        return rows
+
+    rows = _with(stores, call)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for line in listed_lines(rows):
+        print(line)
+
+
+@shard.command("inspect")
+@stands_on_stores
+def inspect_shard(stores: Stores, name: Name, as_json: Json = False) -> None:
+    """Shows all that the document of a shard says: batches and parts, holds, leases, writers."""
+    from actors.persist.shard import shard_key
+    from actors.shard_reports import inspected, inspected_lines
+
+    async def call(attached: Attached, clock: Clock) -> dict[str, Any]:
+        found = await _found(attached, name)
+        state = await attached.client.upkeep.state_now(found)
+        upper = await attached.client.upper(found)
+        head = await attached.client.head(shard_key(found))
+        of = (await _owners(attached)).get(found)
+        return inspected(state, upper, of, len(head.data) if head else 0, clock.now_ms())
+
+    report = _with(stores, call)
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    for line in inspected_lines(report):
+        print(line)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Tells how far it is on stderr, in place, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+@shard.command("compact")
+@stands_on_stores
+def compact_shard(stores: Stores, name: Name) -> None:
+    """Merges all batches of a shard, and raises times as far as its since allows.
+
+    What is replaced is deleted by the service when nobody reads it any more, or by
+    `penstock shard gc` where no service runs. Exit status 2 when there is nothing to gain.
+    """
+
+    async def call(attached: Attached, clock: Clock) -> str:
+        found = await _found(attached, name)
+        with _progress(f"compacting {found}, rows") as told:
+            done = await attached.client.upkeep.compact(found, told)
+        state = await attached.client.state(found)
+        if done is None:
+            raise InvalidUsage(
+                f"shard {found} has nothing to compact: its rows lie in one batch, and no time"
+                f" below its since {state.since} is left to be raised"
+            )
+        size = sum(batch.bytes for batch in state.batches)
+        rows = sum(part.rows for batch in state.batches for part in batch.parts)
+        return (
+            f"shard {found}: {done[0]} parts became {done[1]}, {rows} rows, {size / MIB:.2f} MiB;"
+            f" times below {state.since} are merged, {len(state.retired)} replaced blobs wait to be"
+            " deleted"
+        )
+
+    print(_with(stores, call))
+
+
+@shard.command("gc")
+@stands_on_stores
+def collect(
+    stores: Stores,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tells what would be deleted, and deletes nothing.")
+    ] = False,
+    grace_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--grace-ms",
+            min=0,
+            help="How old a blob must be that no shard names; else blob_orphan_grace_ms. Where "
+            "others write, shorter than they need to link what they wrote loses it.",
+        ),
+    ] = None,
+) -> None:
+    """Deletes blobs that nothing needs: replaced by compaction, or written and never named.
+
+    On a state directory only where no service runs: one that does deletes them itself, and knows
+    who reads them. Documents by URL may be used by others meanwhile: there what is unnamed must be
+    so twice, the grace apart. With --dry-run it only looks, beside whatever runs.
+    """
+    from msgspec.structs import replace
+
+    from actors.persist.attach import own
+    from actors.persist.garbage import RETIRED
+    from actors.shard_reports import waste_lines
+
+    if grace_ms is not None:
+        stores = replace(stores, settings=replace(stores.settings, blob_orphan_grace_ms=grace_ms))
+    settings = stores.settings
+
+    async def call(attached: Attached, clock: Clock) -> list[str]:
+        found = await _waste(attached, settings, clock)
+        if dry_run:
+            return list(waste_lines(found, "would be deleted"))
+        for name in await attached.client.list_shards():
+            await attached.client.upkeep.collect(name)
+        if attached.client.exclusive:
+            # Nobody else appends what is old by the one clock of this machine.
+            for one in found:
+                if one.kind != RETIRED and not one.kept:
+                    await attached.blob.delete(one.key)
+        else:
+            await attached.client.collect_orphans()
+            print(
+                f"looks again in {settings.blob_orphan_grace_ms / 1000:.0f} s, for what is unnamed"
+                " still (--grace-ms)",
+                file=sys.stderr,
+            )
+            await anyio.sleep(settings.blob_orphan_grace_ms / 1000)
+            await attached.client.collect_orphans()
+        there = {info.key for info in await attached.blob.list_keys()}
+        stays = "it was not deleted: another process uses it, or the store failed"
+        done = [
+            replace(one, kept=one.kept or stays) if one.key in there else replace(one, kept="")
+            for one in found
+        ]
+        return list(waste_lines(done, "deleted"))
+
+    for line in _with(stores, call, None if dry_run else own):
+        print(line)
+
+
+@shard.command("release")
+@stands_on_stores
+def release(
+    stores: Stores,
+    name: Name,
+    consumer: Annotated[str, typer.Argument(help="As a stream's option consumer named it.")],
+) -> None:
+    """Gives up the durable hold of a consumer, who will not go on reading.
+
+    Until then the shard keeps every change from the consumer's offset on, however old.
+    """
+
+    async def call(attached: Attached, clock: Clock) -> str:
+        from actors.persist.handed import CONSUMER, HandedLeases
+
+        found = await _found(attached, name)
+        leases = HandedLeases(attached.consensus, stores.settings, clock)
+        if await leases.release(found, consumer):
+            return f"shard {found}: the hold of {consumer} is given up"
+        holds = (await attached.client.state(found)).holds
+        names = [hold.removeprefix(CONSUMER) for hold in holds if hold.startswith(CONSUMER)]
+        raise InvalidUsage(
+            f"shard {found} has no consumer {consumer!r}; {near(consumer, names, 'consumers')}"
+        )
+
+    from actors.persist.attach import near
+
+    print(_with(stores, call))
+
+
+async def _waste(attached: Attached, settings: Settings, clock: Clock) -> list[Any]:
+    from actors.persist.garbage import waste
+    from actors.persist.guests import is_guest
+
+    infos = await attached.blob.list_keys()  # before the documents: see `waste`
+    states = {}
+    for name in await attached.client.list_shards():
+        with suppress(UnknownObject):  # dropped since it was listed
+            states[name] = await attached.client.upkeep.state_now(name)
+    dead: frozenset[str] = frozenset()
+    if attached.place.consensus_url is None:
+        # A service here is alone: in its documents only the leases of guests are more than notes.
+        leases = (lease for state in states.values() for lease in state.leases)
+        dead = frozenset(lease for lease in leases if not is_guest(lease))
+    return waste(
+        states,
+        infos,
+        clock.now_ms(),
+        grace_ms=settings.blob_orphan_grace_ms,
+        stash_ms=settings.stash_orphan_ms,
+        ignored=dead,
+    )
+
+
+@shard.command("verify")
+@stands_on_stores
+def verify_shards(
+    stores: Stores,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Shards, tables or views; none: all shards.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Reads every part and compares it with what its shard says; exit status 1 on a fault.
+
+    Checksums, columns, numbers of rows, times and diffs, blobs that are named and missing. Each
+    fault is told with its shard, batch and part. Blobs that nothing names are counted, too: they
+    are no faults (`penstock shard gc --dry-run` lists them).
+    """
+    from actors.persist.verifying import verify
+    from actors.shard_reports import verified_lines
+
+    async def call(attached: Attached, clock: Clock) -> tuple[list[Any], list[Any]]:
+        client = attached.client
+        chosen = [await _found(attached, name) for name in names or []]
+        chosen = chosen or await client.list_shards()
+        reports = []
+        read = 0
+
+        def told(part: Any) -> None:
+            nonlocal read
+            read += 1
+            show(read, read)
+
+        with _progress("parts read") as show:
+            for one in chosen:
+                try:
+                    report = await verify(client, one, told)
+                except UnknownObject:
+                    continue  # dropped since it was listed
+                reports.append(report)
+        broken = any(not fault.batch for report in reports for fault in report.faults)
+        unnamed = [] if broken else await _waste(attached, stores.settings, clock)
+        return reports, unnamed
+
+    reports, unnamed = _with(stores, call)
+    faults = sum(len(report.faults) for report in reports)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins({"shards": reports, "unnamed": unnamed}), indent=2))
+    else:
+        for line in verified_lines(reports, unnamed):
+            print(line)
+    if faults:
+        raise typer.Exit(1)
