@@ -1,0 +1,102 @@
+"""What a user asks for, from the options of ``spark.read.format("penstock")``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from actors.errors import InvalidUsage
+from actors.persist.attach import Place, near, place_of
+from actors.progress import EMPTY, Time
+
+NEWEST: Final = "newest"
+SNAPSHOT: Final = "snapshot"
+CHANGE_COLUMNS: Final = ("_time", "_diff")
+KNOWN: Final = (
+    "stateDir",
+    "blobUrl",
+    "consensusUrl",
+    "shard",
+    "object",
+    "asOf",
+    "waitMs",
+    "changes",
+    "startingTime",
+    "consumer",
+    "partitionBytes",
+    "sumRowsMax",
+    "maxRowsPerBatch",
+)
+_PARTITION_BYTES: Final = 32 * 1024 * 1024
+_SUM_ROWS: Final = 1_000_000
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """One read."""
+
+    place: Place
+    shard: str | None
+    object: str | None
+    as_of: Time | None
+    """None: the newest that is sealed when it is loaded."""
+    wait_ms: int
+    changes: bool
+    """Updates with their time and diff, not rows."""
+    start: Time | str
+    """Of a stream: `NEWEST`, `SNAPSHOT` (all there is, then changes), or a time."""
+    consumer: str | None
+    partition_bytes: int
+    """Of the stored parts that one task reads, but for one part that is larger."""
+    sum_rows_max: int
+    """Rows that one task keeps in memory to sum equal ones."""
+    batch_rows_max: int | None
+
+
+def wish_of(options: Mapping[str, str]) -> Wish:
+    """From options, whose names Spark compares without regard to case. Raises `InvalidUsage`."""
+    known = {name.lower(): name for name in KNOWN}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        if name.lower() not in known:
+            raise InvalidUsage(f"there is no option {name!r}; {near(name, KNOWN, 'options')}")
+        given[known[name.lower()]] = value
+    if ("shard" in given) == ("object" in given):
+        raise InvalidUsage(
+            "say what to read: option 'shard' with a shard's id, or option 'object' with the name"
+            " of a table or view, and not both"
+        )
+    start = given.get("startingTime", SNAPSHOT)
+    changes = given.get("changes", "false").lower()
+    if changes not in ("true", "false"):
+        raise InvalidUsage(f"option changes is {changes!r}: write true or false")
+    return Wish(
+        place=place_of(given.get("stateDir"), given.get("blobUrl"), given.get("consensusUrl")),
+        shard=given.get("shard"),
+        object=given.get("object"),
+        as_of=_number(given, "asOf", EMPTY - 1),
+        wait_ms=_number(given, "waitMs", 24 * 3_600_000) or 0,
+        changes=changes == "true",
+        start=start if start in (NEWEST, SNAPSHOT) else _number(given, "startingTime", EMPTY) or 0,
+        consumer=_consumer(given.get("consumer")),
+        partition_bytes=max(1, _number(given, "partitionBytes", 1 << 40) or _PARTITION_BYTES),
+        sum_rows_max=max(1, _number(given, "sumRowsMax", 1 << 31) or _SUM_ROWS),
+        batch_rows_max=_number(given, "maxRowsPerBatch", 1 << 40),
+    )
+
+
+def _number(given: Mapping[str, str], name: str, most: int) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if not text.strip().isascii() or not text.strip().isdigit() or int(text) > most:
+        also = f", {NEWEST} or {SNAPSHOT}" if name == "startingTime" else ""
+        raise InvalidUsage(f"option {name} is {text!r}: write a whole number up to {most}{also}")
+    return int(text)
+
+
+def _consumer(name: str | None) -> str | None:
+    if name is not None and not (name.isprintable() and 0 < len(name) <= 128):
+        raise InvalidUsage(f"option consumer is {name!r}: write a name of 1 to 128 characters")
+    return name

@@ -1,0 +1,237 @@
+"""What happens where Spark plans: the time is chosen, leases are taken, tasks are cut.
+
+Loading settles the shard and the time, so that a DataFrame shows one time however often it runs,
+and takes a lease that keeps that time readable. Planning, once for each run, takes a lease on the
+parts, and hands it to the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from random import SystemRandom
+
+import anyio
+import msgspec
+import pyarrow as pa
+
+from actors.errors import (
+    Corrupt,
+    DeadlineExceeded,
+    InvalidUsage,
+    ReadBelowSince,
+    ReadTooFarAhead,
+)
+from actors.kernel import SystemClock
+from actors.persist.attach import blobs, documents, near
+from actors.persist.filtering import PartFilter, Verdict
+from actors.persist.handed import Handed, HandedLeases
+from actors.persist.location import Blob, Consensus
+from actors.persist.objects import CATALOG, objects_of, shard_of
+from actors.persist.shard import Part, ShardState, shard_key
+from actors.plan.schema import Schema
+from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
+from actors.settings import Settings
+from actors.spark.source.filters import Check, conditions_of
+from actors.spark.source.options import Wish
+from actors.spark.source.rows import (
+    Window,
+    errors_of,
+    negative_hashes,
+    refuse_errors,
+    updates_of,
+)
+from actors.spark.source.splitting import Suspects, Task, direct, divided, summing
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a DataFrame reads: settled when it is made."""
+
+    wish: Wish
+    settings: Settings
+    shard: ShardId
+    schema: Schema
+    as_of: Time
+    """Of changes: the last time of a batch read."""
+    start: Time
+    """Of changes: where they begin."""
+    name: str
+    """Of its leases."""
+
+    def shown(self) -> str:
+        """For messages."""
+        return f"{self.wish.object} (shard {self.shard})" if self.wish.object else self.shard
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """What tasks need to know, beside their own task."""
+
+    loaded: Loaded
+    window: Window
+    checks: tuple[Check, ...]
+    handed: Handed | None
+    """None: no task reads a blob."""
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """The documents of a place, for one call."""
+
+    consensus: Consensus
+    leases: HandedLeases
+
+
+@asynccontextmanager
+async def opened(wish: Wish, settings: Settings) -> AsyncGenerator[Opened]:
+    """Opens them. Raises `InvalidUsage`, `StateDirectoryError`, `StorageError`."""
+    clock = SystemClock()
+    consensus = await documents(wish.place, settings, clock, SystemRandom())
+    try:
+        yield Opened(consensus, HandedLeases(consensus, settings, clock))
+    finally:
+        with anyio.CancelScope(shield=True):
+            await consensus.close()
+
+
+def fresh_name() -> str:
+    """Of the leases of one read, unlike any other."""
+    return f"spark-{SystemRandom().getrandbits(64):016x}"
+
+
+async def find(stores: Opened, wish: Wish) -> ShardId:
+    """The shard that is meant. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
+    if wish.shard is None:
+        assert wish.object is not None
+        return shard_of(objects_of(await stores.consensus.head(CATALOG)), wish.object)
+    if await stores.consensus.head(shard_key(wish.shard)) is None:
+        prefix = shard_key("")
+        keys = await stores.consensus.list_keys(prefix)
+        names = [key.removeprefix(prefix) for key in keys]
+        raise InvalidUsage(
+            f"there is no shard {wish.shard!r} in {wish.place.shown()};"
+            f" {near(wish.shard, names, 'shards')}"
+        )
+    return wish.shard
+
+
+async def load(wish: Wish, settings: Settings) -> Loaded:
+    """Settles shard and time, and holds the time. Raises `UnknownObject`, `ReadBelowSince`,
+    `ReadTooFarAhead`, `DeadlineExceeded`, `InvalidUsage`, `StorageError`."""
+    async with opened(wish, settings) as stores:
+        shard = await find(stores, wish)
+        state, upper = await _sealed(stores, settings, wish, shard)
+        as_of = wish.as_of if wish.as_of is not None else min(upper, EMPTY) - 1
+        start = wish.start if isinstance(wish.start, int) else state.since
+        loaded = Loaded(wish, settings, shard, state.schema, as_of, start, fresh_name())
+        await stores.leases.hold_time(shard, loaded.name, start if wish.changes else as_of)
+        return loaded
+
+
+async def _sealed(
+    stores: Opened, settings: Settings, wish: Wish, shard: ShardId
+) -> tuple[ShardState, Frontier]:
+    """The state, once the time that is wanted is sealed."""
+    waited_ms = 0
+    while True:
+        state, upper = await stores.leases.look(shard)
+        wanted = state.since if wish.as_of is None else wish.as_of
+        if wish.as_of is not None and wish.as_of < state.since:
+            raise ReadBelowSince(
+                f"asOf {wish.as_of} of shard {shard} lies below its since {state.since}: what was"
+                " then is merged into later times"
+            )
+        if upper > wanted or (wish.changes and wish.as_of is None):
+            return state, upper
+        if waited_ms >= wish.wait_ms:
+            newest = (
+                "nothing is sealed yet" if upper <= state.since else f"the newest is {upper - 1}"
+            )
+            what = f"time {wanted} of shard {shard} is not sealed, its upper is"
+            text = f"{what} {format_frontier(upper)} ({newest})"
+            if wish.wait_ms:
+                raise DeadlineExceeded(f"{text} after {waited_ms} ms (option waitMs)")
+            raise ReadTooFarAhead(
+                f"{text}: ask for an earlier one, or say how long to wait with option waitMs"
+            )
+        pause_ms = min(settings.store_poll_ms, wish.wait_ms - waited_ms)
+        await anyio.sleep(pause_ms / 1000)
+        waited_ms += pause_ms
+
+
+async def plan(
+    loaded: Loaded, window: Window, checks: Sequence[Check], name: str
+) -> tuple[Planned, list[Task]]:
+    """A lease on the parts, and tasks that together give out all that is wanted, once. Raises
+    `ReadBelowSince`, `ViewInError`, `Corrupt`, `StorageError`."""
+    wish, settings = loaded.wish, loaded.settings
+    async with opened(wish, settings) as stores:
+        since = window.lower if window.lower > 0 else window.raise_to
+        state, handed = await stores.leases.take(loaded.shard, name, since)
+        try:
+            blob = await blobs(wish.place, settings, SystemClock())
+            await _refuse_errors(blob, loaded, state, window)
+            parts = wanted_parts(state, window, checks)
+            tasks = await _tasks(blob, loaded, parts, window, checks)
+            handed = await stores.leases.shared(handed, len(tasks))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await stores.leases.drop(handed)
+            raise
+        return Planned(loaded, window, tuple(checks), handed if tasks else None), tasks
+
+
+def wanted_parts(state: ShardState, window: Window, checks: Sequence[Check]) -> list[Part]:
+    """Those that may hold something that is wanted."""
+    parts = [part for batch in state.batches for part in batch.parts if window.wants(part)]
+    conditions = conditions_of(checks, state.schema)
+    if not conditions:
+        return parts
+    pruned = PartFilter(state.schema, conditions)
+    return [part for part in parts if pruned.verdict(part) is Verdict.KEEP]
+
+
+async def _refuse_errors(blob: Blob, loaded: Loaded, state: ShardState, window: Window) -> None:
+    """Contents of a view that is in error at the window's end are no contents."""
+    errors: list[pa.Table] = []
+    for batch in state.batches:
+        for part in batch.parts:
+            if part.has_errors and part.time_min < window.upper:
+                data = await read_part(blob, part)
+                errors.append(errors_of(part, data, state.schema, window.upper))
+    refuse_errors(errors, loaded.shown())
+
+
+async def _tasks(
+    blob: Blob, loaded: Loaded, parts: Sequence[Part], window: Window, checks: Sequence[Check]
+) -> list[Task]:
+    wish = loaded.wish
+    if not parts:
+        return []
+    retracting = [part for part in parts if part.retracts]
+    if not retracting:
+        return direct(parts, wish.partition_bytes)
+    if sum(part.rows for part in parts) <= wish.sum_rows_max:
+        return summing(parts)
+    suspects, any_ = Suspects(), False
+    for part in retracting:
+        data = await read_part(blob, part)
+        hashes = negative_hashes(updates_of(part, data, loaded.schema, window, checks))
+        if hashes is not None:
+            suspects.add(hashes)
+            any_ = True
+    if not any_:
+        return direct(parts, wish.partition_bytes)
+    return divided(parts, suspects, wish.partition_bytes, wish.sum_rows_max)
+
+
+async def read_part(blob: Blob, part: Part) -> bytes:
+    """The bytes of a part under a lease. Raises `Corrupt` when they are not there."""
+    if part.inline is not None:
+        return part.inline
+    data = await blob.get(part.key)
+    if data is None:
+        raise Corrupt(
+            f"blob {part.key} is gone although a shard names it: see `penstock shard verify`, and"
+            " restore the file from a copy",
+            determinate=True,
+        )
+    return data

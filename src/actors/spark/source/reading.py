@@ -1,0 +1,101 @@
+"""What one task of Spark does: reads its parts one after the other, under the lease it was handed.
+
+While Spark takes the rows of one part the next is fetched. Between parts the lease is renewed when
+half of its time is over; when it is gone, the task takes it anew or says so by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pyarrow as pa
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from pyspark.sql.datasource import InputPartition
+
+from actors.errors import PenstockError
+from actors.kernel import SystemClock
+from actors.persist.attach import blobs
+from actors.persist.shard import Part
+from actors.plan.schema import DIFF, TIME
+from actors.spark.source.planning import Planned, opened, read_part
+from actors.spark.source.rows import Summing, batches, innocent, suspected, updates_of
+from actors.spark.source.splitting import Suspects, Task
+
+log = logging.getLogger("penstock.spark")
+
+
+class ShardPartition(InputPartition):  # type: ignore[misc]
+    """One task."""
+
+    def __init__(self, number: int, task: Task, planned: Planned) -> None:
+        self.number = number
+        self.task = task
+        self.planned = planned
+
+
+def read(planned: Planned, task: Task, number: int, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The batches of a task. Raises `LeaseLost`, `Corrupt`, `StorageError`."""
+    with start_blocking_portal("asyncio") as portal:
+        yield from _read(portal, planned, task, shape)
+        try:
+            portal.call(_done, planned, number)
+        except PenstockError as error:  # it expires
+            log.warning(
+                "a lease of shard %s stays until it expires: %s", planned.loaded.shard, error
+            )
+
+
+def _read(
+    portal: BlockingPortal, planned: Planned, task: Task, shape: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    loaded, window = planned.loaded, planned.window
+    suspects = None if task.suspects is None else Suspects.unpacked(task.suspects)
+    names = [*loaded.schema.names, *((TIME, DIFF) if window.changes else (DIFF,))]
+    sums = Summing(loaded.wish.sum_rows_max)
+    for part, data in _fetched(portal, planned, task):
+        updates = updates_of(part, data, loaded.schema, window, planned.checks).select(names)
+        if task.share is None:
+            yield from batches(innocent(updates, suspects), window, shape)
+        else:
+            sums.add(suspected(updates, suspects, task.share))
+    rest = sums.sums()
+    if rest is not None:
+        yield from batches(rest, window, shape)
+
+
+def _fetched(portal: BlockingPortal, planned: Planned, task: Task) -> Iterator[tuple[Part, bytes]]:
+    """Parts with their bytes, the next one on its way."""
+    loaded = planned.loaded
+    keys = [part.key for part in task.parts if part.key]
+    if keys:
+        portal.call(_keep, planned, keys)
+    blob = portal.call(blobs, loaded.wish.place, loaded.settings, SystemClock())
+    clock = SystemClock()
+    kept_ms = clock.monotonic_ms()
+    following: Future[bytes] | None = None
+    for index, part in enumerate(task.parts):
+        if keys and clock.monotonic_ms() - kept_ms > loaded.settings.reader_lease_ms / 4:
+            portal.call(_keep, planned, keys)
+            kept_ms = clock.monotonic_ms()
+        current = following or portal.start_task_soon(read_part, blob, part)
+        following = None
+        data = current.result()
+        if index + 1 < len(task.parts):
+            following = portal.start_task_soon(read_part, blob, task.parts[index + 1])
+        yield part, data
+
+
+async def _keep(planned: Planned, keys: list[str]) -> None:
+    loaded = planned.loaded
+    if planned.handed is not None:
+        async with opened(loaded.wish, loaded.settings) as stores:
+            await stores.leases.keep(planned.handed, keys)
+
+
+async def _done(planned: Planned, number: int) -> None:
+    loaded = planned.loaded
+    if planned.handed is not None:
+        async with opened(loaded.wish, loaded.settings) as stores:
+            await stores.leases.done(planned.handed, number)

@@ -1,0 +1,174 @@
+"""From the bytes of parts to the batches that Spark gets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.errors import Corrupt, ViewInError
+from actors.persist.compaction import row_hashes, summed
+from actors.persist.parts import decode
+from actors.persist.shard import Part
+from actors.plan.schema import DIFF, ERROR, TIME, Schema
+from actors.plan.updates import advance, between, consolidate
+from actors.progress import TIME_MIN, Frontier, Time
+from actors.spark.source.filters import Check, passing
+from actors.spark.source.splitting import Suspects
+
+BATCH_ROWS_MAX: Final = 65_536
+"""Rows of one batch for Spark."""
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Which updates are read: ``lower <= time < upper``, times below `raise_to` raised to it.
+    `changes`: with their times and diffs; else the rows that their sum has."""
+
+    lower: Time
+    upper: Frontier
+    raise_to: Time
+    changes: bool
+
+    @classmethod
+    def contents(cls, as_of: Time) -> Window:
+        """All rows at one time."""
+        return cls(TIME_MIN, as_of + 1, as_of, False)
+
+    def wants(self, part: Part) -> bool:
+        """Whether some of the part's updates lie in it."""
+        return part.time_min < self.upper and part.time_max >= self.lower
+
+
+def updates_of(
+    part: Part, data: bytes, schema: Schema, window: Window, checks: Sequence[Check]
+) -> pa.Table:
+    """The updates of a part that are wanted: the columns, `TIME` (of changes) and `DIFF`. Raises
+    `Corrupt`."""
+    table = decode(part, data, schema)
+    if part.time_min < window.lower or part.time_max >= window.upper:
+        table = between(table, window.lower, window.upper)
+    if ERROR in table.column_names:
+        table = table.filter(pc.is_null(table[ERROR])).drop_columns([ERROR])
+    if checks:
+        table = table.filter(passing(table, checks))
+    return advance(table, window.raise_to) if window.changes else table.drop_columns([TIME])
+
+
+def errors_of(part: Part, data: bytes, schema: Schema, upper: Frontier) -> pa.Table:
+    """The error updates below a time: `ERROR` and `DIFF`."""
+    table = decode(part, data, schema)
+    table = table.filter(
+        pc.and_(pc.is_valid(table[ERROR]), pc.less(table[TIME], pa.scalar(upper, pa.int64())))
+    )
+    return table.select([ERROR, DIFF])
+
+
+def refuse_errors(errors: Sequence[pa.Table], what: str) -> None:
+    """Raises `ViewInError` for an error that their sum has, `Corrupt` for a negative sum."""
+    if not errors:
+        return
+    rest = consolidate(pa.concat_tables(errors)).to_pylist()
+    for row in rest:
+        if row[DIFF] < 0:
+            raise Corrupt(f"{what}: the error {row[ERROR]!r} sums to {row[DIFF]}", determinate=True)
+    if rest:
+        raise ViewInError(f"{what} is in error: {rest[0][ERROR]}")
+
+
+def identities(updates: pa.Table) -> Any:
+    """A hash of each update but its diff: equal ones have equal hashes."""
+    return row_hashes(updates.drop_columns([DIFF]))
+
+
+def negative_hashes(updates: pa.Table) -> Any | None:
+    """Those of updates with a negative diff; None: there are none."""
+    negative = pc.less(updates[DIFF], pa.scalar(0, pa.int64()))
+    if not pc.any(negative).as_py():
+        return None
+    return identities(updates.filter(negative))
+
+
+def innocent(updates: pa.Table, suspects: Suspects | None) -> pa.Table:
+    """Without those that must be summed."""
+    if suspects is None or not updates.num_rows:
+        return updates
+    return updates.filter(pa.array(~suspects.has(identities(updates))))
+
+
+def suspected(updates: pa.Table, suspects: Suspects | None, share: tuple[int, int]) -> pa.Table:
+    """Those that must be summed, of one share of so many."""
+    number, shares = share
+    if not updates.num_rows or (suspects is None and shares == 1):
+        return updates
+    hashes = identities(updates)
+    mine = (hashes >> np.uint64(32)) % np.uint64(shares) == number
+    if suspects is not None:
+        mine &= suspects.has(hashes)
+    return updates.filter(pa.array(mine))
+
+
+class Summing:
+    """Sums equal updates, as they come. Keeps no more than `rows_max` beside those that remain."""
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._held: list[pa.Table] = []
+        self._rows = 0
+        self._limit = rows_max
+
+    def add(self, updates: pa.Table) -> None:
+        """Takes some."""
+        self._held.append(updates)
+        self._rows += updates.num_rows
+        if self._rows > self._limit:
+            self._held = [summed(pa.concat_tables(self._held))]
+            self._rows = self._held[0].num_rows
+            self._limit = 2 * max(self._rows_max, self._rows)
+
+    def sums(self) -> pa.Table | None:
+        """Their sums, none of them 0; None: nothing was taken."""
+        return summed(pa.concat_tables(self._held)) if self._held else None
+
+
+def batches(updates: pa.Table, window: Window, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """As Spark wants them: rows as often as they are there, or changes with both columns. Raises
+    `Corrupt` for a row that is there less than no time."""
+    if window.changes:
+        yield from _shaped(updates, shape)
+        return
+    diffs = updates[DIFF].to_numpy()
+    if not len(diffs):
+        return
+    if diffs.min() < 0:
+        bad = updates.filter(pc.less(updates[DIFF], pa.scalar(0, pa.int64()))).slice(0, 1)
+        raise Corrupt(
+            f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
+        )
+    rows = updates.drop_columns([DIFF])
+    if diffs.max() == 1 and diffs.min() == 1:
+        yield from _shaped(rows, shape)
+        return
+    ends = np.cumsum(diffs)
+    for start in range(0, int(ends[-1]), BATCH_ROWS_MAX):
+        wanted = np.arange(start, min(start + BATCH_ROWS_MAX, int(ends[-1])))
+        yield from _shaped(rows.take(pa.array(np.searchsorted(ends, wanted, "right"))), shape)
+
+
+def _shaped(table: pa.Table, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+    table = table.rename_columns(shape.names)
+    if not table.schema.equals(shape):
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(table.columns, shape, strict=True)
+        ]
+        table = pa.Table.from_arrays(columns, schema=shape)
+    yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
+
+
+def in_order(updates: pa.Table, names: Iterable[str]) -> pa.Table:
+    """The columns as Spark was told of them."""
+    return updates.select(list(names))

@@ -1,0 +1,188 @@
+"""Changes as a stream: ``spark.readStream.format("penstock").option("changes", "true")``.
+
+An offset is a frontier: ``{"time": t}`` says that all changes below `t` were taken. A batch from
+`s` to `e` holds the changes with ``s <= time < e``, exactly and every time it is asked for, as
+long as the since is no later than `s`; so Spark's checkpoints make it exactly once. The first
+batch of a stream that begins with a snapshot has ``{"time": s, "snapshot": true}`` as its start:
+all that there is at `s`, as changes at `s`, and what comes after it.
+
+What keeps the since: a durable hold of the `consumer`, moved when Spark commits; without one, a
+lease that is renewed whenever Spark asks for the newest offset, and that ends with the stream. A
+since that passed the offset all the same is `ReadBelowSince`: nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import anyio
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from actors.errors import InvalidUsage, PenstockError, ReadBelowSince
+from actors.kernel import SystemClock
+from actors.persist.handed import consumer_hold
+from actors.persist.shard import ShardState
+from actors.progress import Frontier, Time
+from actors.spark.source.options import NEWEST, SNAPSHOT
+from actors.spark.source.planning import Loaded, Opened, fresh_name, opened, plan
+from actors.spark.source.reading import ShardPartition, read
+from actors.spark.source.rows import Window
+
+
+class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """Of one stream. Spark keeps one for its whole life, and sends copies of it to tasks."""
+
+    def __init__(self, loaded: Loaded, shape: pa.Schema) -> None:
+        self._loaded = loaded
+        self._shape = shape
+        self._until: Frontier | None = None
+        self._name = fresh_name()
+        self._held_ms = float("-inf")
+        """When the lease was last written, on the monotonic clock."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
+        """Where a stream without a checkpoint begins."""
+        return anyio.run(self._initial)
+
+    async def _initial(self) -> dict[str, Any]:
+        loaded = self._loaded
+        async with opened(loaded.wish, loaded.settings) as stores:
+            state, upper = await stores.leases.look(loaded.shard)
+        start = loaded.wish.start
+        if start == NEWEST:
+            return {"time": max(upper, state.since)}
+        if start == SNAPSHOT:
+            return {"time": max(loaded.start, state.since), "snapshot": True}
+        return {"time": start}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """What is sealed, or as much of it as the limit allows."""
+        return anyio.run(self._latest, start, limit)
+
+    async def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = _time(start)
+        async with opened(self._loaded.wish, self._loaded.settings) as stores:
+            state, upper = await self._looked(stores, begin)
+            if upper <= begin:
+                # Spark asks again at once, a hundred times a second.
+                await anyio.sleep(self._loaded.settings.store_poll_ms / 1000)
+                state, upper = await self._looked(stores, begin)
+            await self._hold(stores, state, begin, moved=False)
+        if isinstance(limit, ReadMaxRows):
+            upper = _limited(state, begin, upper, limit.max_rows)
+        return start if upper <= begin else {"time": upper}
+
+    async def _looked(self, stores: Opened, begin: Time) -> tuple[ShardState, Frontier]:
+        state, upper = await stores.leases.look(self._loaded.shard)
+        if state.since > begin:
+            raise self._passed(begin, state.since)
+        return state, upper if self._until is None else min(upper, self._until)
+
+    def _passed(self, begin: Time, since: Time) -> ReadBelowSince:
+        keep = "start anew with a new checkpoint"
+        if self._loaded.wish.consumer is None:
+            keep += ", with option consumer, whose durable hold keeps what is not read yet"
+        return ReadBelowSince(
+            f"changes of {self._loaded.shown()} from {begin} on are no longer told apart: its since"
+            f" is {since}; {keep}"
+        )
+
+    async def _hold(self, stores: Opened, state: ShardState, begin: Time, *, moved: bool) -> None:
+        """Keeps the since at `begin`; without a consumer by a lease, written when it moves and when
+        a quarter of its time is over. A hold goes on only when Spark has committed (`moved`)."""
+        loaded = self._loaded
+        if loaded.wish.consumer is not None:
+            held = state.holds.get(consumer_hold(loaded.wish.consumer))
+            if held is None or held > begin or (moved and held < begin):
+                await stores.leases.hold(loaded.shard, loaded.wish.consumer, begin)
+            return
+        now = SystemClock().monotonic_ms()
+        if moved or now - self._held_ms > loaded.settings.reader_lease_ms / 4:
+            await stores.leases.hold_time(loaded.shard, self._name, begin)
+            self._held_ms = now
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Of a batch: about so many rows as option maxRowsPerBatch says, cut where appends end."""
+        most = self._loaded.wish.batch_rows_max
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From here on nothing newer is there."""
+        self._until = anyio.run(self._upper)
+
+    async def _upper(self) -> Frontier:
+        async with opened(self._loaded.wish, self._loaded.settings) as stores:
+            return (await stores.leases.look(self._loaded.shard))[1]
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The changes between two offsets; the same ones whenever it is asked."""
+        begin, upper = _time(start), _time(end)
+        if upper <= begin:
+            return []
+        lower = 0 if start.get("snapshot") else begin
+        window = Window(lower, upper, begin, True)
+        try:
+            planned, tasks = anyio.run(partial(plan, self._loaded, window, (), fresh_name()))
+        except ReadBelowSince:
+            raise self._passed(begin, anyio.run(self._since)) from None
+        return [ShardPartition(n, task, planned) for n, task in enumerate(tasks)]
+
+    async def _since(self) -> Time:
+        async with opened(self._loaded.wish, self._loaded.settings) as stores:
+            return (await stores.leases.look(self._loaded.shard))[0].since
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In an executor."""
+        assert isinstance(partition, ShardPartition)
+        return read(partition.planned, partition.task, partition.number, self._shape)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing below that offset will be asked for again."""
+        anyio.run(self._commit, _time(end))
+
+    async def _commit(self, end: Time) -> None:
+        async with opened(self._loaded.wish, self._loaded.settings) as stores:
+            state, _ = await stores.leases.look(self._loaded.shard)
+            await self._hold(stores, state, end, moved=True)
+
+    def stop(self) -> None:
+        """The lease goes; the hold of a consumer stays."""
+        if self._held_ms > 0:
+            anyio.run(self._let_go)
+
+    async def _let_go(self) -> None:
+        with suppress(PenstockError):  # it expires
+            async with opened(self._loaded.wish, self._loaded.settings) as stores:
+                await stores.leases.drop_time(self._loaded.shard, self._name)
+
+
+def _time(offset: dict[str, Any]) -> Time:
+    time = offset.get("time")
+    if not isinstance(time, int):
+        raise InvalidUsage(
+            f"the checkpoint has the offset {offset!r}, which is none of this source: give this"
+            " query a checkpoint of its own"
+        )
+    return time
+
+
+def _limited(state: ShardState, begin: Time, upper: Frontier, rows_max: int) -> Frontier:
+    """How far to go for so many rows; to the end of one append at least."""
+    end, rows = None, 0
+    for batch in state.batches:
+        rows += sum(part.rows for part in batch.parts if part.time_max >= begin)
+        if batch.upper > begin:
+            if end is not None and rows > rows_max:
+                return min(end, upper)
+            end = batch.upper
+    return upper

@@ -1,0 +1,736 @@
+"""The data source as Spark's workers call it, without a JVM; test_source_on_spark.py has one."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import LongType, StructField, StructType
+from typer.testing import CliRunner
+
+from actors import cli
+from actors.errors import (
+    Busy,
+    Corrupt,
+    DeadlineExceeded,
+    InvalidUsage,
+    LeaseLost,
+    ReadBelowSince,
+    ReadTooFarAhead,
+    UnknownObject,
+    ViewInError,
+)
+from actors.kernel import SystemClock
+from actors.persist import Append, NewShard, PersistClient, ShardState
+from actors.persist.attach import Place, attach
+from actors.persist.guests import GUEST_LEASES_MAX, is_guest
+from actors.persist.handed import HandedLeases, consumer_hold
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.updates import error_update
+from actors.settings import Settings
+from actors.spark.source.data_source import FilteringReader, PenstockDataSource
+from actors.spark.source.filters import checks_of, passing
+from actors.spark.source.options import wish_of
+from actors.spark.source.planning import load
+from actors.spark.source.reading import ShardPartition
+from actors.spark.source.splitting import TASKS_MAX, Suspects, grouped
+
+S = "s1"
+SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
+SETTINGS = Settings(inline_part_bytes_max=1, batches_per_shard_max=1000, blob_orphan_grace_ms=1)
+Update = tuple[int, str | None, int, int]
+pickle = CPickleSerializer()
+NAIVE = datetime(2020, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+
+
+class World:
+    """A state directory with one shard, and a service's client of it between the reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, body: Any) -> Any:
+        async def opened() -> Any:
+            client = await PersistClient.open(self.folder, SETTINGS, SystemClock())
+            try:
+                return await body(client)
+            finally:
+                await client.close()
+
+        return anyio.run(opened)
+
+    def make(self, schema: Schema = SCHEMA) -> None:
+        self.run(lambda client: client.create_shards([NewShard(S, schema, holds={"h": 0})]))
+
+    def append(self, upper: int, updates: Sequence[Update], error: str | None = None) -> None:
+        errors = [] if error is None else [error_update(SCHEMA, error, upper - 1, 1)]
+        self.tables(upper, table(updates), *errors)
+
+    def tables(self, upper: int, *tables: pa.Table) -> None:
+        async def body(client: PersistClient) -> None:
+            lower = (await client.state(S)).upper
+            parts: list[Any] = []
+            for one in tables:
+                parts += await client.write_parts(S, one)
+            await client.append([Append(S, lower, upper, tuple(parts))])
+
+        self.run(body)
+
+    def since(self, time: int) -> None:
+        async def body(client: PersistClient) -> None:
+            await client.set_hold(S, "h", time)
+            await client.maintain(S)
+
+        self.run(body)
+
+    def compact(self) -> None:
+        async def body(client: PersistClient) -> None:
+            await client.upkeep.compact(S)
+            await client.upkeep.collect(S)
+
+        self.run(body)
+
+    def state(self) -> ShardState:
+        state: ShardState = self.run(lambda client: client.state(S))
+        return state
+
+    def guests(self) -> list[str]:
+        async def body() -> ShardState:
+            async with attach(Place(state_dir=str(self.folder)), SETTINGS, SystemClock()) as found:
+                return await found.client.state(S)
+
+        return [name for name in anyio.run(body).leases if is_guest(name) and "tasks" in name]
+
+    def source(self, **options: object) -> PenstockDataSource:
+        given = {"stateDir": str(self.folder), "shard": S} | {k: str(v) for k, v in options.items()}
+        return PenstockDataSource({name: value for name, value in given.items() if value != "None"})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path / "state")
+    made.make()
+    return made
+
+
+def table(updates: Sequence[Update]) -> pa.Table:
+    ids, names, times, diffs = zip(*updates, strict=True) if updates else ((), (), (), ())
+    columns = [pa.array(ids, pa.int64()), pa.array(names, pa.string())]
+    columns += [pa.array(times, pa.int64()), pa.array(diffs, pa.int64())]
+    return pa.table(columns, names=["id", "name", TIME, DIFF])
+
+
+def spark_schema(source: PenstockDataSource) -> StructType:
+    """What Spark makes of the DDL."""
+    source.schema()
+    loaded = source._load()
+    schema = from_arrow_schema(loaded.schema.arrow())
+    if loaded.wish.changes:
+        for name in ("_time", "_diff"):
+            schema.add(StructField(name, LongType(), nullable=False))
+    return schema
+
+
+def planned(source: PenstockDataSource, filters: Sequence[Filter] = ()) -> tuple[Any, list[Any]]:
+    """The reader and its partitions, as they are after they went through Spark."""
+    source = pickle.loads(pickle.dumps(source)) if source._loaded else source
+    schema = spark_schema(source)
+    reader = FilteringReader(source._load(), schema)
+    assert list(reader.pushFilters(list(filters))) == list(filters)
+    partitions = list(reader.partitions())
+    again: tuple[Any, list[Any]] = pickle.loads(pickle.dumps((reader, partitions)))
+    return again
+
+
+def rows_of(reader: Any, partitions: Sequence[Any]) -> Counter[tuple[Any, ...]]:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for partition in partitions:
+        for batch in reader.read(partition):
+            found.update(zip(*[column.to_pylist() for column in batch.columns], strict=True))
+    return found
+
+
+def rows(source: PenstockDataSource, filters: Sequence[Filter] = ()) -> Counter[tuple[Any, ...]]:
+    return rows_of(*planned(source, filters))
+
+
+def changes(found: Counter[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
+    """Summed: rows with their time, and by how much."""
+    total: Counter[tuple[Any, ...]] = Counter()
+    for (*row, diff), count in found.items():
+        total[tuple(row)] += diff * count
+    return {row: diff for row, diff in total.items() if diff}
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def test_rows_at_a_time(world: World) -> None:
+    world.append(10, [(1, "a", 3, 1), (2, "b", 3, 2), (3, None, 4, 1)])
+    world.append(20, [(1, "a", 12, -1), (2, "b", 15, -1)])
+    assert rows(world.source(asOf=4)) == {(1, "a"): 1, (2, "b"): 2, (3, None): 1}
+    assert rows(world.source(asOf=12)) == {(2, "b"): 2, (3, None): 1}
+    assert rows(world.source()) == {(2, "b"): 1, (3, None): 1}
+    assert world.source().schema() == "`id` bigint, `name` string"
+    assert world.source()._load().as_of == 19
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_and_changes_are_exact_however_they_are_divided(world: World, seed: int) -> None:
+    """Against sums in Python: many parts with insertions, deletions and repeats, tasks of all
+    kinds, before and after compaction."""
+    draw = random.Random(seed)
+    present: Counter[tuple[Any, ...]] = Counter()
+    updates: list[Any] = []
+    for start in range(0, 60, 10):
+        batch: list[Any] = []
+        for time in sorted(draw.randrange(start, start + 10) for _ in range(draw.randrange(12))):
+            row: Any = (draw.randrange(5), draw.choice(["a", "b", None]))
+            diff = -1 if present[row] and draw.random() < 0.5 else draw.choice([1, 1, 2])
+            present[row] += diff
+            batch.append((*row, time, diff))
+        world.append(start + 10, batch)
+        updates += batch
+    if seed % 3 == 0:
+        world.since(draw.randrange(5, 40))
+        world.compact()
+    since = world.state().since
+    options = {"sumRowsMax": draw.choice([1, 3, 1000]), "partitionBytes": draw.choice([1, 1 << 30])}
+
+    for as_of in {since, draw.randrange(since, 60), 59}:
+        wanted: Counter[tuple[Any, ...]] = Counter()
+        for *row, time, diff in updates:
+            wanted[tuple(row)] += diff * (time <= as_of)
+        source = world.source(asOf=as_of, **options)
+        assert rows(source) == +wanted, (as_of, options)
+        tested = rows(source, [EqualTo(("name",), "a"), GreaterThan(("id",), 1)])
+        assert tested == {r: n for r, n in (+wanted).items() if r[1] == "a" and r[0] > 1}
+
+    begin = draw.randrange(since, 60)
+    total: Counter[tuple[Any, ...]] = Counter()
+    for *row, time, diff in updates:
+        total[(*row, time)] += diff * (time >= begin)
+    found = rows(world.source(changes="true", startingTime=begin, **options))
+    assert changes(found) == {row: diff for row, diff in total.items() if diff}
+    whole: Counter[tuple[Any, ...]] = Counter()
+    for *row, time, diff in updates:
+        whole[(*row, max(time, since))] += diff
+    found = rows(world.source(changes="true", **options))
+    assert changes(found) == {row: diff for row, diff in whole.items() if diff}
+
+
+def test_large_shards_are_divided_by_what_may_cancel(world: World) -> None:
+    """Rows that nobody deletes are read once, where they lie; the others are summed apart."""
+    world.append(10, [(n, "x", 1, 1) for n in range(1000)])
+    world.append(20, [(n, "x", 11, -1) for n in range(10)])
+    reader, partitions = planned(world.source(sumRowsMax=100, partitionBytes=1))
+    kinds = [partition.task.share for partition in partitions]
+    assert kinds == [None, None, (0, 1)]
+    shared = rows_of(reader, partitions[2:])
+    direct = rows_of(reader, partitions[:2])
+    assert len(shared) + len(direct) == 990
+    assert not shared.keys() & direct.keys()
+    assert len(shared) < 30
+    _, few = planned(world.source(sumRowsMax=2000))
+    assert [p.task.share for p in few] == [(0, 1)]
+    _, none = planned(world.source(asOf=9, partitionBytes=1, sumRowsMax=1))
+    assert [p.task.share for p in none] == [None]
+
+
+def test_suspects_never_miss_and_rarely_err() -> None:
+    draw = np.random.default_rng(1)
+    hashes = draw.integers(0, 1 << 63, 50_000, np.uint64)
+    suspects = Suspects()
+    suspects.add(hashes[:1000])
+    again = Suspects.unpacked(suspects.packed())
+    assert again.has(hashes[:1000]).all()
+    assert again.has(hashes[1000:]).sum() < 50
+    assert 0 < again.share() < 0.001
+    assert len(suspects.packed()) < 20_000
+
+
+def test_partitions_are_sized(world: World) -> None:
+    for upper in range(1, 5):
+        world.append(upper, [(upper, "x", upper - 1, 1)])
+    parts = [part for batch in world.state().batches for part in batch.parts]
+    assert [len(group) for group in grouped(parts, 1)] == [1, 1, 1, 1]
+    assert [len(group) for group in grouped(parts, 1 << 30)] == [4]
+    many = [replace(parts[0], key=f"s1/{n}", bytes=100) for n in range(5000)]
+    groups = grouped(many, 1)
+    assert len(groups) <= TASKS_MAX // 2
+    assert [part for group in groups for part in group] == many
+
+
+def test_a_row_that_is_there_very_often(world: World) -> None:
+    world.append(10, [(1, "a", 3, 200_000), (2, "b", 3, 1)])
+    assert rows(world.source()) == {(1, "a"): 200_000, (2, "b"): 1}
+
+
+def test_types_go_to_spark_as_they_are(tmp_path: Path) -> None:
+    kinds = {
+        "a": ("tinyint", 1),
+        "b": ("decimal(10,2)", Decimal("1.50")),
+        "c": ("date", date(2020, 1, 2)),
+        "d": ("timestamp", datetime(2020, 1, 2, 3, tzinfo=UTC)),
+        "e": ("array<string>", ["x", None]),
+        "f": ("struct<p:int,q:string>", {"p": 1, "q": "y"}),
+        "g": ("map<string,int>", [("k", 1)]),
+        "h": ("varchar(10)", "v"),
+        "i": ("double not null", 0.5),
+    }
+    schema = Schema(
+        tuple(
+            Column(name, kind.removesuffix(" not null"), not kind.endswith("not null"))
+            for name, (kind, _) in kinds.items()
+        )
+    )
+    world = World(tmp_path / "state")
+    world.make(schema)
+    row = {name: value for name, (_, value) in kinds.items()} | {TIME: 1, DIFF: 1}
+    world.tables(10, pa.Table.from_pylist([row], schema=schema.arrow_updates()))
+    source = world.source()
+    assert "`h` string, `i` double not null" in source.schema()
+    reader, [partition] = planned(source)
+    [batch] = reader.read(partition)
+    assert batch.to_pylist() == [{name: value for name, (_, value) in kinds.items()}]
+    assert batch.schema == reader._shape
+
+
+# -- times and errors -----------------------------------------------------------------------------
+
+
+def test_times_that_cannot_be_read_are_refused_by_name(world: World) -> None:
+    with pytest.raises(ReadTooFarAhead, match="nothing is sealed yet"):
+        world.source().schema()
+    world.append(10, [(1, "a", 3, 1)])
+    world.append(20, [(2, "a", 13, 1)])
+    world.since(15)
+    with pytest.raises(ReadBelowSince, match="asOf 14 of shard s1 lies below its since 15"):
+        world.source(asOf=14).schema()
+    with pytest.raises(ReadTooFarAhead, match="the newest is 19"):
+        world.source(asOf=20).schema()
+    with pytest.raises(DeadlineExceeded, match="after 5 ms"):
+        world.source(asOf=20, waitMs=5).schema()
+
+
+def test_waiting_for_a_time(world: World) -> None:
+    world.append(10, [(1, "a", 3, 1)])
+    place = Place(state_dir=str(world.folder))
+    source = world.source(asOf=15, waitMs=60_000)
+
+    async def both() -> None:
+        looked = anyio.Event()
+
+        async def read() -> None:
+            looked.set()
+            source._loaded = await load(wish_of(source.options), SETTINGS)
+
+        async with (
+            attach(place, SETTINGS, SystemClock()) as attached,
+            anyio.create_task_group() as g,
+        ):
+            g.start_soon(read)
+            await looked.wait()
+            await attached.client.append([Append(S, 10, 16, ())])
+
+    anyio.run(both)
+    assert rows(source) == {(1, "a"): 1}
+
+
+def test_a_frame_shows_one_time_however_often_it_runs(world: World) -> None:
+    world.append(10, [(1, "a", 3, 1)])
+    source = world.source()
+    source.schema()
+    world.append(20, [(2, "b", 13, 1)])
+    world.since(19)  # stops at the time that is held
+    assert world.state().since == 9
+    assert rows(source) == {(1, "a"): 1}
+    assert rows(source) == {(1, "a"): 1}
+    assert rows(world.source()) == {(1, "a"): 1, (2, "b"): 1}
+
+
+def test_a_view_in_error_is_no_contents(world: World) -> None:
+    world.append(10, [(1, "a", 3, 1)])
+    world.append(20, [], error="division by zero")
+    assert rows(world.source(asOf=10)) == {(1, "a"): 1}
+    with pytest.raises(ViewInError, match="s1 is in error: division by zero"):
+        rows(world.source())
+    world.tables(30, error_update(SCHEMA, "division by zero", 25, -1))
+    assert rows(world.source()) == {(1, "a"): 1}
+    with pytest.raises(ViewInError):
+        rows(world.source(asOf=20))
+
+
+def test_damaged_contents_are_refused(world: World) -> None:
+    world.append(10, [(1, "a", 3, -1)])
+    with pytest.raises(Corrupt, match="sums to less than 0"):
+        rows(world.source())
+    world.append(20, [(1, "a", 13, 2)])
+    assert rows(world.source()) == {(1, "a"): 1}
+    reader, partitions = planned(world.source())
+    [path, *_] = sorted((world.folder / "blob" / S).iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Corrupt, match="crc32"):
+        rows_of(reader, partitions)
+    path.unlink()
+    with pytest.raises(Corrupt, match="is gone although"):
+        rows_of(reader, partitions)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"shard": "s2"}, InvalidUsage, "no shard 's2'.*shards are s1"),
+        ({"shard": None, "object": "x"}, UnknownObject, "no table or view 'x'"),
+        ({"object": "x"}, InvalidUsage, "and not both"),
+        ({"asof": "yesterday"}, InvalidUsage, "whole number"),
+        ({"asOff": "1"}, InvalidUsage, "no option 'asOff'; near it are asOf"),
+        ({"changes": "yes"}, InvalidUsage, "true or false"),
+        ({"stateDir": None}, InvalidUsage, "name the stores"),
+        ({"consumer": ""}, InvalidUsage, "1 to 128 characters"),
+        ({"startingTime": "newest", "changes": "true"}, InvalidUsage, "begin somewhere"),
+    ],
+)
+def test_options_are_checked(
+    world: World, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    world.append(10, [(1, "a", 3, 1)])
+    with pytest.raises(error, match=text):
+        rows(world.source(**options))
+
+
+def test_a_schema_of_the_users_own_is_refused_unless_it_is_the_same(world: World) -> None:
+    world.append(10, [(1, "a", 3, 1)])
+    source = world.source()
+    right = spark_schema(source)
+    source.reader(right)
+    with pytest.raises(InvalidUsage, match=r"leave \.schema"):
+        source.reader(StructType(right.fields[:1]))
+    with pytest.raises(InvalidUsage, match="a stream is of changes"):
+        source.streamReader(right)
+
+
+def test_only_sparks_pushdown_worker_gets_a_reader_that_takes_filters(world: World) -> None:
+    """Elsewhere Spark refuses such a reader when its pushdown is off."""
+    world.append(10, [(1, "a", 3, 1)])
+    source = world.source()
+    schema = spark_schema(source)
+    assert not isinstance(source.reader(schema), FilteringReader)
+    worker = {"__name__": "pyspark.sql.worker.data_source_pushdown_filters", "s": source}
+    exec("def made(schema):\n    return s.reader(schema)", worker)
+    assert isinstance(worker["made"](schema), FilteringReader)  # type: ignore[operator]
+
+
+# -- filters --------------------------------------------------------------------------------------
+
+
+def test_filters_let_nothing_pass_unseen() -> None:
+    """What a test drops fails the filter; what it does not understand is no test."""
+    schema = Schema(
+        (
+            Column("n", "int"),
+            Column("s", "string"),
+            Column("f", "double"),
+            Column("d", "date"),
+            Column("t", "timestamp"),
+            Column("u", "timestamp_ntz"),
+            Column("c", "char(4)"),
+        )
+    )
+    kept = [
+        EqualTo(("N",), 1),
+        EqualNullSafe(("n",), None),
+        In(("n",), (1, None, 3)),
+        LessThanOrEqual(("d",), date(2020, 1, 1)),
+        GreaterThan(("t",), datetime(2020, 1, 1, tzinfo=UTC)),
+        GreaterThan(("u",), NAIVE),
+        IsNull(("f",)),
+        IsNotNull(("s",)),
+        StringStartsWith(("s",), "a"),
+    ]
+    assert len(checks_of(kept, schema)) == len(kept)
+    left = [
+        EqualTo(("f",), 1.0),
+        EqualTo(("n",), 1.0),
+        EqualTo(("n",), 1 << 40),
+        EqualTo(("n",), True),
+        EqualTo(("c",), "a"),
+        EqualTo(("s", "x"), "a"),
+        EqualTo(("nothing",), 1),
+        GreaterThan(("t",), NAIVE),
+        GreaterThan(("d",), NAIVE),
+        Not(EqualTo(("n",), 1)),
+        In(("n",), (1, "x")),
+        StringStartsWith(("c",), "a"),
+    ]
+    assert checks_of(left, schema) == []
+    rows_ = pa.table({"n": pa.array([1, 2, None, 3], pa.int32()), "s": ["a", "ab", "b", None]})
+    for one, wanted in [
+        (EqualTo(("n",), 1), [True, False, False, False]),
+        (EqualNullSafe(("n",), None), [False, False, True, False]),
+        (In(("n",), (1, None, 3)), [True, False, False, True]),
+        (IsNotNull(("n",)), [True, True, False, True]),
+        (StringStartsWith(("s",), "a"), [True, True, False, False]),
+    ]:
+        assert passing(rows_, checks_of([one], schema)).to_pylist() == wanted
+
+
+def test_parts_that_hold_no_wanted_row_are_not_read(world: World) -> None:
+    world.append(10, [(n, "a", 3, 1) for n in range(10)])
+    world.append(20, [(n, "b", 13, 1) for n in range(100, 110)])
+    _, partitions = planned(world.source(), [GreaterThan(("id",), 50)])
+    assert [len(partition.task.parts) for partition in partitions] == [1]
+    assert len(rows(world.source(), [GreaterThan(("id",), 50)])) == 10
+    assert rows(world.source(), [GreaterThan(("id",), 500)]) == {}
+
+
+# -- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_held_while_tasks_read_and_dropped_by_the_last(world: World) -> None:
+    for upper in (10, 20):
+        world.append(upper, [(upper, "a", upper - 1, 1)])
+    reader, partitions = planned(world.source(partitionBytes=1))
+    assert len(partitions) == 2
+    assert len(world.guests()) == 1
+    world.since(20)
+    world.compact()
+    assert world.state().retired
+    first = rows_of(reader, partitions[1:])
+    assert len(world.guests()) == 1
+    assert rows_of(reader, partitions[1:]) == first  # run again, as after a lost executor
+    assert len(world.guests()) == 1
+    both = first + rows_of(reader, partitions[:1])
+    assert both == {(10, "a"): 1, (20, "a"): 1}
+    assert world.guests() == []
+
+
+def test_tasks_that_come_after_the_lease_take_it_anew_or_say_so(world: World) -> None:
+    for upper in (10, 20):
+        world.append(upper, [(upper, "a", upper - 1, 1)])
+    reader, partitions = planned(world.source())
+    assert rows_of(reader, partitions) == rows_of(reader, partitions)  # dropped, and taken anew
+    assert world.guests() == []
+    world.since(20)
+    world.compact()
+    with pytest.raises(LeaseLost, match=r"were compacted away since: load\(\) it again"):
+        rows_of(reader, partitions)
+
+
+def test_a_read_that_fails_to_plan_leaves_no_lease(world: World) -> None:
+    world.append(10, [(1, "a", 3, 1)])
+    world.append(20, [], error="bad")
+    with pytest.raises(ViewInError):
+        rows(world.source())
+    assert world.guests() == []
+    reader, partitions = planned(world.source(asOf=10), [GreaterThan(("id",), 50)])
+    assert partitions == []
+    assert world.guests() == []
+    assert list(reader.read(object())) == []
+
+
+class Clock(SystemClock):
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+def test_handed_leases(world: World) -> None:
+    world.append(10, [(1, "a", 3, 1)])
+    clock = Clock()
+
+    async def body() -> None:
+        async with attach(Place(state_dir=str(world.folder)), SETTINGS, clock) as attached:
+            leases = HandedLeases(attached.consensus, SETTINGS, clock)
+            state, handed = await leases.take(S, "r", 5)
+            handed = await leases.shared(handed, 3)
+            [name] = (await leases.look(S))[0].leases
+            before = (await leases.look(S))[0]
+            await leases.keep(handed, [])
+            assert (await leases.look(S))[0].seqno == before.seqno  # young: nothing to write
+            clock.ahead_ms = SETTINGS.reader_lease_ms // 2 + 1
+            await leases.keep(handed, [])
+            then = (await leases.look(S))[0].leases[name]
+            assert then.expires_ms - before.leases[name].expires_ms >= clock.ahead_ms
+            assert (then.seqno, then.since) == (state.seqno, 5)
+            for task in (2, 0, 2):
+                await leases.done(handed, task)
+            assert len((await leases.look(S))[0].leases) == 1
+            await leases.done(handed, 1)
+            await leases.done(handed, 1)
+            assert (await leases.look(S))[0].leases == {}
+            for number in range(GUEST_LEASES_MAX):
+                await leases.take(S, f"n{number}", 5)
+            with pytest.raises(Busy):
+                await leases.take(S, "more", 5)
+            clock.ahead_ms += SETTINGS.reader_lease_ms + 3_600_001
+            await leases.take(S, "more", 5)
+            assert len((await leases.look(S))[0].leases) == 1
+
+    anyio.run(body)
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+class Stream:
+    """What Spark does with a stream's reader, batch by batch."""
+
+    def __init__(self, world: World, offset: dict[str, Any] | None = None, **options: Any) -> None:
+        source = world.source(changes="true", **options)
+        self.reader = source.streamReader(spark_schema(source))
+        self.offset = offset or self.reader.initialOffset()
+        self.limit = self.reader.getDefaultReadLimit()
+
+    def batch(self, end: dict[str, Any] | None = None) -> dict[tuple[Any, ...], int]:
+        end = end or self.reader.latestOffset(self.offset, self.limit)
+        assert end is not None
+        partitions = self.reader.partitions(self.offset, end)
+        reader, partitions = pickle.loads(pickle.dumps((self.reader, partitions)))
+        assert all(isinstance(partition, ShardPartition) for partition in partitions)
+        found = changes(rows_of(reader, partitions))
+        self.planned, self.offset = (self.offset, end), end
+        return found
+
+    def commit(self) -> None:
+        self.reader.commit(self.offset)
+
+
+@pytest.fixture
+def busy_world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("PENSTOCK_STORE_POLL_MS", "1")
+    world.append(10, [(1, "a", 3, 1), (2, "b", 5, 1)])
+    world.append(20, [(1, "a", 12, -1)])
+    return world
+
+
+def test_a_stream_is_the_snapshot_and_then_every_change_once(busy_world: World) -> None:
+    world = busy_world
+    world.since(4)
+    stream = Stream(world)
+    assert stream.offset == {"time": 4, "snapshot": True}
+    assert stream.batch() == {(1, "a", 4): 1, (2, "b", 5): 1, (1, "a", 12): -1}
+    assert stream.offset == {"time": 20}
+    assert stream.batch() == {}
+    world.append(30, [(3, "c", 25, 1)])
+    assert stream.batch() == {(3, "c", 25): 1}
+    stream.commit()
+    stream.reader.stop()
+    assert [name for name in world.guests() if "time" in name] == []
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"),
+    [("12", {(1, "a", 12): -1}), ("newest", {}), ("5", {(2, "b", 5): 1, (1, "a", 12): -1})],
+)
+def test_a_stream_may_begin_anywhere(
+    busy_world: World, start: str, wanted: dict[tuple[Any, ...], int]
+) -> None:
+    assert Stream(busy_world, startingTime=start).batch() == wanted
+
+
+def test_batches_are_limited_and_end_where_appends_do(busy_world: World) -> None:
+    stream = Stream(busy_world, maxRowsPerBatch=1)
+    assert isinstance(stream.limit, ReadMaxRows)
+    assert stream.batch() == {(1, "a", 3): 1, (2, "b", 5): 1}
+    assert stream.offset == {"time": 10}
+    assert stream.batch() == {(1, "a", 12): -1}
+    assert isinstance(Stream(busy_world).limit, ReadAllAvailable)
+
+
+def test_available_now_ends_where_it_began(busy_world: World) -> None:
+    stream = Stream(busy_world, maxRowsPerBatch=1)
+    stream.reader.prepareForTriggerAvailableNow()
+    busy_world.append(30, [(3, "c", 25, 1)])
+    stream.batch()
+    stream.batch()
+    assert stream.offset == {"time": 20}
+    assert stream.batch() == {}
+
+
+def test_a_batch_is_the_same_when_it_is_asked_for_again(busy_world: World) -> None:
+    """After a restart from a checkpoint, compaction in between: what makes it exactly once."""
+    world = busy_world
+    first = Stream(world, consumer="c")
+    world.append(30, [(3, "c", 25, 1), (2, "b", 29, -1)])
+    first.batch({"time": 20})
+    first.commit()
+    whole = first.batch()
+    world.since(30)
+    world.compact()
+    assert world.state().holds[consumer_hold("c")] == 20
+    assert world.state().since <= 20
+    again = Stream(world, offset={"time": 20}, consumer="c")
+    assert again.batch({"time": 30}) == whole == {(3, "c", 25): 1, (2, "b", 29): -1}
+    again.commit()
+    assert world.state().holds[consumer_hold("c")] == 30
+
+
+def test_a_since_that_passed_the_offset_is_named(busy_world: World) -> None:
+    world = busy_world
+    world.since(15)
+    for stream in (
+        Stream(world, offset={"time": 12}),
+        Stream(world, offset={"time": 12}, consumer="c"),
+    ):
+        with pytest.raises(ReadBelowSince, match="from 12 on are no longer told apart"):
+            stream.batch()
+        with pytest.raises(ReadBelowSince, match="new checkpoint"):
+            stream.reader.partitions({"time": 12}, {"time": 20})
+    with pytest.raises(ReadBelowSince, match="option consumer"):
+        Stream(world, offset={"time": 12}).batch()
+    with pytest.raises(InvalidUsage, match="none of this source"):
+        Stream(world, offset={"index": 12}).batch()
+
+
+def test_a_stream_without_a_consumer_holds_the_since_while_it_runs(busy_world: World) -> None:
+    world = busy_world
+    stream = Stream(world, startingTime="newest")
+    stream.batch()
+    world.append(30, [(3, "c", 25, 1)])
+    world.since(30)
+    assert world.state().since <= 20
+    assert stream.batch() == {(3, "c", 25): 1}
+    stream.commit()
+    world.since(30)
+    stream.reader.stop()
+    assert stream.batch() == {}
+
+
+def test_a_release_of_a_consumer_is_a_command(busy_world: World) -> None:
+    stream = Stream(busy_world, consumer="c")
+    stream.batch()
+    stream.commit()
+    arguments = ["shard", "release", S, "c", "--state-dir", str(busy_world.folder)]
+    answer = CliRunner().invoke(cli.app, arguments)
+    assert answer.exit_code == 0, answer.exception
+    assert consumer_hold("c") not in busy_world.state().holds
+    answer = CliRunner().invoke(cli.app, arguments)
+    assert isinstance(answer.exception, InvalidUsage)
+    assert "has no consumer 'c'" in str(answer.exception)
