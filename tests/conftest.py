@@ -46,6 +46,7 @@ HEAVY = (
     "test_copy_from_killed.py",
     "sinks/test_sink_kills.py",
     "sinks/test_delta_sink.py",
+    "spark/test_source_on_spark.py",
 )
 """Files of more than ten seconds, and those that need an engine which they started: the longest
 first. Processes that share the tests then end at about the same time."""
