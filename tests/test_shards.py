@@ -256,6 +256,19 @@ async def test_a_wrong_description_is_found(folder: Path) -> None:
     assert "rows, described were" in answer.output
 
 
+async def test_wrong_statistics_are_found(folder: Path) -> None:
+    state = await flights_of(folder)
+    part = state.batches[0].parts[0]
+    assert [one.column for one in part.statistics] == ["id", "carrier"]
+    id_, carrier = part.statistics
+    wrong = (replace(id_, low=7, nulls=1), replace(carrier, high=b"AA"))
+    await rewritten(folder, lambda state: with_part(state, statistics=wrong))
+    answer = await shard("verify", folder, "flights")
+    assert answer.exit_code == 1
+    for text in ("0 NULLs, described 1", "lies below the bound 7", "b'UA' lies above"):
+        assert text in answer.output
+
+
 async def test_a_broken_document_is_a_fault_and_spoils_no_other(folder: Path) -> None:
     state = await rewritten(folder, lambda state: replace(state, upper=state.upper + 1))
     answer = await shard("verify", folder)

@@ -579,6 +579,9 @@ def test_handed_leases(world: World) -> None:
             then = (await leases.look(S))[0].leases[name]
             assert then.expires_ms - before.leases[name].expires_ms >= clock.ahead_ms
             assert (then.seqno, then.since) == (state.seqno, 5)
+            clock.ahead_ms = -3_600_000  # a clock that went back: the owner has one of its own
+            await leases.keep(handed, [])
+            assert (await leases.look(S))[0].leases[name].expires_ms < then.expires_ms
             for task in (2, 0, 2):
                 await leases.done(handed, task)
             assert len((await leases.look(S))[0].leases) == 1

@@ -190,7 +190,8 @@ class HandedLeases:
                     )
                 return self._with(state, _lease_of(handed.name, 0), lease), None
             name, held = found
-            if held.expires_ms - self._clock.now_ms() > self._settings.reader_lease_ms // 2:
+            left, whole = held.expires_ms - self._clock.now_ms(), self._settings.reader_lease_ms
+            if whole // 2 < left <= whole:  # more than all of it: a clock went back
                 return state, None
             return self._with(state, name, lease), None
 

@@ -9,6 +9,7 @@ diffs unlike those described. It goes on after a fault, to find all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -16,7 +17,9 @@ import pyarrow.compute as pc
 
 from actors.errors import Corrupt, LeaseLost, PenstockError, StorageError
 from actors.persist.client import PersistClient
+from actors.persist.filtering import stored
 from actors.persist.shard import Batch, Part, ShardState
+from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import ShardId, format_frontier
 
@@ -124,4 +127,28 @@ def differences(part: Part, updates: pa.Table) -> list[str]:
         found.append("holds negative diffs, described were none")
     if ERROR in updates.column_names and not part.has_errors:
         found.append("holds errors, described were none")
+    for known in part.statistics:
+        if known.column in updates.column_names:
+            found += _unlike(known, updates[known.column])
+    return found
+
+
+def _unlike(known: ColumnStatistics, values: pa.ChunkedArray) -> list[str]:
+    """In what statistics are not sound: a bound that a value passes, a wrong number of NULLs."""
+    found = []
+    if known.nulls is not None and known.nulls != values.null_count:
+        found.append(f"column {known.column}: {values.null_count} NULLs, described {known.nulls}")
+    rest: Any = values.drop_null()
+    if pa.types.is_floating(values.type):
+        if known.high is not None and pc.any(pc.is_nan(rest)).as_py():
+            found.append(f"column {known.column}: NaN lies above the bound {known.high!r}")
+        rest = rest.filter(pc.invert(pc.is_nan(rest)))
+    if not len(rest):
+        return found
+    bounds: Any = pc.min_max(rest)
+    low, high = stored(bounds["min"]), stored(bounds["max"])
+    if known.low is not None and low < known.low:  # type: ignore[operator]
+        found.append(f"column {known.column}: {low!r} lies below the bound {known.low!r}")
+    if known.high is not None and high > known.high:  # type: ignore[operator]
+        found.append(f"column {known.column}: {high!r} lies above the bound {known.high!r}")
     return found
