@@ -96,6 +96,15 @@ def trace(opened: Opened, trail: Trail, appends: Sequence[Append]) -> None:
             trail.note(append.shard, append.upper, opened.traceparent)
 
 
+def trace_refusal(
+    opened: Opened, trail: Trail, appends: Sequence[Append], mismatch: UpperMismatch
+) -> None:
+    """Tells both that nothing was."""
+    opened.fail(f"the upper of {mismatch.shard} was {mismatch.current}")
+    for append in appends:
+        trail.forget(append.shard, append.upper, opened.traceparent)
+
+
 def is_forgotten(document: ShardState | TablesUpper, writer: str) -> bool:
     """Whether a mark of this writer may have fallen out: it has none, and there is no room."""
     return writer not in document.writers and len(document.writers) >= WRITERS_MAX

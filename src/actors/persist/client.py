@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from actors.errors import Closed, Fenced, InvalidUsage, PenstockError, StorageError, UnknownObject
 from actors.kernel import Clock
-from actors.persist.appending import append_all, check_append, trace, with_holds
+from actors.persist.appending import append_all, check_append, trace, trace_refusal, with_holds
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.creating import create_all, drop_all
@@ -349,9 +349,8 @@ class PersistClient:
         await self._parts.discard(parts)
 
     async def claim(self, shard: ShardId, parts: Sequence[Part]) -> bool:
-        """Takes over parts that an earlier process wrote and did not append: they are this
-        one's, to be appended or discarded. False when one is gone; then none is. Raises
-        `StorageError`."""
+        """Takes over parts that an earlier process wrote and did not append, to be appended or
+        discarded. False when one is gone; then none is taken. Raises `StorageError`."""
         return await self._parts.claim(shard, parts)
 
     async def append(
@@ -366,8 +365,7 @@ class PersistClient:
 
         Raises `UnknownObject`, `InvalidUsage` (an interval or a part does not fit),
         `ReadBelowSince` (a new hold), `Fenced` (an extra key was changed by another),
-        `StoreFull`, `StorageError` (indeterminate: read the uppers again).
-        """
+        `StoreFull`, `StorageError` (indeterminate: read the uppers again)."""
         check_append(appends, tables_upper)
         call = next(self._calls)
         writer = self._parts.writer
@@ -406,9 +404,7 @@ class PersistClient:
                     refused()
                 raise
             if opened is not None and not isinstance(outcome, Appended):
-                opened.fail(f"the upper of {outcome.shard} was {outcome.current}")
-                for append in appends:
-                    self.trail.forget(append.shard, append.upper, opened.traceparent)
+                trace_refusal(opened, self.trail, appends, outcome)
         if isinstance(outcome, Appended):
             self._parts.settle(parts, named=True)
         else:
@@ -447,7 +443,6 @@ class PersistClient:
 
     async def open_reader(self, shard: ShardId, reader_id: str) -> Reader:
         """A reader under a lease at the shard's since. Raises `UnknownObject`."""
-
         made: list[Reader] = []
 
         def change(documents: Documents) -> Outcome[None]:
