@@ -107,7 +107,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # storage
     part_bytes_target: int = 64 * 1024 * 1024
     inline_part_bytes_max: int = 16 * 1024
-    inline_bytes_per_shard_max: int = 256 * 1024
+    inline_bytes_per_shard_max: int = 128 * 1024
+    state_bytes_max: int = 256 * 1024
+    """Of a shard's document: near it, who appends waits for compaction."""
     part_statistics_bytes_max: int = 1024
     """Of one part, in the state: the least and the greatest value of its columns."""
     filter_parts: bool = True
@@ -323,6 +325,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (
                 self.inline_part_bytes_max <= self.inline_bytes_per_shard_max,
                 "inline_part_bytes_max must not exceed inline_bytes_per_shard_max",
+            ),
+            (
+                self.inline_bytes_per_shard_max <= self.state_bytes_max,
+                "inline_bytes_per_shard_max must not exceed state_bytes_max",
             ),
             (
                 self.result_bytes_max + FRAME_OVERHEAD_BYTES <= self.frame_bytes_max,

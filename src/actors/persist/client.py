@@ -361,12 +361,14 @@ class PersistClient:
         extra: Sequence[Cas] = (),
     ) -> Appended | UpperMismatch:
         """Appends to all shards, moves the holds, moves the tables' upper from one value to
-        another, changes the `extra` keys: all or none. Done at most once, whatever fails.
+        another, changes the `extra` keys: all or none. Done at most once, whatever fails. Waits
+        for the upkeep of a shard whose state has grown too large.
 
         Raises `UnknownObject`, `InvalidUsage` (an interval or a part does not fit),
         `ReadBelowSince` (a new hold), `Fenced` (an extra key was changed by another),
         `StoreFull`, `StorageError` (indeterminate: read the uppers again)."""
         check_append(appends, tables_upper)
+        await self.upkeep.relieve([append.shard for append in appends])
         call = next(self._calls)
         writer = self._parts.writer
         shards = [append.shard for append in appends]

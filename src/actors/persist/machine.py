@@ -138,6 +138,8 @@ class Machine:
         self._written = written
         self._reread = reread
         self._shards: dict[ShardId, ShardState] = {}
+        self._bytes: dict[ShardId, int] = {}
+        """Of the documents, as they were read or written last."""
         self._tables = TablesUpper(FORMAT, TIME_MIN)
         self._tables_seqno: int | None = None
         self._tables_known = False
@@ -168,6 +170,10 @@ class Machine:
                     await self._read_tables()
         return self._tables
 
+    def document_bytes(self, shard: ShardId) -> int:
+        """Of its document as this process knows it; 0: it does not."""
+        return self._bytes.get(shard, 0) if shard in self._shards else 0
+
     def cached_shards(self) -> list[ShardId]:
         """Those that this process knows."""
         return list(self._shards)
@@ -192,10 +198,12 @@ class Machine:
         held = self._shards.get(shard)
         if head is None:
             self._shards.pop(shard, None)
+            self._bytes.pop(shard, None)
             if held is not None:
                 self._changed(key)
             return None
         state = replace(decode_shard(key, head.data), seqno=head.seqno)
+        self._bytes[shard] = len(head.data)
         self._shards[shard] = state
         self._reread(state)
         if held is not None and held.seqno != state.seqno:
@@ -329,7 +337,8 @@ class Machine:
             tables_seqno = self._tables_held() + 1
             if not await self._consensus.compare_and_set(ops):
                 return False
-            self._show(become, outcome.tables, tables_seqno)
+            sizes = {op.key: len(op.data) for op in ops if op.data is not None}
+            self._show(become, outcome.tables, tables_seqno, sizes)
         return True
 
     def _show(
@@ -337,13 +346,16 @@ class Machine:
         become: Mapping[ShardId, ShardState | None],
         tables: TablesUpper | None,
         tables_seqno: int,
+        sizes: Mapping[str, int],
     ) -> None:
         """One turn of the loop: no reader sees half of a set."""
         for shard, state in become.items():
             if state is None:
                 self._shards.pop(shard, None)
+                self._bytes.pop(shard, None)
             else:
                 self._shards[shard] = state
+                self._bytes[shard] = sizes[shard_key(shard)]
                 self._written(state)
         if tables is not None:
             if self._tables_held() < tables_seqno:

@@ -8,7 +8,7 @@ can → its file is deleted → the state forgets it. A crash in between repeats
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -43,6 +43,8 @@ def nobody(done: int, total: int) -> None:
     """Where nobody wants to know."""
 
 
+_RELIEF_SHARE = 0.75
+"""Of the bytes that a state should have at most; beyond, who appends waits for its upkeep."""
 _ROUNDS_MAX = 8
 """Compactions of one shard in a row."""
 _DECODED_SHARE = 2
@@ -95,6 +97,21 @@ class Upkeep:
         if state is None:
             raise UnknownObject(f"no shard {shard}")
         return state
+
+    async def relieve(self, shards: Iterable[ShardId]) -> None:
+        """Maintains those of the shards whose documents are too large, if that can help: whoever
+        appends faster than is merged waits here. What fails is left to the next time."""
+        limits = self._settings
+        for shard in shards:
+            if self._machine.document_bytes(shard) <= limits.state_bytes_max * _RELIEF_SHARE:
+                continue
+            state = self._machine.cached(shard)
+            if state is None or len(state.batches) <= 2 * limits.batches_per_shard_max:
+                continue
+            try:
+                await self.maintain(shard)
+            except (StorageError, UnknownObject) as error:
+                log.warning("shard %s is large and was not compacted: %s", shard, error)
 
     async def heartbeat(self, shard: ShardId) -> None:
         """Writes the leases of this process's readers."""

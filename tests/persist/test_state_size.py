@@ -1,0 +1,91 @@
+"""However many small appends: few parts, a small document, whoever does the upkeep."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from persist_world import SCHEMA, Stores, add, rows_of  # type: ignore[import-not-found]
+
+from actors.errors import StorageError
+from actors.persist import NewShard, PersistClient
+from actors.persist.documents import encode
+from actors.settings import Settings
+
+APPENDS = 1000
+PARTS_MAX = 32
+STATE_BYTES_MAX = 256 * 1024
+SETTINGS = Settings(decoded_parts_bytes_max=1)
+
+
+async def grown(client: PersistClient, appends: int, every: int | None) -> tuple[int, int]:
+    """Appends, with upkeep after each `every`; the most parts and bytes that there ever were."""
+    await client.create_shards([NewShard("s", SCHEMA, holds={"retain": 0})])
+    parts = size = 0
+    for number in range(appends):
+        await add(client, "s", number + 1, (number, number, 1))
+        if every and number % every == every - 1:
+            await client.maintain("s")
+        state = await client.state("s")
+        parts = max(parts, sum(len(batch.parts) for batch in state.batches))
+        if number % 5 == 4:
+            size = max(size, len(encode(state)))
+    return parts, size
+
+
+@pytest.mark.parametrize(
+    "settings", [SETTINGS, replace(SETTINGS, inline_part_bytes_max=1)], ids=["inline", "blobs"]
+)
+async def test_small_appends_leave_few_parts_and_a_small_state(settings: Settings) -> None:
+    stores = Stores(settings)
+    client = stores.client()
+    parts, size = await grown(client, APPENDS, every=8)
+    assert parts <= PARTS_MAX
+    assert size <= STATE_BYTES_MAX
+    reader = await client.open_reader("s", "r")
+    found, _ = await reader.snapshot(APPENDS - 1)
+    assert len(found) <= PARTS_MAX
+    assert await rows_of(client, found) == [(n, n, 1) for n in range(APPENDS)]
+    await reader.close()
+    await client.maintain("s")
+    assert await stores.keys() <= (await client.state("s")).blob_keys(), "blobs nobody names"
+
+
+@pytest.mark.parametrize("inline", [1, 16 * 1024], ids=["blobs", "inline"])
+async def test_without_any_upkeep_the_state_stays_bounded(inline: int) -> None:
+    limit = 32 * 1024
+    settings = replace(
+        SETTINGS,
+        inline_part_bytes_max=inline,
+        state_bytes_max=limit,
+        inline_bytes_per_shard_max=limit // 2,
+    )
+    client = Stores(settings).client()
+    appends = APPENDS // 3
+    _, size = await grown(client, appends, every=None)
+    assert limit // 2 < size <= limit, "it is what the limit says that bounds it"
+    reader = await client.open_reader("s", "r")
+    found, _ = await reader.snapshot(appends - 1)
+    assert await rows_of(client, found) == [(n, n, 1) for n in range(appends)]
+
+
+async def test_an_append_does_not_fail_with_the_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(
+        SETTINGS,
+        state_bytes_max=2000,
+        inline_bytes_per_shard_max=2000,
+        inline_part_bytes_max=1,
+        batches_per_shard_max=2,
+    )
+    client = Stores(settings).client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    asked: list[str] = []
+
+    async def full(shard: str) -> None:
+        asked.append(shard)
+        raise StorageError("made up", determinate=True)
+
+    monkeypatch.setattr(client._upkeep, "maintain", full)
+    for number in range(12):
+        await add(client, "s", number + 1, (number, number, 1))
+    assert asked
+    assert await client.upper("s") == 12
