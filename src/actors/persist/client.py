@@ -339,13 +339,11 @@ class PersistClient:
         return await self._parts.write(state, at_time(rows, 0), 0, keep=False)
 
     def offer_parts(self, parts: Sequence[Part]) -> None:
-        """Hands parts over to whoever claims them within `stash_orphan_ms`; then they are
-        orphans."""
+        """Hands parts to whoever claims them within `stash_orphan_ms`; then they are orphans."""
         self._parts.offer(parts, self._settings.stash_orphan_ms)
 
     async def discard_parts(self, parts: Sequence[Part]) -> None:
-        """Deletes parts that were written and will not be appended; others are left alone, those
-        of an append that is under way too."""
+        """Deletes parts that will not be appended; those of an append under way are left alone."""
         await self._parts.discard(parts)
 
     async def claim(self, shard: ShardId, parts: Sequence[Part]) -> bool:

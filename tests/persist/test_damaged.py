@@ -1,0 +1,240 @@
+"""Stored bytes that are not what was written: every damaged byte is found, by name.
+
+Each byte of a small part (a file, and an inline one) and of a document is changed, one at a time;
+and each is cut off at every length. What is read then is one named error, or what was written.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from msgspec.structs import replace
+from persist_world import (  # type: ignore[import-not-found]
+    INLINE,
+    SCHEMA,
+    TINY,
+    Stores,
+    add,
+    contents,
+)
+
+from actors.errors import Corrupt, InvalidUsage, StorageError
+from actors.kernel import SystemClock
+from actors.persist import Append, NewShard, Part, PersistClient
+from actors.persist.documents import SEALED, decode_shard, decode_tables, encode
+from actors.persist.location import VersionedData
+from actors.persist.parts import decode
+from actors.persist.shard import FORMAT, Batch, ShardState, TablesUpper, shard_key
+from actors.plan.schema import DIFF, TIME, Column, Schema
+
+ROWS = ((1, 0, 1), (2, 1, 1), (3, 1, -1))
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """Every byte changed, in one bit and in all; and everything that is cut off."""
+    for at in range(len(data)):
+        for mask in (1 << at % 8, 0xFF):
+            yield data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+        yield data[:at]
+    yield data + b"\0"
+
+
+async def written(inline: bool) -> tuple[PersistClient, Stores, Part]:
+    """A shard of one part."""
+    stores = Stores(INLINE if inline else TINY)
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await add(client, "s", 2, *ROWS)
+    ((part,),) = [batch.parts for batch in (await client.state("s")).batches]
+    return client, stores, part
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_every_damaged_byte_of_a_part_is_found(inline: bool) -> None:
+    _, stores, part = await written(inline)
+    data = part.inline if part.inline is not None else stores.blob.peek(part.key)
+    assert data is not None
+    assert decode(part, data, SCHEMA).num_rows == len(ROWS)
+    for wrong in damaged(data):
+        with pytest.raises(Corrupt, match="crc32"):
+            decode(part, wrong, SCHEMA)
+
+
+async def test_a_damaged_part_is_told_to_its_reader_and_only_of_it() -> None:
+    client, stores, part = await written(inline=False)
+    await add(client, "s", 3, (7, 2, 1))
+    data = stores.blob.peek(part.key)
+    assert data is not None
+    await stores.blob.set(part.key, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(Corrupt, match=part.key):
+        await client.fetch(part, SCHEMA)
+    last = (await client.state("s")).batches[-1].parts[0]
+    assert (await client.fetch(last, SCHEMA)).num_rows == 1
+    with pytest.raises(Corrupt, match=part.key):
+        await replaced_settings(stores).maintain("s")
+    await stores.blob.set(part.key, data)  # restored from a copy: nothing else is to be done
+    assert (await client.fetch(part, SCHEMA)).num_rows == len(ROWS)
+
+
+def replaced_settings(stores: Stores) -> PersistClient:
+    """A client that compacts whatever there is."""
+    stores.settings = replace(TINY, batches_per_shard_max=1)
+    return stores.client()
+
+
+async def test_the_part_of_another_shard_is_found() -> None:
+    client, stores, part = await written(inline=False)
+    await client.create_shards([NewShard("t", SCHEMA, holds={"h": 0})])
+    await add(client, "t", 2, (5, 1, 1))
+    other = (await client.state("t")).batches[0].parts[0]
+    with pytest.raises(InvalidUsage, match="another shard"):
+        await client.append([Append("s", 2, 3, (replace(other, time_min=2, time_max=2),))])
+    data = stores.blob.peek(other.key)
+    assert data is not None
+    await stores.blob.set(part.key, data)  # a file that was put in another's place
+    with pytest.raises(Corrupt, match="crc32"):
+        await client.fetch(part, SCHEMA)
+
+
+def file_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+WRONG = {
+    "no Parquet file": b"PAR1 is not all that it takes PAR1",
+    "nothing": b"",
+    "other columns": file_of(pa.table({"b": [1], TIME: [0], DIFF: [1]})),
+    "other types": file_of(pa.table({"a": ["x"], TIME: [0], DIFF: [1]})),
+    "no time": file_of(pa.table({"a": [1], DIFF: [1]})),
+    "other rows": file_of(pa.table({"a": [1, 2], TIME: [0, 0], DIFF: [1, 1]})),
+    "an unknown codec": file_of(pa.table({"a": [1], TIME: [0], DIFF: [1]}))[:-40] + b"\0" * 40,
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_was_written_wrong_is_found_behind_a_right_checksum(what: str) -> None:
+    data = WRONG[what]
+    part = Part("s/a", 1, len(data), zlib.crc32(data), None, False, 0, 0, 1)
+    with pytest.raises(Corrupt, match="part s/a"):
+        decode(part, data, SCHEMA)
+
+
+# -- documents ------------------------------------------------------------------------------------
+
+
+def state() -> ShardState:
+    parts = (
+        Part("", 1, 3, 7, b"abc", False, 0, 0, 1),
+        Part("s/a", 1, 9, 7, None, False, 1, 1, 1),
+    )
+    batches = (Batch(0, 2, parts),)
+    return ShardState(FORMAT, "s", SCHEMA, 3, 0, 2, batches, {"h": 0})
+
+
+def test_every_damaged_byte_of_a_document_is_found() -> None:
+    data = encode(state())
+    assert decode_shard("shard/s", data) == state()
+    newer = 0
+    for wrong in damaged(data):
+        with pytest.raises(StorageError) as caught:
+            decode_shard("shard/s", wrong)
+        if not isinstance(caught.value, Corrupt):
+            newer += 1
+            assert "use the newer version" in str(caught.value)
+    assert newer <= 2  # the one byte that holds the version of the form
+
+
+def test_every_damaged_byte_of_the_tables_upper_is_found() -> None:
+    tables = TablesUpper(FORMAT, 17)
+    data = encode(tables)
+    assert decode_tables(data) == tables
+    for wrong in damaged(data):
+        with pytest.raises(StorageError):
+            decode_tables(wrong)
+
+
+def test_documents_of_before_there_were_checksums_are_read() -> None:
+    assert decode_shard("shard/s", msgspec.msgpack.encode(state())) == state()
+    older = msgspec.msgpack.decode(encode(state()))
+    assert older["version"] == SEALED > 1  # by which a program of then sees that it is too old
+
+
+def test_a_document_in_the_place_of_another_is_found() -> None:
+    with pytest.raises(Corrupt, match="shard/t names shard s"):
+        decode_shard("shard/t", encode(state()))
+    strange = replace(
+        state(), batches=(Batch(0, 2, (replace(state().batches[0].parts[1], key="t/a"),)),)
+    )
+    with pytest.raises(Corrupt, match="names the parts t/a"):
+        decode_shard("shard/s", encode(strange))
+
+
+async def test_a_damaged_document_is_told_to_all_who_ask_and_nobody_writes_over_it() -> None:
+    _, stores, _ = await written(inline=True)
+    key = shard_key("s")
+    held = await stores.consensus.head(key)
+    assert held is not None
+    wrong = held.data[:40] + bytes([held.data[40] ^ 4]) + held.data[41:]
+    stores.consensus._documents[key] = VersionedData(held.seqno, wrong)
+    client = stores.client()
+    for call in (
+        lambda: client.state("s"),
+        lambda: client.upper("s"),
+        lambda: client.open_reader("s", "r"),
+        lambda: client.append([Append("s", 2, 3, ())]),
+        lambda: client.set_hold("s", "h", 1),
+        lambda: client.maintain("s"),
+    ):
+        with pytest.raises(Corrupt, match="crc32"):
+            await call()  # type: ignore[no-untyped-call]
+    assert await stores.consensus.head(key) == VersionedData(held.seqno, wrong)
+    stores.consensus._documents[key] = held
+    reader = await client.open_reader("s", "r")
+    assert await contents(reader, client, 1) == [(1, 1), (2, 1), (3, -1)]
+
+
+# -- a database that is damaged -------------------------------------------------------------------
+
+
+async def test_a_damaged_database_is_one_named_error(tmp_path: Path) -> None:
+    """Pages of SQLite's file overwritten, one at a time: a named error, or the document."""
+    place = tmp_path / "state"
+    client = await PersistClient.open(place, TINY, SystemClock())
+    await client.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await add(client, "s", 2, *ROWS)
+    before = await client.state("s")
+    await client.close()
+    file = place / "consensus.db"
+    whole = file.read_bytes()
+    found = 0
+    for start in range(0, len(whole), 512):
+        file.write_bytes(whole[:start] + b"\xa5" * 64 + whole[start + 64 :])
+        try:
+            again = await PersistClient.open(place, TINY, SystemClock())
+        except StorageError:
+            found += 1
+            continue
+        try:
+            assert (await again.state("s")) == before
+        except StorageError:
+            found += 1
+        finally:
+            await again.close()
+    assert found
+    file.write_bytes(whole)
+
+
+async def test_a_schema_that_a_part_does_not_have() -> None:
+    client, _, part = await written(inline=False)
+    other = Schema((Column("a", "bigint"), Column("b", "string")))
+    with pytest.raises(Corrupt, match="does not hold the columns"):
+        await client.fetch(part, other)
