@@ -85,7 +85,8 @@ async def test_a_damaged_part_is_told_to_its_reader_and_only_of_it() -> None:
 def replaced_settings(stores: Stores) -> PersistClient:
     """A client that compacts whatever there is."""
     stores.settings = replace(TINY, batches_per_shard_max=1)
-    return stores.client()
+    client: PersistClient = stores.client()
+    return client
 
 
 async def test_the_part_of_another_shard_is_found() -> None:

@@ -15,7 +15,7 @@ from actors.testing.postgres_server import binary
 PROOF = Path(__file__).parents[1] / "proof"
 sys.path.insert(0, str(PROOF))
 
-from persist_history import (  # type: ignore[import-not-found]  # noqa: E402
+from persist_history import (  # noqa: E402
     APPENDED,
     FAILED,
     MISMATCH,
@@ -71,8 +71,8 @@ def lost(history: History) -> None:
 
 def repeated(history: History) -> None:
     more, delta = history.calls[1].delta
-    *rest, count, total = history.reads[1]
-    history.reads[1] = (*rest, count + more, (total + delta) & ((1 << 64) - 1))
+    a, b, c, count, total = history.reads[1]
+    history.reads[1] = (a, b, c, count + more, (total + delta) & ((1 << 64) - 1))
 
 
 def failed_and_there(history: History) -> None:

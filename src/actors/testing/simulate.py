@@ -42,7 +42,9 @@ class Kind(msgspec.Struct, frozen=True):
     """Of the command that replays it."""
 
 
-SERVICE: Final = Kind(draw, simulate, describe)
+SERVICE: Final = Kind(
+    lambda seed: draw(seed), lambda schedule, **more: simulate(schedule, **more), describe
+)
 """The whole service."""
 SHARDS: Final = Kind(shard_schedule.draw, shards.simulate, shard_schedule.describe, "--persist ")
 """Persist alone."""

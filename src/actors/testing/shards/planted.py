@@ -12,8 +12,9 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from actors.persist import appending, upkeep
-from actors.persist.machine import Machine
+from actors.errors import Corrupt, LeaseLost, StorageError
+from actors.persist import PersistClient, appending, upkeep
+from actors.persist.machine import Documents, Machine, Outcome
 from actors.persist.orphans import Orphans, Suspects
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
@@ -39,6 +40,70 @@ def own_readers_not_looked_at() -> Iterator[None]:
 
 
 @contextmanager
+def run_out_by_memory() -> Iterator[None]:
+    """What a lease holds is deleted when it has run out as far as this process knows."""
+    right, maintain = LeaseBook.without_hold, upkeep.Upkeep.maintain
+
+    def without(self: LeaseBook, state: ShardState) -> frozenset[str]:
+        return right(self, state) | self._dead(state)
+
+    async def collecting_first(self: upkeep.Upkeep, shard: str) -> None:
+        async with self._one:
+            await self._collect(shard)
+        await maintain(self, shard)
+
+    with (
+        mock.patch.object(LeaseBook, "without_hold", without),
+        mock.patch.object(upkeep.Upkeep, "maintain", collecting_first),
+    ):
+        yield
+
+
+@contextmanager
+def the_dead_hold_what_is_idle() -> Iterator[None]:
+    """Leases that ran out go with the next write, and nobody writes for their sake."""
+    right = LeaseBook.due
+
+    def due(self: LeaseBook, state: ShardState) -> bool:
+        with mock.patch.object(LeaseBook, "_dead", return_value=frozenset()):
+            return right(self, state)
+
+    with mock.patch.object(LeaseBook, "due", due):
+        yield
+
+
+@contextmanager
+def retired_and_gone_is_damage() -> Iterator[None]:
+    """A blob that was retired, and deleted, is missed."""
+
+    async def missing(self: PersistClient, shard: str, key: str) -> StorageError:
+        state = await self._machine.refresh(shard)
+        if state is not None and key in state.blob_keys():
+            return Corrupt(f"blob {key} is gone", determinate=True)
+        return LeaseLost(f"part {key} was deleted", determinate=True)
+
+    with mock.patch.object(PersistClient, "_missing", missing):
+        yield
+
+
+@contextmanager
+def taken_for_an_earlier_attempt() -> Iterator[None]:
+    """A merge is done already when any batch has what it made."""
+    right = upkeep._replace
+
+    def replaced(
+        documents: Documents, shard: str, inputs: Sequence[Batch], parts: tuple[Part, ...]
+    ) -> Outcome[bool]:
+        state = documents.shards[shard]
+        if state is not None and parts and any(b.parts == parts for b in state.batches):
+            return Outcome(True)
+        return right(documents, shard, inputs, parts)
+
+    with mock.patch.object(upkeep, "_replace", replaced):
+        yield
+
+
+@contextmanager
 def token_forgotten() -> Iterator[None]:
     """An append whose answer was lost does not know itself again."""
     with mock.patch.object(appending, "is_done", return_value=False):
@@ -50,8 +115,8 @@ def compaction_drops_a_batch() -> Iterator[None]:
     """What was read last is not merged, where there is more than one."""
     right = upkeep.Upkeep._merge
 
-    async def merge(self: Any, state: ShardState, inputs: Sequence[Batch], to_blob: bool) -> Any:
-        return await right(self, state, inputs[:-1] if len(inputs) > 2 else inputs, to_blob)
+    async def merge(self: Any, state: ShardState, inputs: Sequence[Batch], *more: Any) -> Any:
+        return await right(self, state, inputs[:-1] if len(inputs) > 2 else inputs, *more)
 
     with mock.patch.object(upkeep.Upkeep, "_merge", merge):
         yield
@@ -168,6 +233,10 @@ def stale_mismatch() -> Iterator[None]:
 PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "leases_not_looked_at": leases_not_looked_at,
     "own_readers_not_looked_at": own_readers_not_looked_at,
+    "run_out_by_memory": run_out_by_memory,
+    "the_dead_hold_what_is_idle": the_dead_hold_what_is_idle,
+    "retired_and_gone_is_damage": retired_and_gone_is_damage,
+    "taken_for_an_earlier_attempt": taken_for_an_earlier_attempt,
     "token_forgotten": token_forgotten,
     "compaction_drops_a_batch": compaction_drops_a_batch,
     "compacted_beyond_since": compacted_beyond_since,

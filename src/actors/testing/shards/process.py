@@ -120,19 +120,17 @@ class Process:
 
     async def _work(self, life: int) -> None:
         client = self.client = self.open(life)
-        with suppress(StorageError):
-            await self.world.prepare(client)
-        background = asyncio.gather(*self._background(client))
+        await self.world.prepare(client)
+        loop = asyncio.get_running_loop()
         work = Work(self, client, life)
-        self._working = asyncio.gather(*(work.all_of(program) for program in self.programs))  # type: ignore[assignment]
-        stop = asyncio.ensure_future(self._stop.wait())
-        both = asyncio.gather(self._working, stop)  # type: ignore[arg-type]
-        await asyncio.wait([both, stop, background], return_when=asyncio.FIRST_COMPLETED)
-        for each in (both, background):
-            each.cancel()
-        for each in (both, background):
+        stop: asyncio.Task[Any] = loop.create_task(self._stop.wait())
+        background = loop.create_task(_all(self._background(client)))
+        self._working = loop.create_task(_all([work.all_of(each) for each in self.programs]))
+        await asyncio.wait([stop, background], return_when=asyncio.FIRST_COMPLETED)
+        for task in (stop, background, self._working):
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await each
+                await task
         await client.close()
 
     def open(self, life: int) -> PersistClient:
@@ -211,3 +209,7 @@ class Process:
     def fail(self, what: str) -> None:
         """Something that must hold does not."""
         self.world.fail(Violation(what))
+
+
+async def _all(doing: list[Any]) -> None:
+    await asyncio.gather(*doing)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Hashable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
@@ -26,6 +27,8 @@ from actors.testing.simulation.history import Violation
 
 if TYPE_CHECKING:
     from actors.testing.shards.process import Process
+
+K = TypeVar("K", bound=Hashable)
 
 SCHEMA: Final = Schema((Column("a", "bigint"),))
 OPERATION_S: Final = 120.0
@@ -269,7 +272,7 @@ class Work:
             raise Violation(f"refusal: {error}; nobody has dropped the lease {reader.lease_id}")
 
 
-def _few(found: Counter[object], wanted: Counter[object]) -> str:  # type: ignore[type-var]
+def _few(found: Counter[K], wanted: Counter[K]) -> str:
     more = dict(list((found - wanted).items())[:4])
     less = dict(list((wanted - found).items())[:4])
     return f"{more} too much and {less} too little"
