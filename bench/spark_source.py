@@ -80,7 +80,7 @@ def timed(frame: Any, turns: int) -> tuple[float, Any]:
 def main() -> None:
     """Runs both."""
     report = Report(__doc__ or "")
-    count, turns = (1_000_000, 1) if report.quick else (10_000_000, 5)
+    count, turns = (1_000_000, 1) if report.quick else (10_000_000, 3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         java = find_java(folder)
@@ -88,8 +88,13 @@ def main() -> None:
             raise java
         os.environ |= {"JAVA_HOME": str(java.home), "PYSPARK_PYTHON": sys.executable}
         anyio.run(fill, folder, count)
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        builder = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+        )
         spark = builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
         spark.dataSource.register(PenstockDataSource)
 
         def ours() -> Any:

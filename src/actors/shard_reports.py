@@ -16,7 +16,8 @@ SHOWN_MAX: Final = 200
 """Lines of one kind; JSON has all."""
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Bytes, for people."""
     for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= step:
             return f"{count / step:.1f} {unit}"
@@ -60,7 +61,7 @@ def listed_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['shard']:<28} {of:<28} {row['error']}"
             continue
         upper = _shown(row["upper"])
-        size = _size(row["bytes"])
+        size = size_text(row["bytes"])
         yield _cells(row["shard"], of, row["since"], upper, row["parts"], row["rows"], size)
 
 
@@ -147,11 +148,12 @@ def inspected_lines(report: dict[str, Any]) -> Iterator[str]:
         upper += f" (its own {_shown(report['own_upper'])})"
     yield f"  since     {report['since']}"
     yield f"  upper     {upper}"
-    document = _size(report["document_bytes"])
+    document = size_text(report["document_bytes"])
     yield f"  seqno     {report['seqno']}; its document has {document}"
     yield (
-        f"  contents  {report['rows']} rows, {_size(report['bytes'])} in {report['parts']} parts"
-        f" of {report['batches']} batches; {_size(report['inline_bytes'])} inline"
+        f"  contents  {report['rows']} rows, {size_text(report['bytes'])} in"
+        f" {report['parts']} parts of {report['batches']} batches;"
+        f" {size_text(report['inline_bytes'])} inline"
     )
     yield from _cut(_batch_lines(report["contents"]), "more: --json shows all")
     yield from _section("holds", (f"{n}  at {t}" for n, t in report["holds"].items()))
@@ -168,11 +170,11 @@ def _batch_lines(contents: Sequence[dict[str, Any]]) -> Iterator[str]:
     for batch in contents:
         lower, upper = batch["lower"], batch["upper"]
         interval = f"[{lower}, {'…' if upper is None else upper})"
-        yield f"  batch {interval}  {_size(batch['bytes'])}, {len(batch['parts'])} parts"
+        yield f"  batch {interval}  {size_text(batch['bytes'])}, {len(batch['parts'])} parts"
         for part in batch["parts"]:
             marks = [mark for mark in ("retracts", "errors") if part[mark]]
             yield (
-                f"    {part['key'] or 'inline'}  {part['rows']} rows, {_size(part['bytes'])},"
+                f"    {part['key'] or 'inline'}  {part['rows']} rows, {size_text(part['bytes'])},"
                 f" times {part['time_min']} to {part['time_max']}"
                 + "".join(f", {mark}" for mark in marks)
             )
@@ -215,12 +217,12 @@ def waste_lines(found: Sequence[Waste], done: str) -> Iterator[str]:
 
     def line(one: Waste) -> str:
         stays = f"; stays: {one.kept}" if one.kept else ""
-        return f"{one.kind:<8} {one.key}  {_size(one.bytes)}, {_span(one.age_ms)} old{stays}"
+        return f"{one.kind:<8} {one.key}  {size_text(one.bytes)}, {_span(one.age_ms)} old{stays}"
 
     yield from _cut(map(line, found), "more")
     free = [one for one in found if not one.kept]
     yield (
-        f"{len(free)} blobs, {_size(sum(one.bytes for one in free))}: {done};"
+        f"{len(free)} blobs, {size_text(sum(one.bytes for one in free))}: {done};"
         f" {len(found) - len(free)} stay"
     )
 
@@ -231,13 +233,13 @@ def verified_lines(reports: Sequence[Verified], unnamed: Sequence[Waste]) -> Ite
         faults = len(report.faults)
         yield (
             f"shard {report.shard}: {report.parts} parts, {report.rows} rows,"
-            f" {_size(report.bytes)}; {faults or 'no'} fault{'' if faults == 1 else 's'}"
+            f" {size_text(report.bytes)}; {faults or 'no'} fault{'' if faults == 1 else 's'}"
         )
         for fault in report.faults:
             where = f"batch {fault.batch}, part {fault.part}: " if fault.batch else ""
             yield f"  fault: shard {fault.shard}, {where}{fault.text}"
     if unnamed:
-        size = _size(sum(one.bytes for one in unnamed))
+        size = size_text(sum(one.bytes for one in unnamed))
         yield f"{len(unnamed)} blobs, {size}, are not in use: `penstock shard gc` deletes them"
     total = sum(len(report.faults) for report in reports)
     yield f"{total} faults" if total else "all is as described"

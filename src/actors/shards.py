@@ -38,7 +38,6 @@ shard = typer.Typer(
     help="Shards: where everything durable lies. Safe beside a running service.",
     no_args_is_help=True,
 )
-MIB = 1024 * 1024
 
 
 class Stores(msgspec.Struct, frozen=True):
@@ -211,6 +210,8 @@ def compact_shard(stores: Stores, name: Name) -> None:
     `penstock shard gc` where no service runs. Exit status 2 when there is nothing to gain.
     """
 
+    from actors.shard_reports import size_text
+
     async def call(attached: Attached, clock: Clock) -> str:
         found = await _found(attached, name)
         with _progress(f"compacting {found}, rows") as told:
@@ -224,7 +225,7 @@ def compact_shard(stores: Stores, name: Name) -> None:
         size = sum(batch.bytes for batch in state.batches)
         rows = sum(part.rows for batch in state.batches for part in batch.parts)
         return (
-            f"shard {found}: {done[0]} parts became {done[1]}, {rows} rows, {size / MIB:.2f} MiB;"
+            f"shard {found}: {done[0]} parts became {done[1]}, {rows} rows, {size_text(size)};"
             f" times below {state.since} are merged, {len(state.retired)} replaced blobs wait to be"
             " deleted"
         )

@@ -45,6 +45,11 @@ from actors.settings import Settings
 R = TypeVar("R")
 CONSUMER: Final = "consumer/"
 """What holds of consumers begin with."""
+LOADS_MAX: Final = 64
+"""Of one shard: whoever loads every second must not fill its document."""
+_LOAD: Final = guest_lease("", "load")
+_STREAM: Final = guest_lease("", "stream")
+"""What such leases begin with; then comes their own name."""
 _ATTEMPTS_MAX: Final = 64
 
 
@@ -130,20 +135,35 @@ class HandedLeases:
     def _until(self) -> int:
         return self._clock.now_ms() + self._settings.reader_lease_ms
 
-    async def hold_time(self, shard: ShardId, name: str, since: Time) -> None:
-        """A lease that keeps a time readable, and no blob; renewed when it is there. Raises
-        `ReadBelowSince`, `Busy`."""
+    async def hold_load(self, shard: ShardId, name: str, since: Time) -> None:
+        """A lease that keeps a time readable, and no blob, for what is to be read soon; never
+        renewed. Of these there are `LOADS_MAX` on a shard, the newest. Raises `ReadBelowSince`,
+        `Busy`."""
+
+        def change(state: ShardState) -> tuple[ShardState, None]:
+            _check_since(state, since)
+            loads = [held for held in state.leases if held.startswith(_LOAD)]
+            loads.sort(key=lambda held: state.leases[held].expires_ms)
+            old = set(loads[: max(0, len(loads) + 1 - LOADS_MAX)])
+            leases = {other: held for other, held in state.leases.items() if other not in old}
+            lease = Lease(since, NO_BLOB, self._until())
+            return self._with(replace(state, leases=leases), f"{_LOAD}{name}", lease), None
+
+        await self._change(shard, change)
+
+    async def hold_stream(self, shard: ShardId, name: str, since: Time) -> None:
+        """The same for a stream that runs, who renews it and gives it up. Raises as `hold_load`."""
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)
             lease = Lease(since, NO_BLOB, self._until())
-            return self._with(state, guest_lease(name, "time"), lease), None
+            return self._with(state, f"{_STREAM}{name}", lease), None
 
         await self._change(shard, change)
 
-    async def drop_time(self, shard: ShardId, name: str) -> None:
+    async def drop_stream(self, shard: ShardId, name: str) -> None:
         """Gives such a lease up; no error if there is none."""
-        gone = guest_lease(name, "time")
+        gone = f"{_STREAM}{name}"
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             if gone not in state.leases:

@@ -122,7 +122,7 @@ async def load(wish: Wish, settings: Settings) -> Loaded:
         as_of = wish.as_of if wish.as_of is not None else min(upper, EMPTY) - 1
         start = wish.start if isinstance(wish.start, int) else state.since
         loaded = Loaded(wish, settings, shard, state.schema, as_of, start, fresh_name())
-        await stores.leases.hold_time(shard, loaded.name, start if wish.changes else as_of)
+        await stores.leases.hold_load(shard, loaded.name, start if wish.changes else as_of)
         return loaded
 
 

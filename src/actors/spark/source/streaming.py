@@ -108,7 +108,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             return
         now = SystemClock().monotonic_ms()
         if moved or now - self._held_ms > loaded.settings.reader_lease_ms / 4:
-            await stores.leases.hold_time(loaded.shard, self._name, begin)
+            await stores.leases.hold_stream(loaded.shard, self._name, begin)
             self._held_ms = now
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -163,7 +163,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
     async def _let_go(self) -> None:
         with suppress(PenstockError):  # it expires
             async with opened(self._loaded.wish, self._loaded.settings) as stores:
-                await stores.leases.drop_time(self._loaded.shard, self._name)
+                await stores.leases.drop_stream(self._loaded.shard, self._name)
 
 
 def _time(offset: dict[str, Any]) -> Time:
