@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,11 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from pyspark.serializers import CPickleSerializer
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
-    Filter,
     GreaterThan,
     In,
     IsNotNull,
@@ -28,12 +25,20 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import LongType, StructField, StructType
-from typer.testing import CliRunner
+from pyspark.sql.types import StructType
+from source_world import (  # type: ignore[import-not-found]
+    NAIVE,
+    SCHEMA,
+    SETTINGS,
+    S,
+    World,
+    changes,
+    planned,
+    rows,
+    rows_of,
+    spark_schema,
+)
 
-from actors import cli
 from actors.errors import (
     Busy,
     Corrupt,
@@ -46,90 +51,17 @@ from actors.errors import (
     ViewInError,
 )
 from actors.kernel import SystemClock
-from actors.persist import Append, NewShard, PersistClient, ShardState
+from actors.persist import Append
 from actors.persist import handed as handed_leases
 from actors.persist.attach import Place, attach
-from actors.persist.guests import is_guest
-from actors.persist.handed import HandedLeases, consumer_hold
+from actors.persist.handed import HandedLeases
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import error_update
-from actors.settings import Settings
-from actors.spark.source.data_source import FilteringReader, PenstockDataSource
+from actors.spark.source.data_source import FilteringReader
 from actors.spark.source.filters import checks_of, passing
 from actors.spark.source.options import wish_of
 from actors.spark.source.planning import load
-from actors.spark.source.reading import ShardPartition
 from actors.spark.source.splitting import TASKS_MAX, Suspects, grouped
-
-S = "s1"
-SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
-SETTINGS = Settings(inline_part_bytes_max=1, batches_per_shard_max=1000, blob_orphan_grace_ms=1)
-Update = tuple[int, str | None, int, int]
-pickle = CPickleSerializer()
-NAIVE = datetime(2020, 1, 1, tzinfo=UTC).replace(tzinfo=None)
-
-
-class World:
-    """A state directory with one shard, and a service's client of it between the reads."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def run(self, body: Any) -> Any:
-        async def opened() -> Any:
-            client = await PersistClient.open(self.folder, SETTINGS, SystemClock())
-            try:
-                return await body(client)
-            finally:
-                await client.close()
-
-        return anyio.run(opened)
-
-    def make(self, schema: Schema = SCHEMA) -> None:
-        self.run(lambda client: client.create_shards([NewShard(S, schema, holds={"h": 0})]))
-
-    def append(self, upper: int, updates: Sequence[Update], error: str | None = None) -> None:
-        errors = [] if error is None else [error_update(SCHEMA, error, upper - 1, 1)]
-        self.tables(upper, table(updates), *errors)
-
-    def tables(self, upper: int, *tables: pa.Table) -> None:
-        async def body(client: PersistClient) -> None:
-            lower = (await client.state(S)).upper
-            parts: list[Any] = []
-            for one in tables:
-                parts += await client.write_parts(S, one)
-            await client.append([Append(S, lower, upper, tuple(parts))])
-
-        self.run(body)
-
-    def since(self, time: int) -> None:
-        async def body(client: PersistClient) -> None:
-            await client.set_hold(S, "h", time)
-            await client.maintain(S)
-
-        self.run(body)
-
-    def compact(self) -> None:
-        async def body(client: PersistClient) -> None:
-            await client.upkeep.compact(S)
-            await client.upkeep.collect(S)
-
-        self.run(body)
-
-    def state(self) -> ShardState:
-        state: ShardState = self.run(lambda client: client.state(S))
-        return state
-
-    def guests(self) -> list[str]:
-        async def body() -> ShardState:
-            async with attach(Place(state_dir=str(self.folder)), SETTINGS, SystemClock()) as found:
-                return await found.client.state(S)
-
-        return [name for name in anyio.run(body).leases if is_guest(name) and "tasks" in name]
-
-    def source(self, **options: object) -> PenstockDataSource:
-        given = {"stateDir": str(self.folder), "shard": S} | {k: str(v) for k, v in options.items()}
-        return PenstockDataSource({name: value for name, value in given.items() if value != "None"})
 
 
 @pytest.fixture
@@ -137,55 +69,6 @@ def world(tmp_path: Path) -> World:
     made = World(tmp_path / "state")
     made.make()
     return made
-
-
-def table(updates: Sequence[Update]) -> pa.Table:
-    ids, names, times, diffs = zip(*updates, strict=True) if updates else ((), (), (), ())
-    columns = [pa.array(ids, pa.int64()), pa.array(names, pa.string())]
-    columns += [pa.array(times, pa.int64()), pa.array(diffs, pa.int64())]
-    return pa.table(columns, names=["id", "name", TIME, DIFF])
-
-
-def spark_schema(source: PenstockDataSource) -> StructType:
-    """What Spark makes of the DDL."""
-    source.schema()
-    loaded = source._load()
-    schema = from_arrow_schema(loaded.schema.arrow())
-    if loaded.wish.changes:
-        for name in ("_time", "_diff"):
-            schema.add(StructField(name, LongType(), nullable=False))
-    return schema
-
-
-def planned(source: PenstockDataSource, filters: Sequence[Filter] = ()) -> tuple[Any, list[Any]]:
-    """The reader and its partitions, as they are after they went through Spark."""
-    source = pickle.loads(pickle.dumps(source)) if source._loaded else source
-    schema = spark_schema(source)
-    reader = FilteringReader(source._load(), schema)
-    assert list(reader.pushFilters(list(filters))) == list(filters)
-    partitions = list(reader.partitions())
-    again: tuple[Any, list[Any]] = pickle.loads(pickle.dumps((reader, partitions)))
-    return again
-
-
-def rows_of(reader: Any, partitions: Sequence[Any]) -> Counter[tuple[Any, ...]]:
-    found: Counter[tuple[Any, ...]] = Counter()
-    for partition in partitions:
-        for batch in reader.read(partition):
-            found.update(zip(*[column.to_pylist() for column in batch.columns], strict=True))
-    return found
-
-
-def rows(source: PenstockDataSource, filters: Sequence[Filter] = ()) -> Counter[tuple[Any, ...]]:
-    return rows_of(*planned(source, filters))
-
-
-def changes(found: Counter[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
-    """Summed: rows with their time, and by how much."""
-    total: Counter[tuple[Any, ...]] = Counter()
-    for (*row, diff), count in found.items():
-        total[tuple(row)] += diff * count
-    return {row: diff for row, diff in total.items() if diff}
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -457,7 +340,7 @@ def test_only_sparks_pushdown_worker_gets_a_reader_that_takes_filters(world: Wor
     assert not isinstance(source.reader(schema), FilteringReader)
     worker = {"__name__": "pyspark.sql.worker.data_source_pushdown_filters", "s": source}
     exec("def made(schema):\n    return s.reader(schema)", worker)
-    assert isinstance(worker["made"](schema), FilteringReader)  # type: ignore[operator]
+    assert isinstance(worker["made"](schema), FilteringReader)
 
 
 # -- filters --------------------------------------------------------------------------------------
@@ -612,143 +495,3 @@ def test_handed_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
             assert len((await leases.look(S))[0].leases) == 1
 
     anyio.run(body)
-
-
-# -- streams --------------------------------------------------------------------------------------
-
-
-class Stream:
-    """What Spark does with a stream's reader, batch by batch."""
-
-    def __init__(self, world: World, offset: dict[str, Any] | None = None, **options: Any) -> None:
-        source = world.source(changes="true", **options)
-        self.reader = source.streamReader(spark_schema(source))
-        self.offset = offset or self.reader.initialOffset()
-        self.limit = self.reader.getDefaultReadLimit()
-
-    def batch(self, end: dict[str, Any] | None = None) -> dict[tuple[Any, ...], int]:
-        end = end or self.reader.latestOffset(self.offset, self.limit)
-        assert end is not None
-        partitions = self.reader.partitions(self.offset, end)
-        reader, partitions = pickle.loads(pickle.dumps((self.reader, partitions)))
-        assert all(isinstance(partition, ShardPartition) for partition in partitions)
-        found = changes(rows_of(reader, partitions))
-        self.planned, self.offset = (self.offset, end), end
-        return found
-
-    def commit(self) -> None:
-        self.reader.commit(self.offset)
-
-
-@pytest.fixture
-def busy_world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setenv("PENSTOCK_STORE_POLL_MS", "1")
-    world.append(10, [(1, "a", 3, 1), (2, "b", 5, 1)])
-    world.append(20, [(1, "a", 12, -1)])
-    return world
-
-
-def test_a_stream_is_the_snapshot_and_then_every_change_once(busy_world: World) -> None:
-    world = busy_world
-    world.since(4)
-    stream = Stream(world)
-    assert stream.offset == {"time": 4, "snapshot": True}
-    assert stream.batch() == {(1, "a", 4): 1, (2, "b", 5): 1, (1, "a", 12): -1}
-    assert stream.offset == {"time": 20}
-    assert stream.batch() == {}
-    world.append(30, [(3, "c", 25, 1)])
-    assert stream.batch() == {(3, "c", 25): 1}
-    stream.commit()
-    stream.reader.stop()
-    assert [name for name in world.state().leases if "stream" in name] == []
-
-
-@pytest.mark.parametrize(
-    ("start", "wanted"),
-    [("12", {(1, "a", 12): -1}), ("newest", {}), ("5", {(2, "b", 5): 1, (1, "a", 12): -1})],
-)
-def test_a_stream_may_begin_anywhere(
-    busy_world: World, start: str, wanted: dict[tuple[Any, ...], int]
-) -> None:
-    assert Stream(busy_world, startingTime=start).batch() == wanted
-
-
-def test_batches_are_limited_and_end_where_appends_do(busy_world: World) -> None:
-    stream = Stream(busy_world, maxRowsPerBatch=1)
-    assert isinstance(stream.limit, ReadMaxRows)
-    assert stream.batch() == {(1, "a", 3): 1, (2, "b", 5): 1}
-    assert stream.offset == {"time": 10}
-    assert stream.batch() == {(1, "a", 12): -1}
-    assert isinstance(Stream(busy_world).limit, ReadAllAvailable)
-
-
-def test_available_now_ends_where_it_began(busy_world: World) -> None:
-    stream = Stream(busy_world, maxRowsPerBatch=1)
-    stream.reader.prepareForTriggerAvailableNow()
-    busy_world.append(30, [(3, "c", 25, 1)])
-    stream.batch()
-    stream.batch()
-    assert stream.offset == {"time": 20}
-    assert stream.batch() == {}
-
-
-def test_a_batch_is_the_same_when_it_is_asked_for_again(busy_world: World) -> None:
-    """After a restart from a checkpoint, compaction in between: what makes it exactly once."""
-    world = busy_world
-    first = Stream(world, consumer="c")
-    world.append(30, [(3, "c", 25, 1), (2, "b", 29, -1)])
-    first.batch({"time": 20})
-    first.commit()
-    whole = first.batch()
-    world.since(30)
-    world.compact()
-    assert world.state().holds[consumer_hold("c")] == 20
-    assert world.state().since <= 20
-    again = Stream(world, offset={"time": 20}, consumer="c")
-    assert again.batch({"time": 30}) == whole == {(3, "c", 25): 1, (2, "b", 29): -1}
-    again.commit()
-    assert world.state().holds[consumer_hold("c")] == 30
-
-
-def test_a_since_that_passed_the_offset_is_named(busy_world: World) -> None:
-    world = busy_world
-    world.since(15)
-    for stream in (
-        Stream(world, offset={"time": 12}),
-        Stream(world, offset={"time": 12}, consumer="c"),
-    ):
-        with pytest.raises(ReadBelowSince, match="from 12 on are no longer told apart"):
-            stream.batch()
-        with pytest.raises(ReadBelowSince, match="new checkpoint"):
-            stream.reader.partitions({"time": 12}, {"time": 20})
-    with pytest.raises(ReadBelowSince, match="option consumer"):
-        Stream(world, offset={"time": 12}).batch()
-    with pytest.raises(InvalidUsage, match="none of this source"):
-        Stream(world, offset={"index": 12}).batch()
-
-
-def test_a_stream_without_a_consumer_holds_the_since_while_it_runs(busy_world: World) -> None:
-    world = busy_world
-    stream = Stream(world, startingTime="newest")
-    stream.batch()
-    world.append(30, [(3, "c", 25, 1)])
-    world.since(30)
-    assert world.state().since <= 20
-    assert stream.batch() == {(3, "c", 25): 1}
-    stream.commit()
-    world.since(30)
-    stream.reader.stop()
-    assert stream.batch() == {}
-
-
-def test_a_release_of_a_consumer_is_a_command(busy_world: World) -> None:
-    stream = Stream(busy_world, consumer="c")
-    stream.batch()
-    stream.commit()
-    arguments = ["shard", "release", S, "c", "--state-dir", str(busy_world.folder)]
-    answer = CliRunner().invoke(cli.app, arguments)
-    assert answer.exit_code == 0, answer.exception
-    assert consumer_hold("c") not in busy_world.state().holds
-    answer = CliRunner().invoke(cli.app, arguments)
-    assert isinstance(answer.exception, InvalidUsage)
-    assert "has no consumer 'c'" in str(answer.exception)

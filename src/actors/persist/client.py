@@ -92,12 +92,7 @@ class PersistClient:
         process = process or process_name(random)
         former = consensus.former if isinstance(consensus, FencedConsensus) else ""
         self._book = LeaseBook(
-            clock,
-            settings.reader_lease_ms,
-            process,
-            exclusive=exclusive,
-            dead=former,
-            guest=guest,
+            clock, settings.reader_lease_ms, process, exclusive=exclusive, dead=former, guest=guest
         )
         self._machine = Machine(
             consensus,

@@ -1,0 +1,146 @@
+"""A shard in a state directory, and the data source over it as Spark calls it, without a JVM."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql.datasource import (
+    Filter,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
+
+from actors.kernel import SystemClock
+from actors.persist import Append, NewShard, PersistClient, ShardState
+from actors.persist.attach import Place, attach
+from actors.persist.guests import is_guest
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.plan.updates import error_update
+from actors.settings import Settings
+from actors.spark.source.data_source import FilteringReader, PenstockDataSource
+
+S = "s1"
+SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
+SETTINGS = Settings(inline_part_bytes_max=1, batches_per_shard_max=1000, blob_orphan_grace_ms=1)
+Update = tuple[int, str | None, int, int]
+pickle = CPickleSerializer()
+NAIVE = datetime(2020, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+
+
+class World:
+    """A state directory with one shard, and a service's client of it between the reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, body: Any) -> Any:
+        async def opened() -> Any:
+            client = await PersistClient.open(self.folder, SETTINGS, SystemClock())
+            try:
+                return await body(client)
+            finally:
+                await client.close()
+
+        return anyio.run(opened)
+
+    def make(self, schema: Schema = SCHEMA) -> None:
+        self.run(lambda client: client.create_shards([NewShard(S, schema, holds={"h": 0})]))
+
+    def append(self, upper: int, updates: Sequence[Update], error: str | None = None) -> None:
+        errors = [] if error is None else [error_update(SCHEMA, error, upper - 1, 1)]
+        self.tables(upper, table(updates), *errors)
+
+    def tables(self, upper: int, *tables: pa.Table) -> None:
+        async def body(client: PersistClient) -> None:
+            lower = (await client.state(S)).upper
+            parts: list[Any] = []
+            for one in tables:
+                parts += await client.write_parts(S, one)
+            await client.append([Append(S, lower, upper, tuple(parts))])
+
+        self.run(body)
+
+    def since(self, time: int) -> None:
+        async def body(client: PersistClient) -> None:
+            await client.set_hold(S, "h", time)
+            await client.maintain(S)
+
+        self.run(body)
+
+    def compact(self) -> None:
+        async def body(client: PersistClient) -> None:
+            await client.upkeep.compact(S)
+            await client.upkeep.collect(S)
+
+        self.run(body)
+
+    def state(self) -> ShardState:
+        state: ShardState = self.run(lambda client: client.state(S))
+        return state
+
+    def guests(self) -> list[str]:
+        async def body() -> ShardState:
+            async with attach(Place(state_dir=str(self.folder)), SETTINGS, SystemClock()) as found:
+                return await found.client.state(S)
+
+        return [name for name in anyio.run(body).leases if is_guest(name) and "tasks" in name]
+
+    def source(self, **options: object) -> PenstockDataSource:
+        given = {"stateDir": str(self.folder), "shard": S} | {k: str(v) for k, v in options.items()}
+        return PenstockDataSource({name: value for name, value in given.items() if value != "None"})
+
+
+def table(updates: Sequence[Update]) -> pa.Table:
+    ids, names, times, diffs = zip(*updates, strict=True) if updates else ((), (), (), ())
+    columns = [pa.array(ids, pa.int64()), pa.array(names, pa.string())]
+    columns += [pa.array(times, pa.int64()), pa.array(diffs, pa.int64())]
+    return pa.table(columns, names=["id", "name", TIME, DIFF])
+
+
+def spark_schema(source: PenstockDataSource) -> StructType:
+    """What Spark makes of the DDL."""
+    source.schema()
+    loaded = source._load()
+    schema = from_arrow_schema(loaded.schema.arrow())
+    if loaded.wish.changes:
+        for name in ("_time", "_diff"):
+            schema.add(StructField(name, LongType(), nullable=False))
+    return schema
+
+
+def planned(source: PenstockDataSource, filters: Sequence[Filter] = ()) -> tuple[Any, list[Any]]:
+    """The reader and its partitions, as they are after they went through Spark."""
+    source = pickle.loads(pickle.dumps(source)) if source._loaded else source
+    schema = spark_schema(source)
+    reader = FilteringReader(source._load(), schema)
+    assert list(reader.pushFilters(list(filters))) == list(filters)
+    partitions = list(reader.partitions())
+    again: tuple[Any, list[Any]] = pickle.loads(pickle.dumps((reader, partitions)))
+    return again
+
+
+def rows_of(reader: Any, partitions: Sequence[Any]) -> Counter[tuple[Any, ...]]:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for partition in partitions:
+        for batch in reader.read(partition):
+            found.update(zip(*[column.to_pylist() for column in batch.columns], strict=True))
+    return found
+
+
+def rows(source: PenstockDataSource, filters: Sequence[Filter] = ()) -> Counter[tuple[Any, ...]]:
+    return rows_of(*planned(source, filters))
+
+
+def changes(found: Counter[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
+    """Summed: rows with their time, and by how much."""
+    total: Counter[tuple[Any, ...]] = Counter()
+    for (*row, diff), count in found.items():
+        total[tuple(row)] += diff * count
+    return {row: diff for row, diff in total.items() if diff}

@@ -1,0 +1,173 @@
+"""Streams of changes as Spark calls them, without a JVM; test_source_on_spark.py has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from source_world import (  # type: ignore[import-not-found]
+    S,
+    World,
+    changes,
+    pickle,
+    rows_of,
+    spark_schema,
+)
+from typer.testing import CliRunner
+
+from actors import cli
+from actors.errors import (
+    InvalidUsage,
+    ReadBelowSince,
+)
+from actors.persist.handed import consumer_hold
+from actors.spark.source.reading import ShardPartition
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path / "state")
+    made.make()
+    return made
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+class Stream:
+    """What Spark does with a stream's reader, batch by batch."""
+
+    def __init__(self, world: World, offset: dict[str, Any] | None = None, **options: Any) -> None:
+        source = world.source(changes="true", **options)
+        self.reader = source.streamReader(spark_schema(source))
+        self.offset = offset or self.reader.initialOffset()
+        self.limit = self.reader.getDefaultReadLimit()
+
+    def batch(self, end: dict[str, Any] | None = None) -> dict[tuple[Any, ...], int]:
+        end = end or self.reader.latestOffset(self.offset, self.limit)
+        assert end is not None
+        partitions = self.reader.partitions(self.offset, end)
+        reader, partitions = pickle.loads(pickle.dumps((self.reader, partitions)))
+        assert all(isinstance(partition, ShardPartition) for partition in partitions)
+        found: dict[tuple[Any, ...], int] = changes(rows_of(reader, partitions))
+        self.planned, self.offset = (self.offset, end), end
+        return found
+
+    def commit(self) -> None:
+        self.reader.commit(self.offset)
+
+
+@pytest.fixture
+def busy_world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("PENSTOCK_STORE_POLL_MS", "1")
+    world.append(10, [(1, "a", 3, 1), (2, "b", 5, 1)])
+    world.append(20, [(1, "a", 12, -1)])
+    return world
+
+
+def test_a_stream_is_the_snapshot_and_then_every_change_once(busy_world: World) -> None:
+    world = busy_world
+    world.since(4)
+    stream = Stream(world)
+    assert stream.offset == {"time": 4, "snapshot": True}
+    assert stream.batch() == {(1, "a", 4): 1, (2, "b", 5): 1, (1, "a", 12): -1}
+    assert stream.offset == {"time": 20}
+    assert stream.batch() == {}
+    world.append(30, [(3, "c", 25, 1)])
+    assert stream.batch() == {(3, "c", 25): 1}
+    stream.commit()
+    stream.reader.stop()
+    assert [name for name in world.state().leases if "stream" in name] == []
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"),
+    [("12", {(1, "a", 12): -1}), ("newest", {}), ("5", {(2, "b", 5): 1, (1, "a", 12): -1})],
+)
+def test_a_stream_may_begin_anywhere(
+    busy_world: World, start: str, wanted: dict[tuple[Any, ...], int]
+) -> None:
+    assert Stream(busy_world, startingTime=start).batch() == wanted
+
+
+def test_batches_are_limited_and_end_where_appends_do(busy_world: World) -> None:
+    stream = Stream(busy_world, maxRowsPerBatch=1)
+    assert isinstance(stream.limit, ReadMaxRows)
+    assert stream.batch() == {(1, "a", 3): 1, (2, "b", 5): 1}
+    assert stream.offset == {"time": 10}
+    assert stream.batch() == {(1, "a", 12): -1}
+    assert isinstance(Stream(busy_world).limit, ReadAllAvailable)
+
+
+def test_available_now_ends_where_it_began(busy_world: World) -> None:
+    stream = Stream(busy_world, maxRowsPerBatch=1)
+    stream.reader.prepareForTriggerAvailableNow()
+    busy_world.append(30, [(3, "c", 25, 1)])
+    stream.batch()
+    stream.batch()
+    assert stream.offset == {"time": 20}
+    assert stream.batch() == {}
+
+
+def test_a_batch_is_the_same_when_it_is_asked_for_again(busy_world: World) -> None:
+    """After a restart from a checkpoint, compaction in between: what makes it exactly once."""
+    world = busy_world
+    first = Stream(world, consumer="c")
+    world.append(30, [(3, "c", 25, 1), (2, "b", 29, -1)])
+    first.batch({"time": 20})
+    first.commit()
+    whole = first.batch()
+    world.since(30)
+    world.compact()
+    assert world.state().holds[consumer_hold("c")] == 20
+    assert world.state().since <= 20
+    again = Stream(world, offset={"time": 20}, consumer="c")
+    assert again.batch({"time": 30}) == whole == {(3, "c", 25): 1, (2, "b", 29): -1}
+    again.commit()
+    assert world.state().holds[consumer_hold("c")] == 30
+
+
+def test_a_since_that_passed_the_offset_is_named(busy_world: World) -> None:
+    world = busy_world
+    world.since(15)
+    for stream in (
+        Stream(world, offset={"time": 12}),
+        Stream(world, offset={"time": 12}, consumer="c"),
+    ):
+        with pytest.raises(ReadBelowSince, match="from 12 on are no longer told apart"):
+            stream.batch()
+        with pytest.raises(ReadBelowSince, match="new checkpoint"):
+            stream.reader.partitions({"time": 12}, {"time": 20})
+    with pytest.raises(ReadBelowSince, match="option consumer"):
+        Stream(world, offset={"time": 12}).batch()
+    with pytest.raises(InvalidUsage, match="none of this source"):
+        Stream(world, offset={"index": 12}).batch()
+
+
+def test_a_stream_without_a_consumer_holds_the_since_while_it_runs(busy_world: World) -> None:
+    world = busy_world
+    stream = Stream(world, startingTime="newest")
+    stream.batch()
+    world.append(30, [(3, "c", 25, 1)])
+    world.since(30)
+    assert world.state().since <= 20
+    assert stream.batch() == {(3, "c", 25): 1}
+    stream.commit()
+    world.since(30)
+    stream.reader.stop()
+    assert stream.batch() == {}
+
+
+def test_a_release_of_a_consumer_is_a_command(busy_world: World) -> None:
+    stream = Stream(busy_world, consumer="c")
+    stream.batch()
+    stream.commit()
+    arguments = ["shard", "release", S, "c", "--state-dir", str(busy_world.folder)]
+    answer = CliRunner().invoke(cli.app, arguments)
+    assert answer.exit_code == 0, answer.exception
+    assert consumer_hold("c") not in busy_world.state().holds
+    answer = CliRunner().invoke(cli.app, arguments)
+    assert isinstance(answer.exception, InvalidUsage)
+    assert "has no consumer 'c'" in str(answer.exception)
