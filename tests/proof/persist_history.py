@@ -227,6 +227,11 @@ def _check_uppers(history: History, done: dict[int, Call], upper: int, wrong: li
         for call in history.calls.values()
         if call.outcome == MISMATCH
     ]
+    wrong += [
+        f"a mismatch that is none: {call}"
+        for call in history.calls.values()
+        if call.outcome == MISMATCH and call.current == call.time
+    ]
     ends = np.array([done[time].ended for time in range(upper)], dtype=np.int64)
     begins = np.array([done[time].began for time in range(upper)], dtype=np.int64)
     # At its end an append has surely happened, and all of lower times; at its begin none later.

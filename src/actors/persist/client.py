@@ -120,14 +120,9 @@ class PersistClient:
         """Holds with an owner."""
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
+        scratch = scratch if directory is None else directory.scratch
         self.upkeep = Upkeep(
-            self._machine,
-            self._parts,
-            self._book,
-            settings,
-            clock,
-            scratch=scratch if directory is None else directory.scratch,
-            guest=guest,
+            self._machine, self._parts, self._book, settings, clock, scratch=scratch, guest=guest
         )
         """For those who look after single shards from outside."""
         self._orphans = Orphans(self._machine, self._parts, blob, self._book, settings, clock)
