@@ -6,6 +6,7 @@ import math
 import threading
 from collections import Counter
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 from msgspec.structs import replace
 
 from actors.persist import compaction
+from actors.persist.clustering import clustered, ranges
 from actors.persist.compaction import BATCH_BYTES_MIN, Merger, choose, row_hashes, summed
 from actors.persist.shard import Batch, NewShard, Part, ShardState, created
+from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 from actors.plan.updates import consolidate
 
@@ -235,3 +238,96 @@ def test_rows_that_equal_no_other_are_not_grouped(monkeypatch: pytest.MonkeyPatc
     assert grouped == [10]
     assert found.num_rows == count
     assert Counter(found[DIFF].to_pylist()) == {1: count - 5, 2: 5}
+
+
+KEYED = Schema(SCHEMA.columns, ("a",))
+
+
+def keyed(first: int, count: int, step: int = 1) -> tuple[Part, pa.Table]:
+    """Rows with keys from `first` on, and their description."""
+    keys = [first + step * number for number in range(count)]
+    rows: list[tuple[int | None, str | None, int, int]] = [(key, "x" * 20, 1, 1) for key in keys]
+    known = (ColumnStatistics("a", 0, keys[0], keys[-1]),)
+    return Part("s/x", count, 1, 0, None, False, 1, 1, 1, statistics=known), table(rows)
+
+
+def merge(given: list[tuple[Part, pa.Table]], scratch: Path, bytes_max: int) -> list[pa.Table]:
+    merger = Merger(
+        KEYED,
+        to=5,
+        rows=sum(part.rows for part, _ in given),
+        errors=False,
+        bytes_max=bytes_max,
+        scratch=scratch,
+        parts=[part for part, _ in given],
+    )
+    for _, rows in given:
+        merger.add(rows)
+    found = list(iter(merger.take, None))
+    merger.close()
+    assert not scratch.exists()
+    return found
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_large_merge_of_keyed_rows_gives_ranges_that_lie_apart(
+    spread: bool, tmp_path: Path
+) -> None:
+    # Each part a stretch of the keys, or every part some of all.
+    given = [keyed(n, 1000, 8) if spread else keyed(n * 1000, 1000) for n in range(8)]
+    found = merge(given, tmp_path / "spill", 60_000)
+    assert len(found) >= 4
+    assert sum(merged.num_rows for merged in found) == 8000
+    bounds = []
+    for merged in found:
+        keys = merged["a"].to_pylist()
+        assert keys == sorted(keys)
+        assert merged.nbytes <= 3 * 60_000
+        bounds.append((keys[0], keys[-1]))
+    assert all(high < low for (_, high), (low, _) in pairwise(bounds))
+
+
+def test_a_range_that_is_far_too_large_is_cut_again(tmp_path: Path) -> None:
+    # Bounds that say nothing about where the values lie: nearly all are small.
+    part, _ = keyed(0, 2)
+    part = replace(part, rows=1000, statistics=(ColumnStatistics("a", 0, 0, 1 << 40),))
+    given = []
+    for place in range(9):
+        rows: list[tuple[int | None, str | None, int, int]] = [
+            (None, "y", 1, 1),
+            (1 << 40, "z", 1, 1),
+        ]
+        rows += [(n % 500, f"{place} {n}", 1, 1) for n in range(900)]
+        given.append((part, table(rows)))
+    found = merge(given, tmp_path / "spill", 20_000)
+    assert max(merged.nbytes for merged in found) <= 3 * 20_000
+    total = pa.concat_tables(found)
+    assert total.num_rows == 9 * 900 + 2, "equal rows meet"
+    assert sum(total[DIFF].to_pylist()) == 9 * 902
+
+
+def test_rows_are_sorted_by_time_and_then_by_the_key() -> None:
+    rows: list[tuple[int | None, str | None, int, int]] = [
+        (3, "c", 7, 1),
+        (None, "n", 9, 1),
+        (1, "b", 9, 1),
+        (2, "a", 7, 1),
+    ]
+    order = [(2, 7), (3, 7), (1, 9), (None, 9)]
+    found = clustered(table(rows), KEYED)
+    assert list(zip(found["a"].to_pylist(), found[TIME].to_pylist(), strict=True)) == order
+    assert clustered(table(rows), SCHEMA).equals(table(rows))
+
+
+def test_where_nothing_tells_there_are_no_ranges() -> None:
+    part, _ = keyed(0, 10)
+    assert ranges(SCHEMA, [part], 4) is None
+    assert ranges(KEYED, [replace(part, statistics=())], 4) is None
+    assert ranges(KEYED, [part], 1) is None
+    assert ranges(Schema(SCHEMA.columns, ("b",)), [part], 4) is None
+    one = replace(part, statistics=(ColumnStatistics("a", 0, 5, 5),))
+    assert ranges(KEYED, [one], 4) is None
+    far = replace(part, statistics=(ColumnStatistics("a", 0, -(1 << 63), (1 << 63) - 1),))
+    found = ranges(KEYED, [far], 4)
+    assert found is not None
+    assert found.count == 4

@@ -8,8 +8,9 @@ other is at most a fixed factor of what lives. A document over its budget sends 
 part, and what lies after it, to a blob.
 
 **How.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
-one; while they fit into the budget they are merged at once. Beyond that rows go to files by a
-hash of their user columns (equal rows meet in one file), and the files are merged one by one.
+one; while they fit into the budget they are merged at once. Beyond that rows go to files by ranges
+of the shard's key (`clustering.py`), else by a hash of their user columns: either way equal rows
+meet in one file. The files are merged one by one; one that is far too large is cut by hash first.
 Only rows whose hash occurs twice are grouped. The budget counts decoded bytes, and a merge takes
 about four times as much; a hash that puts everything into one file (a single huge group
 of equal rows, say) still needs that file in memory.
@@ -29,9 +30,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from actors.persist.clustering import Ranges, clustered, ranges
 from actors.persist.location import storage_error
 from actors.persist.parts import part_schema
-from actors.persist.shard import Batch, ShardState, compact_to
+from actors.persist.shard import Batch, Part, ShardState, compact_to
 from actors.plan.schema import DIFF, ERROR, Schema
 from actors.plan.updates import advance, consolidate
 from actors.progress import Time
@@ -40,6 +42,8 @@ GROWTH: Final = 2
 BATCH_BYTES_MIN: Final = 4096
 """Smaller batches count as this much: an empty one costs something, too."""
 FILES_MAX: Final = 256
+LARGE_SHARE: Final = 4
+"""A file of more than so many budgets is cut again."""
 HASHED_AT_ONCE: Final = 16_384
 """Rows: of text each value becomes an object of Python's meanwhile."""
 
@@ -89,8 +93,13 @@ class Merger:
         errors: bool,
         bytes_max: int,
         scratch: Path | None,
+        parts: Sequence[Part] = (),
     ) -> None:
-        """`rows` is how many will come; without `scratch` everything stays in memory."""
+        """`rows` is how many will come; without `scratch` everything stays in memory. `parts`:
+        where they come from."""
+        self._schema = schema
+        self._parts = parts
+        self._ranges: Ranges | None = None
         self._shape = part_schema(schema, errors=errors)
         self._names = list(schema.names)
         self._to = to
@@ -148,43 +157,68 @@ class Merger:
         count = share * max(1, -(-self._rows // max(1, self._held_rows)))
         try:
             scratch.mkdir(parents=True)
-            for index in range(min(FILES_MAX, max(2, count))):
-                sink = pa.OSFile(str(scratch / f"{index}.arrow"), "wb")
-                self._writers.append((pa.ipc.new_stream(sink, self._shape), sink))
+            count = min(FILES_MAX, max(2, count))
+            self._ranges = ranges(self._schema, self._parts, count)
+            count = count if self._ranges is None else self._ranges.count
+            self._writers = self._open(scratch, "", count)
         except OSError as error:
             raise storage_error(f"spill to {scratch}", error) from error
         for table in self._held:
             self._spill(table)
         self._held, self._held_bytes = [], 0
 
+    def _open(self, scratch: Path, prefix: str, count: int) -> list[Any]:
+        writers = []
+        for index in range(count):
+            sink = pa.OSFile(str(scratch / f"{prefix}{index}.arrow"), "wb")
+            writers.append((pa.ipc.new_stream(sink, self._shape), sink))
+        return writers
+
     def _spill(self, table: pa.Table) -> None:
-        places = row_hashes(table.select(self._names)) % np.uint64(len(self._writers))
+        if self._ranges is None:
+            places = self._by_hash(table, len(self._writers))
+        else:
+            places = self._ranges.places(table)
         try:
-            for index, (writer, _) in enumerate(self._writers):
-                rows = np.flatnonzero(places == index)
-                if len(rows):
-                    writer.write_table(table.take(pa.array(rows)))
+            _write(self._writers, table, places)
         except OSError as error:
             raise storage_error(f"spill to {self._scratch}", error) from error
+
+    def _by_hash(self, table: pa.Table, count: int) -> Any:
+        return row_hashes(table.select(self._names)) % np.uint64(count)
 
     def _merged(self) -> Iterator[pa.Table]:
         if not self._writers:
             if self._held:
-                yield summed(pa.concat_tables(self._held))
+                yield clustered(summed(pa.concat_tables(self._held)), self._schema)
             return
         assert self._scratch is not None
         try:
-            for writer, sink in self._writers:
-                writer.close()
-                sink.close()
-            for index in range(len(self._writers)):
-                path = self._scratch / f"{index}.arrow"
-                with pa.OSFile(str(path), "rb") as source:
-                    table = pa.ipc.open_stream(source).read_all()
-                os.unlink(path)
-                yield summed(table)
+            _end(self._writers)
+            for index in range(len(self._writers)):  # as many as there are now
+                for path in self._cut(self._scratch, self._scratch / f"{index}.arrow"):
+                    with pa.OSFile(str(path), "rb") as source:
+                        table = pa.ipc.open_stream(source).read_all()
+                    os.unlink(path)
+                    yield clustered(summed(table), self._schema)
         except OSError as error:
             raise storage_error(f"read back {self._scratch}", error) from error
+
+    def _cut(self, scratch: Path, path: Path) -> list[Path]:
+        """The file, or several in its place when it is far too large."""
+        count = min(FILES_MAX, path.stat().st_size // self._bytes_max)
+        if self._ranges is None or count <= LARGE_SHARE:
+            return [path]
+        prefix = f"{path.stem}-"
+        writers = self._open(scratch, prefix, count)
+        self._writers += writers  # so that they are closed whatever happens
+        with pa.OSFile(str(path), "rb") as source:
+            for batch in pa.ipc.open_stream(source):
+                table = pa.Table.from_batches([batch])
+                _write(writers, table, self._by_hash(table, count))
+        _end(writers)
+        os.unlink(path)
+        return [scratch / f"{prefix}{index}.arrow" for index in range(count)]
 
     def close(self) -> None:
         """Removes the files."""
@@ -204,6 +238,19 @@ class Merger:
             self._writers = []
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _write(writers: Sequence[Any], table: pa.Table, places: Any) -> None:
+    for index, (writer, _) in enumerate(writers):
+        rows = np.flatnonzero(places == index)
+        if len(rows):
+            writer.write_table(table.take(pa.array(rows)))
+
+
+def _end(writers: Sequence[Any]) -> None:
+    for writer, sink in writers:
+        writer.close()
+        sink.close()
 
 
 def input_rows(inputs: Sequence[Batch]) -> int:

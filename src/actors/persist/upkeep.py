@@ -223,6 +223,7 @@ class Upkeep:
             errors=any(part.has_errors for batch in inputs for part in batch.parts),
             bytes_max=max(1, limits.part_bytes_target // _DECODED_SHARE),
             scratch=scratch,
+            parts=[part for batch in inputs for part in batch.parts],
         )
         written: list[Part] = []
         done, total = 0, input_rows(inputs)
