@@ -59,6 +59,8 @@ from actors.telemetry import LISTEN
 from actors.tracing.trail import Trail
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from actors.persist import Batch, Part, PartFilter, PersistClient, Reader
 
 log = logging.getLogger("penstock.listen")
@@ -305,9 +307,12 @@ class ListenTask(Actor[_Message]):
         found = await listed
         if self._sieve is not None and self._unproved:
             unproved, self._unproved = self._unproved, []
-            await self._sieve.prove(unproved, lambda p: self._persist.fetch(p, self._schema))
+            await self._sieve.prove(unproved, self._read, self.ctx.clock)
             self._release([part.key for part in unproved])
         return found
+
+    async def _read(self, part: Part) -> pa.Table:
+        return await self._persist.fetch(part, self._schema)
 
     # The two below run in the effect, in the same turn of the loop as the reader's answer: no
     # release can come between the reader's taking hold of a part and our counting it.

@@ -4,8 +4,8 @@ A hold is durable, has a name, never expires, and holds the since alone, no part
 its name may move it. A *critical reader* is a hold that has a token beside it, of bytes that mean
 nothing here (an epoch, a nonce): it moves only by compare-and-set on that token, which gives it a
 new one at will. So a process that took over is never disturbed by the one before it: whoever
-comes with an old token is `Fenced`, and is told so before anything has changed. Losing the name
-pins the since for ever: `penstock shard inspect` lists it.
+comes with an old token is `Fenced`, and is told so before anything has changed. Losing the
+token pins the since for ever; the state names who holds it.
 
 Rules
 - ``since(shard) <= since(critical reader)``, as for every hold; it never goes back.

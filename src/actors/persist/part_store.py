@@ -183,11 +183,8 @@ class PartStore:
         """The part's updates. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
         # Kept is what was written: it may be read before the part is placed, and after, and as
         # any schema of its shard.
-        own = await self._schemas.written_with(part)
-        if own is None and part.key:
-            written = await self._read(part, schema)  # the shard is gone: it is what it is asked as
-        else:
-            written = await self._decoded.get(part, lambda: self._read(part, own))
+        own = self._schemas.written_with(part)
+        written = await self._decoded.get(part, lambda: self._read(part, own))
         name = f"part {part.key}" if part.key else "inline part"
         return at_its_time(part, read_as(name, written, schema))
 

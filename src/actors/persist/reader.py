@@ -365,7 +365,9 @@ def why_missing(
     `holding`: the open readers of this process that hold the part."""
     readers = list(holding)
     leased = [reader.reader_id for reader in readers if not reader.lost]
-    if state is not None and key in state.live_keys():  # one that was retired may be gone
+    if state is None:
+        return LeaseLost(f"part {key} is gone: shard {shard} was dropped", determinate=True)
+    if key in state.live_keys():  # one that was retired may be gone
         names = f"shard {shard} names it"
     elif leased:
         names = f"reader {', '.join(leased)} of this process holds it"

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, IncompatibleSchema, TypeMismatch, UnknownObject
+from actors.errors import Corrupt, IncompatibleSchema, TypeMismatch
 from actors.persist.machine import Documents, Machine, Outcome
 from actors.persist.parts import part_schema
 from actors.persist.shard import Part, ShardState
@@ -194,15 +194,11 @@ class SchemaRegistry:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    async def written_with(self, part: Part) -> Schema | None:
-        """The schema of a part; None: it is inline, and says itself, or its shard is gone."""
-        if not part.key:
-            return None
-        try:
-            state = await self._machine.state(part.key.partition("/")[0])
-        except UnknownObject:
-            return None
-        return schema_of(state, part.schema_id)
+    def written_with(self, part: Part) -> Schema | None:
+        """The schema of a part, without waiting; None: it is inline, or its shard is not known
+        here: then the part itself says its columns. Raises `Corrupt`."""
+        state = self._machine.cached(part.key.partition("/")[0]) if part.key else None
+        return None if state is None else schema_of(state, part.schema_id)
 
     async def schemas(self, shard: ShardId) -> tuple[Schema, ...]:
         """All, oldest first; the number of each is its place. Raises `UnknownObject`,
