@@ -273,6 +273,52 @@ async def test_no_more_than_the_credit_is_described_but_always_one_batch(stage: 
     assert spans(await probe.expect(Described)) == [("p3", 3, 4)]
 
 
+async def test_it_says_that_it_pauses_and_that_it_goes_on(stage: Isolation) -> None:
+    settings = Settings(inflight_bytes_per_dataflow_max=100)
+    shard = FakeShard()
+    task, probe = spawn(stage, shard, settings)
+    await stage.idle()
+    assert task.statistics().doing == "waits for the start signal"
+    await task.send(StartListen(-1, False))
+    await stage.idle()
+    assert task.statistics().doing == "listens to s1 from [0]"
+    for index in range(3):
+        shard.append(index + 1, f"p{index}", bytes=60)
+    await probe.expect(Described, upper=1)
+    await stage.idle()
+    doing = "waits for a grant (1 descriptions unanswered): 2 batches of 120 bytes, credit 40"
+    assert task.statistics().doing == doing
+    assert shard.waiting_in_next == 0, "it takes no more from the shard"
+    await task.send(Grant(60))
+    await probe.expect(Described, upper=2)
+    await task.send(Grant(60))
+    await probe.expect(Described, upper=3)
+    await task.send(Grant(60))
+    await stage.idle()
+    assert task.statistics().doing == "listens to s1 from [3]"
+
+
+async def test_what_was_described_is_held_beyond_the_last_description(stage: Isolation) -> None:
+    """Also when nothing more is asked for, as after a dataflow's `until`: releases decide."""
+    shard = FakeShard()
+    shard.append(5, "p")
+    shard.append(9, "q")
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(-1, False))
+    described = await probe.expect(Described, upper=9)
+    shard.move(EMPTY)
+    await probe.expect(Described, upper=EMPTY, parts=())
+    assert shard.held == {"p", "q"}
+    first, second = (part.key for part in described.parts)
+    await task.send(Release((first,)))
+    await stage.idle()
+    assert shard.held == {"q"}
+    assert not shard.closed
+    await task.send(Release((second,)))
+    await stage.idle()
+    assert shard.held == set()
+
+
 async def test_a_grant_never_raises_the_credit_above_its_start(stage: Isolation) -> None:
     settings = Settings(inflight_bytes_per_dataflow_max=100)
     shard = FakeShard()

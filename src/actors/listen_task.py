@@ -376,7 +376,11 @@ class ListenTask(Actor[_Message]):
         if self._start is None:
             return "waits for the start signal"
         if self._waiting:
-            return f"waits for a grant ({self._unanswered} descriptions unanswered)"
+            size = sum(item.bytes for item in self._waiting)
+            return (
+                f"waits for a grant ({self._unanswered} descriptions unanswered):"
+                f" {len(self._waiting)} batches of {size} bytes, credit {self._credit}"
+            )
         if self._frontier >= EMPTY:
             return "has seen all of its shard"
         return f"listens to {self._shard} from {format_frontier(self._frontier)}"
