@@ -137,7 +137,8 @@ class House:
         return len(self.flow.told(StartSources))
 
     async def sealed(self) -> int:
-        return max(await self.persist.upper("out"), *self.flow.progress)
+        found: int = max(await self.persist.upper("out"), *self.flow.progress)
+        return found
 
 
 async def append(persist: PersistClient, upper: int, parts: Any) -> None:
