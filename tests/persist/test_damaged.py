@@ -129,6 +129,26 @@ def test_what_was_written_wrong_is_found_behind_a_right_checksum(what: str) -> N
         decode(part, data, SCHEMA)
 
 
+async def test_pages_of_files_have_checksums_for_who_reads_them_without_us() -> None:
+    """As Spark does, which knows nothing of our crc32. (The footer has none: what is in it tells
+    where pages are, and is found where it does not fit.)"""
+    _, stores, part = await written(inline=False)
+    data = stores.blob.peek(part.key)
+    assert data is not None
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    rows = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+    found = 0
+    for at in range(4, footer):
+        wrong = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+        try:
+            read = pq.read_table(pa.BufferReader(wrong), page_checksum_verification=True)
+        except (pa.ArrowException, OSError):
+            found += 1
+        else:
+            assert read.equals(rows), at
+    assert found > (footer - 4) // 2
+
+
 # -- documents ------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,9 @@ from engine_child import (  # type: ignore[import-not-found]
     table_of,
     updates,
 )
+from msgspec.structs import replace
 
+from actors.persist.parts import encode
 from actors.plan.delta import Consolidate, DeltaPlan, Hidden, Input, Node, Select, Stratum, Where
 from actors.plan.jobs import (
     Analyze,
@@ -289,6 +291,30 @@ def test_a_part_that_is_not_there_is_not_the_views_fault(child: ChildProcess) ->
     rows = Rows(TABLE, files=("/nowhere/part.parquet",))
     answer = child.ask(Step(job_id(), "gone", 0, 0, {"d0": rows}, 0, 20))
     assert (answer.code, "/nowhere/part.parquet" in answer.text) == ("StorageError", True)
+
+
+@pytest.mark.parametrize("rows", [100, 50_000], ids=["small", "too large for the child"])
+def test_a_damaged_part_is_an_error_and_no_wrong_answer(
+    child: ChildProcess, tmp_path: Path, rows: int
+) -> None:
+    """Spark, and the child, read files themselves: without checksums of their pages most damaged
+    bytes made a wrong value and no error."""
+    noise = [(9, os.urandom(60).hex(), 1, 1) for _ in range(rows)]
+    whole = updates(TABLE, HISTORY + noise)
+    (made,) = encode(whole, TABLE, inline_bytes_max=0, bytes_target=1 << 30)
+    assert made.blob is not None
+    path = tmp_path / "part.parquet"
+    given = Rows(TABLE, files=(str(path),), lower=0, upper=50)
+    job = Difference(job_id(), "SELECT max(v) AS v, 1L AS c FROM t", (("t", given),), OUTPUT, 50)
+    path.write_bytes(made.blob)
+    assert isinstance(child.ask(job), RowsDone)
+    for share in (3, 5):
+        data = bytearray(made.blob)
+        data[len(data) // share] ^= 0x10
+        path.write_bytes(data)
+        answer = child.ask(replace(job, job_id=job_id()))
+        assert isinstance(answer, JobFailed), share
+        assert answer.code in ("StorageError", "EngineLost"), answer
 
 
 # -- cancels and deaths -------------------------------------------------------------------------

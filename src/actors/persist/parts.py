@@ -141,6 +141,7 @@ def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
         row_group_size=_ROW_GROUP_ROWS,
         use_dictionary=_repeating(table.schema),
         metadata_collector=footers,
+        write_page_checksum=True,  # Spark reads files itself, and knows no checksum of ours
     )
     return sink.getvalue().to_pybytes(), footers[0]
 

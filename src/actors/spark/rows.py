@@ -119,7 +119,7 @@ def _read_ipc_file(path: str) -> pa.Table:
 
 
 def _read_parquet(path: str) -> pa.Table:
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         return file.read()
 
 

@@ -37,6 +37,8 @@ _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 SESSIONS_PER_THREAD_MAX: Final = 8
 LOCAL_RELATION_BYTES_MAX: Final = 8 * 1024 * 1024
 """Rows of a local relation are objects on the driver's heap, several times their size here."""
+VERIFY_PAGES: Final = "parquet.page.verify-checksum.enabled"
+"""A damaged byte of a part is an error: without, Spark reads a wrong value."""
 SMALL_STEPS: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
@@ -68,6 +70,7 @@ projections, or looks for expressions in common, does so in every task, and clas
 own stay cold. Interpreted operators are the same classes for all plans.
 """
 CONNECT_SETTINGS: Final = {
+    VERIFY_PAGES: "true",
     "spark.connect.session.planCache.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.ansi.enabled": "true",
@@ -111,6 +114,7 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        f"spark.hadoop.{VERIFY_PAGES}": "true",
         "spark.sql.codegen.cache.maxEntries": "4000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
