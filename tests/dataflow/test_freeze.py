@@ -208,7 +208,7 @@ class Listings:
         batches, upper = await self._next(reader, frontier)
         if reader.shard == "numbers" and self.fail is not None and frontier <= self.fail < upper:
             reader.lost = True
-            reader._check()
+            reader.check()
         return batches, upper
 
 

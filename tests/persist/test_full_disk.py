@@ -22,7 +22,7 @@ from persist_world import (  # type: ignore[import-not-found]
 
 from actors.errors import StorageError, StoreFull
 from actors.kernel import SystemClock
-from actors.persist import NewShard, PersistClient, blob_file
+from actors.persist import NewShard, PersistClient
 
 CALLS = ("open", "write", "fsync", "rename", "mkdir")
 
@@ -85,8 +85,8 @@ def failing(at: int, error: int) -> Iterator[Disk]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("open", "fsync", "rename"):
-            patch.setattr(blob_file.os, name, counted(name))
-        patch.setattr(blob_file.os, "fdopen", lambda *a, **m: _File(real["fdopen"](*a, **m), disk))
+            patch.setattr(os, name, counted(name))
+        patch.setattr(os, "fdopen", lambda *a, **m: _File(real["fdopen"](*a, **m), disk))
         patch.setattr(Path, "mkdir", made)
         yield disk
 
