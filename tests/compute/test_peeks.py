@@ -240,6 +240,15 @@ async def test_parts_without_a_row_that_passes_are_not_read(tmp_path: Path) -> N
         assert isinstance(answer, PeekRows)
         assert contents(answer) == [(3, "a", 1), (3, "b", 2)]
         assert len(fetched) == 2
+        fetched.clear()
+        keys = to_ipc(pa.table({"k": pa.array([0, 6], pa.int32())}))
+        asked = Peek("q", ShardTarget("u1", source), 5, ("k",), keys)
+        answer = await shard_answer(
+            persist, clock, stash, source, asked, (LIMIT, LIMIT), "q", tmp_path / "x"
+        )
+        assert isinstance(answer, PeekRows)
+        assert contents(answer) == [(0, "a", 1), (6, "b", 2)]
+        assert len(fetched) == 2
 
 
 async def test_a_piece_is_collected_when_it_is_there_and_not_before() -> None:

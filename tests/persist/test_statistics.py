@@ -308,6 +308,14 @@ def test_a_filter_of_a_peek_takes_what_helps() -> None:
         ("f", "is null"),
     ]
     assert PartFilter.of(NUMBERS, given[1:3]) is None
+    keys = pa.table({"a": [1, 2], "s": ["x", None], "f": [math.nan, -0.0]})
+    by_key = PartFilter.of(NUMBERS, [], keys)
+    assert by_key is not None
+    assert str(by_key) == "a in 1 2 AND f in nan -0.0"
+    part = written(NUMBERS, table_of(NUMBERS, [(1, 0.0, "x"), (9, 1.0, "x")]))
+    assert by_key.verdict(part) is Verdict.KEEP
+    assert by_key.passing(table_of(NUMBERS, [(1, 0.0, "x"), (2, math.nan, "x"), (2, 1.0, "")])) == 2
+    assert PartFilter.of(NUMBERS, [], pa.table({"a": list(range(65))})) is None
 
 
 async def test_a_reader_takes_only_parts_that_may_hold_what_is_wanted(tmp_path: Path) -> None:

@@ -101,7 +101,9 @@ async def shard_answer(
     try:
         reader = await persist.open_reader(source.shard, reader_id)
         try:
-            parts, _ = await reader.snapshot(peek.time, PartFilter.of(source.schema, peek.filter))
+            parts, _ = await reader.snapshot(
+                peek.time, PartFilter.of(source.schema, peek.filter, wish.keys)
+            )
             enough = _enough(peek, parts)
             for part in parts:
                 if enough is not None and gathered.weight >= enough:

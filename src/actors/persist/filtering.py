@@ -63,6 +63,8 @@ _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
+KEYS_MAX: Final = 64
+"""Of a peek by more keys parts are not left out by them."""
 _NULL_TESTS: Final = ("is null", "is not null")
 _EXACT: Final = decimal.Context(prec=76)
 
@@ -93,14 +95,20 @@ class PartFilter:
         )
 
     @classmethod
-    def of(cls, schema: Schema, comparisons: Sequence[Comparison]) -> PartFilter | None:
-        """From a peek's comparisons, as far as they help; None: they do not."""
+    def of(
+        cls, schema: Schema, comparisons: Sequence[Comparison], keys: pa.Table | None = None
+    ) -> PartFilter | None:
+        """From a peek's comparisons, and the values of key columns that it asks for (of the
+        columns' types), as far as they help; None: they do not."""
         columns = zip(schema.columns, schema.arrow(), strict=True)
         kinds = {c.name: field.type for c, field in columns if has_bounds(c.type, field.type)}
         known = (
             _of_comparison(each, kinds[each.column]) for each in comparisons if each.column in kinds
         )
         found = [condition for condition in known if condition is not None]
+        if keys is not None and keys.num_rows <= KEYS_MAX:
+            helping = [n for n in keys.column_names if n in kinds and not keys[n].null_count]
+            found += [Condition(name, "in", tuple(keys[name])) for name in helping]
         return cls(schema, found) if found else None
 
     def verdict(self, part: Part) -> Verdict:
