@@ -258,6 +258,23 @@ def test_a_frame_shows_one_time_however_often_it_runs(world: World) -> None:
     assert rows(world.source()) == {(1, "a"): 1, (2, "b"): 1}
 
 
+def test_a_since_that_goes_on_while_a_frame_is_loaded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.append(10, [(1, "a", 3, 1)])
+    hold, moves = HandedLeases.hold_load, iter([4, 6, 7])
+
+    async def meanwhile(self: HandedLeases, shard: str, name: str, since: int) -> None:
+        if (to := next(moves, None)) is not None:
+            await anyio.to_thread.run_sync(world.since, to)
+        await hold(self, shard, name, since)
+
+    monkeypatch.setattr(HandedLeases, "hold_load", meanwhile)
+    with pytest.raises(ReadBelowSince):
+        world.source(changes="true", startingTime=3)._load()
+    assert world.source(changes="true")._load().start == 7
+
+
 def test_loads_do_not_fill_the_document(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handed_leases, "LOADS_MAX", 3)
     world.append(10, [(1, "a", 3, 1)])

@@ -1,84 +1,18 @@
 """The data source in a plain session of its own, over what a service wrote: docs/spark-source.md.
 
-Two programs, one after the other: the second goes on from the first one's checkpoint, after the
-service has changed rows, compacted and collected.
+The stream of that guide is run by tests/proof/stream_on_spark.py: Spark starts another Python for
+it, and gives up when that takes ten seconds. test_source_streams.py has its rules.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
+from users_service import serve, users_spark  # type: ignore[import-not-found]
 
-from actors import Client, Service, Settings
-from actors.kernel import Address, System, SystemClock
-from actors.persist import PersistClient
-from actors.persist.handed import consumer_hold
-from actors.persist.objects import CATALOG, objects_of, shard_of
-from actors.plan.jobs import ExecutorMessage
 from actors.spark.java import JavaHome
-from actors.testing.engine import InMemoryExecutor
-
-PROGRAM = Path(__file__).with_name("users_spark.py")
-
-
-def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
-    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
-async def serve(folder: Path, phase: str) -> None:
-    settings = Settings(state_dir=str(folder), listen="127.0.0.1:0", inline_part_bytes_max=1)
-    async with (
-        Service(settings, engine=in_memory) as service,
-        await Client.connect(service.address) as client,
-    ):
-        if phase == "first":
-            await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
-            await client.create_view(
-                "by_carrier", "SELECT carrier, count(*) AS n FROM flights GROUP BY carrier"
-            )
-        for number in range(5) if phase == "first" else ():
-            rows = [{"id": number * 10 + n, "carrier": "UA" if n % 2 else "AA"} for n in range(10)]
-            await client.insert("flights", rows)
-        time = await client.delete("flights", [{"id": 4 if phase == "first" else 5}])
-        await client.wait_for("by_carrier", time)
-
-
-def spark(folder: Path, work: Path, phase: str, java: JavaHome) -> dict[str, Any]:
-    environment = os.environ | {
-        "PYSPARK_PYTHON": sys.executable,
-        "JAVA_HOME": str(java.home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder), str(work), phase],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-async def upkeep(folder: Path) -> dict[str, int]:
-    """Compacts and collects all that may be; the holds of the table."""
-    client = await PersistClient.open(folder, Settings(blob_orphan_grace_ms=1), SystemClock())
-    try:
-        shard = shard_of(objects_of(await client.head(CATALOG)), "flights")
-        await client.upkeep.compact(shard)
-        await client.upkeep.collect(shard)
-        return (await client.state(shard)).holds
-    finally:
-        await client.close()
 
 
 @pytest.mark.spark
@@ -86,26 +20,14 @@ async def upkeep(folder: Path) -> dict[str, int]:
 def test_a_users_own_spark(tmp_path: Path, java: JavaHome) -> None:
     folder = tmp_path / "state"
     anyio.run(serve, folder, "first")
-    first = spark(folder, tmp_path, "first", java)
-    assert first["schema"] == "struct<carrier:string,n:bigint>"
-    assert first["rows"] == first["again"] == [["AA", 24], ["UA", 25]]
-    assert first["joined"] == [["AA", 24], ["UA", 25]]
-    assert [row[0] for row in first["filtered"]] == [47, 48, 49]
-    assert "ReadBelowSince" in first["below"]
-    assert "ReadTooFarAhead" in first["beyond"]
-    assert "UnknownObject" in first["nothing"]
-    assert "near it are flights" in first["nothing"]
-    assert first["many"] > 2
-    assert sorted(row[0] for row in first["divided"]) == [n for n in range(50) if n != 4]
-    assert {row[0]: row[1] for row in first["streamed"] if row[1]} == {
-        n: 1 for n in range(50) if n != 4
-    }
-
-    anyio.run(serve, folder, "second")
-    holds = anyio.run(upkeep, folder)
-    assert consumer_hold("audit") in holds
-    second = spark(folder, tmp_path, "second", java)
-    assert {row[0]: row[1] for row in second["streamed"] if row[1]} == {
-        n: 1 for n in range(50) if n not in (4, 5)
-    }
-    assert len(second["batches"]) == len(first["batches"]) + 1
+    found = users_spark(folder, tmp_path, "rows", java)
+    assert found["schema"] == "struct<carrier:string,n:bigint>"
+    assert found["rows"] == found["again"] == [["AA", 24], ["UA", 25]]
+    assert found["joined"] == [["AA", 24], ["UA", 25]]
+    assert [row[0] for row in found["filtered"]] == [47, 48, 49]
+    assert "ReadBelowSince" in found["below"]
+    assert "ReadTooFarAhead" in found["beyond"]
+    assert "UnknownObject" in found["nothing"]
+    assert "near it are flights" in found["nothing"]
+    assert found["many"] > 2
+    assert sorted(row[0] for row in found["divided"]) == [n for n in range(50) if n != 4]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from random import SystemRandom
+from typing import Final
 
 import anyio
 import msgspec
@@ -42,6 +43,9 @@ from actors.spark.source.rows import (
     updates_of,
 )
 from actors.spark.source.splitting import Suspects, Task, direct, divided, summing
+
+_ATTEMPTS_MAX: Final = 16
+"""Looks at a shard whose since goes on."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -118,12 +122,22 @@ async def load(wish: Wish, settings: Settings) -> Loaded:
     `ReadTooFarAhead`, `DeadlineExceeded`, `InvalidUsage`, `StorageError`."""
     async with opened(wish, settings) as stores:
         shard = await find(stores, wish)
-        state, upper = await _sealed(stores, settings, wish, shard)
-        as_of = wish.as_of if wish.as_of is not None else min(upper, EMPTY) - 1
-        start = wish.start if isinstance(wish.start, int) else state.since
-        loaded = Loaded(wish, settings, shard, state.schema, as_of, start, fresh_name())
-        await stores.leases.hold_load(shard, loaded.name, start if wish.changes else as_of)
-        return loaded
+        for attempt in range(_ATTEMPTS_MAX):
+            state, upper = await _sealed(stores, settings, wish, shard)
+            as_of = wish.as_of if wish.as_of is not None else min(upper, EMPTY) - 1
+            start = wish.start if isinstance(wish.start, int) else state.since
+            held = start if wish.changes else as_of
+            loaded = Loaded(wish, settings, shard, state.schema, as_of, start, fresh_name())
+            try:
+                await stores.leases.hold_load(shard, loaded.name, held)
+            except ReadBelowSince:
+                # Nobody asked for just that time: the since went on while we looked.
+                asked = wish.start if wish.changes else wish.as_of
+                if isinstance(asked, int) or attempt == _ATTEMPTS_MAX - 1:
+                    raise
+            else:
+                return loaded
+        raise AssertionError("the last attempt raises")
 
 
 async def _sealed(
