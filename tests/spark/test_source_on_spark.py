@@ -25,7 +25,6 @@ def test_a_users_own_spark(tmp_path: Path, java: JavaHome) -> None:
     assert found["rows"] == found["again"] == [["AA", 24], ["UA", 25]]
     assert found["joined"] == [["AA", 24], ["UA", 25]]
     assert [row[0] for row in found["filtered"]] == [47, 48, 49]
-    assert "ReadBelowSince" in found["below"]
     assert "ReadTooFarAhead" in found["beyond"]
     assert "UnknownObject" in found["nothing"]
     assert "near it are flights" in found["nothing"]

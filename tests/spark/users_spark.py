@@ -65,7 +65,6 @@ else:
     found["joined"] = rows(frame.join(load("flights"), "carrier").groupBy("carrier").count())
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     found["filtered"] = rows(load("flights").where("id >= 47 and carrier is not null"))
-    found["below"] = refused(lambda: load("flights", asOf=1))
     found["beyond"] = refused(lambda: load("flights", asOf=1 << 60))
     found["nothing"] = refused(lambda: load("flihgts"))
     found["many"] = load("flights", sumRowsMax=10, partitionBytes=1).rdd.getNumPartitions()

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -81,6 +82,7 @@ class PostgresServer:
         self.folder = folder
         """Of the socket."""
         self._held = reserve_port()
+        weakref.finalize(self, self._held.close)  # whoever forgets it makes nobody warn
         self.port: int = self._held.getsockname()[1]
         self.user = "bench"
         self._data = folder / "data"
