@@ -37,18 +37,16 @@ from actors.settings import Settings
 log = logging.getLogger("penstock.persist")
 Progress: TypeAlias = Callable[[int, int], None]
 """Is told of rows done and rows in all."""
-
-
-def nobody(done: int, total: int) -> None:
-    """Where nobody wants to know."""
-
-
 _RELIEF_SHARE = 0.75
 """Of the bytes that a state should have at most; beyond, who appends waits for its upkeep."""
 _ROUNDS_MAX = 8
 """Compactions of one shard in a row."""
 _DECODED_SHARE = 2
 """Of decoded bytes a merge keeps this part of a part's target size in memory."""
+
+
+def nobody(done: int, total: int) -> None:
+    """Where nobody wants to know."""
 
 
 class Upkeep:
