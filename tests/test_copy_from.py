@@ -36,6 +36,7 @@ from actors.service import Service
 from actors.settings import Settings
 from actors.sources.oneshot import OneshotCopy
 from actors.testing.engine import InMemoryExecutor
+from files_below import files_below
 
 SHAPE = pa.schema([("id", pa.int64()), ("s", pa.string())])
 
@@ -94,8 +95,8 @@ async def bag(client: Client, name: str, as_of: int | None = None) -> Counter[tu
 
 def blobs(tmp_path: Path) -> list[str]:
     """Files of the blob store."""
-    found = (tmp_path / "state" / "blob").rglob("*.parquet")
-    return sorted(str(path) for path in found if "@" not in path.name)  # those are being written
+    found = files_below(tmp_path / "state" / "blob", ".parquet")
+    return [str(path) for path in found if "@" not in path.name]  # those are being written
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -16,6 +16,7 @@ from anyio.streams.text import TextReceiveStream
 
 from actors.client import Client
 from actors.errors import Broken
+from files_below import files_below
 
 CHILD = Path(__file__).with_name("copying_service.py")
 ROWS = 60_000
@@ -53,7 +54,7 @@ async def process(tmp_path: Path) -> AsyncIterator[tuple[Client, anyio.abc.Proce
 
 
 def parts(tmp_path: Path) -> list[str]:
-    return sorted(str(path) for path in (tmp_path / "state" / "blob").rglob("*.parquet"))
+    return [str(path) for path in files_below(tmp_path / "state" / "blob", ".parquet")]
 
 
 def fresh(tmp_path: Path, known: set[str]) -> int:

@@ -37,6 +37,7 @@ from actors.persist import (
     shard_key,
 )
 from actors.persist.orphans import Suspects
+from files_below import files_below
 
 
 @pytest.fixture(params=KINDS)
@@ -116,12 +117,8 @@ async def test_a_merge_larger_than_memory_goes_through_files(tmp_path: Path) -> 
     reader = await client.open_reader("s", "r")
     found = dict(await contents(reader, client, 5))
     assert found == {n: 1 if n < 400 else 6 for n in range(500)}
-    assert [path.name for path in files(tmp_path / "scratch")] == []
+    assert [path.name for path in files_below(tmp_path / "scratch")] == []
     await client.close()
-
-
-def files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 async def test_a_reader_that_opens_while_the_since_moves_holds_what_it_is_told() -> None:

@@ -451,11 +451,16 @@ class Controller:
             tell("made", "compaction")
 
     async def finish(self, operations: int) -> None:
-        """So many more operations; then every answer must come, and everything go."""
+        """So many more operations; then every answer must come, every subscribe (at least one)
+        must have been heard of, and everything go."""
         for _ in range(operations):
             await self.act()
             await anyio.sleep(PAUSE_S)
         await self.wait_until("the answers", lambda: not self._peeks)
+        living = self._streams.values()
+        await self.wait_until("the ends", lambda: not any(each.dropped for each in living))
+        await self._subscribe()
+        await self.wait_until("batches", lambda: all(each.upper is not None for each in living))
         for id_, stream in list(self._streams.items()):
             if not stream.dropped:
                 await self._end(id_)

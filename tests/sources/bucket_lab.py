@@ -23,6 +23,7 @@ from actors.settings import Settings
 from actors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.sources.source import Export
 from actors.sources.surroundings import RunJob, Surroundings, no_engine
+from files_below import files_below
 
 COLUMNS = (Column("k", "bigint"), Column("v", "string"))
 ROWS = Export(EXPORT, Schema(COLUMNS))
@@ -107,4 +108,4 @@ class BucketLab:
 
     def spooled(self) -> list[str]:
         """All that is left on disk."""
-        return [str(path) for path in self.place.rglob("*") if path.is_file()]
+        return [str(path) for path in files_below(self.place)]
