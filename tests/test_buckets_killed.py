@@ -22,7 +22,7 @@ from obstore.store import S3Store
 
 from actors.client import Client
 from actors.sinks.parquet import MANIFESTS, BatchManifest
-from files_below import files_below
+from files_below import files_below  # type: ignore[import-not-found]
 from s3_server import S3, Fate, point_to, serving  # type: ignore[import-not-found]
 
 CHILD = Path(__file__).with_name("copying_service.py")

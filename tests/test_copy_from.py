@@ -36,7 +36,7 @@ from actors.service import Service
 from actors.settings import Settings
 from actors.sources.oneshot import OneshotCopy
 from actors.testing.engine import InMemoryExecutor
-from files_below import files_below
+from files_below import files_below  # type: ignore[import-not-found]
 
 SHAPE = pa.schema([("id", pa.int64()), ("s", pa.string())])
 

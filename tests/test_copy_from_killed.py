@@ -16,7 +16,7 @@ from anyio.streams.text import TextReceiveStream
 
 from actors.client import Client
 from actors.errors import Broken
-from files_below import files_below
+from files_below import files_below  # type: ignore[import-not-found]
 
 CHILD = Path(__file__).with_name("copying_service.py")
 ROWS = 60_000

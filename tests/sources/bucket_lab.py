@@ -23,7 +23,7 @@ from actors.settings import Settings
 from actors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.sources.source import Export
 from actors.sources.surroundings import RunJob, Surroundings, no_engine
-from files_below import files_below
+from files_below import files_below  # type: ignore[import-not-found]
 
 COLUMNS = (Column("k", "bigint"), Column("v", "string"))
 ROWS = Export(EXPORT, Schema(COLUMNS))

@@ -258,6 +258,34 @@ def test_schedules_draw_every_kind_of_fault_and_operation() -> None:
 # -- the parts -------------------------------------------------------------------------------------
 
 
+def test_what_is_cancelled_together_ends_in_the_same_order_every_time() -> None:
+    """anyio keeps the scopes within a scope in a set: by where they lie in memory, if nobody
+    says otherwise, and then a seed is another run in the next process."""
+
+    async def whole(ended: list[int], elsewhere: list[object]) -> None:
+        async def sleeper(number: int) -> None:
+            elsewhere.append(bytearray(number * 7 % 400))  # so that scopes lie elsewhere
+            with anyio.CancelScope():
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    ended.append(number)
+
+        async with anyio.create_task_group() as group:
+            for number in range(60):
+                group.start_soon(sleeper, number)
+            await anyio.sleep(1)
+            group.cancel_scope.cancel()
+
+    orders: list[list[int]] = [[], [], []]
+    held: list[object] = []
+    for ended in orders:
+        _run(whole(ended, held))
+        held.append([object() for _ in range(len(held) * 5)])
+    assert orders[0] == orders[1] == orders[2]
+    assert sorted(orders[0]) == list(range(60))
+
+
 def test_the_dead_never_run_again() -> None:
     loop = CrashableLoop(1)
     told: list[str] = []

@@ -4,8 +4,8 @@ Everything that one life of the simulated process starts runs in contexts that c
 number. `kill` takes the number: from then on no callback of such a context runs, no timer of it
 fires. That is what ``kill -9`` does, and cancelling tasks is not: they would run their ``finally``.
 
-Tasks hash by their serial number, so that sets of tasks are iterated in the same order in every
-process.
+Tasks hash by their serial number, and scopes by their task's, so that sets of them are iterated in
+the same order in every process: anyio cancels what a scope holds in the order of such sets.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import warnings
 from collections.abc import Coroutine, Generator, Iterator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final
+
+from anyio._backends._asyncio import CancelScope
 
 from actors.testing.virtual_time import VirtualTimeLoop
 
@@ -40,6 +42,11 @@ class _Task(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self.serial
+
+
+def _hash_of_scope(scope: CancelScope) -> int:
+    """By its task; two scopes of one task are never children of the same scope at a time."""
+    return hash(scope._host_task)
 
 
 class CrashableLoop(VirtualTimeLoop):
@@ -70,6 +77,15 @@ class CrashableLoop(VirtualTimeLoop):
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(hash(task), None)
+
+    def run_forever(self) -> None:
+        """As asyncio's; for so long, scopes are hashed by their tasks."""
+        hashed: Any = CancelScope
+        before, hashed.__hash__ = hashed.__hash__, _hash_of_scope
+        try:
+            super().run_forever()
+        finally:
+            hashed.__hash__ = before
 
     def kill(self, life: int) -> None:
         """Nothing of that life runs from now on."""
