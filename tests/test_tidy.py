@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("protocol",),
     ("buckets",),
     ("persist",),
+    ("wal",),
     ("sources",),
     ("views", "spark", "arrangement", "sinks"),
     ("ingest",),

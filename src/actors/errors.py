@@ -155,6 +155,11 @@ class WrongService(RemoteProtocolError):
     """The peer is a service of another name than the one that is meant."""
 
 
+class WalRefused(RemoteProtocolError):
+    """An acceptor or proposer of the WAL cannot go on with its peer: another term or generation,
+    another timeline, a gap; the peer must connect again, or another leads."""
+
+
 class Unauthenticated(RemoteProtocolError):
     """One side did not prove to the other who it is: a certificate or a token was refused."""
 
