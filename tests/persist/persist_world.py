@@ -59,12 +59,14 @@ class FlakyConsensus(MemoryConsensus):
     def __init__(self) -> None:
         super().__init__()
         self.fail: str | None = None
+        self.then: str | None = None
+        """How the set after the one that failed fails."""
         self.sets = 0
         self.reads_fail = 0
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
         self.sets += 1
-        fail, self.fail = self.fail, None
+        fail, self.fail, self.then = self.fail, self.then, None
         if fail == "determinate":
             raise StorageError("made up", determinate=True)
         if fail == "before":
@@ -85,6 +87,9 @@ class Stores:
     """Stores in memory that several clients share."""
 
     def __init__(self, settings: Settings = TINY, *, exclusive: bool = True) -> None:
+        if not exclusive and settings.blob_orphan_grace_ms == TINY.blob_orphan_grace_ms:
+            # What is not linked within half of it is refused.
+            settings = replace(settings, blob_orphan_grace_ms=600_000)
         self.clock = Clock()
         self.blob = MemoryBlob(self.clock)
         self.consensus = FlakyConsensus()

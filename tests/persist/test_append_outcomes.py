@@ -188,3 +188,40 @@ async def test_the_empty_upper_closes_the_shard_and_its_readers_end() -> None:
     assert await client.append([parts(lower=9, upper=12)]) == UpperMismatch("s", 9, EMPTY)
     with pytest.raises(InvalidUsage, match="no upper lies beyond"):
         await reader.next(EMPTY)
+
+
+async def test_what_another_process_may_have_collected_is_not_appended() -> None:
+    stores = Stores(exclusive=False)
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    old = await client.write_parts("s", updates((1, 0, 1)))
+    stores.clock.later_ms = stores.settings.blob_orphan_grace_ms // 2 + 1
+    young = await client.write_parts("s", updates((2, 0, 1)))
+    with pytest.raises(StorageError, match="half of blob_orphan_grace_ms") as raised:
+        await client.append([Append("s", 0, 1, (*young, *old))])
+    assert raised.value.determinate
+    assert await client.recent_upper("s") == 0
+    assert isinstance(await client.append([Append("s", 0, 1, young)]), Appended)
+
+    alone = Stores()
+    client = alone.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    old = await client.write_parts("s", updates((1, 0, 1)))
+    alone.clock.later_ms = 10**9
+    assert isinstance(await client.append([Append("s", 0, 1, old)]), Appended)
+
+
+@pytest.mark.parametrize(("earlier", "determinate"), [("before", False), (None, True)])
+async def test_a_failure_says_what_an_earlier_attempt_may_have_done(
+    earlier: str | None, determinate: bool
+) -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    written = await client.write_parts("s", updates((1, 0, 1)))
+    stores.consensus.fail, stores.consensus.then = earlier, "determinate"
+    if earlier is None:
+        stores.consensus.fail = "determinate"
+    with pytest.raises(StorageError, match="made up") as raised:
+        await client.append([Append("s", 0, 1, written)])
+    assert raised.value.determinate is determinate

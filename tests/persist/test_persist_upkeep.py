@@ -24,6 +24,7 @@ from persist_world import (  # type: ignore[import-not-found]
 from actors.errors import (
     LeaseLost,
     ReadBelowSince,
+    StorageError,
     UnknownObject,
 )
 from actors.kernel import SystemClock
@@ -333,7 +334,7 @@ async def test_orphans_are_collected_after_the_grace() -> None:
 @pytest.mark.parametrize("ahead_ms", [-(10**9), 0, 10**9])
 async def test_the_grace_is_over_when_we_say_so_whatever_clocks_show(ahead_ms: int) -> None:
     """Of the store's clock, and of one that jumps, nobody depends."""
-    stores = Stores(replace(TINY, blob_orphan_grace_ms=1_000), exclusive=False)
+    stores = Stores(replace(TINY, blob_orphan_grace_ms=600_000), exclusive=False)
     ours = Clock()
     ours.ahead_ms = ahead_ms
     here, there = stores.client(ours), stores.client()
@@ -345,7 +346,7 @@ async def test_the_grace_is_over_when_we_say_so_whatever_clocks_show(ahead_ms: i
     assert await here.collect_orphans() == 0
     assert isinstance(await there.append([Append("s", 0, 1, young)]), Appended)
     assert (await here.state("s")).upper == 0, "what it knows is old"
-    ours.later_ms = 1_000
+    ours.later_ms = 600_000
     assert await here.collect_orphans() == 1
     assert await stores.keys() == {part.key for part in young}
     assert lost[0].key not in await stores.keys()
@@ -393,6 +394,19 @@ async def test_a_compaction_that_lost_the_race_changes_nothing() -> None:
     assert (await fresh.state("s")).batches == compacted.batches
     reader = await fresh.open_reader("s", "r")
     assert len(await contents(reader, fresh, 5)) == 6
+
+
+async def test_a_compaction_that_surely_failed_leaves_no_blob() -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    for time in range(6):
+        await add(client, "s", time + 1, (time, time, 1))
+    before = await stores.keys()
+    stores.consensus.fail = "determinate"
+    with pytest.raises(StorageError, match="made up"):
+        await client.maintain("s")
+    assert await stores.keys() == before
 
 
 @pytest.mark.parametrize("fail", ["before", "after"])

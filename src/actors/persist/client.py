@@ -90,7 +90,9 @@ class PersistClient:
         self._calls = count(1)
         random = random or Random()
         process = process or process_name(random)
-        former = consensus.former if isinstance(consensus, FencedConsensus) else ""
+        fenced = consensus if isinstance(consensus, FencedConsensus) else None
+        former = "" if fenced is None else fenced.former
+        alone = exclusive or (fenced is not None and not guest)  # guests collect nothing
         self._book = LeaseBook(
             clock, settings.reader_lease_ms, process, exclusive=exclusive, dead=former, guest=guest
         )
@@ -115,6 +117,7 @@ class PersistClient:
             self._missing,
             self.schemas,
             settings.part_statistics_bytes_max,
+            None if alone else settings.blob_orphan_grace_ms // 2,
         )
         self.critical = CriticalReaders(self._machine, self._parts.writer, self._calls)
         """Holds with an owner."""
@@ -368,7 +371,10 @@ class PersistClient:
         def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
             nonlocal uncertain
             uncertain = documents.uncertain
-            return append_all(documents, appends, tables_upper, writer, call)
+            outcome = append_all(documents, appends, tables_upper, writer, call)
+            if outcome.writes:
+                self._parts.check_young(parts, uncertain=uncertain)
+            return outcome
 
         def refused() -> None:
             self._parts.reopen(free, self._settings.stash_orphan_ms)

@@ -15,7 +15,7 @@ from outside (the command line, somebody's Spark) and knows none of that. It doe
   only by a write on top of the lease, or before it was taken: then the guest never saw the part.
 
 What a guest wrote and has not appended yet is an orphan to the owner: it is linked within half of
-`blob_orphan_grace_ms`, or not at all (`upkeep.py`).
+`blob_orphan_grace_ms`, or not at all (`part_store.py`).
 """
 
 from __future__ import annotations

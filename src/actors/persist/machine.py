@@ -262,6 +262,10 @@ class Machine:
                     if await self._set(outcome, held, extra):
                         return outcome.result
                 except StorageError as error:
+                    if error.determinate and uncertain:
+                        raise type(error)(
+                            f"{error}; an earlier attempt may have gone through", determinate=False
+                        ) from error
                     if error.determinate:
                         raise
                     uncertain, failures = True, failures + 1

@@ -8,8 +8,9 @@ no clock of a store is compared with one of ours, and neither may differ, or jum
 first listing of a process therefore removes nothing. Before a blob is removed its shard's state is
 read from the store: what another process has appended meanwhile is named by it.
 
-Who writes a part and does not append it within the grace may find it gone, if another process
-collects: give all processes the same `blob_orphan_grace_ms`, longer than any append takes.
+Who writes a part beside others that collect names it within half of the grace, or is refused
+(`part_store.py`): all processes need the same `blob_orphan_grace_ms`. What is left to luck is a
+request of theirs that the store carries out more than the other half later.
 """
 
 from __future__ import annotations

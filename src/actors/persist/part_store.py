@@ -8,6 +8,9 @@ Parts may go from one actor to another before they are appended: they are *offer
 What was offered and nobody has claimed in time is given up, and so an orphan. While an append is
 under way nobody discards its parts; whoever appends parts that were given up or discarded is
 refused. So parts have one owner at any moment, or none and an end.
+
+Other processes that collect know nothing of what is pending here: where there are any, a part is
+named within `link_within_ms` after its writing began, or not at all.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from itertools import count
 from pathlib import Path
 
 import anyio
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
@@ -37,9 +41,19 @@ _ON_THE_LOOP_BYTES_MAX = 64 * 1024
 """Smaller updates are encoded and decoded at once: a thread costs more."""
 
 
+class _Pending(msgspec.Struct):
+    """A part that no state names yet."""
+
+    since_ms: float
+    """When its writing began here, on the monotonic clock."""
+    free: bool = True
+    """Whether it may be discarded: not while the outcome of an append is open."""
+
+
 class PartStore:
     """Writes and reads parts. `writer` names this process, as no other process is named; `missing`
-    says why a blob (shard, key) is not there."""
+    says why a blob (shard, key) is not there. `link_within_ms`: see above; None where nobody else
+    collects."""
 
     def __init__(
         self,
@@ -51,6 +65,7 @@ class PartStore:
         missing: Callable[[ShardId, str], Awaitable[StorageError]],
         schemas: SchemaRegistry,
         statistics_bytes_max: int,
+        link_within_ms: int | None,
     ) -> None:
         self._blob = blob
         self._clock = clock
@@ -61,8 +76,8 @@ class PartStore:
         self._schemas = schemas
         self._statistics_bytes_max = statistics_bytes_max
         self._numbers = count(1)
-        self._pending: dict[str, bool] = {}
-        """Key → whether it may be discarded (not while the outcome of an append is open)."""
+        self._link_within_ms = link_within_ms
+        self._pending: dict[str, _Pending] = {}
         self._offered: dict[str, float] = {}
         """Of those, key → until when it may be claimed, on the monotonic clock."""
         self._deleting: set[str] = set()
@@ -176,7 +191,7 @@ class PartStore:
 
     def _new_key(self, shard: ShardId) -> str:
         key = f"{shard}/{self._nonce}-{next(self._numbers):08x}.parquet"
-        self._pending[key] = True
+        self._pending[key] = _Pending(self._clock.monotonic_ms())
         return key
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
@@ -212,7 +227,8 @@ class PartStore:
         self.give_up()
         if keys & self._deleting:
             return False
-        new = {key: True for key in keys if key not in self._pending}
+        now = self._clock.monotonic_ms()
+        new = {key: _Pending(now) for key in keys if key not in self._pending}
         self._pending |= new  # before the look: no collector takes them meanwhile
         found = {info.key for info in await self._blob.list_keys(f"{shard}/")}
         if keys <= found:
@@ -226,14 +242,35 @@ class PartStore:
     def offer(self, parts: Iterable[Part], within_ms: int) -> None:
         """Whoever claims them in time has them; nobody else is to care for them."""
         until = self._clock.monotonic_ms() + within_ms
-        self._offered |= {part.key: until for part in parts if self._pending.get(part.key)}
+        self._offered |= {part.key: until for part in parts if self._free(part.key)}
+
+    def _free(self, key: str) -> bool:
+        found = self._pending.get(key)
+        return found is not None and found.free
+
+    def check_young(self, parts: Iterable[Part], *, uncertain: bool) -> None:
+        """To be called right before a state is to name them. Raises `StorageError` when another
+        process may have collected one; `uncertain`: an earlier attempt may have named them."""
+        if self._link_within_ms is None:
+            return
+        now = self._clock.monotonic_ms()
+        for part in parts:
+            written = self._pending.get(part.key)
+            if written is not None and now - written.since_ms > self._link_within_ms:
+                raise StorageError(
+                    f"part {part.key} was not linked: its writing began"
+                    f" {now - written.since_ms:.0f} ms ago, more than half of blob_orphan_grace_ms"
+                    f" ({self._link_within_ms} ms), so another process may take it for an orphan;"
+                    " write it again, or raise that setting in all processes",
+                    determinate=not uncertain,
+                )
 
     def give_up(self) -> None:
         """What was offered and not claimed in time is nobody's."""
         now = self._clock.monotonic_ms()
         for key in [key for key, until in self._offered.items() if until <= now]:
             del self._offered[key]
-            if self._pending.get(key):
+            if self._free(key):
                 del self._pending[key]
 
     def begin(self, parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -246,7 +283,7 @@ class PartStore:
                     f"part {part.key} was given up or discarded, or was never claimed: nothing was"
                     " appended; do what wrote it over"
                 )
-        free = tuple(part for part in given if self._pending.get(part.key))
+        free = tuple(part for part in given if self._free(part.key))
         self.settle(free, named=False)
         return free
 
@@ -255,7 +292,7 @@ class PartStore:
         time; then they are nobody's."""
         given = [part for part in parts if part.key in self._pending]
         for part in given:
-            self._pending[part.key] = True
+            self._pending[part.key].free = True
         self.offer(given, within_ms)
 
     def settle(self, parts: Iterable[Part], *, named: bool) -> None:
@@ -266,7 +303,7 @@ class PartStore:
                 if named:
                     del self._pending[part.key]
                 else:
-                    self._pending[part.key] = False
+                    self._pending[part.key].free = False
 
     def forget(self, shard: ShardId) -> None:
         """The shard is gone: what was written for it is orphaned."""
@@ -277,7 +314,7 @@ class PartStore:
     async def discard(self, parts: Iterable[Part]) -> None:
         """Deletes parts that were never appended; failures are left to the collection."""
         for part in parts:
-            if self._pending.get(part.key):
+            if self._free(part.key):
                 del self._pending[part.key]
                 self._offered.pop(part.key, None)
                 await self.delete([part.key])

@@ -151,21 +151,6 @@ class Upkeep:
             determinate=True,
         )
 
-    async def _check_young(
-        self, shard: ShardId, parts: Sequence[Part], started: Sequence[float]
-    ) -> None:
-        """The owner collects: what a guest does not link soon is an orphan to it."""
-        took = self._clock.monotonic_ms() - min(started, default=self._clock.monotonic_ms())
-        if self._guest and 2 * took > self._settings.blob_orphan_grace_ms:
-            await self._drop(parts)
-            raise StorageError(
-                f"shard {shard} was not compacted: its merged parts took {took:.0f} ms to write,"
-                " more than half of blob_orphan_grace_ms"
-                f" ({self._settings.blob_orphan_grace_ms}), so the owner may take them for"
-                " orphans; raise that setting here and there, or stop the service first",
-                determinate=True,
-            )
-
     async def _compact(
         self,
         state: ShardState,
@@ -176,23 +161,27 @@ class Upkeep:
         """Merges the batches; False when somebody else was first."""
         keys = [part.key for batch in inputs for part in batch.parts if part.key]
         self._book.take(keys)
-        started: list[float] = []
         try:
-            parts = await self._merge(state, inputs, to_blob, started, progress)
+            parts = await self._merge(state, inputs, to_blob, progress)
         except LeaseLost:
             await self._machine.refresh(state.id)
             return False
         finally:
             self._book.give_back(keys)
-        await self._check_young(state.id, parts, started)
+
+        def change(documents: Documents) -> Outcome[bool]:
+            outcome = _replace(documents, state.id, inputs, parts)
+            if outcome.writes:
+                self._parts.check_young(parts, uncertain=documents.uncertain)
+            return outcome
+
         try:
-            done = await self._machine.change(
-                [state.id], lambda documents: _replace(documents, state.id, inputs, parts)
-            )
+            done = await self._machine.change([state.id], change)
         except StorageError as error:
-            self._parts.settle(parts, named=False)
             if error.determinate:
                 await self._drop(parts)
+            else:
+                self._parts.settle(parts, named=False)
             raise
         if done:
             self._parts.settle(parts, named=True)
@@ -208,10 +197,8 @@ class Upkeep:
         state: ShardState,
         inputs: Sequence[Batch],
         to_blob: bool,
-        started: list[float],
         progress: Progress,
     ) -> tuple[Part, ...]:
-        """`started` gets the time of the first write."""
         limits = self._settings
         scratch = None if self._scratch is None else self._scratch / f"{next(self._numbers)}"
         merger = Merger(
@@ -236,7 +223,6 @@ class Upkeep:
                 table = await self._clock.run_blocking(merger.take)
                 if table is None:
                     return tuple(written)
-                started.append(self._clock.monotonic_ms())
                 inline = 0 if to_blob or written else limits.inline_part_bytes_max
                 written += await self._parts.write(state, table, inline)
         except BaseException:
