@@ -1,0 +1,238 @@
+"""Version 3 of the acceptors' protocol as bytes: all integers big-endian, no padding, one tag byte.
+
+What a proposer sends may be longer than its message: the rest is ignored, as Neon's acceptors do.
+What an acceptor sends must have its exact length, or a proposer gives the connection up. Bytes
+that are no message raise `MalformedFrame`, values that no message can carry `LocalProtocolError`.
+
+Configurations: generation 0 has no members, any other has some; nobody is in a set twice.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from actors.errors import LocalProtocolError
+from actors.wal.feedback import encode_feedback, read_feedback
+from actors.wal.fields import (
+    ID_DIGITS,
+    Bytes,
+    Fields,
+    check_wal,
+    is_id,
+    pack,
+    pack_history,
+    pack_text,
+)
+from actors.wal.messages import (
+    AcceptorGreeting,
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    HotStandbyFeedback,
+    Member,
+    Membership,
+    ProposerElected,
+    ProposerGreeting,
+    ProposerMessage,
+    VoteRequest,
+    VoteResponse,
+)
+
+GREETING: Final = ord("g")
+VOTE: Final = ord("v")
+ELECTED: Final = ord("e")
+APPEND: Final = ord("a")
+HOST_BYTES_MAX: Final = 255
+"""A host's name: DNS allows no longer one."""
+MEMBER_BYTES_MIN: Final = 11
+"""Of one member: its number, an empty host's NUL, its port."""
+
+_TAG: Final = struct.Struct(">B")
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+_ENTRY: Final = struct.Struct(">QQ")
+_SERVER: Final = struct.Struct(">IQI")
+_VOTE_REQUEST: Final = struct.Struct(">IQ")
+_VOTE_RESPONSE: Final = struct.Struct(">IQBQQ")
+_ELECTED: Final = struct.Struct(">IQQ")
+_APPEND_REQUEST: Final = struct.Struct(">IQQQQQ")
+_APPEND_RESPONSE: Final = struct.Struct(">IQQQqQQ")
+
+
+def decode_proposer(data: Bytes) -> ProposerMessage:
+    """What a proposer said. Trailing bytes are ignored. Raises `MalformedFrame`."""
+    fields = Fields(data, "a proposer's message")
+    (tag,) = fields.unpack(_TAG, "the tag")
+    if tag == APPEND:
+        fields.message = "AppendRequest"
+        generation, term, begin, end, commit, truncate = fields.unpack(_APPEND_REQUEST, "its head")
+        wal = fields.wal(begin, end)
+        return AppendRequest(generation, term, begin, end, commit, truncate, wal)
+    if tag == GREETING:
+        return _read_proposer_greeting(fields)
+    if tag == VOTE:
+        fields.message = "VoteRequest"
+        return VoteRequest(*fields.unpack(_VOTE_REQUEST, "its body"))
+    if tag == ELECTED:
+        fields.message = "ProposerElected"
+        generation, term, start = fields.unpack(_ELECTED, "its head")
+        return ProposerElected(generation, term, start, fields.history(_U32, _ENTRY))
+    raise fields.malformed(f"unknown tag 0x{tag:02x}: g, v, e or a is known")
+
+
+def decode_acceptor(data: Bytes) -> AcceptorMessage:
+    """What an acceptor said, in exactly these bytes. Raises `MalformedFrame`."""
+    fields = Fields(data, "an acceptor's message")
+    (tag,) = fields.unpack(_TAG, "the tag")
+    message: AcceptorMessage
+    if tag == APPEND:
+        fields.message = "AppendResponse"
+        generation, term, flush_lsn, commit_lsn, *standby = fields.unpack(
+            _APPEND_RESPONSE, "its body"
+        )
+        feedback = read_feedback(fields) if fields.remaining else None
+        hot_standby = HotStandbyFeedback(*standby)
+        message = AppendResponse(generation, term, flush_lsn, commit_lsn, hot_standby, feedback)
+    elif tag == GREETING:
+        fields.message = "AcceptorGreeting"
+        (node_id,) = fields.unpack(_U64, "node_id")
+        membership = _read_membership(fields)
+        message = AcceptorGreeting(node_id, membership, *fields.unpack(_U64, "the term"))
+    elif tag == VOTE:
+        fields.message = "VoteResponse"
+        generation, term, given, flush_lsn, truncate_lsn = fields.unpack(_VOTE_RESPONSE, "its head")
+        vote_given = fields.flag(given, "vote_given")
+        history = fields.history(_U32, _ENTRY)
+        message = VoteResponse(generation, term, vote_given, flush_lsn, truncate_lsn, history)
+    else:
+        raise fields.malformed(f"unknown tag 0x{tag:02x}: g, v or a is known")
+    fields.end()
+    return message
+
+
+def encode_proposer(message: ProposerMessage) -> bytes:
+    """Its bytes. What version 2 alone carries is left out. Raises `LocalProtocolError`."""
+    match message:
+        case AppendRequest():
+            check_wal(message.begin_lsn, message.end_lsn, message.wal)
+            head = pack(
+                _APPEND_REQUEST,
+                message.generation,
+                message.term,
+                message.begin_lsn,
+                message.end_lsn,
+                message.commit_lsn,
+                message.truncate_lsn,
+            )
+            return b"".join([b"a", head, message.wal])
+        case VoteRequest():
+            return b"v" + pack(_VOTE_REQUEST, message.generation, message.term)
+        case ProposerElected(generation=generation, term=term, start_streaming_at=start):
+            head = pack(_ELECTED, generation, term, start)
+            return b"".join([b"e", head, *pack_history(_U32, _ENTRY, message.history)])
+        case ProposerGreeting():
+            parts = [b"g"]
+            for what, name in (("tenant", message.tenant), ("timeline", message.timeline)):
+                if not is_id(name):
+                    raise LocalProtocolError(f"{what} {name!r} is not {ID_DIGITS} digits, 0-9a-f")
+                parts.append(name.encode() + b"\0")
+            parts += _pack_membership(message.membership)
+            parts.append(
+                pack(_SERVER, message.pg_version, message.system_id, message.segment_bytes)
+            )
+            return b"".join(parts)
+
+
+def encode_acceptor(message: AcceptorMessage) -> bytes:
+    """Its bytes, of exact length. Raises `LocalProtocolError`."""
+    match message:
+        case AppendResponse(hot_standby=hot_standby, pageserver=pageserver):
+            body = pack(
+                _APPEND_RESPONSE,
+                message.generation,
+                message.term,
+                message.flush_lsn,
+                message.commit_lsn,
+                hot_standby.ts,
+                hot_standby.xmin,
+                hot_standby.catalog_xmin,
+            )
+            return b"a" + body + (b"" if pageserver is None else encode_feedback(pageserver))
+        case VoteResponse():
+            head = pack(
+                _VOTE_RESPONSE,
+                message.generation,
+                message.term,
+                int(message.vote_given),
+                message.flush_lsn,
+                message.truncate_lsn,
+            )
+            return b"".join([b"v", head, *pack_history(_U32, _ENTRY, message.history)])
+        case AcceptorGreeting(node_id=node_id, membership=membership, term=term):
+            parts = _pack_membership(membership)
+            return b"".join([b"g", pack(_U64, node_id), *parts, pack(_U64, term)])
+
+
+def _read_proposer_greeting(fields: Fields) -> ProposerGreeting:
+    fields.message = "ProposerGreeting"
+    tenant = _read_id(fields, "tenant")
+    timeline = _read_id(fields, "timeline")
+    membership = _read_membership(fields)
+    pg_version, system_id, segment_bytes = fields.unpack(_SERVER, "what the server is")
+    return ProposerGreeting(tenant, timeline, membership, pg_version, system_id, segment_bytes)
+
+
+def _read_id(fields: Fields, what: str) -> str:
+    # the digits may be of either case, as one would write them
+    name = fields.text(ID_DIGITS, what).lower()
+    if not is_id(name):
+        raise fields.malformed(f"{what} {name!r} is not {ID_DIGITS} hexadecimal digits")
+    return name
+
+
+def _read_membership(fields: Fields) -> Membership:
+    (generation,) = fields.unpack(_U32, "the generation")
+    members = _read_members(fields)
+    membership = Membership(generation, members, _read_members(fields))
+    if wrong := _wrong_with(membership):
+        raise fields.malformed(wrong)
+    return membership
+
+
+def _read_members(fields: Fields) -> tuple[Member, ...]:
+    members = []
+    for _ in range(fields.count(_U32, MEMBER_BYTES_MIN, "members")):
+        (node_id,) = fields.unpack(_U64, "a member's number")
+        host = fields.text(HOST_BYTES_MAX, f"the host of member {node_id}")
+        (port,) = fields.unpack(_U16, f"the port of member {node_id}")
+        members.append(Member(node_id, host, port))
+    return tuple(members)
+
+
+def _pack_membership(membership: Membership) -> list[bytes]:
+    if wrong := _wrong_with(membership):
+        raise LocalProtocolError(wrong)
+    parts = [pack(_U32, membership.generation)]
+    for members in (membership.members, membership.new_members):
+        parts.append(pack(_U32, len(members)))
+        for member in members:
+            parts.append(pack(_U64, member.node_id))
+            parts.append(pack_text(member.host, HOST_BYTES_MAX, "the host"))
+            parts.append(pack(_U16, member.port))
+    return parts
+
+
+def _wrong_with(membership: Membership) -> str | None:
+    generation, members = membership.generation, membership.members
+    if generation and not members:
+        return f"generation {generation} has no members"
+    if not generation and (members or membership.new_members):
+        count = len(members) + len(membership.new_members)
+        return f"generation 0 is no configuration, but has {count} members"
+    for one_set in (members, membership.new_members):
+        ids = [member.node_id for member in one_set]
+        if len(set(ids)) < len(ids):
+            return f"a member comes twice in one set of generation {generation}: {sorted(ids)}"
+    return None
