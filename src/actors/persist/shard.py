@@ -31,7 +31,7 @@ process (`reader.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -233,42 +233,56 @@ class UpperMismatch(msgspec.Struct, frozen=True):
 def validate(state: ShardState) -> None:
     """The invariants, as inequalities. Raises `Corrupt` naming the one that is broken."""
     end: Frontier | None = None
+    schema_id, live = state.schema_id, []
     for batch in state.batches:
-        _hold(state, batch.lower < batch.upper, "batch.lower < batch.upper", batch)
-        _hold(state, end is None or end == batch.lower, "batches are contiguous", batch)
-        end = batch.upper
+        lower, upper = batch.lower, batch.upper
+        if not lower < upper:
+            _break(state, "batch.lower < batch.upper", batch)
+        if end is not None and end != lower:
+            _break(state, "batches are contiguous", batch)
+        end = upper
         for part in batch.parts:
-            ordered = batch.lower <= part.time_min <= part.time_max < batch.upper
-            _hold(state, ordered, "lower <= time_min <= time_max < upper", part.key, batch)
-            _hold(state, part.rows > 0, "rows > 0", part.key)
-            known = 0 <= part.schema_id <= state.schema_id
-            _hold(state, known, "a part's schema is the shard's", part.key, part.schema_id)
-            _hold(state, (part.key == "") == (part.inline is not None), "inline has no key", part)
-            at = part.at is None or part.at == part.time_min == part.time_max
-            _hold(state, at, "a placed part lies at one time", part.key)
-    _hold(state, end is None or end == state.upper, "the last batch ends at upper", end)
-    _hold(state, state.since >= TIME_MIN, "0 <= since", state.since)
-    _hold(state, TIME_MIN <= state.upper <= EMPTY, "0 <= upper <= empty", state.upper)
+            if not lower <= part.time_min <= part.time_max < upper:
+                _break(state, "lower <= time_min <= time_max < upper", part.key, batch)
+            if part.rows <= 0:
+                _break(state, "rows > 0", part.key)
+            if not 0 <= part.schema_id <= schema_id:
+                _break(state, "a part's schema is the shard's", part.key, part.schema_id)
+            if (part.key == "") != (part.inline is not None):
+                _break(state, "inline has no key", part)
+            if part.at is not None and not part.at == part.time_min == part.time_max:
+                _break(state, "a placed part lies at one time", part.key)
+            if part.key:
+                live.append(part.key)
+    if end is not None and end != state.upper:
+        _break(state, "the last batch ends at upper", end)
+    if state.since < TIME_MIN:
+        _break(state, "0 <= since", state.since)
+    if not TIME_MIN <= state.upper <= EMPTY:
+        _break(state, "0 <= upper <= empty", state.upper)
     for holder, since in state.holds.items():
-        _hold(state, state.since <= since, "since <= hold", holder, since)
-    _hold(state, state.tokens.keys() <= state.holds.keys(), "a token is a hold's", state.tokens)
+        if since < state.since:
+            _break(state, "since <= hold", holder, since)
+    if not state.tokens.keys() <= state.holds.keys():
+        _break(state, "a token is a hold's", state.tokens)
     for reader, lease in state.leases.items():
-        _hold(state, state.since <= lease.since, "since <= lease.since", reader, lease)
+        if lease.since < state.since:
+            _break(state, "since <= lease.since", reader, lease)
     for retired in state.retired:
-        _hold(state, retired.seqno <= state.seqno + 1, "retired.seqno <= seqno", retired)
-    live = [part.key for batch in state.batches for part in batch.parts if part.key]
+        if retired.seqno > state.seqno + 1:
+            _break(state, "retired.seqno <= seqno", retired)
     keys = live + [retired.key for retired in state.retired]
-    _hold(state, len(keys) == len(set(keys)), "a blob is named once")
+    if len(keys) != len(set(keys)):
+        _break(state, "a blob is named once")
 
 
-def _hold(state: ShardState, holds: bool, rule: str, *operands: object) -> None:
-    if not holds:
-        shown = ", ".join(repr(operand)[:200] for operand in operands)
-        raise Corrupt(
-            f"shard {state.id} at seqno {state.seqno} (since {state.since}, upper"
-            f" {format_frontier(state.upper)}) breaks {rule!r}: {shown}",
-            determinate=True,
-        )
+def _break(state: ShardState, rule: str, *operands: object) -> NoReturn:
+    shown = ", ".join(repr(operand)[:200] for operand in operands)
+    raise Corrupt(
+        f"shard {state.id} at seqno {state.seqno} (since {state.since}, upper"
+        f" {format_frontier(state.upper)}) breaks {rule!r}: {shown}",
+        determinate=True,
+    )
 
 
 # -- transitions ----------------------------------------------------------------------------------

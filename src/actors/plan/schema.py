@@ -19,6 +19,8 @@ from actors.errors import InvalidUsage
 TIME: Final = "__time"
 DIFF: Final = "__diff"
 ERROR: Final = "__error"
+_SHAPES_MAX: Final = 256
+"""Shapes of updates that are kept, one a schema."""
 SYSTEM_COLUMNS: Final = frozenset({TIME, DIFF, ERROR})
 
 
@@ -55,7 +57,13 @@ class Schema(msgspec.Struct, frozen=True):
 
     def arrow_updates(self) -> pa.Schema:
         """The user columns, then `TIME` and `DIFF`, as parts hold them."""
-        return pa.schema([*self.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
+        return _arrow_updates(self)
+
+
+@lru_cache(maxsize=_SHAPES_MAX)
+def _arrow_updates(schema: Schema) -> pa.Schema:
+    """Every append asks for it."""
+    return pa.schema([*schema.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
 
 
 _SIMPLE: Final[dict[str, pa.DataType]] = {
