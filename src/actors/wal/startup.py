@@ -1,0 +1,425 @@
+"""The acceptor's side of PostgreSQL's protocol, version 3, as bytes: no socket, no clock.
+
+Theory of operation. A connection begins with packets without a type: requests for encryption,
+then one startup packet. From then on every message is a type byte, a length of 4 bytes that
+counts itself, and a body. `packet_bytes` and `body_bytes` judge a length *before* anybody keeps
+a byte of what it announces. `Handshake` is told each packet and says what to send back, until
+the peer is let in; `parse_command` reads the commands that follow. What `send` and the codecs
+put inside CopyData is none of this module's business.
+
+Rules: a startup packet has at most `STARTUP_BYTES_MAX`; SSLRequest is answered once, by S where
+there is TLS and by N otherwise; with TLS nobody starts in the clear; each request for encryption
+comes at most once; what is no message raises `MalformedFrame`, who is not let in gets
+`Unauthenticated`, and a command that is none gets `WalRefused`.
+
+Source: PostgreSQL's documentation, "Message Formats" and "Streaming Replication Protocol"; which
+parameters a proposer sends is Neon's.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+import msgspec
+
+from actors.errors import FrameTooLarge, MalformedFrame, Unauthenticated, WalRefused
+from actors.wal.lsn import parse_lsn
+from actors.wal.messages import WAL_BYTES_MAX
+
+STARTUP_BYTES_MAX: Final = 10_000
+QUERY_BYTES_MAX: Final = 8_192
+PASSWORD_BYTES_MAX: Final = 16_384
+"""A token may be long."""
+COPY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
+"""Of one CopyData: a piece of log, or a greeting or history of some thousand entries."""
+
+_SSL_REQUEST: Final = 80877103
+_GSS_REQUEST: Final = 80877104
+_CANCEL_REQUEST: Final = 80877102
+_VERSION_3: Final = 3 << 16
+
+_LIMITS: Final = {
+    b"Q": QUERY_BYTES_MAX,
+    b"p": PASSWORD_BYTES_MAX,
+    b"d": COPY_BYTES_MAX,
+    b"c": 0,
+    b"f": QUERY_BYTES_MAX,
+    b"X": 0,
+}
+_U32: Final = struct.Struct("!I")
+_HEX: Final = frozenset("0123456789abcdef")
+
+# -- what peers send: sizes ------------------------------------------------------------------------
+
+
+def packet_bytes(header: bytes) -> int:
+    """How many bytes follow the 4 of a startup packet's length. Raises `MalformedFrame` and
+    `FrameTooLarge`."""
+    (length,) = _U32.unpack(header)
+    if length > STARTUP_BYTES_MAX:
+        raise FrameTooLarge(
+            f"a startup packet announces {length} bytes (limit {STARTUP_BYTES_MAX}): this port "
+            "speaks PostgreSQL's protocol"
+        )
+    if length < 8:
+        raise MalformedFrame(f"a startup packet of {length} bytes: it has at least 8")
+    return int(length) - 4
+
+
+def body_bytes(header: bytes) -> tuple[bytes, int]:
+    """(type, how many bytes follow) of a message's first 5. Raises `MalformedFrame` for a type
+    that has no place here, `FrameTooLarge`."""
+    kind = header[:1]
+    (length,) = _U32.unpack_from(header, 1)
+    limit = _LIMITS.get(kind)
+    if limit is None:
+        raise MalformedFrame(
+            f"a message of type {kind!r}: only simple queries, a password and CopyData are "
+            "understood here"
+        )
+    if length < 4:
+        raise MalformedFrame(f"a message of type {kind!r} announces {length} bytes: at least 4")
+    if length - 4 > limit:
+        raise FrameTooLarge(
+            f"a message of type {kind!r} announces {length - 4} bytes (limit {limit})"
+        )
+    return kind, int(length) - 4
+
+
+# -- what peers send: contents ---------------------------------------------------------------------
+
+
+class EncryptionRequest(msgspec.Struct, frozen=True):
+    """SSLRequest, or (`gss`) GSSENCRequest."""
+
+    gss: bool
+
+
+class CancelRequest(msgspec.Struct, frozen=True):
+    """Of a query on another connection; nothing here can be cancelled."""
+
+
+class Startup(msgspec.Struct, frozen=True):
+    """Who connects and for what: the parameters as sent."""
+
+    parameters: Mapping[str, str]
+
+
+def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | Startup:
+    """A packet without its length. Raises `MalformedFrame`."""
+    if len(body) < 4:
+        raise MalformedFrame(f"a startup packet of {len(body)} bytes after its length: at least 4")
+    (code,) = _U32.unpack_from(body)
+    if code in (_SSL_REQUEST, _GSS_REQUEST):
+        if len(body) != 4:
+            raise MalformedFrame(f"a request for encryption of {len(body)} bytes: it has 4")
+        return EncryptionRequest(code == _GSS_REQUEST)
+    if code == _CANCEL_REQUEST:
+        return CancelRequest()
+    if code >> 16 != 3:
+        raise MalformedFrame(f"version {code >> 16}.{code & 0xFFFF} of the protocol: only 3 is")
+    if not body.endswith(b"\0", 4):
+        raise MalformedFrame("the parameters of a startup packet do not end with a NUL")
+    texts = _texts(body[4:-1].split(b"\0"))
+    if texts and texts[-1] == "":
+        texts.pop()  # behind the last value
+    if len(texts) % 2:
+        raise MalformedFrame(f"the parameter {texts[-1]!r} of a startup packet has no value")
+    return Startup(dict(zip(texts[::2], texts[1::2], strict=True)))
+
+
+def _texts(parts: list[bytes]) -> list[str]:
+    try:
+        return [part.decode() for part in parts]
+    except UnicodeDecodeError as error:
+        raise MalformedFrame(f"a text of a peer is no UTF-8: {error}") from None
+
+
+def parse_text(body: bytes) -> str:
+    """The one text of a query, password or CopyFail. Raises `MalformedFrame`."""
+    if body[-1:] != b"\0" or b"\0" in body[:-1]:
+        raise MalformedFrame("a text of a peer does not end with one NUL")
+    return _texts([body[:-1]])[0]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What a connection is about; empty where the peer did not say."""
+
+    tenant: str = ""
+    timeline: str = ""
+
+
+_KEYS: Final = {
+    "tenant_id": "tenant",
+    "ztenantid": "tenant",
+    "timeline_id": "timeline",
+    "ztimelineid": "timeline",
+}
+
+
+def split_options(options: str) -> list[str]:
+    """The words of `options`: whitespace separates, a backslash takes the next character as is.
+
+    >>> split_options(r"-c  a=b\\ c")
+    ['-c', 'a=b c']
+    """
+    words: list[str] = []
+    word: list[str] | None = None
+    escaped = False
+    for character in options:
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = True
+            word = [] if word is None else word
+            continue
+        elif character.isspace():
+            if word is not None:
+                words.append("".join(word))
+            word = None
+            continue
+        word = [character] if word is None else [*word, character]
+    if word is not None:
+        words.append("".join(word))
+    return words
+
+
+def parse_target(options: str) -> Target:
+    """Tenant and timeline out of `options`; unknown keys are passed over. Raises `WalRefused` for
+    an id that is none."""
+    found: dict[str, str] = {}
+    for word in split_options(options):
+        key, sign, value = word.partition("=")
+        if sign and key in _KEYS:
+            found[_KEYS[key]] = checked_id(_KEYS[key], value.lower())
+    return Target(**found)
+
+
+def checked_id(name: str, value: str) -> str:
+    """An id as it names a folder. Raises `WalRefused`."""
+    if len(value) != 32 or not _HEX.issuperset(value):
+        raise WalRefused(f"the {name} id {value[:64]!r} is none: give 32 hexadecimal digits")
+    return value
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What to do about a packet or password: send `data`, then begin TLS, end, or go on."""
+
+    data: bytes = b""
+    begin_tls: bool = False
+    ends: bool = False
+
+
+class Handshake:
+    """From the first packet until a peer is let in (`target` is set then).
+
+    `has_tls`: whether TLS can be offered, and so must be used. `knows`: whether a password is a
+    token; None: nobody is asked. Told packets in order: `packet`, then `password` if
+    `asks_password`."""
+
+    def __init__(self, *, has_tls: bool, knows: Callable[[bytes], bool] | None) -> None:
+        self._has_tls = has_tls
+        self._knows = knows
+        self._encrypted = False
+        self._asked: set[bool] = set()
+        self._waiting: Target | None = None
+        self.target: Target | None = None
+
+    @property
+    def asks_password(self) -> bool:
+        """Whether a password must come next."""
+        return self._waiting is not None
+
+    def packet(self, body: bytes) -> Answer:
+        """A packet without its length. Raises `MalformedFrame`, `Unauthenticated`, `WalRefused`;
+        the peer is told (`error_response`) and the connection ends."""
+        match parse_packet(body):
+            case CancelRequest():
+                return Answer(ends=True)
+            case EncryptionRequest(gss):
+                if gss in self._asked or self._encrypted:
+                    raise MalformedFrame("encryption was asked for twice")
+                self._asked.add(gss)
+                if gss or not self._has_tls:
+                    return Answer(b"N")
+                self._encrypted = True
+                return Answer(b"S", begin_tls=True)
+            case Startup(parameters):
+                return self._started(parameters)
+
+    def _started(self, parameters: Mapping[str, str]) -> Answer:
+        if self._has_tls and not self._encrypted:
+            raise Unauthenticated("this port needs TLS: connect with sslmode=require or better")
+        target = parse_target(parameters.get("options", ""))
+        if self._knows is None:
+            self.target = target
+            return Answer(_LET_IN)
+        self._waiting = target
+        return Answer(message(b"R", _U32.pack(3)))
+
+    def password(self, body: bytes) -> Answer:
+        """A password message's body. Raises `Unauthenticated`, `MalformedFrame`."""
+        if self._waiting is None or self._knows is None:
+            raise MalformedFrame("a password that nobody asked for")
+        if not self._knows(parse_text(body).encode()):
+            raise Unauthenticated("the password is none of this acceptor's tokens")
+        self.target, self._waiting = self._waiting, None
+        return Answer(_LET_IN)
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+class IdentifySystem(msgspec.Struct, frozen=True):
+    """Which log is it, and where does it end?"""
+
+
+class TimelineStatus(msgspec.Struct, frozen=True):
+    """How far is it?"""
+
+
+class StartWalPush(msgspec.Struct, frozen=True):
+    """The peer is a proposer."""
+
+    version: int = 2
+    allow_creation: bool = True
+
+
+class StartReplication(msgspec.Struct, frozen=True):
+    """The peer wants the log from `start_lsn` on: what is committed, or, with a `term`, all that
+    is flushed for as long as the acceptor is in that term."""
+
+    start_lsn: int
+    term: int | None = None
+
+
+class Show(msgspec.Struct, frozen=True):
+    """A parameter: what PostgreSQL's own receivers ask for."""
+
+    name: str
+
+
+Command: TypeAlias = IdentifySystem | TimelineStatus | StartWalPush | StartReplication | Show
+
+_OPTION: Final = re.compile(r"\s*([a-z_]+)\s+'([^']*)'\s*")
+_REPLICATION: Final = re.compile(
+    r"START_REPLICATION(?:\s+SLOT\s+\S+)?(?:\s+PHYSICAL)?\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)"
+    r"(?:\s+TIMELINE\s+\d+)?\s*(?:\(\s*term\s*=?\s*'(\d{1,20})'\s*\))?",
+    re.IGNORECASE,
+)
+_PUSH: Final = re.compile(r"START_WAL_PUSH\s*(?:\((.*)\))?", re.IGNORECASE)
+_SHOW: Final = re.compile(r'SHOW\s+"?([a-z_]+)"?', re.IGNORECASE)
+_COMMANDS: Final = (
+    "IDENTIFY_SYSTEM, TIMELINE_STATUS, START_WAL_PUSH, START_REPLICATION PHYSICAL X/X, SHOW"
+)
+
+
+def parse_command(query: str) -> Command:
+    """A simple query. Raises `WalRefused` for what is no command."""
+    text = query.strip().rstrip(";").strip()
+    word = text.upper()
+    if word == "IDENTIFY_SYSTEM":
+        return IdentifySystem()
+    if word == "TIMELINE_STATUS":
+        return TimelineStatus()
+    if (found := _PUSH.fullmatch(text)) is not None:
+        return _parse_push(found.group(1) or "")
+    if (found := _REPLICATION.fullmatch(text)) is not None:
+        term = None if found.group(2) is None else int(found.group(2))
+        if term is None or term < 1 << 64:
+            return StartReplication(parse_lsn_of(found.group(1)), term)
+    if (found := _SHOW.fullmatch(text)) is not None:
+        return Show(found.group(1).lower())
+    raise WalRefused(f"{text[:100]!r} is no command of this port; it knows {_COMMANDS}")
+
+
+def parse_lsn_of(text: str) -> int:
+    """An LSN in a command. Raises `WalRefused`."""
+    if any(len(half) > 8 for half in text.split("/")):
+        raise WalRefused(f"{text[:40]!r} is no LSN: it should look like 16/B374D848")
+    return parse_lsn(text)
+
+
+def _parse_push(options: str) -> StartWalPush:
+    given: dict[str, str] = {}
+    for part in options.split(",") if options.strip() else ():
+        found = _OPTION.fullmatch(part)
+        if found is None:
+            raise WalRefused(f"START_WAL_PUSH: {part[:60]!r} is no option: write name 'value'")
+        given[found.group(1)] = found.group(2)
+    version = given.get("proto_version", "2")
+    if version not in ("2", "3"):
+        raise WalRefused(f"START_WAL_PUSH: proto_version {version[:20]!r}: only 2 and 3 are known")
+    creation = given.get("allow_timeline_creation", "true")
+    if creation not in ("true", "false"):
+        raise WalRefused(f"allow_timeline_creation {creation[:20]!r}: give 'true' or 'false'")
+    return StartWalPush(int(version), creation == "true")
+
+
+# -- what is sent ----------------------------------------------------------------------------------
+
+
+def message(kind: bytes, body: bytes = b"") -> bytes:
+    """A message: type, length, body."""
+    return kind + _U32.pack(len(body) + 4) + body
+
+
+def copy_data(body: bytes) -> bytes:
+    """One message of whatever is spoken inside the copy."""
+    return message(b"d", body)
+
+
+COPY_BOTH: Final = message(b"W", bytes(3))
+"""Both sides send CopyData from here on; text, no columns."""
+COPY_DONE: Final = message(b"c")
+READY: Final = message(b"Z", b"I")
+"""For the next query."""
+
+
+def _parameter(name: str, value: str) -> bytes:
+    return message(b"S", f"{name}\0{value}\0".encode())
+
+
+_LET_IN: Final = (
+    message(b"R", _U32.pack(0))
+    + _parameter("client_encoding", "UTF8")
+    + _parameter("integer_datetimes", "on")
+    + _parameter("server_version", "14.1")
+    + READY
+)
+"""Proposers look at none of the parameters; PostgreSQL's own receivers need the last two."""
+
+INTERNAL_ERROR: Final = "XX000"
+NO_PASSWORD: Final = "28P01"
+SYNTAX_ERROR: Final = "42601"
+COPY_FAILED: Final = "00000"
+
+
+def error_response(text: str, code: str = INTERNAL_ERROR) -> bytes:
+    """Why the connection ends, or the query failed."""
+    clean = text.replace("\0", " ")
+    return message(b"E", f"SERROR\0VERROR\0C{code}\0M{clean}\0\0".encode(errors="replace"))
+
+
+_TEXT_OID: Final = 25
+_INT4_OID: Final = 23
+
+
+def rows(columns: Mapping[str, type], found: list[tuple[str | int | None, ...]]) -> bytes:
+    """A whole answer to a query, with ReadyForQuery behind it. Columns are `str` or `int`."""
+    parts = [struct.pack("!H", len(columns))]
+    for name, kind in columns.items():
+        size, oid = (4, _INT4_OID) if kind is int else (-1, _TEXT_OID)
+        parts.append(name.encode() + b"\0" + struct.pack("!IHIhih", 0, 0, oid, size, -1, 0))
+    out = [message(b"T", b"".join(parts))]
+    for row in found:
+        cells = [struct.pack("!H", len(row))]
+        for value in row:
+            text = b"" if value is None else str(value).encode()
+            cells.append(struct.pack("!i", -1 if value is None else len(text)) + text)
+        out.append(message(b"D", b"".join(cells)))
+    out.append(message(b"C", f"SELECT {len(found)}\0".encode()))
+    return b"".join(out) + READY
