@@ -1,0 +1,44 @@
+"""A value that others wait for: they see the newest, and may miss those in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Watch(Generic[T]):
+    """One writer, any number that wait, all in one loop."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def value(self) -> T:
+        """The newest."""
+        return self._value
+
+    def set(self, value: T) -> None:
+        """Whoever waits looks again, unless it is the same."""
+        if value == self._value:
+            return
+        self._value = value
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def until(self, holds: Callable[[T], bool]) -> T:
+        """Waits for a value for which it holds."""
+        while not holds(self._value):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            try:
+                await future
+            finally:
+                if not future.done() or future.cancelled():
+                    self._waiting = [each for each in self._waiting if each is not future]
+        return self._value
