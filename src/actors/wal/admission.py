@@ -1,0 +1,131 @@
+"""What an acceptor refuses, before it does anything: `acceptor` asks here first.
+
+Pure functions of the acceptor's state and one message. Each raises `WalRefused` with what came and
+what is here, and changes nothing; after a refusal the connection is closed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actors.errors import InvalidUsage, WalRefused
+from actors.wal.history import check_history, highest_common_point, history_text, visible
+from actors.wal.lsn import check_segment_bytes, lsn_text
+from actors.wal.messages import AppendRequest, Membership, ProposerElected, ProposerGreeting
+from actors.wal.stores import ControlState
+
+PG_VERSION_MIN: Final = 140_000
+PG_VERSION_MAX: Final = 179_999
+"""Versions of PostgreSQL whose log can be read; 0 is unknown."""
+
+
+def check_greeting(node_id: int, state: ControlState, message: ProposerGreeting) -> None:
+    """Another log, or another configuration than this acceptor can follow."""
+    version = message.pg_version
+    if version and not PG_VERSION_MIN <= version <= PG_VERSION_MAX:
+        raise WalRefused(
+            f"PostgreSQL {version} is not known here: {PG_VERSION_MIN} to {PG_VERSION_MAX},"
+            " or 0 where it is unknown"
+        )
+    if state.pg_version and version // 10_000 != state.pg_version // 10_000:
+        raise WalRefused(
+            f"a log of PostgreSQL {version}, this one is of {state.pg_version}: another major"
+            " version writes another log"
+        )
+    for what in ("tenant", "timeline"):
+        ours, theirs = getattr(state, what), getattr(message, what)
+        if ours != theirs:
+            raise WalRefused(f"a proposer of {what} {theirs}, this is {what} {ours}")
+    if state.segment_bytes and message.segment_bytes != state.segment_bytes:
+        raise WalRefused(
+            f"segments of {message.segment_bytes} bytes, this log has {state.segment_bytes}"
+        )
+    try:
+        check_segment_bytes(message.segment_bytes)
+    except InvalidUsage as error:
+        raise WalRefused(str(error)) from None
+    _check_membership(node_id, state.membership, message.membership)
+
+
+def _check_membership(node_id: int, own: Membership, offered: Membership) -> None:
+    members, new_members = _sets(offered)
+    if offered.generation > own.generation and node_id not in (*members, *new_members):
+        raise WalRefused(
+            f"generation {offered.generation} has the members {sorted({*members, *new_members})},"
+            f" not {node_id}, which is in generation {own.generation}"
+        )
+    # ours, not Neon's: a generation has one configuration, or two quorums need not meet
+    if offered.generation == own.generation and (members, new_members) != _sets(own):
+        raise WalRefused(
+            f"generation {offered.generation} has the members {(members, new_members)} there, and"
+            f" {_sets(own)} here"
+        )
+
+
+def check_generation(state: ControlState, generation: int, what: str) -> None:
+    """Votes, elections and appends are of this very generation."""
+    own = state.membership.generation
+    if generation != own:
+        raise WalRefused(f"{what} of generation {generation}, this acceptor is in {own}")
+
+
+def check_elected(
+    state: ControlState, flush_lsn: int, write_record_lsn: int, message: ProposerElected
+) -> None:
+    """A history that is none, or a place that is not where the two logs part.
+
+    The latter happens to a proposer that is right: another connection of its own wrote since its
+    vote. It connects again."""
+    history, start = message.history, message.start_streaming_at
+    if not history:
+        raise WalRefused(f"elected in term {message.term} with an empty history")
+    check_history(history)
+    if history[-1].term != message.term or not history[0].lsn:
+        raise WalRefused(
+            f"elected in term {message.term} with the history {history_text(history)}: it must"
+            " begin at an LSN and end with that term"
+        )
+    seen = visible(state.history, flush_lsn)
+    point = highest_common_point(history, seen, flush_lsn)
+    expected = history[0].lsn if point is None else point.lsn
+    where = f"the leader of term {message.term} starts at {lsn_text(start)}"
+    if start != expected:
+        raise WalRefused(
+            f"{where}, but its log and this one part at {lsn_text(expected)}: connect again (here"
+            f" {history_text(seen)} up to {lsn_text(flush_lsn)}, there {history_text(history)})"
+        )
+    if start < state.commit_lsn:
+        raise WalRefused(
+            f"{where}: that would cut off what was committed up to {lsn_text(state.commit_lsn)}"
+        )
+    if 0 < write_record_lsn < start:
+        raise WalRefused(f"{where}, behind the end of this log at {lsn_text(write_record_lsn)}")
+
+
+def check_append(request: AppendRequest, elected_term: int | None, write_lsn: int) -> None:
+    """An append of a term whose leader did not announce itself, a rewrite, or a gap; heartbeats
+    too. `elected_term` is that of the last one that did, in this life of the acceptor."""
+    # After a start or a vote the log may hold what another leader left. Neon's acceptors only look
+    # whether the term is higher than theirs, and rely on proposers for the rest
+    if elected_term != request.term:
+        raise WalRefused(f"an append of term {request.term} before its leader was announced")
+    begin = request.begin_lsn
+    if begin < write_lsn:
+        raise WalRefused(
+            f"an append at {lsn_text(begin)} would rewrite what is there up to"
+            f" {lsn_text(write_lsn)}"
+        )
+    if write_lsn and begin > write_lsn:
+        raise WalRefused(
+            f"an append at {lsn_text(begin)} would leave a gap behind {lsn_text(write_lsn)}"
+        )
+    if request.end_lsn - begin != len(request.wal):
+        raise WalRefused(
+            f"an append of {len(request.wal)} bytes from {lsn_text(begin)} to"
+            f" {lsn_text(request.end_lsn)}"
+        )
+
+
+def _sets(membership: Membership) -> tuple[list[int], list[int]]:
+    members = sorted(member.node_id for member in membership.members)
+    return members, sorted(member.node_id for member in membership.new_members)
