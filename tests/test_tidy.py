@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -111,12 +113,39 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All of a file's syntax, the module first: parsed and walked once for all rules."""
+    return tuple(ast.walk(ast.parse(text_of(path))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """All syntax trees are some hundred megabytes: while they grow, half of the time would go to
+    looking for garbage among them, and the process goes on to other tests without them."""
+    gc.disable()
+    yield
+    text_of.cache_clear()
+    nodes_of.cache_clear()
+    gc.enable()
+
+
+def all_wrong(paths: Iterable[Path], wrong: Callable[[Path], list[str]]) -> list[str]:
+    """What of each file is against a rule. A rule is one test: one a file is slow to collect."""
+    return [f"{name_of(path)}: {what}" for path in paths for what in wrong(path)]
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+def functions(nodes: Iterable[ast.AST]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -130,9 +159,9 @@ def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or 0) - node.lineno + 1 - docstring
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything imported, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -154,66 +183,73 @@ def rank(room: str) -> int | None:
     return next((index for index, layer in enumerate(LAYERS) if room in layer), None)
 
 
-@pytest.mark.parametrize("path", FILES + TESTS, ids=name_of)
-def test_files_and_functions_are_short(path: Path) -> None:
-    text = path.read_text()
-    lines = len(text.splitlines())
-    assert lines <= (FILE_LINES_MAX if path in FILES else TEST_FILE_LINES_MAX)
-    long = [
-        f"{node.name} (line {node.lineno}): {code_lines(node)} lines"
-        for node in functions(ast.parse(text))
-        if code_lines(node) > FUNCTION_LINES_MAX
-    ]
-    assert long == []
+def test_files_and_functions_are_short() -> None:
+    def wrong(path: Path) -> list[str]:
+        lines = len(text_of(path).splitlines())
+        long = [
+            f"{node.name} (line {node.lineno}): {code_lines(node)} lines"
+            for node in functions(nodes_of(path))
+            if code_lines(node) > FUNCTION_LINES_MAX
+        ]
+        within = lines <= (TEST_FILE_LINES_MAX if path in TESTS else FILE_LINES_MAX)
+        return long if within else [f"{lines} lines", *long]
+
+    assert all_wrong(FILES + TESTS, wrong) == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_public_things_are_documented(path: Path) -> None:
+def test_public_things_are_documented() -> None:
     """Modules with code, public classes, and public functions and methods outside nested ones."""
-    tree = ast.parse(path.read_text())
-    if not tree.body:
-        return
-    missing = [] if ast.get_docstring(tree) else ["the module"]
-    for node in tree.body:
-        match node:
-            case (
-                ast.ClassDef(name=name)
-                | ast.FunctionDef(name=name)
-                | ast.AsyncFunctionDef(name=name)
-            ) if not name.startswith("_") and not ast.get_docstring(node):
-                missing.append(f"{name} (line {node.lineno})")
-    assert missing == []
+
+    def wrong(path: Path) -> list[str]:
+        tree = nodes_of(path)[0]
+        assert isinstance(tree, ast.Module)
+        if not tree.body:
+            return []
+        missing = [] if ast.get_docstring(tree) else ["the module"]
+        for node in tree.body:
+            match node:
+                case (
+                    ast.ClassDef(name=name)
+                    | ast.FunctionDef(name=name)
+                    | ast.AsyncFunctionDef(name=name)
+                ) if not name.startswith("_") and not ast.get_docstring(node):
+                    missing.append(f"{name} (line {node.lineno})")
+        return missing
+
+    assert all_wrong(FILES, wrong) == []
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if room_of(path) not in TIMELESS], ids=name_of
-)
-def test_clocks_tasks_and_randomness_come_through_the_context(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    found = [
-        f"line {node.lineno}: {dotted(node)}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and dotted(node) in BANNED
-    ]
-    # `from random import Random` is a type: what draws must be handed in
-    found += [
-        f"line {node.lineno}: import random"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import) and any(alias.name == "random" for alias in node.names)
-    ]
-    assert found == []
+def test_clocks_tasks_and_randomness_come_through_the_context() -> None:
+    def wrong(path: Path) -> list[str]:
+        found = [
+            f"line {node.lineno}: {dotted(node)}"
+            for node in nodes_of(path)
+            if isinstance(node, ast.Attribute) and dotted(node) in BANNED
+        ]
+        # `from random import Random` is a type: what draws must be handed in
+        found += [
+            f"line {node.lineno}: import random"
+            for node in nodes_of(path)
+            if isinstance(node, ast.Import) and any(alias.name == "random" for alias in node.names)
+        ]
+        return found
+
+    assert all_wrong([path for path in FILES if room_of(path) not in TIMELESS], wrong) == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_layers(path: Path) -> None:
+def test_layers() -> None:
     """A room imports only what stands lower; only spark/ imports PySpark."""
+    bound = [path for path in FILES if room_of(path) not in ("testing", "__init__")]
+    assert all_wrong(bound, out_of_layer) == []
+
+
+def out_of_layer(path: Path) -> list[str]:
     room = room_of(path)
-    if room in ("testing", "__init__"):
-        return
     here = rank(room)
-    assert here is not None, f"{room} stands in no layer"
+    if here is None:
+        return [f"{room} stands in no layer"]
     wrong = []
-    for line, module in imported(ast.parse(path.read_text())):
+    for line, module in imported(nodes_of(path)):
         if module.split(".")[0] in ("pyspark", "py4j") and room != "spark":
             wrong.append(f"line {line}: {module}")
         if not module.startswith("actors."):
@@ -231,7 +267,7 @@ def test_layers(path: Path) -> None:
             and not any(below == may or below.startswith(f"{may}.") for may in SPARK_CHILD_MAY)
         ):
             wrong.append(f"line {line}: {module}: the engine's child may not import it")
-    assert wrong == []
+    return wrong
 
 
 def test_every_layer_is_there_or_later() -> None:
@@ -240,23 +276,23 @@ def test_every_layer_is_there_or_later() -> None:
     assert sorted(room for room in rooms if rank(room) is None) == []
 
 
-@pytest.mark.parametrize("path", FILES + TESTS, ids=name_of)
-def test_names_say_something(path: Path) -> None:
-    assert not any(part.removesuffix(".py") in NAMES for part in path.relative_to(ROOT).parts)
+def test_names_say_something() -> None:
+    def wrong(path: Path) -> list[str]:
+        parts = (part.removesuffix(".py") for part in path.relative_to(ROOT).parts)
+        return [part for part in parts if part in NAMES]
+
+    assert all_wrong(FILES + TESTS, wrong) == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_nothing_is_left_for_later(path: Path) -> None:
-    found = re.findall(r"\b(?:TODO|FIXME|XXX|HACK)\b", path.read_text())
-    assert found == []
+def test_nothing_is_left_for_later() -> None:
+    words = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
+    assert all_wrong(FILES, lambda path: words.findall(text_of(path))) == []
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name_of)
-def test_tests_neither_sleep_nor_skip(path: Path) -> None:
-    if path == Path(__file__).resolve():
-        return
-    found = re.findall(r"(?:time|asyncio)\.sleep\(|mark\.(?:skip|flaky|xfail)", path.read_text())
-    assert found == []
+def test_tests_neither_sleep_nor_skip() -> None:
+    words = re.compile(r"(?:time|asyncio)\.sleep\(|mark\.(?:skip|flaky|xfail)")
+    others = [path for path in TESTS if path != Path(__file__).resolve()]
+    assert all_wrong(others, lambda path: words.findall(text_of(path))) == []
 
 
 def test_test_files_have_unique_names() -> None:
@@ -266,14 +302,12 @@ def test_test_files_have_unique_names() -> None:
     assert not list((ROOT / "tests").rglob("__init__.py"))
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=name_of)
-def test_no_place_of_one_machine(path: Path) -> None:
+def test_no_place_of_one_machine() -> None:
     """No path of a person's machine, no registry's host, no bench-mate's folder."""
-    text = path.read_text()
-    found = re.findall(
-        r"/(?:home|Users|root|work)/[\w.-]+|files\.pythonhosted|pypi\.org|\.\./shared", text
+    places = re.compile(
+        r"/(?:home|Users|root|work)/[\w.-]+|files\.pythonhosted|pypi\.org|\.\./shared"
     )
-    assert found == []
+    assert all_wrong(TEXTS, lambda path: places.findall(text_of(path))) == []
 
 
 def test_requirements_are_pinned_with_hashes() -> None:
