@@ -22,11 +22,13 @@ from persist_world import (  # type: ignore[import-not-found]
     Stores,
     add,
     contents,
+    updates,
 )
 
+from actors.dataflow.chunks import Note, Notes, note_key
 from actors.errors import Corrupt, InvalidUsage, StorageError
 from actors.kernel import SystemClock
-from actors.persist import Append, NewShard, Part, PersistClient
+from actors.persist import Append, Cas, NewShard, Part, PersistClient
 from actors.persist.documents import SEALED, decode_shard, decode_tables, encode
 from actors.persist.location import VersionedData
 from actors.persist.parts import decode
@@ -259,3 +261,34 @@ async def test_a_schema_that_a_part_does_not_have() -> None:
     other = Schema((Column("a", "bigint"), Column("b", "string", False)))
     with pytest.raises(Corrupt, match="has no b"):
         await client.fetch(part, other)
+
+
+async def test_every_damaged_byte_of_a_stashed_blob_is_found() -> None:
+    stores = Stores()
+    stashed = stores.client().stashed
+    key = stashed.fresh()
+    await stashed.set(key, b"an answer on its way")
+    whole = await stores.blob.get(key)
+    assert whole is not None
+    assert await stashed.get(key) == b"an answer on its way"
+    for bad in damaged(whole):
+        await stores.blob.set(key, bad)
+        with pytest.raises(Corrupt, match=key):
+            await stashed.get(key)
+
+
+async def test_a_damaged_note_of_a_hydration_is_none() -> None:
+    stores = Stores(INLINE)
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    parts = await client.write_parts("s", updates((1, 0, 1)))
+    note = Note(5, ("one", "two"), (parts,))
+    assert await Notes(client, "s").save(note)
+    assert await Notes(client, "s").load(5, note.chunks) == note
+    head = await client.head(note_key("s"))
+    assert head is not None
+    seqno = head.seqno
+    for bad in damaged(head.data):
+        assert await client.compare_and_set([Cas(note_key("s"), seqno, bad)])
+        seqno += 1
+        assert await Notes(client, "s").load(5, note.chunks) == Note(5, note.chunks)

@@ -7,7 +7,8 @@ is killed goes on behind the last chunk noted. The append that makes the view ta
 away in the same compare-and-set.
 
 Rules. A note is of one `as_of` and one list of chunks, each named by the files and rows it
-reads: when compaction has replaced any of them, or a noted part is gone, nothing of it is used.
+reads: when compaction has replaced any of them, or a noted part is gone, or the note is damaged,
+nothing of it is used.
 Noted parts are nobody's orphans while a process hydrates; a service that stays away for longer
 than the grace loses them, and computes them again.
 
@@ -23,7 +24,9 @@ from pathlib import Path
 
 import msgspec
 
+from actors.errors import Corrupt
 from actors.persist import Cas, Part, PersistClient
+from actors.persist.documents import sealed, unsealed
 from actors.plan.delta import Consolidate, DeltaPlan, Input, Node, Select, Union, Weigh, Where
 from actors.plan.jobs import Rows
 from actors.progress import ShardId, Time
@@ -117,8 +120,8 @@ class Notes:
         if head is None:
             return fresh
         try:
-            found = _DECODER.decode(head.data)
-        except msgspec.DecodeError:
+            found = _DECODER.decode(unsealed(note_key(self._shard), head.data))
+        except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
             return fresh
         parts = [part for done in found.done for part in done]
         if not await self._persist.claim(self._shard, parts):
@@ -130,7 +133,7 @@ class Notes:
 
     async def save(self, note: Note) -> bool:
         """Keeps the note; False when another hydrates the same shard."""
-        cas = Cas(note_key(self._shard), self._seqno, _ENCODER.encode(note))
+        cas = Cas(note_key(self._shard), self._seqno, sealed(_ENCODER.encode(note)))
         if not await self._persist.compare_and_set([cas]):
             return False
         self._seqno = 0 if self._seqno is None else self._seqno + 1

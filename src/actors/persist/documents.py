@@ -48,13 +48,17 @@ _tables = msgspec.msgpack.Decoder(TablesUpper)
 
 def encode(document: ShardState | TablesUpper) -> bytes:
     """As stored."""
-    data = _encoder.encode(document)
+    return sealed(_encoder.encode(document))
+
+
+def sealed(data: bytes) -> bytes:
+    """Any document, within the one that has its checksum."""
     return _encoder.encode(_Sealed(SEALED, zlib.crc32(data), data))
 
 
 def decode_shard(key: str, data: bytes) -> ShardState:
     """A stored state. Raises `Corrupt`, `StorageError` (written by a newer version)."""
-    data = _unsealed(key, data)
+    data = unsealed(key, data)
     try:
         state = _states.decode(data)
     except _UNDECODABLE as error:
@@ -67,7 +71,7 @@ def decode_shard(key: str, data: bytes) -> ShardState:
 
 def decode_tables(data: bytes) -> TablesUpper:
     """The stored shared upper. Raises as `decode_shard` does."""
-    data = _unsealed(TABLES_UPPER, data)
+    data = unsealed(TABLES_UPPER, data)
     try:
         tables = _tables.decode(data)
     except _UNDECODABLE as error:
@@ -76,22 +80,23 @@ def decode_tables(data: bytes) -> TablesUpper:
     return replace(tables, version=FORMAT)
 
 
-def _unsealed(key: str, data: bytes) -> bytes:
-    """The document, found to be what was written. What does not stand within one with a checksum
-    is older, or so damaged that it is no document either."""
+def unsealed(key: str, data: bytes) -> bytes:
+    """What `sealed` was given, found to be what was written; `key` is for errors. What does not
+    stand within a document with a checksum is older, or so damaged that it is no document either.
+    Raises `Corrupt`, `StorageError` (written by a newer version)."""
     try:
-        sealed = _sealed.decode(data)
+        outer = _sealed.decode(data)
     except _UNDECODABLE:
         return data
-    _check_format(key, sealed.version, SEALED)
-    found = zlib.crc32(sealed.document)
-    if found != sealed.checksum or sealed.version < SEALED:
+    _check_format(key, outer.version, SEALED)
+    found = zlib.crc32(outer.document)
+    if found != outer.checksum or outer.version < SEALED:
         raise Corrupt(
-            f"document {key}: {len(sealed.document)} bytes with crc32 {found:08x}, written were"
-            f" bytes with {sealed.checksum:08x}; restore the stores from a copy",
+            f"document {key}: {len(outer.document)} bytes with crc32 {found:08x}, written were"
+            f" bytes with {outer.checksum:08x}; restore the stores from a copy",
             determinate=True,
         )
-    return sealed.document
+    return outer.document
 
 
 def _check_own(key: str, state: ShardState) -> None:

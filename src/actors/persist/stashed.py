@@ -2,7 +2,8 @@
 
 They live in a folder of their own, under names that begin with the process that wrote them. A
 process that starts alone on its stores removes what earlier ones left (`clear`); the collection
-of orphans removes what is older than `stash_orphan_ms`, whoever wrote it.
+of orphans removes what is older than `stash_orphan_ms`, whoever wrote it. The last four bytes of a
+blob are the CRC32C of those before: what is damaged is an error, and no answer.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from actors.errors import InvalidUsage, StorageError
+import google_crc32c
+
+from actors.errors import Corrupt, InvalidUsage, StorageError
 from actors.persist.location import Blob
 
 FOLDER: Final = "_stash"
+CHECKSUM_BYTES: Final = 4
 
 
 class StashedBlobs:
@@ -35,11 +39,22 @@ class StashedBlobs:
 
     async def set(self, key: str, data: bytes) -> None:
         """Writes one. Raises `StoreFull`, `StorageError`."""
-        await self._blob.set(_checked(key), data)
+        await self._blob.set(_checked(key), data + _checksum(data))
 
     async def get(self, key: str) -> bytes | None:
-        """Reads one; None when it was removed. Raises `InvalidUsage`, `StorageError`."""
-        return await self._blob.get(_checked(key))
+        """Reads one; None when it was removed. Raises `InvalidUsage`, `Corrupt`,
+        `StorageError`."""
+        found = await self._blob.get(_checked(key))
+        if found is None:
+            return None
+        data, end = found[:-CHECKSUM_BYTES], found[-CHECKSUM_BYTES:]
+        if end != _checksum(data):
+            raise Corrupt(
+                f"blob {key}: {len(data)} bytes with CRC32C {_checksum(data).hex()}, written were"
+                f" bytes with {end.hex()}; read again",
+                determinate=True,
+            )
+        return data
 
     async def delete(self, keys: Iterable[str]) -> list[str]:
         """Removes them; those that could not be removed now."""
@@ -57,6 +72,10 @@ class StashedBlobs:
         found = [info.key for info in await self._blob.list_keys(f"{FOLDER}/")]
         others = [key for key in found if not key.startswith(own)]
         return len(others) - len(await self.delete(others))
+
+
+def _checksum(data: bytes) -> bytes:
+    return int(google_crc32c.value(data)).to_bytes(CHECKSUM_BYTES, "big")
 
 
 def _checked(key: str) -> str:
