@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -60,6 +61,7 @@ class Slots(RuleBasedStateMachine):
 
 
 TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def feedback(number: int) -> PageserverFeedback:
