@@ -1,197 +1,383 @@
 """A proposer: gets itself elected by a quorum of acceptors, streams a log to them, and says what
-of it is committed. Pure: events in, effects out.
+of it is committed. Pure: events in, effects out; no clock, no socket, no randomness.
 
-SKELETON: signatures are final, bodies follow.
+Theory of operation
+-------------------
+- **Term.** When a quorum was greeted by, the proposer takes ``max(term) + 1`` for its whole life.
+  An acceptor that shows a higher one, or refuses its vote before the election, ends this life
+  (`Fatal`): another leads or will, and only a new proposer may campaign again.
+- **Election.** With a quorum of votes the *donor* is the voter of the greatest (last log term,
+  flushed LSN). What it has flushed is where the term begins (`start_lsn`); the history is the
+  donor's and this term's entry. An acceptor is told so once it voted, or, late, once it was asked:
+  a vote refused in this very term by one that comes back is no harm then.
+- **Streaming.** Each acceptor gets the log from the highest common point on, in order, in pieces of
+  `WAL_BYTES_MAX`, no more than `pending_bytes_max` ahead of what it has flushed. What is needed and
+  not in memory (`tail`) is read from another acceptor: from any that has flushed it in this term,
+  or from the donor up to the term's begin. So a proposer has no log of its own on disk, and what an
+  earlier leader left is recovered by the same way as a laggard catches up.
+- **Heartbeats** are empty appends, `heartbeat_ms` after the last message. An acceptor that owes an
+  answer and says nothing for `silence_ms_max` is dropped; it comes back through the whole
+  handshake.
+- **Commit** (`quorum.committed`): what a quorum of every set of voters has flushed, where LSNs
+  below `start_lsn` count as nothing. A new one is told to all at once.
+- **Sync mode** appends nothing: it ends when the acceptors connected agree up to `start_lsn`.
+
+Invariants (`validate`)
+-----------------------
+``truncate_lsn <= commit_lsn <= end_lsn``; ``commit_lsn`` is 0 or at least ``start_lsn``;
+``end_lsn - max(commit_lsn, start_lsn) <= pending_bytes_max``; ``tail.begin_lsn`` is at most
+``max(commit_lsn, start_lsn)``, and what is kept before it at most `retained_bytes_max`; for each
+acceptor that is active ``acked_lsn <= streaming_at <= end_lsn`` and
+``streaming_at - acked_lsn <= pending_bytes_max``; before the election nobody is active.
+
+What it does not do: it connects to the addresses it was given, and does not follow members of a
+configuration to other ones; it looks at no record (pieces may end anywhere).
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
-from typing import Final, TypeAlias
+from collections.abc import Iterator
 
-import msgspec
+from actors.errors import InvalidUsage, WalRefused
+from actors.wal import quorum
+from actors.wal.candidate import Candidate, Peer
+from actors.wal.history import highest_common_point
+from actors.wal.lsn import lsn_text
+from actors.wal.messages import (
+    WAL_BYTES_MAX,
+    AcceptorGreeting,
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    ProposerElected,
+    ProposerGreeting,
+    VoteResponse,
+)
+from actors.wal.proposer_effects import (
+    CommitMoved,
+    Drop,
+    Effect,
+    Elected,
+    Fatal,
+    Fetch,
+    Phase,
+    ProposerConfig,
+    Send,
+    Session,
+    Synced,
+)
 
-from actors.wal.messages import AcceptorMessage, Entry, Membership, ProposerMessage
+__all__ = [
+    "CommitMoved",
+    "Drop",
+    "Effect",
+    "Elected",
+    "Fatal",
+    "Fetch",
+    "Phase",
+    "Proposer",
+    "ProposerConfig",
+    "Send",
+    "Session",
+    "Synced",
+]
 
-
-class ProposerConfig(msgspec.Struct, frozen=True):
-    """What a proposer is told once."""
-
-    tenant: str
-    timeline: str
-    start_lsn: int
-    """Where the log begins when no acceptor holds any of it (ignored otherwise)."""
-    membership: Membership = Membership()
-    """Generation 0: all acceptors given vote, a majority of them is a quorum."""
-    pg_version: int = 170005
-    system_id: int = 0
-    segment_bytes: int = 16 * 1024 * 1024
-    proposer_id: bytes = bytes(16)
-    is_sync: bool = False
-    """Brings acceptors to agree on what is there, appends nothing, and ends with `Synced`."""
-    heartbeat_ms: int = 1000
-    silence_ms_max: int = 10_000
-    """Without a message from an acceptor that owes one, its connection is dropped."""
-    pending_bytes_max: int = 16 * 1024 * 1024
-    """Of log appended and not committed; also what one acceptor may be sent and not have flushed.
-    No record may be longer."""
-    retained_bytes_max: int = 16 * 1024 * 1024
-    """Of committed log that is kept for acceptors that lag; they are given what is older from
-    another acceptor."""
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Give `message` to acceptor `acceptor`, over the connection it has now, in order."""
-
-    acceptor: int
-    message: ProposerMessage
-
-
-class Drop(msgspec.Struct, frozen=True):
-    """Close the connection to `acceptor` and make another in a while. No event of the old
-    connection may come any more (a `disconnected` for it is ignored)."""
-
-    acceptor: int
-    reason: str
-
-
-class Elected(msgspec.Struct, frozen=True):
-    """The proposer leads `term`; the log goes on at `start_lsn`, where `append` begins."""
-
-    term: int
-    start_lsn: int
-    donor: int
-    """The acceptor whose log was the most advanced."""
+OWES = (Session.GREETING, Session.VOTING, Session.ACTIVE)
+"""The states in which an acceptor owes an answer."""
 
 
-class CommitMoved(msgspec.Struct, frozen=True):
-    """All before `lsn` is on the disks of a quorum."""
-
-    lsn: int
-
-
-class Fetch(msgspec.Struct, frozen=True):
-    """Read [begin_lsn, end_lsn) of the log (at most `WAL_BYTES_MAX`) from acceptor `source`, as
-    START_REPLICATION with ``term`` does (it must still be in that term, and gives what it has
-    flushed), for acceptor `acceptor`; answered by `fetched` or `fetch_failed`.
-
-    An acceptor has at most one outstanding; dropping it or its disconnection cancels it (an answer
-    that comes all the same is ignored)."""
-
-    acceptor: int
-    source: int
-    begin_lsn: int
-    end_lsn: int
-    term: int
-
-
-class Synced(msgspec.Struct, frozen=True):
-    """Sync mode is through: the log ends at `lsn` for all (0: there is none)."""
-
-    lsn: int
-
-
-class Fatal(msgspec.Struct, frozen=True):
-    """The proposer must stop; a new one may campaign again. No event has an effect after this."""
-
-    reason: str
-
-
-Effect: TypeAlias = Send | Drop | Elected | CommitMoved | Fetch | Synced | Fatal
-
-
-class Phase(enum.Enum):
-    """Of the proposer."""
-
-    COLLECTING = "collecting"
-    """Waits for a quorum of greetings."""
-    CAMPAIGN = "campaign"
-    """Has its term, waits for a quorum of votes."""
-    ELECTED = "elected"
-    SYNCED = "synced"
-    FAILED = "failed"
-
-
-class Session(enum.Enum):
-    """Of one acceptor's connection."""
-
-    OFFLINE = "offline"
-    GREETING = "greeting"
-    """Was greeted, its greeting is awaited."""
-    GREETED = "greeted"
-    """Waits for the campaign."""
-    VOTING = "voting"
-    """Was asked for its vote."""
-    VOTED = "voted"
-    """Waits for the election."""
-    ACTIVE = "active"
-
-
-class Proposer:
+class Proposer(Candidate):
     """One proposer, one term. Every event returns the effects, to be performed in order.
 
     Time is that of the last `tick` (milliseconds of any steady clock)."""
 
-    def __init__(self, config: ProposerConfig, acceptors: Sequence[int]) -> None:
-        """`acceptors` are the caller's numbers for them (addresses); who they are (node ids) is
-        learnt from their greetings. Raises `InvalidUsage`."""
-        raise NotImplementedError
-
     # -- what is known --
 
-    phase: Phase
-    term: int
-    """0 before the campaign; fixed from then on."""
-    start_lsn: int
-    """Of the term (propTermStartLsn); 0 before the election, and for good if sync finds nothing."""
-    end_lsn: int
-    """Behind the last byte appended."""
-    commit_lsn: int
-    truncate_lsn: int
-    """All acceptors have flushed to here."""
-    history: tuple[Entry, ...]
-    """With this term's entry, once elected."""
-    failure: str
-    """Why it stopped; empty before."""
+    @property
+    def end_lsn(self) -> int:
+        """Behind the last byte appended; 0 before the election."""
+        return self._tail.end_lsn
 
     @property
     def room(self) -> int:
         """How many bytes `append` takes now."""
-        raise NotImplementedError
+        if self.phase is not Phase.ELECTED or self.config.is_sync:
+            return 0
+        pending = self.end_lsn - max(self.commit_lsn, self.start_lsn)
+        return self.config.pending_bytes_max - pending
+
+    def session(self, acceptor: int) -> Session:
+        return self._peers[acceptor].session
+
+    def flushed(self, acceptor: int) -> int:
+        """What it reported in this term; 0: nothing yet."""
+        return self._peers[acceptor].flush_lsn
 
     # -- events --
 
     def connected(self, acceptor: int) -> list[Effect]:
         """A connection to it is open and takes messages."""
-        raise NotImplementedError
+        if self._is_over():
+            return []
+        peer = self._peers[acceptor]
+        peer.reset(Session.GREETING, self._now_ms)
+        config = self.config
+        greeting = ProposerGreeting(
+            config.tenant,
+            config.timeline,
+            self.membership,
+            config.pg_version,
+            config.system_id,
+            config.segment_bytes,
+            config.proposer_id,
+        )
+        self._effects.append(Send(acceptor, greeting))
+        return self._done()
 
     def received(self, acceptor: int, message: AcceptorMessage) -> list[Effect]:
-        raise NotImplementedError
+        """A message came over its connection."""
+        peer = self._peers[acceptor]
+        if self._is_over() or peer.session is Session.OFFLINE:
+            return []
+        peer.heard_ms = self._now_ms
+        match message, peer.session:
+            case AcceptorGreeting(), Session.GREETING:
+                self._greeted(peer, message)
+            case VoteResponse(), Session.VOTING:
+                self._voted(peer, message)
+            case AppendResponse(), Session.ACTIVE:
+                self._answered(peer, message)
+            case _:
+                name = type(message).__name__
+                self._drop(peer, f"{name} while {peer.session.value}")
+        return self._done()
 
     def disconnected(self, acceptor: int) -> list[Effect]:
-        raise NotImplementedError
+        """Its connection is gone."""
+        peer = self._peers[acceptor]
+        if self._is_over() or peer.session is Session.OFFLINE:
+            return []
+        peer.reset(Session.OFFLINE, self._now_ms)
+        self._check_synced()
+        return self._done()
 
     def fetched(self, acceptor: int, begin_lsn: int, wal: bytes) -> list[Effect]:
         """What a `Fetch` for `acceptor` gave: 1 byte at least, perhaps fewer than asked for."""
-        raise NotImplementedError
+        peer = self._peers[acceptor]
+        asked = peer.fetching
+        if self._is_over() or asked is None or asked.begin_lsn != begin_lsn:
+            return []
+        if not wal:
+            return self.fetch_failed(acceptor, begin_lsn)
+        peer.fetching = None
+        peer.failed_sources.clear()
+        self._append_to(peer, wal[: asked.end_lsn - begin_lsn])
+        self._stream(peer)
+        return self._done()
 
     def fetch_failed(self, acceptor: int, begin_lsn: int) -> list[Effect]:
-        """The `Fetch` for `acceptor` gave nothing; it is tried again at a later `tick`."""
-        raise NotImplementedError
+        """The `Fetch` for `acceptor` gave nothing; it is tried again at a later `tick`, from
+        another source if one has it."""
+        peer = self._peers[acceptor]
+        asked = peer.fetching
+        if not self._is_over() and asked is not None and asked.begin_lsn == begin_lsn:
+            peer.fetching = None
+            peer.waits_for_tick = True
+            peer.failed_sources.add(asked.source)
+        return []
 
     def append(self, wal: bytes) -> list[Effect]:
         """Goes on with the log at `end_lsn`. Raises `InvalidUsage` when not elected, in sync mode,
         or for more than `room`."""
-        raise NotImplementedError
+        if len(wal) > self.room:
+            raise InvalidUsage(
+                f"{len(wal)} bytes of log, and there is room for {self.room}"
+                f" ({self.phase.value}{', sync mode' if self.config.is_sync else ''})"
+            )
+        self._tail.append(wal)
+        for peer in self._active():
+            self._stream(peer)
+        return self._done()
 
     def tick(self, now_ms: int) -> list[Effect]:
         """Some time went by: a few times a heartbeat."""
-        raise NotImplementedError
+        self._now_ms = max(self._now_ms, now_ms)
+        if self._is_over():
+            return []
+        for peer in self._peers.values():
+            peer.waits_for_tick = False
+            if peer.session in OWES and self._now_ms - peer.heard_ms >= self.config.silence_ms_max:
+                self._drop(peer, f"no message for {self._now_ms - peer.heard_ms} ms")
+            if peer.session is Session.ACTIVE:
+                self._stream(peer)
+                if self._now_ms - peer.sent_ms >= self.config.heartbeat_ms:
+                    self._append_to(peer, b"")
+        self._check_donor()
+        return self._done()
+
+    def _announce(self, peer: Peer) -> None:
+        """Tells it that we lead, and from where its log goes on."""
+        vote = peer.vote
+        assert vote is not None
+        try:
+            point = highest_common_point(self.history, vote.history, vote.flush_lsn)
+        except WalRefused as refused:
+            self._drop(peer, str(refused))
+            return
+        at = point.lsn if point is not None else self.history[0].lsn
+        if at > self.end_lsn:
+            # Behind a switch of segments, as long as the rest of the segment was not appended.
+            self._drop(
+                peer, f"it holds {lsn_text(at)}, and the log ends at {lsn_text(self.end_lsn)}"
+            )
+            return
+        peer.streaming_at = peer.acked_lsn = at
+        peer.session = Session.ACTIVE
+        peer.heard_ms = self._now_ms
+        generation = self.membership.generation
+        self._send(peer, ProposerElected(generation, self.term, at, self.history))
+        self._append_to(peer, b"")
+        self._stream(peer)
+
+    # -- streaming --
+
+    def _active(self) -> Iterator[Peer]:
+        return (peer for peer in self._peers.values() if peer.session is Session.ACTIVE)
+
+    def _append_to(self, peer: Peer, wal: bytes) -> None:
+        begin = peer.streaming_at
+        peer.streaming_at = begin + len(wal)
+        peer.told_commit_lsn = self.commit_lsn
+        self._send(
+            peer,
+            AppendRequest(
+                self.membership.generation,
+                self.term,
+                begin,
+                peer.streaming_at,
+                self.commit_lsn,
+                self.truncate_lsn,
+                wal,
+                self._id,
+            ),
+        )
+
+    def _stream(self, peer: Peer) -> None:
+        """Sends what it lacks, as far as its window goes; asks for what is not in memory."""
+        while peer.streaming_at < self.end_lsn and peer.fetching is None:
+            ahead = peer.streaming_at - peer.acked_lsn
+            room = min(WAL_BYTES_MAX, self.config.pending_bytes_max - ahead)
+            if room <= 0:
+                return
+            if peer.streaming_at < self._tail.begin_lsn:
+                self._fetch(peer, peer.streaming_at + room)
+                return
+            self._append_to(peer, self._tail.read(peer.streaming_at, room))
+
+    def _fetch(self, peer: Peer, end_lsn: int) -> None:
+        if peer.waits_for_tick:
+            return
+        begin = peer.streaming_at
+        held = {
+            each.number: each.flush_lsn
+            for each in self._active()
+            if each is not peer and each.flush_lsn > begin
+        }
+        if begin < self.start_lsn and self._peers[self.donor].session is not Session.OFFLINE:
+            held.setdefault(self.donor, self.start_lsn)
+        untried = {each: lsn for each, lsn in held.items() if each not in peer.failed_sources}
+        if not untried:
+            peer.failed_sources.clear()
+            peer.waits_for_tick = True
+            return
+        source = max(untried, key=lambda each: untried[each])
+        end = min(end_lsn, untried[source], self._tail.begin_lsn)
+        peer.fetching = Fetch(peer.number, source, begin, end, self.term)
+        self._effects.append(peer.fetching)
+
+    def _answered(self, peer: Peer, response: AppendResponse) -> None:
+        name = f"acceptor {peer.number}"
+        if response.generation != self.membership.generation:
+            self._fail(f"{name} answered in generation {response.generation}, not"
+                       f" {self.membership.generation}")  # fmt: skip
+            return
+        if response.term > self.term:
+            self._fail(f"{name} is in term {response.term}, after {self.term}: another leads")
+            return
+        if response.term < self.term:
+            self._drop(peer, f"an answer of term {response.term}, and ours is {self.term}")
+            return
+        # Behind a switch of segments it counts the rest of the segment, which was not sent yet.
+        peer.acked_lsn = max(peer.acked_lsn, min(response.flush_lsn, peer.streaming_at))
+        peer.flush_lsn = max(peer.flush_lsn, min(response.flush_lsn, peer.streaming_at))
+        peer.commit_lsn = max(peer.commit_lsn, response.commit_lsn)
+        self._stream(peer)
+        self._update_commit()
+        self._check_synced()
+
+    def _update_commit(self) -> None:
+        flushed = {self._voter(peer): peer.flush_lsn for peer in self._peers.values()}
+
+        def of(voter: int) -> int:
+            return flushed.get(voter, 0)
+
+        commit_lsn = max(self.commit_lsn, quorum.committed(self._voters, of, self.start_lsn))
+        lowest = min(of(voter) for voters in self._voters for voter in voters)
+        moved = commit_lsn > self.commit_lsn
+        self.commit_lsn = commit_lsn
+        self.truncate_lsn = max(self.truncate_lsn, min(lowest, commit_lsn))
+        kept_lsn = commit_lsn - self.config.retained_bytes_max
+        self._tail.trim(max(self.truncate_lsn, kept_lsn))
+        if moved:
+            self._effects.append(CommitMoved(commit_lsn))
+            for peer in self._active():
+                if peer.told_commit_lsn < commit_lsn:
+                    self._append_to(peer, b"")
+
+    # -- endings --
+
+    def _check_donor(self) -> None:
+        if self._peers[self.donor].session is not Session.OFFLINE:
+            self._donor_seen_ms = self._now_ms
+        gone_ms = self._now_ms - self._donor_seen_ms
+        if (
+            self.phase is Phase.ELECTED
+            and self.commit_lsn < self.start_lsn
+            and gone_ms >= self.config.donor_absent_ms_max
+            and quorum.agrees(self._voters, {self._voter(peer) for peer in self._active()})
+        ):
+            self._fail(
+                f"the log up to {lsn_text(self.start_lsn)} is needed of acceptor {self.donor},"
+                f" which has been away for {gone_ms} ms: the others may elect without it"
+            )
+
+    def _check_synced(self) -> None:
+        if (
+            self.config.is_sync
+            and self.phase is Phase.ELECTED
+            and self.commit_lsn >= self.start_lsn
+            and all(
+                peer.commit_lsn >= self.start_lsn
+                for peer in self._peers.values()
+                if peer.session is not Session.OFFLINE and self._votes(peer)
+            )
+        ):
+            self._synced()
 
     def validate(self) -> None:
         """Raises `AssertionError` when an invariant does not hold."""
-        raise NotImplementedError
-
-
-__all__: Final = ["Proposer", "ProposerConfig"]
+        commit, start, config = self.commit_lsn, self.start_lsn, self.config
+        self._tail.validate()
+        assert self.truncate_lsn <= commit <= self.end_lsn, (self.truncate_lsn, commit)
+        assert not commit or commit >= start, (commit, start)
+        known = max(commit, start)
+        assert self.end_lsn - known <= config.pending_bytes_max, (self.end_lsn, known)
+        assert self._tail.begin_lsn <= known, (self._tail.begin_lsn, known)
+        assert known - self._tail.begin_lsn <= config.retained_bytes_max + WAL_BYTES_MAX
+        terms = [entry.term for entry in self.history]
+        assert terms == sorted(set(terms)), self.history
+        for peer in self._active():
+            assert start > 0, peer.number
+            assert peer.acked_lsn <= peer.streaming_at <= self.end_lsn, peer.number
+            assert peer.streaming_at - peer.acked_lsn <= config.pending_bytes_max, peer.number
+            assert peer.flush_lsn <= peer.streaming_at, peer.number

@@ -1,0 +1,269 @@
+"""The first half of a proposer: greetings, the campaign, the votes, up to the election. Pure.
+
+Rules: see `proposer`, which goes on from here. The term is chosen once; a membership of a higher
+generation is adopted before the campaign alone, and then whoever was greeted with an older one is
+greeted anew; no node votes twice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from actors.errors import InvalidUsage
+from actors.wal import quorum
+from actors.wal.history import last_log_term
+from actors.wal.messages import (
+    WAL_BYTES_MAX,
+    AcceptorGreeting,
+    AppendRequest,
+    Entry,
+    ProposerElected,
+    VoteRequest,
+    VoteResponse,
+)
+from actors.wal.proposer_effects import (
+    Drop,
+    Effect,
+    Elected,
+    Fatal,
+    Fetch,
+    Phase,
+    ProposerConfig,
+    Send,
+    Session,
+    Synced,
+)
+from actors.wal.tail import Tail
+
+
+class Peer:
+    """What the proposer knows of one acceptor."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.node_id: int | None = None
+        self.session = Session.OFFLINE
+        self.term = 0
+        """In its last greeting."""
+        self.vote: VoteResponse | None = None
+        self.streaming_at = 0
+        self.acked_lsn = 0
+        """What it is known to hold of our log, for the window."""
+        self.flush_lsn = 0
+        """In its last answer to an append of this term; it counts also while it is away."""
+        self.commit_lsn = 0
+        self.told_commit_lsn = 0
+        self.heard_ms = 0
+        self.sent_ms = 0
+        self.fetching: Fetch | None = None
+        self.waits_for_tick = False
+        self.failed_sources: set[int] = set()
+
+    def reset(self, session: Session, now_ms: int) -> None:
+        """A connection began or ended."""
+        self.session = session
+        self.heard_ms = self.sent_ms = now_ms
+        self.vote = None
+        self.commit_lsn = 0
+        self.fetching = None
+        self.waits_for_tick = False
+        self.failed_sources.clear()
+
+
+class Candidate(ABC):
+    """A proposer as far as it campaigns."""
+
+    def __init__(self, config: ProposerConfig, acceptors: Sequence[int]) -> None:
+        """`acceptors` are the caller's numbers for them (addresses); who they are (node ids) is
+        learnt from their greetings. Raises `InvalidUsage`."""
+        if not acceptors or len(set(acceptors)) != len(acceptors):
+            raise InvalidUsage(f"acceptors {list(acceptors)}: one at least, and none twice")
+        if config.start_lsn <= 0:
+            raise InvalidUsage(f"start_lsn {config.start_lsn}: a log begins behind 0")
+        if config.pending_bytes_max < WAL_BYTES_MAX or config.retained_bytes_max < 0:
+            raise InvalidUsage(
+                f"pending_bytes_max {config.pending_bytes_max}, retained_bytes_max"
+                f" {config.retained_bytes_max}: at least {WAL_BYTES_MAX} and 0"
+            )
+        self.config = config
+        self.membership = config.membership
+        self.phase = Phase.COLLECTING
+        self.term = 0
+        """0 before the campaign; fixed from then on."""
+        self.start_lsn = 0
+        """Of the term; 0 before the election, and for good if sync finds nothing."""
+        self.commit_lsn = 0
+        self.truncate_lsn = 0
+        """All acceptors have flushed to here."""
+        self.history: tuple[Entry, ...] = ()
+        """With this term's entry, once elected."""
+        self.donor = acceptors[0]
+        self.failure = ""
+        """Why it stopped; empty before."""
+        self._peers = {number: Peer(number) for number in acceptors}
+        self._tail = Tail(0)
+        self._now_ms = 0
+        self._donor_seen_ms = 0
+        self._effects: list[Effect] = []
+        self._set_voters()
+
+    def _set_voters(self) -> None:
+        named = quorum.voters_of(self.membership)
+        self._voters = named or (frozenset(self._peers),)
+
+    def _greeted(self, peer: Peer, greeting: AcceptorGreeting) -> None:
+        if not self._knows(peer, greeting.node_id):
+            return
+        theirs = greeting.membership.generation
+        if theirs > self.membership.generation and not self._adopts(peer, greeting):
+            return
+        if theirs < self.membership.generation:
+            self._drop(peer, f"generation {theirs}, and ours is {self.membership.generation}")
+            return
+        peer.term = greeting.term
+        peer.session = Session.GREETED
+        if self.phase is Phase.COLLECTING:
+            greeted = [each for each in self._peers.values() if each.session is Session.GREETED]
+            if not quorum.agrees(self._voters, {self._voter(each) for each in greeted}):
+                return
+            self.term = max(each.term for each in greeted) + 1
+            self.phase = Phase.CAMPAIGN
+            for each in greeted:
+                self._ask(each)
+        elif greeting.term > self.term:
+            self._fail(f"acceptor {peer.number} is in term {greeting.term}, after {self.term}")
+        else:
+            self._ask(peer)
+
+    def _knows(self, peer: Peer, node_id: int) -> bool:
+        """Nobody may vote twice: a node has one address, for the proposer's life."""
+        for other in self._peers.values():
+            if other is not peer and other.node_id == node_id:
+                self._fail(
+                    f"acceptors {other.number} and {peer.number} are both node {node_id}:"
+                    " give every acceptor once, and node ids that differ"
+                )
+                return False
+        if peer.node_id not in (None, node_id):
+            self._fail(f"acceptor {peer.number} was node {peer.node_id} and is node {node_id} now")
+            return False
+        peer.node_id = node_id
+        return True
+
+    def _adopts(self, peer: Peer, greeting: AcceptorGreeting) -> bool:
+        """A newer configuration is taken before the campaign alone: votes are of one."""
+        membership = greeting.membership
+        if self.phase is not Phase.COLLECTING:
+            self._fail(
+                f"acceptor {peer.number} has generation {membership.generation}, and the campaign"
+                f" began with {self.membership.generation}"
+            )
+            return False
+        self.membership = membership
+        self._set_voters()
+        for other in self._peers.values():
+            if other is not peer and other.session is not Session.OFFLINE:
+                self._drop(other, f"greeted before generation {membership.generation} was known")
+        return True
+
+    def _voter(self, peer: Peer) -> int:
+        """Its name in the sets of voters; -1: none yet."""
+        if not self.membership.generation:
+            return peer.number
+        return -1 if peer.node_id is None else peer.node_id
+
+    def _ask(self, peer: Peer) -> None:
+        """One that is no member stays greeted, and hears no more."""
+        if any(self._voter(peer) in voters for voters in self._voters):
+            peer.session = Session.VOTING
+            self._send(peer, VoteRequest(self.membership.generation, self.term, self._id))
+
+    @property
+    def _id(self) -> bytes:
+        return self.config.proposer_id
+
+    def _voted(self, peer: Peer, vote: VoteResponse) -> None:
+        name = f"acceptor {peer.number}"
+        if vote.generation != self.membership.generation:
+            self._fail(f"{name} voted in generation {vote.generation}, not"
+                       f" {self.membership.generation}")  # fmt: skip
+        elif vote.term > self.term or (not vote.vote_given and self.phase is Phase.CAMPAIGN):
+            self._fail(f"{name} refused its vote for term {self.term}: it is in {vote.term}")
+        elif vote.term < self.term:
+            self._drop(peer, f"a vote of term {vote.term}, asked for in {self.term}")
+        else:
+            peer.vote = vote
+            peer.session = Session.VOTED
+            if self.phase is Phase.CAMPAIGN:
+                self._count_votes()
+            else:
+                self._announce(peer)
+
+    def _count_votes(self) -> None:
+        votes = {
+            each.number: each.vote
+            for each in self._peers.values()
+            if each.session is Session.VOTED and each.vote is not None
+        }
+        if not quorum.agrees(self._voters, {self._voter(self._peers[i]) for i in votes}):
+            return
+
+        def rank(number: int) -> tuple[int, int]:
+            vote = votes[number]
+            return last_log_term(vote.history, vote.flush_lsn), vote.flush_lsn
+
+        self.donor = max(votes, key=rank)
+        donor = votes[self.donor]
+        self.phase = Phase.ELECTED
+        self._donor_seen_ms = self._now_ms
+        if not donor.flush_lsn and self.config.is_sync:
+            self._synced()
+            return
+        self.start_lsn = donor.flush_lsn or self.config.start_lsn
+        kept = tuple(entry for entry in donor.history if entry.lsn <= donor.flush_lsn)
+        self.history = (*kept, Entry(self.term, self.start_lsn))
+        self._tail = Tail(self.start_lsn)
+        truncate_lsn = max(vote.truncate_lsn for vote in votes.values())
+        self._effects.append(Elected(self.term, self.start_lsn, self.donor))
+        if self.config.is_sync and truncate_lsn == self.start_lsn:
+            self._synced()
+            return
+        for number in votes:
+            self._announce(self._peers[number])
+
+    def _votes(self, peer: Peer) -> bool:
+        return any(self._voter(peer) in voters for voters in self._voters)
+
+    def _synced(self) -> None:
+        self.phase = Phase.SYNCED
+        self._effects.append(Synced(self.start_lsn))
+
+    def _fail(self, reason: str) -> None:
+        self.phase = Phase.FAILED
+        self.failure = reason
+        self._effects.append(Fatal(reason))
+
+    def _is_over(self) -> bool:
+        return self.phase in (Phase.FAILED, Phase.SYNCED)
+
+    def _drop(self, peer: Peer, reason: str) -> None:
+        peer.reset(Session.OFFLINE, self._now_ms)
+        self._effects.append(Drop(peer.number, reason))
+        self._check_synced()
+
+    def _send(self, peer: Peer, message: VoteRequest | ProposerElected | AppendRequest) -> None:
+        peer.sent_ms = self._now_ms
+        self._effects.append(Send(peer.number, message))
+
+    def _done(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    @abstractmethod
+    def _announce(self, peer: Peer) -> None:
+        """Tells one that has voted that we lead."""
+
+    @abstractmethod
+    def _check_synced(self) -> None:
+        """Ends sync mode, if somebody's going ends what it waited for."""

@@ -1,0 +1,79 @@
+"""The newest part of a log, in memory: what a proposer may still have to send. Pure.
+
+Invariants: the pieces are adjacent, ``begin_lsn == pieces[0].begin`` and
+``end_lsn - begin_lsn == retained_bytes == sum of the pieces``; no piece is empty or longer than
+`WAL_BYTES_MAX`. Pieces are dropped whole, so that those being sent are shared and never copied.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+from actors.wal.messages import WAL_BYTES_MAX
+
+
+class Tail:
+    """[begin_lsn, end_lsn) of a log."""
+
+    def __init__(self, begin_lsn: int) -> None:
+        self.end_lsn = begin_lsn
+        self._begins: list[int] = []
+        self._pieces: list[bytes] = []
+        self._dropped = 0
+        """Pieces at the front that are gone; the lists are cut when they are many."""
+
+    @property
+    def begin_lsn(self) -> int:
+        return self._begins[self._dropped] if self._dropped < len(self._begins) else self.end_lsn
+
+    @property
+    def retained_bytes(self) -> int:
+        return self.end_lsn - self.begin_lsn
+
+    def append(self, wal: bytes) -> None:
+        """Goes on at `end_lsn`."""
+        for at in range(0, len(wal), WAL_BYTES_MAX):
+            piece = wal[at : at + WAL_BYTES_MAX]
+            self._begins.append(self.end_lsn)
+            self._pieces.append(piece)
+            self.end_lsn += len(piece)
+
+    def read(self, begin_lsn: int, bytes_max: int) -> bytes:
+        """From `begin_lsn` on, `bytes_max` at most; 1 at least. `begin_lsn` must be inside."""
+        assert self.begin_lsn <= begin_lsn < self.end_lsn, (self.begin_lsn, begin_lsn, self.end_lsn)
+        index = bisect.bisect_right(self._begins, begin_lsn, self._dropped) - 1
+        skipped = begin_lsn - self._begins[index]
+        first = self._pieces[index][skipped : skipped + bytes_max]
+        if len(first) == bytes_max or index + 1 == len(self._pieces):
+            return first
+        found = [first]
+        room = bytes_max - len(first)
+        while room and (index := index + 1) < len(self._pieces):
+            found.append(self._pieces[index][:room])
+            room -= len(found[-1])
+        return b"".join(found)
+
+    def trim(self, needed_lsn: int) -> None:
+        """Drops pieces that lie wholly before `needed_lsn`."""
+        dropped = self._dropped
+        while (
+            dropped < len(self._begins)
+            and self._begins[dropped] + len(self._pieces[dropped]) <= needed_lsn
+        ):
+            self._pieces[dropped] = b""
+            dropped += 1
+        self._dropped = dropped
+        if dropped > 64 and dropped * 2 > len(self._begins):
+            del self._begins[:dropped], self._pieces[:dropped]
+            self._dropped = 0
+
+    def validate(self) -> None:
+        """Raises `AssertionError` when an invariant does not hold."""
+        at = self.begin_lsn
+        for begin, piece in zip(
+            self._begins[self._dropped :], self._pieces[self._dropped :], strict=True
+        ):
+            assert begin == at, (begin, at)
+            assert 0 < len(piece) <= WAL_BYTES_MAX, (begin, len(piece))
+            at += len(piece)
+        assert at == self.end_lsn, (at, self.end_lsn)
