@@ -287,6 +287,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster_token_file: str = ""
     """The same for the replica protocol."""
 
+    # the WAL's acceptor; see `actors.wal`
+    wal_listen: str = "127.0.0.1:5454"
+    """Of `penstock wal serve`, for proposers and readers of the log: host:port."""
+    wal_dir: str = "wal"
+    """Its timelines lie here, a folder for each: tenant/timeline."""
+    wal_node_id: int = 1
+    """Of this acceptor, among those of one log."""
+    wal_messages_max: int = 256
+    """Of one proposer: read and not yet in the log; then its socket is not read."""
+    wal_replies_max: int = 16
+    """To one proposer: not yet written to its socket; then its messages wait."""
+    wal_flush_ms: int = 1_000
+    """What a proposer that never pauses sent is flushed so often at least."""
+    wal_slow_ms: int = 5_000
+    """A message that waits for room for so long is warned of."""
+    wal_idle_timeout_ms: int = 600_000
+    """A peer that sends nothing for so long is given up."""
+    wal_save_ms: int = 300
+    """A timeline whose positions moved is looked at so often, whether to save them."""
+    wal_control_age_ms: int = 300_000
+    """Positions that moved and are in memory alone are saved after so long."""
+
     # the process
     pin_cores: bool = False
     """Pins the event loop and the engine to separate cores; the log says which."""
@@ -351,6 +373,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (
                 self.retry_delay_ms_min <= self.retry_delay_ms_max,
                 "retry_delay_ms_min must not exceed retry_delay_ms_max",
+            ),
+            (
+                self.wal_messages_max >= 8 and self.wal_replies_max >= 2,
+                "wal_messages_max must be at least 8, and wal_replies_max at least 2: half of each "
+                "is in hand while the other half waits",
             ),
             (self.replicas <= REPLICAS_MAX, f"replicas must not exceed {REPLICAS_MAX}"),
             (

@@ -33,9 +33,20 @@ from actors.telemetry import (
     STEP_SECONDS,
     STEPS,
     SYSTEM,
+    WAL_BYTES,
+    WAL_FLUSH_SECONDS,
+    WAL_MESSAGES,
+    WAL_OUTCOME,
+    WAL_QUEUE_BYTES,
+    WAL_QUEUE_DEPTH,
+    WAL_QUEUED,
+    WAL_RECEIVERS,
+    WAL_WRITE_SECONDS,
 )
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+KEYS: Final = {RECONCILED_REPLACED: REASON, WAL_MESSAGES: WAL_OUTCOME}
+"""What the key of a measure is, where it is no dataflow."""
 REQUEST_BYTES_MAX: Final = 8192
 REQUEST_SECONDS_MAX: Final = 5.0
 SESSION_PREFIX: Final = "/sessions/"
@@ -79,7 +90,7 @@ class Metrics:
         buckets = ExplicitBucketHistogramAggregation(SECONDS)
         views = [
             View(instrument_name=name, aggregation=buckets)
-            for name in (STEP_SECONDS, APPEND_SECONDS)
+            for name in (STEP_SECONDS, APPEND_SECONDS, WAL_WRITE_SECONDS, WAL_FLUSH_SECONDS)
         ]
         named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or SYSTEM}
         self._provider = MeterProvider(
@@ -97,10 +108,18 @@ class Metrics:
             RECONCILED_REPLACED: meter.create_counter(
                 RECONCILED_REPLACED, "1", "Reasons for which a running dataflow was not kept"
             ),
+            WAL_MESSAGES: meter.create_counter(WAL_MESSAGES, "1", "Of proposers, by outcome"),
+            WAL_BYTES: meter.create_counter(WAL_BYTES, "By", "Of log"),
+            WAL_RECEIVERS: meter.create_up_down_counter(WAL_RECEIVERS, "1", "Proposers"),
+            WAL_QUEUED: meter.create_up_down_counter(WAL_QUEUED, "1", "Messages not yet taken"),
+            WAL_QUEUE_BYTES: meter.create_up_down_counter(WAL_QUEUE_BYTES, "By", "Their log"),
         }
         self._recorders: dict[str, Any] = {
             STEP_SECONDS: meter.create_histogram(STEP_SECONDS, "s", "From cut to commit"),
             APPEND_SECONDS: meter.create_histogram(APPEND_SECONDS, "s", "Compare-and-appends"),
+            WAL_WRITE_SECONDS: meter.create_histogram(WAL_WRITE_SECONDS, "s", "Of one append"),
+            WAL_FLUSH_SECONDS: meter.create_histogram(WAL_FLUSH_SECONDS, "s", "Of a group"),
+            WAL_QUEUE_DEPTH: meter.create_histogram(WAL_QUEUE_DEPTH, "1", "Of one proposer"),
         }
         self._setters: dict[str, Any] = {
             LAG_MS: meter.create_gauge(LAG_MS, "ms", "How far an object is behind the tables")
@@ -125,7 +144,7 @@ class Metrics:
 
     def measure(self, name: str, value: float, key: str) -> None:
         """See `actors.spans.Instruments`."""
-        kind = REASON if name == RECONCILED_REPLACED else "penstock.dataflow"
+        kind = KEYS.get(name, "penstock.dataflow")
         attributes = {kind: key} if key else {}
         if name in self._adders:
             self._adders[name].add(value, attributes)
