@@ -168,6 +168,12 @@ class Context(Generic[M]):
         """Milliseconds that never go back."""
         return self._cell.system.clock.monotonic_ms()
 
+    @property
+    def more_waits(self) -> bool:
+        """Whether another message follows the one being handled: who does work for many at once
+        goes on gathering while there is."""
+        return self._cell.mailbox.more_waits
+
     def spawn(
         self,
         factory: Callable[[], Actor[N]],

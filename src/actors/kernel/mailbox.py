@@ -317,6 +317,14 @@ class Mailbox(Generic[M]):
         now = [i for i, m in enumerate(bare) if m is self.current]
         return bool(places) and (not now or places[0] >= now[0])
 
+    @property
+    def more_waits(self) -> bool:
+        """Whether something follows the message that is being handled: it waits here, or its
+        sender has been given room and is about to put it there."""
+        if self._queue or self._granted:
+            return True
+        return bool(self.batch) and self.batch[-1] is not self.current
+
     def put_back(self, messages: Sequence[M | Traced[M]]) -> None:
         """Returns messages received but not handled to the front (the receiver crashed).
 
