@@ -1,0 +1,538 @@
+"""The way of a proposer's messages into a timeline: reader, acceptor and writer, apart.
+
+Theory of operation. A connection that pushes a log is a `Receiver`. It reads its socket beside
+itself and hands each message to its `WalAcceptor`, which puts them into the timeline and hands
+answers to the `Writer`. Both have bounded mailboxes, half of the limit in each: what was taken
+out is in hand, the rest waits. So one chain of waiting leads back to the proposer: the writer's
+mailbox is full → the acceptor waits → its mailbox is full → the socket is not read.
+
+- **Group flush.** Appends are taken unflushed. When nothing follows, what was taken is flushed and
+  answered in the same call to the disk: a lone append waits for nobody, a burst shares one flush.
+  While more follows it is flushed every ``wal_flush_ms``, and the store flushes a segment that
+  becomes full. So nothing is unflushed while nothing comes.
+- **Feedback** of consumers is attached to a copy of the last append's answer. Before there is one
+  it is dropped: the next says more.
+- **Disconnect.** The acceptor takes all that was read before, flushes, and has ended before the
+  connection does: who asks for the timeline's status afterwards sees all that was read. Answers
+  are written for as long as the socket takes them; when it does not, the acceptor flushes what it
+  has and drops the rest.
+- **Faults.** An acceptor that refuses, fails or crashes ends its own connection, with an error that
+  names it; a crash of anything here reaches nobody else. When a timeline is stopped, nothing is
+  drained or flushed.
+
+Invariants: messages enter the timeline in the order in which they came; answers leave in the order
+in which they were made; at most ``wal_messages_max`` messages were read and are not in the log.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from actors.errors import ActorDead, Broken, Closed, PenstockError, WalRefused, WouldBlock
+from actors.kernel import STOP, Actor, Address, Effect, Reply
+from actors.settings import Settings
+from actors.spans import measure
+from actors.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
+from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
+from actors.wal.messages import (
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    ProposerElected,
+    ProposerMessage,
+)
+from actors.wal.registry import Feed, Guard
+from actors.wal.timeline import Timeline
+
+log = logging.getLogger("penstock.wal")
+
+GATHERED_MAX: Final = 64
+"""Messages in one call to the disk; less where few may be in hand."""
+GATHERED_BYTES_MAX: Final = 1024 * 1024
+SAMPLE_MS: Final = 5_000
+"""How often the queue's depth is measured."""
+
+
+class CopyEnd(enum.Enum):
+    """How a peer ends its side of the copy."""
+
+    EOF = "the connection was closed"
+    TERMINATE = "the peer said Terminate"
+    DONE = "the peer said CopyDone"
+    FAIL = "the peer said CopyFail"
+
+
+class Wire(Protocol):
+    """What a receiver needs of a connection."""
+
+    @property
+    def peer(self) -> str:
+        """For people."""
+        ...
+
+    async def next_copy(self) -> bytes | CopyEnd:
+        """What the next CopyData holds. Raises `Broken`, `MalformedFrame`, `FrameTooLarge`."""
+        ...
+
+    async def send_copy(self, data: bytes) -> None:
+        """Sends one CopyData, waiting while the peer is slow. Raises `Broken`."""
+        ...
+
+
+class Codec(Protocol):
+    """One version of the messages: `codec_v3` or `codec_v2`."""
+
+    def decode_proposer(self, data: bytes, /) -> ProposerMessage:
+        """Raises `MalformedFrame`."""
+        ...
+
+    def encode_acceptor(self, message: AcceptorMessage, /) -> bytes:
+        """Its bytes, exactly."""
+        ...
+
+
+# -- the writer ------------------------------------------------------------------------------------
+
+
+class Respond(msgspec.Struct, frozen=True, gc=False):
+    """To the writer: an answer."""
+
+    message: AcceptorMessage
+
+
+class Spread(msgspec.Struct, frozen=True, gc=False):
+    """To the writer: its feed holds something."""
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """To the writer: nothing follows."""
+
+
+WriterMessage: TypeAlias = Respond | Spread | Finish
+
+
+class Writer(Actor[WriterMessage]):
+    """Writes answers, and feedback on top of them."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        codec: Codec,
+        timeline: Timeline,
+        failed: Callable[[PenstockError], object],
+    ) -> None:
+        self._wire = wire
+        self._codec = codec
+        self._feeds = timeline.feeds
+        self._failed = failed
+        self._feed: Feed | None = None
+        self._last: AppendResponse | None = None
+
+    async def on_start(self) -> None:
+        """Listens to consumers."""
+        self._feed = self._feeds.open(lambda: self.ctx.self.reply(Spread()))
+
+    async def receive(self, message: WriterMessage) -> None:
+        """Handles one message."""
+        try:
+            match message:
+                case Respond(answer):
+                    if isinstance(answer, AppendResponse):
+                        self._last = answer
+                    await self._send(answer)
+                case Spread():
+                    assert self._feed is not None, "it has started"
+                    for feedback in self._feed.take():
+                        if self._last is not None:
+                            await self._send(replace(self._last, pageserver=feedback))
+                case Finish():
+                    self.ctx.stop()
+                case _:
+                    assert_never(message)
+        except PenstockError as error:
+            self._failed(error)
+            self.ctx.stop()
+
+    async def _send(self, answer: AcceptorMessage) -> None:
+        await self._wire.send_copy(self._codec.encode_acceptor(answer))
+
+    async def on_stop(self) -> None:
+        """Hears no more."""
+        if self._feed is not None:
+            self._feeds.close(self._feed)
+
+
+# -- the acceptor ----------------------------------------------------------------------------------
+
+
+class FromProposer(msgspec.Struct, frozen=True, gc=False):
+    """To the acceptor: what came."""
+
+    message: ProposerMessage
+
+
+class Disconnected(msgspec.Struct, frozen=True, gc=False):
+    """To the acceptor: nothing follows."""
+
+
+class _Sample(msgspec.Struct, frozen=True, gc=False):
+    """It is time to measure the queue."""
+
+
+AcceptorInput: TypeAlias = FromProposer | Disconnected | _Sample
+
+
+class Queued:
+    """Measures what waits for an acceptor: told by who puts it there and by who takes it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._bytes = 0
+
+    def put(self, message: ProposerMessage, sign: int = 1) -> None:
+        """After it was sent."""
+        size = len(message.wal) if isinstance(message, AppendRequest) else 0
+        self._add(sign, sign * size)
+
+    def drain(self) -> None:
+        """Nobody will take the rest."""
+        self._add(-self._count, -self._bytes)
+
+    def _add(self, count: int, size: int) -> None:
+        self._count += count
+        self._bytes += size
+        measure(WAL_QUEUED, count)
+        measure(WAL_QUEUE_BYTES, size)
+
+
+class WalAcceptor(Actor[AcceptorInput]):
+    """Puts the messages of one connection into the timeline. Says once to `ended` how it went."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        guard: Guard,
+        writer: Address[Respond],
+        ended: Callable[[PenstockError | None], object],
+        queued: Queued,
+        settings: Settings,
+    ) -> None:
+        self._timeline = timeline
+        self._guard = guard
+        self._writer = writer
+        self._ended = ended
+        self._queued = queued
+        self._settings = settings
+        self._gathered: list[Message] = []
+        self._gathered_max = min(GATHERED_MAX, max(1, settings.wal_messages_max // 4))
+        self._gathered_bytes = 0
+        self._unflushed_since_ms: float | None = None
+        self._over = False
+
+    async def on_start(self) -> None:
+        """Begins to measure."""
+        self.ctx.after(SAMPLE_MS, _Sample())
+
+    async def receive(self, message: AcceptorInput) -> None:
+        """Handles one message."""
+        if self._over:
+            return
+        last = False
+        match message:
+            case FromProposer(given):
+                self._queued.put(given, -1)
+                self._gather(given)
+            case Disconnected():
+                last = True
+            case _Sample():
+                measure(WAL_QUEUE_DEPTH, self.ctx.self.statistics().depth)
+                self.ctx.after(SAMPLE_MS, _Sample())
+            case _:
+                assert_never(message)
+        idle = last or not self.ctx.more_waits
+        full = (
+            len(self._gathered) >= self._gathered_max or self._gathered_bytes >= GATHERED_BYTES_MAX
+        )
+        if full or (idle and (self._gathered or self._unflushed_since_ms is not None)):
+            await self._work(idle)
+        if last and not self._over:
+            self._end(None)
+
+    def _gather(self, given: ProposerMessage) -> None:
+        if isinstance(given, AppendRequest):
+            self._gathered.append(AppendUnflushed(given))
+            self._gathered_bytes += len(given.wal)
+            if self._unflushed_since_ms is None:
+                self._unflushed_since_ms = self.ctx.monotonic_ms()
+        else:
+            if isinstance(given, ProposerElected):
+                self._guard.streaming()
+            self._gathered.append(given)
+
+    async def _work(self, idle: bool) -> None:
+        """Puts what was gathered into the timeline, and flushes it when nothing follows, or what
+        was taken has waited long enough."""
+        messages, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        since = self._unflushed_since_ms
+        waited = since is not None and (
+            self.ctx.monotonic_ms() - since >= self._settings.wal_flush_ms
+        )
+        if since is not None and (idle or waited):
+            messages.append(FlushWal())
+        done = await self._timeline.process(messages)
+        if done.error is None and messages and isinstance(messages[-1], FlushWal):
+            self._unflushed_since_ms = None
+        try:
+            for reply in done.replies:
+                await self._writer.send(Respond(reply))
+        except (Closed, Broken):  # nobody to answer any more: what was taken becomes durable
+            await self._flush()
+            self._end(done.error)
+            return
+        if done.error is not None:
+            if isinstance(done.error, WalRefused):
+                await self._flush()
+            self._end(done.error)
+
+    async def _flush(self) -> None:
+        if self._unflushed_since_ms is not None:
+            self._unflushed_since_ms = None
+            await self._timeline.process([FlushWal()])
+
+    def _end(self, error: PenstockError | None) -> None:
+        self._over = True
+        self._ended(error)
+        self.ctx.stop()
+
+    def describe(self) -> str:
+        """What it is doing or waiting for."""
+        since = "unflushed appends" if self._unflushed_since_ms is not None else "all flushed"
+        return f"{len(self._gathered)} messages gathered, {since}"
+
+
+# -- the whole -------------------------------------------------------------------------------------
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False):
+    """How a connection ended: by its peer (`end`), or by `error`: our side's if `from_acceptor`."""
+
+    end: CopyEnd | None = None
+    error: PenstockError | None = None
+    from_acceptor: bool = False
+
+
+class _ReadEnded(msgspec.Struct, frozen=True, gc=False):
+    end: CopyEnd | None
+    error: PenstockError | None = None
+
+
+class _Slow(msgspec.Struct, frozen=True, gc=False):
+    """A message has waited for room."""
+
+
+class _AcceptorEnded(msgspec.Struct, frozen=True, gc=False):
+    error: PenstockError | None
+
+
+class _WriterFailed(msgspec.Struct, frozen=True, gc=False):
+    error: PenstockError
+
+
+class _AcceptorGone(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+class _WriterGone(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+_ReceiverMessage: TypeAlias = (
+    _ReadEnded | _Slow | _AcceptorEnded | _WriterFailed | _AcceptorGone | _WriterGone
+)
+
+
+class Receiver(Actor[_ReceiverMessage]):
+    """One connection of a proposer, from its greeting on; answers `outcome` when it is over."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        codec: Codec,
+        timeline: Timeline,
+        greeting: ProposerMessage,
+        outcome: Reply[Outcome],
+        settings: Settings,
+    ) -> None:
+        self._wire = wire
+        self._codec = codec
+        self._timeline = timeline
+        self._greeting = greeting
+        self._outcome = outcome
+        self._settings = settings
+        self._queued = Queued()
+        self._guard: Guard | None = None
+        self._reading: Effect | None = None
+        self._read: _ReadEnded | None = None
+        self._ended: _AcceptorEnded | None = None
+        self._writer_error: PenstockError | None = None
+        self._gone = {"acceptor": False, "writer": False}
+
+    async def on_start(self) -> None:
+        """Sets up the chain, and begins to read."""
+        own, settings = self.ctx.self, self._settings
+        self._guard = self._timeline.registry.register(self._wire.peer)
+        measure(WAL_RECEIVERS, 1)
+        self._writer: Address[WriterMessage] = self.ctx.spawn(
+            lambda: Writer(
+                self._wire, self._codec, self._timeline, lambda e: own.reply(_WriterFailed(e))
+            ),
+            "writer",
+            mailbox=settings.wal_replies_max // 2,
+            policy=STOP,
+        )
+        guard, writer = self._guard, self._writer
+        # a quarter is gathered at most, and what was taken out of the mailbox is as much again
+        waiting_max = (settings.wal_messages_max * 3 // 4) // 2
+        self._acceptor: Address[AcceptorInput] = self.ctx.spawn(
+            lambda: WalAcceptor(
+                self._timeline,
+                guard,
+                writer,  # type: ignore[arg-type]  # an address takes what its actor does
+                lambda e: own.reply(_AcceptorEnded(e)),
+                self._queued,
+                settings,
+            ),
+            "acceptor",
+            mailbox=waiting_max,
+            policy=STOP,
+        )
+        self.ctx.watch(self._acceptor, _AcceptorGone())
+        self.ctx.watch(self._writer, _WriterGone())
+        self._reading = self.ctx.effect(self._read_all, done=lambda ended: ended)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def _read_all(self) -> _ReadEnded:
+        try:
+            await self._put(self._greeting)
+            while True:
+                data = await self._wire.next_copy()
+                if isinstance(data, CopyEnd):
+                    return _ReadEnded(data)
+                await self._put(self._codec.decode_proposer(data))
+        except PenstockError as error:
+            return _ReadEnded(None, error)
+
+    async def _put(self, message: ProposerMessage) -> None:
+        """Hands it to the acceptor, waiting for room. Raises `Closed` or `Broken`."""
+        given = FromProposer(message)
+        try:
+            self._acceptor.send_nowait(given)
+        except WouldBlock:
+            began_ms = self.ctx.monotonic_ms()
+            slow = self.ctx.after(self._settings.wal_slow_ms, _Slow())
+            await self._acceptor.send(given)
+            slow.cancel()
+            waited_ms = self.ctx.monotonic_ms() - began_ms
+            if waited_ms >= self._settings.wal_slow_ms:
+                log.warning(
+                    "a message of %s waited %.0f ms for room in timeline %s",
+                    self._wire.peer,
+                    waited_ms,
+                    self._timeline.name,
+                )
+        self._queued.put(message)
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    async def receive(self, message: _ReceiverMessage) -> None:
+        """Handles one message."""
+        match message:
+            case _Slow():
+                log.warning(
+                    "a message of %s waits for room in timeline %s since %d ms: the disk, or the "
+                    "peer that takes no answers, is slow",
+                    self._wire.peer,
+                    self._timeline.name,
+                    self._settings.wal_slow_ms,
+                )
+            case _ReadEnded():
+                self._read = message
+                self._tell(self._acceptor, Disconnected())
+            case _AcceptorEnded():
+                self._ended = message
+            case _WriterFailed(error):
+                self._writer_error = error
+            case _WriterGone():
+                self._gone["writer"] = True
+                if not self._gone["acceptor"]:
+                    self._stop_reading()
+                    self._tell(self._acceptor, Disconnected())
+            case _AcceptorGone():
+                self._gone["acceptor"] = True
+                if self._ended is None:
+                    self._ended = _AcceptorEnded(await self._crashed())
+                self._stop_reading()
+                self._tell(self._writer, Finish())
+            case _:
+                assert_never(message)
+        if all(self._gone.values()):
+            self._finish()
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def _tell(self, address: Address[AcceptorInput] | Address[WriterMessage], last: object) -> None:
+        """The last message to one of ours, which may have ended."""
+
+        async def tell() -> None:
+            with suppress(Closed, Broken):
+                await address.send(last)  # type: ignore[arg-type]
+
+        self.ctx.effect(tell, done=lambda _: None)
+
+    async def _crashed(self) -> PenstockError:
+        """Why the acceptor has gone without a word."""
+        try:
+            await self._acceptor.send(Disconnected())
+        except (Closed, Broken) as error:
+            return ActorDead(f"{error}; what it had not answered may have happened: connect again")
+        raise AssertionError("it has gone")
+
+    def _finish(self) -> None:
+        assert self._ended is not None, "the acceptor has gone"
+        error, ours = self._ended.error, True
+        if error is None:
+            ours = False
+            error = self._writer_error or (self._read.error if self._read else None)
+        end = self._read.end if self._read and error is None else None
+        log.info(
+            "end of the stream of %s: timeline %s, %s: %s",
+            self._wire.peer,
+            self._timeline.name,
+            self._timeline.positions(),
+            error if error is not None else end.value if end is not None else "it was stopped",
+        )
+        self._outcome.set(Outcome(end, error, ours and error is not None))
+        self.ctx.stop()
+
+    async def on_stop(self) -> None:
+        """Gives its slot back."""
+        self._queued.drain()
+        if self._guard is not None:
+            self._guard.release()
+            measure(WAL_RECEIVERS, -1)
+        if not self._outcome.answered:
+            self._outcome.set(Outcome(error=Closed("the acceptor was stopped")))
+
+    def describe(self) -> str:
+        """What it is doing or waiting for."""
+        return f"{self._wire.peer}: {self._timeline.positions()}"

@@ -1,0 +1,202 @@
+"""One timeline of this node: its acceptor, its disk, and who is connected.
+
+Theory of operation. All that touches the acceptor or its disk goes through `run`: one call at a
+time, off the loop, under a lock that is held until the disk has answered. The lock is twofold: in
+the loop, so that those who wait keep their order, and in the thread, because a call goes on there
+even when who waited for it was cancelled. `process` takes several messages in one call: a hop to
+a thread costs as much as a small write. After every call `ends` shows how far the log is.
+
+The timeline also knows what readers of the log say (`readers`), and puts it into the answers to
+proposers: the oldest transactions that any standby sees. What a consumer tells about itself goes
+to every proposer (`feeds`).
+
+What it does not do: it decides nothing of the protocol (`acceptor`), and when its control file is
+saved is decided by `upkeep`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeVar
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from actors.errors import PenstockError, WalRefused
+from actors.kernel import Clock
+from actors.spans import measure, measuring
+from actors.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
+from actors.wal.acceptor import Acceptor, AppendUnflushed, FlushWal, Message
+from actors.wal.lsn import lsn_text
+from actors.wal.messages import (
+    AcceptorMessage,
+    AppendResponse,
+    HotStandbyFeedback,
+    PageserverFeedback,
+)
+from actors.wal.registry import Feeds, Registry
+from actors.wal.replication import aggregate
+from actors.wal.stores import ControlStore, WalStore
+from actors.wal.watch import Watch
+
+R = TypeVar("R")
+
+NO_FEEDBACK: Final = HotStandbyFeedback()
+
+
+class Log(WalStore, Protocol):
+    """What a timeline needs of its log besides what the acceptor does."""
+
+    def read(self, begin_lsn: int, size: int) -> bytes:
+        """The bytes [begin_lsn, begin_lsn + size) of what was written. Raises `InvalidUsage` for
+        what is not (or no longer) there, `StorageError`."""
+        ...
+
+    def remove_before(self, lsn: int) -> None:
+        """Removes segments that end at `lsn` or before. Raises `StorageError`."""
+        ...
+
+
+class Ends(msgspec.Struct, frozen=True):
+    """How far a log is, at one moment."""
+
+    term: int
+    flush_lsn: int
+    commit_lsn: int
+
+
+class Processed(msgspec.Struct, frozen=True):
+    """What came of several messages: answers to those before the first that failed."""
+
+    replies: tuple[AcceptorMessage, ...]
+    error: PenstockError | None = None
+
+
+class Timeline:
+    """See the module. Raises `Corrupt` as `Acceptor` does."""
+
+    def __init__(self, node_id: int, control: ControlStore, wal: Log, clock: Clock) -> None:
+        self.acceptor = Acceptor(node_id, control, wal)
+        self._control = control
+        self._wal = wal
+        self._clock = clock
+        self._lock = anyio.Lock()
+        self._serial = threading.Lock()
+        self.registry = Registry()
+        self.feeds = Feeds()
+        self._readers: dict[int, HotStandbyFeedback] = {}
+        self._hot_standby = NO_FEEDBACK
+        self.ends: Watch[Ends] = Watch(self._ends())
+
+    @property
+    def tenant(self) -> str:
+        """32 hexadecimal digits."""
+        return self._control.state.tenant
+
+    @property
+    def name(self) -> str:
+        """Of the timeline: 32 hexadecimal digits."""
+        return self._control.state.timeline
+
+    def _ends(self) -> Ends:
+        acceptor = self.acceptor
+        return Ends(acceptor.term, acceptor.flush_lsn, acceptor.commit_lsn)
+
+    def positions(self) -> str:
+        """For people: term and ends."""
+        ends = self._ends()
+        return (
+            f"term {ends.term}, flush {lsn_text(ends.flush_lsn)}, "
+            f"commit {lsn_text(ends.commit_lsn)}"
+        )
+
+    async def run(self, function: Callable[[], R]) -> R:
+        """Runs it off the loop, alone."""
+
+        def alone() -> R:
+            with self._serial:
+                return function()
+
+        async with self._lock:
+            try:
+                return await self._clock.run_blocking(alone)
+            finally:
+                self.ends.set(self._ends())
+
+    async def process(self, messages: Sequence[Message]) -> Processed:
+        """Hands messages to the acceptor in one go; stops at the first that it refuses.
+
+        What is no error of ours (a fault of this program) is raised."""
+        measures: list[tuple[str, float, str]] = []
+
+        def work() -> Processed:
+            replies: list[AcceptorMessage] = []
+            for message in messages:
+                began_ms = self._clock.monotonic_ms()
+                try:
+                    reply = self.acceptor.process(message)
+                except PenstockError as error:
+                    measures.append((WAL_MESSAGES, 1, "failed"))
+                    return Processed(tuple(replies), error)
+                self._note(message, began_ms, measures)
+                if reply is not None:
+                    replies.append(self._filled(reply))
+            return Processed(tuple(replies))
+
+        try:
+            return await self.run(work)
+        finally:
+            for each in measures:
+                measure(*each)
+
+    def _note(
+        self, message: Message, began_ms: float, measures: list[tuple[str, float, str]]
+    ) -> None:
+        if not measuring():
+            return
+        seconds = (self._clock.monotonic_ms() - began_ms) / 1000
+        if isinstance(message, AppendUnflushed):
+            measures.append((WAL_WRITE_SECONDS, seconds, ""))
+            measures.append((WAL_BYTES, len(message.request.wal), ""))
+        if isinstance(message, FlushWal):
+            measures.append((WAL_FLUSH_SECONDS, seconds, ""))
+        else:
+            measures.append((WAL_MESSAGES, 1, "taken"))
+
+    def _filled(self, reply: AcceptorMessage) -> AcceptorMessage:
+        if isinstance(reply, AppendResponse) and self._hot_standby != NO_FEEDBACK:
+            return replace(reply, hot_standby=self._hot_standby)
+        return reply
+
+    # -- readers of the log ----------------------------------------------------------------------
+
+    async def read(self, begin_lsn: int, size: int, term: int | None) -> bytes:
+        """A piece of the log. With a `term`, only while the acceptor is in it: looked at under
+        the same lock. Raises `WalRefused`, `InvalidUsage`, `StorageError`."""
+
+        def work() -> bytes:
+            now = self.acceptor.term
+            if term is not None and now != term:
+                raise WalRefused(
+                    f"this acceptor is in term {now}, and the log was asked for in term {term}"
+                )
+            return self._wal.read(begin_lsn, size)
+
+        return await self.run(work)
+
+    def hot_standby(self, reader: int, feedback: HotStandbyFeedback | None) -> None:
+        """What a reader says of its transactions; None: it has gone."""
+        if feedback is None:
+            self._readers.pop(reader, None)
+        else:
+            self._readers[reader] = feedback
+        self._hot_standby = aggregate(self._readers.values())
+
+    async def consumed(self, feedback: PageserverFeedback) -> None:
+        """How far a consumer is: every proposer hears of it. Raises `StorageError`."""
+        self.feeds.broadcast(feedback)
+        lsn = feedback.remote_consistent_lsn
+        if lsn:
+            await self.run(lambda: self.acceptor.record_remote_consistent(lsn))

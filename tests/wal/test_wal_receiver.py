@@ -1,0 +1,295 @@
+"""Reader, acceptor and writer of one connection, on a stage: time stands still."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import pytest
+from wal_disks import Fault  # type: ignore[import-not-found]
+from wal_wires import ELECTED, GREETING, START, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
+
+from actors.errors import ActorDead, Broken, MalformedFrame, StorageError, WalRefused
+from actors.kernel import Reply
+from actors.settings import Settings
+from actors.testing.isolation import Isolation, Subject
+from actors.wal import codec_v3
+from actors.wal.acceptor import Message
+from actors.wal.messages import (
+    AcceptorGreeting,
+    AppendResponse,
+    HotStandbyFeedback,
+    PageserverFeedback,
+    ProposerMessage,
+    VoteResponse,
+)
+from actors.wal.receiver import CopyEnd, Outcome, Receiver
+from actors.wal.registry import ReceiverState, Stage
+from actors.wal.timeline import Processed
+
+SMALL = Settings(wal_messages_max=16, wal_replies_max=4)
+
+
+class House:
+    """A receiver with its wire, its timeline and its disk."""
+
+    def __init__(self, stage: Isolation, settings: Settings = SMALL) -> None:
+        self.stage = stage
+        self.timeline, self.disk = timeline_on(stage)
+        self.settings = settings
+        self.wires = 0
+
+    def connect(self) -> tuple[MemoryWire, Reply[Outcome], Subject[Any]]:
+        wire, outcome = MemoryWire(), Reply[Outcome]()
+        self.wires += 1
+        receiver = self.stage.start(
+            lambda: Receiver(wire, codec_v3, self.timeline, GREETING, outcome, self.settings),
+            f"receiver{self.wires}",
+        )
+        return wire, outcome, receiver
+
+    async def lead(self, *more: ProposerMessage) -> tuple[MemoryWire, Reply[Outcome]]:
+        """A proposer that was elected, and has heard all answers so far."""
+        wire, outcome, _ = self.connect()
+        wire.say(VOTE, ELECTED, *more)
+        await self.stage.advance(0)
+        wire.heard.clear()
+        self.disk.flushes = 0
+        return wire, outcome
+
+
+async def test_a_proposer_is_greeted_elected_and_answered(stage: Isolation) -> None:
+    house = House(stage)
+    wire, outcome, _ = house.connect()
+    await stage.advance(0)
+    assert isinstance(wire.heard.pop(0), AcceptorGreeting)
+    assert house.timeline.registry.receivers == [ReceiverState(0, "a proposer", Stage.VOTING)]
+    wire.say(VOTE)
+    await stage.advance(0)
+    vote = wire.heard.pop(0)
+    assert isinstance(vote, VoteResponse)
+    assert vote.vote_given
+    assert house.timeline.registry.streaming == 0
+    wire.say(ELECTED, append(START))
+    await stage.advance(0)
+    assert wire.heard == [AppendResponse(0, 1, START + 8, START)]
+    assert house.timeline.registry.streaming == 1
+    wire.say(CopyEnd.DONE)
+    await stage.advance(0)
+    assert await outcome.wait() == Outcome(CopyEnd.DONE)
+    assert house.timeline.registry.count == 0
+
+
+async def test_a_lone_append_is_flushed_at_once(stage: Isolation) -> None:
+    house = House(stage)
+    wire, _ = await house.lead()
+    for n in range(3):
+        wire.say(append(START + 8 * n))
+        await stage.advance(0)
+        assert wire.heard[-1] == AppendResponse(0, 1, START + 8 * (n + 1), START)
+        assert house.disk.flushes == n + 1
+        assert house.disk.unflushed_bytes == 0
+
+
+async def test_a_heartbeat_is_answered(stage: Isolation) -> None:
+    house = House(stage)
+    wire, _ = await house.lead(append(START))
+    wire.say(append(START + 8, 0))
+    await stage.advance(0)
+    assert wire.heard == [AppendResponse(0, 1, START + 8, START)]
+    assert house.disk.flushes == 0
+
+
+async def test_a_burst_shares_one_flush(stage: Isolation) -> None:
+    """Fewer flushes than messages, whatever the order of what is ready; and all is answered."""
+    house = House(stage, Settings())
+    wire, _ = await house.lead()
+    wire.say(*(append(START + 8 * n) for n in range(40)))
+    await stage.advance(0)
+    assert wire.heard[-1] == AppendResponse(0, 1, START + 320, START)
+    assert house.disk.flushes == len(wire.heard) <= 2
+
+
+async def test_a_burst_that_never_pauses_is_flushed_every_second(
+    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk so slow that more always waits: each call takes 300 ms."""
+    house = House(stage)
+    wire, _ = await house.lead()
+    calls: list[int] = []
+    flushed_ms: list[float] = []
+    process = house.timeline.process
+
+    async def slow(messages: Sequence[Message]) -> Processed:
+        calls.append(len(messages))
+        await anyio.sleep(0.3)
+        done: Processed = await process(messages)
+        return done
+
+    def noted(operation: str) -> Fault:
+        if operation == "flush":
+            flushed_ms.append(stage.system.clock.monotonic_ms())
+        return Fault.NONE
+
+    monkeypatch.setattr(house.timeline, "process", slow)
+    house.disk.fault = noted
+    began_ms = stage.system.clock.monotonic_ms()
+    wire.say(*(append(START + 8 * n) for n in range(200)))
+    await stage.advance(60_000)
+    assert wire.heard[-1] == AppendResponse(0, 1, START + 1600, START)
+    assert max(calls) <= house.settings.wal_messages_max // 4 + 1
+    gaps_ms = [b - a for a, b in pairwise([began_ms, *flushed_ms])]
+    assert max(gaps_ms) <= 1000 + 2 * 300
+    assert len(flushed_ms) <= len(calls) / 3
+
+
+async def test_messages_wait_when_answers_are_not_taken(
+    stage: Isolation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The chain: a stalled socket, full answers, full messages, an unread socket."""
+    house = House(stage)
+    wire, _ = await house.lead()
+    wire.stall()
+    count = 200
+    for n in range(count):  # one at a time: each is answered
+        wire.say(append(START + 8 * n))
+        await stage.advance(1)
+    settings = house.settings
+    most = settings.wal_messages_max + settings.wal_replies_max + 3
+    assert 3 + settings.wal_replies_max < wire.read < 3 + most
+    assert wire.heard == []
+    read = wire.read
+    with caplog.at_level(logging.WARNING, "penstock.wal"):
+        await stage.advance(4_000)
+        assert caplog.messages == []
+        await stage.advance(2_000)
+        assert "waits for room" in caplog.messages[0]
+        await stage.advance(60_000)
+        assert (len(caplog.messages), wire.read) == (1, read)
+        wire.resume()
+        await stage.advance(0)
+    assert "waited 6" in caplog.messages[1]
+    assert len(caplog.messages) == 2
+    assert wire.read == 2 + count
+    assert wire.heard[-1] == AppendResponse(0, 1, START + 8 * count, START)
+
+
+async def test_what_was_read_is_flushed_before_the_connection_ends(stage: Isolation) -> None:
+    """A disconnect behind a burst: whoever asks afterwards sees all of it."""
+    house = House(stage)
+    wire, outcome = await house.lead()
+    wire.say(*(append(START + 8 * n) for n in range(50)), Broken("the proposer is gone"))
+    ended = await outcome.wait()
+    assert isinstance(ended.error, Broken)
+    assert not ended.from_acceptor
+    assert house.timeline.ends.value.flush_lsn == START + 400
+    assert house.disk.unflushed_bytes == 0
+
+
+async def test_answers_that_cannot_be_sent_stop_the_stream_flushed(stage: Isolation) -> None:
+    house = House(stage)
+    wire, outcome = await house.lead()
+    wire.broken = True
+    wire.say(append(START))
+    await stage.advance(0)
+    ended = await outcome.wait()
+    assert isinstance(ended.error, Broken)
+    assert house.disk.unflushed_bytes == 0
+    assert house.timeline.registry.count == 0
+
+
+async def test_a_refusal_is_told_and_ends_the_connection_alone(
+    stage: Isolation, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(stage)
+    wire, outcome = await house.lead(append(START))
+    other, still_open, _ = house.connect()
+    with caplog.at_level(logging.INFO, "penstock.wal"):
+        wire.say(append(START + 8), append(START + 800))
+        ended = await outcome.wait()
+    assert isinstance(ended.error, WalRefused)
+    assert ended.from_acceptor
+    assert "term 1, flush 0/1000010, commit 0/1000000" in caplog.text
+    assert house.disk.unflushed_bytes == 0
+    await stage.advance(0)
+    assert isinstance(other.heard[0], AcceptorGreeting)
+    assert not still_open.answered
+
+
+async def test_a_failed_disk_is_told(stage: Isolation) -> None:
+    house = House(stage)
+    wire, outcome = await house.lead()
+    house.disk.fault = lambda operation: Fault.LOST if operation == "flush" else Fault.NONE
+    wire.say(append(START))
+    ended = await outcome.wait()
+    assert isinstance(ended.error, StorageError)
+    assert ended.from_acceptor
+    assert wire.heard == []
+
+
+async def test_an_acceptor_that_crashes_ends_its_own_connection(
+    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(stage)
+    wire, outcome = await house.lead()
+    other, still_open, _ = house.connect()
+    await stage.advance(0)
+
+    def crash(message: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(house.timeline.acceptor, "process", crash)
+    wire.say(append(START))
+    ended = await outcome.wait()
+    assert isinstance(ended.error, ActorDead)
+    assert "ZeroDivisionError: a bug of ours" in str(ended.error)
+    assert ended.from_acceptor
+    monkeypatch.undo()
+    other.say(VOTE)
+    await stage.advance(0)
+    assert not still_open.answered
+    assert isinstance(other.heard[-1], VoteResponse)
+
+
+async def test_bytes_that_are_no_message_end_the_stream_flushed(stage: Isolation) -> None:
+    house = House(stage)
+    wire, outcome = await house.lead()
+    wire.say(append(START), MalformedFrame("no message"))
+    ended = await outcome.wait()
+    assert isinstance(ended.error, MalformedFrame)
+    assert house.disk.unflushed_bytes == 0
+
+
+async def test_feedback_goes_on_a_copy_of_the_last_answer(stage: Isolation) -> None:
+    house = House(stage)
+    wire, _ = await house.lead()
+    told = PageserverFeedback(remote_consistent_lsn=START)
+    house.timeline.feeds.broadcast(told)
+    await stage.advance(0)
+    assert wire.heard == []  # no append was answered yet: dropped
+    wire.say(append(START))
+    await stage.advance(0)
+    plain = AppendResponse(0, 1, START + 8, START)
+    assert wire.heard == [plain]
+    house.timeline.feeds.broadcast(told)
+    house.timeline.hot_standby(1, HotStandbyFeedback(9, 500, 0))
+    wire.say(append(START + 8, 0))
+    await stage.advance(0)
+    assert AppendResponse(0, 1, START + 8, START, pageserver=told) in wire.heard
+    assert AppendResponse(0, 1, START + 8, START, HotStandbyFeedback(9, 500, 0)) in wire.heard
+
+
+async def test_a_stopped_receiver_neither_drains_nor_flushes(stage: Isolation) -> None:
+    house = House(stage)
+    wire, outcome, receiver = house.connect()
+    wire.say(VOTE, ELECTED)
+    await stage.advance(0)
+    await receiver.stop()
+    assert (await outcome.wait()).error is not None
+    assert house.timeline.registry.count == 0
+    wire.say(append(START))
+    await stage.advance(0)
+    assert house.disk.wal == b""
