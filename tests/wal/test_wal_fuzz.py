@@ -1,0 +1,50 @@
+"""Mutated messages of the WAL: accepted, or exactly one named error, never anything else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wal_messages import GOLDEN, PROPOSERS, golden_bytes  # type: ignore[import-not-found]
+
+from actors.testing.wal_fuzz import TARGETS, mutated_wal
+from actors.wal.feedback import encode_feedback
+
+SEEDS: dict[str, list[bytes]] = {name: [] for name in TARGETS}
+for label, message_bytes in golden_bytes().items():
+    side = "proposer" if isinstance(GOLDEN[label], PROPOSERS) else "acceptor"
+    SEEDS[f"{label[:2]} {side}"].append(message_bytes)
+SEEDS["feedback"] = [
+    encode_feedback(message.pageserver)
+    for message in GOLDEN.values()
+    if getattr(message, "pageserver", None) is not None
+]
+ALL = [data for seeds in SEEDS.values() for data in seeds]
+NAMES = pytest.mark.parametrize("name", list(TARGETS))
+
+
+@NAMES
+def test_every_golden_message_is_accepted(name: str) -> None:
+    assert len(SEEDS[name]) > 1
+    assert [TARGETS[name](data) for data in SEEDS[name]] == [None] * len(SEEDS[name])
+
+
+@NAMES
+@given(data=st.binary(max_size=200))
+def test_any_bytes(name: str, data: bytes) -> None:
+    TARGETS[name](data)
+
+
+@NAMES
+def test_mutated_messages(name: str) -> None:
+    outcomes: Counter[str] = Counter()
+    rng = Random(name)
+    for _ in range(2000):
+        error = TARGETS[name](mutated_wal(rng.choice(SEEDS[name]), ALL, rng))
+        outcomes["accepted" if error is None else type(error).__name__] += 1
+    assert set(outcomes) == {"accepted", "MalformedFrame"}
+    # both ways are walked, or nothing was looked at
+    assert min(outcomes.values()) > 100, outcomes
