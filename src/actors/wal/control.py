@@ -1,0 +1,313 @@
+"""The control file: all that an acceptor keeps besides the log, in Neon's format.
+
+`encode` and `decode` are pure. Bytes, all integers little-endian: magic u32, version u32, the
+body, CRC-32C of all before, u32. Version 10, or 9 while the membership's generation is 0 (so that
+older acceptors can read it). The body is a fixed sequence: ids as 32 hexadecimal digits behind a
+u64 count, sequences behind a u64 count, an option behind a byte 0 or 1. Version 9 lacks the
+membership and the time of creation, and has the (always empty) peers behind the LSNs.
+
+`FileControl` keeps the file: a new one is written beside it, flushed, renamed over it, and the
+folder flushed. So there is a whole file at every instant, and what `state` says is on disk. Where
+a replacement fails nobody knows which of the two is on disk: it refuses all further ones until it
+is opened again, and opening flushes what it finds before anybody acts upon it.
+
+What the format has and we do not (a partial segment uploaded, a timeline evicted) is written as
+"none", and a file that has it is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import google_crc32c
+
+from actors.errors import Corrupt, InvalidUsage, StorageError, storage_error
+from actors.wal.files import Disk, Files
+from actors.wal.messages import Entry, Member, Membership
+from actors.wal.stores import ControlState
+
+CONTROL_NAME: Final = "safekeeper.control"
+PARTIAL_NAME: Final = "safekeeper.control.partial"
+MAGIC: Final = 0xCAFECEEF
+VERSION: Final = 10
+VERSION_WITHOUT_MEMBERS: Final = 9
+CONTROL_BYTES_MAX: Final = 1 << 24
+"""A million entries of history; no file of an acceptor comes near."""
+
+_U8, _U16, _U32, _U64 = Struct("<B"), Struct("<H"), Struct("<I"), Struct("<Q")
+_HEX: Final = frozenset(b"0123456789abcdef")
+_LSNS: Final = (
+    "timeline_start_lsn",
+    "local_start_lsn",
+    "commit_lsn",
+    "backup_lsn",
+    "peer_horizon_lsn",
+    "remote_consistent_lsn",
+)
+_MEMBER_BYTES_MIN: Final = 8 + 8 + 2
+_ENTRY_BYTES: Final = 16
+
+
+def encode(state: ControlState) -> bytes:
+    """The whole file. Raises `InvalidUsage` for a state that the format cannot hold."""
+    members = state.membership.generation != 0
+    parts = [
+        _U32.pack(MAGIC),
+        _U32.pack(VERSION if members else VERSION_WITHOUT_MEMBERS),
+        _hex(state.tenant),
+        _hex(state.timeline),
+    ]
+    try:
+        if members:
+            parts += [_U32.pack(state.membership.generation), _members(state.membership.members)]
+            new = state.membership.new_members
+            parts += [_U8.pack(1), _members(new)] if new else [_U8.pack(0)]
+        parts += [_U64.pack(state.term), _U64.pack(len(state.history))]
+        parts += [_U64.pack(entry.term) + _U64.pack(entry.lsn) for entry in state.history]
+        parts += [_U32.pack(state.pg_version), _U64.pack(state.system_id)]
+        parts += [_U32.pack(state.segment_bytes), _hex(state.proposer_id.hex())]
+        parts += [_U64.pack(getattr(state, name)) for name in _LSNS]
+        if not members:
+            parts.append(_U64.pack(0))  # peers
+        parts += [_U64.pack(0), _U32.pack(0)]  # segments uploaded in part; present, not evicted
+        if members:
+            seconds, ms = divmod(state.created_at_ms, 1000)
+            parts += [_U64.pack(seconds), _U32.pack(ms * 1_000_000)]
+    except struct.error as error:  # a number out of the range of its field
+        raise InvalidUsage(f"no control file can hold this: {error}: {state}") from None
+    body = b"".join(parts)
+    return body + _U32.pack(google_crc32c.value(body))
+
+
+def decode(data: bytes) -> ControlState:
+    """The state in a file's bytes. Raises `Corrupt`."""
+    if len(data) < 12 or _U32.unpack_from(data)[0] != MAGIC:
+        raise _corrupt(f"{len(data)} bytes that do not begin with {MAGIC:08X}")
+    (wanted,) = _U32.unpack_from(data, len(data) - 4)
+    if (crc := google_crc32c.value(data[:-4])) != wanted:
+        raise _corrupt(f"the CRC of its {len(data)} bytes is {crc:08X}, not {wanted:08X}")
+    return _Body(data[:-4]).state()
+
+
+def _corrupt(why: str) -> Corrupt:
+    return Corrupt(
+        f"the control file is not what was written: {why}; restore it, or remove the timeline and"
+        " let its peers fill it again",
+        determinate=True,
+    )
+
+
+def _hex(text: str) -> bytes:
+    data = text.encode()
+    if len(data) != 32 or not _HEX.issuperset(data):
+        raise InvalidUsage(f"{text!r} is no id: 32 hexadecimal digits, lower case")
+    return _U64.pack(32) + data
+
+
+def _members(members: tuple[Member, ...]) -> bytes:
+    parts = [_U64.pack(len(members))]
+    for member in members:
+        host = member.host.encode()
+        parts += [_U64.pack(member.node_id), _U64.pack(len(host)), host, _U16.pack(member.port)]
+    return b"".join(parts)
+
+
+class _Body:
+    """Reads what `encode` wrote; each method takes its bytes or raises `Corrupt`."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 4
+
+    def state(self) -> ControlState:
+        version = self._number(_U32)
+        if version not in (VERSION, VERSION_WITHOUT_MEMBERS):
+            raise _corrupt(f"its version is {version}, not {VERSION} or {VERSION_WITHOUT_MEMBERS}")
+        tenant, timeline = self._hex(), self._hex()
+        membership = self._membership() if version == VERSION else Membership()
+        term = self._number(_U64)
+        history = tuple(
+            Entry(self._number(_U64), self._number(_U64)) for _ in range(self._count(_ENTRY_BYTES))
+        )
+        pg_version, system_id = self._number(_U32), self._number(_U64)
+        segment_bytes, proposer = self._number(_U32), self._hex()
+        lsns = {name: self._number(_U64) for name in _LSNS}
+        if version == VERSION_WITHOUT_MEMBERS:
+            self._none(_U64, "peers")
+        self._none(_U64, "segments uploaded in part")
+        self._none(_U32, "an eviction")
+        created = self._created() if version == VERSION else 0
+        if self._at != len(self._data):
+            raise _corrupt(f"{len(self._data) - self._at} bytes too many")
+        return ControlState(
+            tenant=tenant,
+            timeline=timeline,
+            membership=membership,
+            term=term,
+            history=history,
+            pg_version=pg_version,
+            system_id=system_id,
+            segment_bytes=segment_bytes,
+            proposer_id=bytes.fromhex(proposer),
+            created_at_ms=created,
+            **lsns,
+        )
+
+    def _take(self, size: int) -> bytes:
+        if size > len(self._data) - self._at:
+            raise _corrupt(f"{size} bytes wanted at {self._at} of {len(self._data)}")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _number(self, kind: Struct) -> int:
+        number: int = kind.unpack(self._take(kind.size))[0]
+        return number
+
+    def _count(self, each_bytes_min: int) -> int:
+        """Of a sequence: no more than there is room for."""
+        count = self._number(_U64)
+        if count * each_bytes_min > len(self._data) - self._at:
+            raise _corrupt(f"{count} things are to come at {self._at} of {len(self._data)} bytes")
+        return count
+
+    def _hex(self) -> str:
+        size, data = self._number(_U64), self._take(32)
+        if size != 32 or not _HEX.issuperset(data):
+            raise _corrupt(f"{data!r} of {size} digits is no id")
+        return data.decode()
+
+    def _none(self, kind: Struct, what: str) -> None:
+        if count := self._number(kind):
+            raise _corrupt(f"it has {what} ({count}), which this acceptor does not know")
+
+    def _membership(self) -> Membership:
+        generation, members = self._number(_U32), self._members()
+        option = self._number(_U8)
+        if option > 1 or not generation:
+            raise _corrupt(f"option {option}, generation {generation}")
+        return Membership(generation, members, self._members() if option else ())
+
+    def _members(self) -> tuple[Member, ...]:
+        return tuple(self._member() for _ in range(self._count(_MEMBER_BYTES_MIN)))
+
+    def _member(self) -> Member:
+        node_id, host = self._number(_U64), self._take(self._number(_U64))
+        try:
+            return Member(node_id, host.decode(), self._number(_U16))
+        except UnicodeDecodeError as error:
+            raise _corrupt(f"{host!r} is no name of a host: {error}") from None
+
+    def _created(self) -> int:
+        seconds, ns = self._number(_U64), self._number(_U32)
+        return seconds * 1000 + ns // 1_000_000
+
+
+class FileControl:
+    """The control file of one folder: a `stores.ControlStore`."""
+
+    def __init__(self, folder: Path, state: ControlState, files: Files) -> None:
+        self._folder = folder
+        self._state = state
+        self._files = files
+        self._broken = ""
+
+    @classmethod
+    def open(cls, folder: Path, files: Files | None = None) -> FileControl:
+        """The one that is there. Raises `Corrupt`, or `StorageError` when it cannot be read."""
+        files = files or Disk()
+        place = folder / CONTROL_NAME
+        try:
+            file = files.open(place)
+            try:
+                data = file.read_at(0, CONTROL_BYTES_MAX + 1)
+                # Who wrote it may have died before it was on disk; nobody acts upon what the next
+                # crash could take back.
+                file.sync()
+            finally:
+                file.close()
+            files.sync_folder(folder)
+        except OSError as error:
+            raise storage_error(f"read the control file {place}", error) from error
+        if len(data) > CONTROL_BYTES_MAX:
+            raise _corrupt(f"more than {CONTROL_BYTES_MAX} bytes")
+        return cls(folder, decode(data), files)
+
+    @classmethod
+    def create(cls, folder: Path, state: ControlState, files: Files | None = None) -> FileControl:
+        """A new one in a folder that is there and has none. Raises `InvalidUsage`,
+        `StorageError`."""
+        files = files or Disk()
+        try:
+            names = files.names(folder)
+        except OSError as error:
+            raise storage_error(f"list {folder}", error) from error
+        if CONTROL_NAME in names:
+            raise InvalidUsage(f"{folder} has a control file already; open it")
+        made = cls(folder, state, files)
+        made._replace(state)
+        return made
+
+    @property
+    def state(self) -> ControlState:
+        """What is on disk."""
+        return self._state
+
+    def persist(self, state: ControlState) -> None:
+        """Replaces it, atomically; on disk when this returns. Raises `StorageError`; after that it
+        must be opened again."""
+        if self._broken:
+            raise StorageError(self._broken, determinate=True)
+        self._replace(state)
+
+    def _replace(self, state: ControlState) -> None:
+        data = encode(state)
+        if len(data) > CONTROL_BYTES_MAX:
+            raise InvalidUsage(
+                f"a control file of {len(data)} bytes, with {len(state.history)} entries of"
+                f" history: at most {CONTROL_BYTES_MAX}"
+            )
+        partial, renaming = self._folder / PARTIAL_NAME, False
+        try:
+            file = self._files.create(partial)
+            try:
+                file.write_at(0, data)
+                file.sync()
+            finally:
+                file.close()
+            renaming = True
+            self._files.rename(partial, self._folder / CONTROL_NAME)
+            self._files.sync_folder(self._folder)
+        except OSError as error:
+            self._broken = f"the control file of {self._folder} must be opened again: {error}"
+            what = f"replace the control file of {self._folder}"
+            raise storage_error(what, error, determinate=not renaming) from error
+        self._state = state
+
+
+def create_timeline(folder: Path, state: ControlState, files: Files | None = None) -> FileControl:
+    """A timeline's folder with its control file, made whole beside its place and then renamed: a
+    crash leaves all of it or a folder ``….temp`` that the next attempt removes. The folder above
+    must be there. Raises `InvalidUsage` where there is one, `StorageError`."""
+    files = files or Disk()
+    temporary = folder.with_name(f"{folder.name}.temp")
+    renaming = False
+    try:
+        names = files.names(folder.parent)
+        if folder.name in names:
+            raise InvalidUsage(f"{folder} is there already; open it")
+        if temporary.name in names:
+            for name in files.names(temporary):
+                files.remove(temporary / name)
+            files.remove_folder(temporary)
+        files.make_folder(temporary)
+        made = FileControl.create(temporary, state, files)
+        renaming = True
+        files.rename(temporary, folder)
+        files.sync_folder(folder.parent)
+    except OSError as error:
+        raise storage_error(f"make {folder}", error, determinate=not renaming) from error
+    made._folder = folder
+    return made
