@@ -1,0 +1,310 @@
+"""A log on disk: appended to, flushed, cut off, read.
+
+``flush_lsn <= write_lsn`` and ``flush_record_lsn <= write_record_lsn``, and each record position is
+at most the byte position beside it, but for padding and behind a switch of segments, where the next
+record can only begin in the next segment, whose bytes are still to come (zeros; the file has them
+already). All are 0 while the log is empty.
+
+Rules:
+
+- Nothing is written that is no record: the scanner reads each piece first.
+- Writing is refused from opening on until `truncate`: what stands behind the end that was found
+  must be cut off before anything can follow it.
+- A segment that becomes full is flushed before the next one is begun, so at most one segment has
+  bytes that are not on disk.
+- After an error of the disk the log is *broken*: nobody knows what is on disk, and a flush that is
+  tried again may lie. Everything but reading is refused until it is opened again, which finds out
+  (`recovery`).
+- `truncate` makes the cut durable first, in the one segment where it is; from then on a recovery
+  ends there, whatever stands in later segments. Then those go, durably, before anything is written.
+
+Not thread-safe, but for `read`, which may run beside one other call: it opens its own files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from actors.errors import InvalidUsage, StorageError, storage_error
+from actors.wal.files import Disk, File, Files
+from actors.wal.lsn import INVALID, SEGMENT_BYTES, lsn_text
+from actors.wal.records import MAGICS, RecordScanner
+from actors.wal.recovery import recover
+from actors.wal.segments import Segment, SegmentFiles, first_headers
+from actors.wal.stores import ControlState
+
+
+class FileWal:
+    """The log of one folder: a `stores.WalStore`. `open` makes it."""
+
+    def __init__(self, segments: SegmentFiles, state: ControlState, end_lsn: int) -> None:
+        self._segments = segments
+        self._bytes = segments.segment_bytes
+        self._pg_version = state.pg_version
+        self._system_id = state.system_id
+        self._scanner = self._scanner_at(end_lsn)
+        self._write_lsn = self._write_record_lsn = end_lsn
+        self._flush_lsn = self._flush_record_lsn = end_lsn
+        self._file: File | None = None
+        """The segment of `write_lsn`, unless that is its first byte."""
+        self._broken = ""
+        self.pending_truncation = True
+        """Writing is refused until `truncate`."""
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        state: ControlState,
+        files: Files | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> FileWal:
+        """The log of a folder, up to its last whole record; that is on disk when this returns.
+        Segments of 16 MiB alone can be read (`segment_bytes` is for tests). Raises `InvalidUsage`
+        for others, `Corrupt` where what was committed is missing, `StorageError`."""
+        if state.segment_bytes not in (0, segment_bytes):
+            raise InvalidUsage(
+                f"a log of segments of {state.segment_bytes} bytes: only {segment_bytes} can be"
+                " read here"
+            )
+        segments = SegmentFiles(folder, files or Disk(), segment_bytes)
+        end_lsn = INVALID
+        if state.commit_lsn:
+            try:
+                end_lsn = recover(segments, state.commit_lsn, state.pg_version).end_lsn
+            except OSError as error:
+                raise storage_error(f"recover the log of {folder}", error) from error
+        return cls(segments, state, end_lsn)
+
+    @property
+    def write_lsn(self) -> int:
+        """Behind the last byte written; 0 for an empty log."""
+        return self._write_lsn
+
+    @property
+    def write_record_lsn(self) -> int:
+        """Behind the last whole record written."""
+        return self._write_record_lsn
+
+    @property
+    def flush_lsn(self) -> int:
+        """Behind the last byte that is on disk."""
+        return self._flush_lsn
+
+    @property
+    def flush_record_lsn(self) -> int:
+        """Behind the last whole record that is on disk."""
+        return self._flush_record_lsn
+
+    def initialize(self, start_lsn: int) -> None:
+        """See `stores.WalStore`. What an attempt before this one left is removed."""
+        self._check_usable()
+        if self._write_lsn:
+            raise InvalidUsage(
+                f"the log is not empty, it ends at {lsn_text(self._write_lsn)}: it cannot begin at"
+                f" {lsn_text(start_lsn)}"
+            )
+        number = start_lsn // self._bytes
+        magic = MAGICS[self._pg_version // 10_000] if self._pg_version else max(MAGICS.values())
+        headers = first_headers(start_lsn, magic, self._system_id, self._bytes)
+        with self._writing(f"make the first segment of a log at {lsn_text(start_lsn)}"):
+            here = False
+            for segment in self._segments.all():
+                here = here or segment.number == number
+                if segment.number != number:
+                    self._segments.remove(segment)
+            file = self._segments.open(number)[0] if here else self._segments.create(number)
+            try:
+                for offset, header in headers:
+                    file.write_at(offset, header)
+            finally:
+                file.close()
+
+    def write(self, begin_lsn: int, wal: bytes) -> None:
+        """See `stores.WalStore`. Bytes that are no records change nothing."""
+        self._check_usable()
+        if self.pending_truncation:
+            raise InvalidUsage(
+                "the log was opened and not truncated since: nothing may be written before a"
+                " proposer is elected"
+            )
+        if begin_lsn != self._write_lsn:
+            what = "rewrite what is written" if begin_lsn < self._write_lsn else "leave a gap"
+            raise InvalidUsage(
+                f"WAL of {lsn_text(begin_lsn)} would {what}: the log ends at"
+                f" {lsn_text(self._write_lsn)}"
+            )
+        for end, record_lsn in self._scanned(begin_lsn, wal):
+            part = wal[self._write_lsn - begin_lsn : end - begin_lsn]
+            with self._writing(f"write {len(part)} bytes of WAL at {lsn_text(self._write_lsn)}"):
+                self._write_part(part)
+            self._write_lsn, self._write_record_lsn = end, record_lsn
+            if end % self._bytes == 0:
+                self._flush_lsn, self._flush_record_lsn = end, record_lsn
+
+    def _scanned(self, begin_lsn: int, wal: bytes) -> list[tuple[int, int]]:
+        """(end, last whole record before it) of the parts of a piece, cut where segments end."""
+        before = self._scanner.saved()
+        found, at = [], begin_lsn
+        while at < begin_lsn + len(wal):
+            end = min(begin_lsn + len(wal), at - at % self._bytes + self._bytes)
+            try:
+                self._scanner.feed(wal[at - begin_lsn : end - begin_lsn])
+            except BaseException:
+                self._scanner.restore(before)
+                raise
+            found.append((end, self._scanner.record_lsn))
+            at = end
+        return found
+
+    def _write_part(self, part: bytes) -> None:
+        number, offset = divmod(self._write_lsn, self._bytes)
+        if self._file is None:
+            # A first byte begins a new segment; any other goes on in one that is there.
+            self._file = self._segments.open(number)[0] if offset else self._segments.create(number)
+        self._file.write_at(offset, part)
+        if offset + len(part) == self._bytes:
+            self._file.sync_data()
+            self._close()
+            self._segments.finish(number)
+
+    def flush(self) -> None:
+        """See `stores.WalStore`."""
+        self._check_usable()
+        if self._flush_record_lsn == self._write_record_lsn:
+            return
+        if self._file is not None:
+            with self._writing(f"flush the log up to {lsn_text(self._write_record_lsn)}"):
+                self._file.sync_data()
+        self._flush_lsn, self._flush_record_lsn = self._write_lsn, self._write_record_lsn
+
+    def truncate(self, end_lsn: int) -> None:
+        """See `stores.WalStore`."""
+        self._check_usable()
+        if self._write_record_lsn and end_lsn > self._write_record_lsn:
+            raise InvalidUsage(
+                f"the log cannot be cut off at {lsn_text(end_lsn)}: it ends at"
+                f" {lsn_text(self._write_record_lsn)}"
+            )
+        if not self.pending_truncation and end_lsn == self._write_lsn == self._flush_record_lsn:
+            return
+        self.pending_truncation = True
+        with self._writing(f"cut the log off at {lsn_text(end_lsn)}"):
+            if self._file is not None:
+                self._file.sync()
+                self._close()
+            self._cut(end_lsn)
+        self._write_lsn = self._write_record_lsn = end_lsn
+        self._flush_lsn = self._flush_record_lsn = end_lsn
+        self._scanner = self._scanner_at(end_lsn)
+        self.pending_truncation = False
+
+    def _cut(self, end_lsn: int) -> None:
+        number, offset = divmod(end_lsn, self._bytes)
+        if offset:
+            self._segments.cut_off(number, offset)
+            number += 1
+        found = self._segments.all()
+        # Without its first segment what follows can be reached no more, so that one goes first.
+        for segment in found:
+            if segment.number == number:
+                self._segments.remove(segment)
+                self._segments.sync_names()
+            elif segment.number > number:
+                self._segments.remove(segment)
+            elif segment.number < end_lsn // self._bytes and not segment.whole:
+                # All of it comes before the end: a crash or a switch kept it from being renamed.
+                self._finish(segment.number)
+        self._segments.sync_names()
+
+    def _finish(self, number: int) -> None:
+        file, _ = self._segments.open(number)
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._segments.finish(number)
+
+    def read(self, begin_lsn: int, size: int) -> bytes:
+        """``[begin_lsn, begin_lsn + size)``, which must have been written. Raises `InvalidUsage`
+        when it was not, or is no longer there; `StorageError`."""
+        if size < 0 or begin_lsn + size > self._write_lsn:
+            raise InvalidUsage(
+                f"{size} bytes of the log at {lsn_text(begin_lsn)}: it ends at"
+                f" {lsn_text(self._write_lsn)}"
+            )
+        pieces, at, end = [], begin_lsn, begin_lsn + size
+        while at < end:
+            number, offset = divmod(at, self._bytes)
+            wanted = min(end - at, self._bytes - offset)
+            try:
+                file, _ = self._segments.open(number)
+                try:
+                    piece = file.read_at(offset, wanted)
+                finally:
+                    file.close()
+            except FileNotFoundError:
+                raise InvalidUsage(
+                    f"the log is no longer kept at {lsn_text(at)}: its segment was removed"
+                ) from None
+            except OSError as error:
+                raise storage_error(f"read the log at {lsn_text(at)}", error) from error
+            if len(piece) != wanted:
+                raise StorageError(
+                    f"{wanted} bytes of the log at {lsn_text(at)} are to be there, and"
+                    f" {len(piece)} are: it is being cut off, or was by others",
+                    determinate=True,
+                )
+            pieces.append(piece)
+            at += wanted
+        return b"".join(pieces)
+
+    def segments(self) -> list[Segment]:
+        """Those of the log, the oldest first. Raises `StorageError`."""
+        try:
+            found = self._segments.all()
+        except OSError as error:
+            raise storage_error(f"list {self._segments.folder}", error) from error
+        return [each for each in found if each.begin_lsn < self._write_lsn]
+
+    def remove_before(self, lsn: int) -> list[Segment]:
+        """Removes the whole segments that end at `lsn` or before; never the last one. Those that
+        went. A crash may bring some back. Raises `StorageError`."""
+        self._check_usable()
+        horizon = min(lsn, self._flush_lsn)
+        gone = [each for each in self.segments() if each.whole and each.end_lsn <= horizon]
+        for segment in gone:
+            try:
+                self._segments.remove(segment)
+            except OSError as error:
+                raise storage_error(f"remove {segment.path}", error, determinate=False) from error
+        return gone
+
+    def close(self) -> None:
+        """Frees its file; does not flush. Only `read` works afterwards."""
+        self._broken = self._broken or "the log was closed: open it again"
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _check_usable(self) -> None:
+        if self._broken:
+            raise StorageError(self._broken, determinate=True)
+
+    def _scanner_at(self, lsn: int) -> RecordScanner:
+        return RecordScanner(lsn, pg_version=self._pg_version, segment_bytes=self._bytes)
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Whatever goes wrong in the block breaks the log: also a crash that a test makes."""
+        try:
+            yield
+        except OSError as error:
+            self._broken = f"could not {what}, and the log must be opened again: {error}"
+            raise storage_error(what, error, determinate=False) from error
