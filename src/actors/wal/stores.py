@@ -57,8 +57,11 @@ class ControlStore(Protocol):
 class WalStore(Protocol):
     """The log of one timeline.
 
-    ``flush_record_lsn <= flush_lsn <= write_lsn`` and ``flush_record_lsn <= write_record_lsn``; all
-    are 0 while the log is empty. After it is opened, writes are refused until `truncate`."""
+    ``flush_lsn <= write_lsn`` and ``flush_record_lsn <= write_record_lsn``; all are 0 while the log
+    is empty. A record position is at most the byte position beside it, but for padding, and behind
+    a switch of segments, where it is the next segment's begin at once. After it is opened, writes
+    are refused until `truncate`; after a `StorageError` that is not `Corrupt` all is refused until
+    it is opened again."""
 
     @property
     def write_lsn(self) -> int:
