@@ -1,0 +1,188 @@
+"""Puts the messages of one connection into its timeline, several in one call, and flushes groups.
+
+Part of `actors.wal.receiver`, which says how it works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+
+from actors.errors import Broken, Closed, PenstockError, WalRefused
+from actors.kernel import Actor, Address
+from actors.settings import Settings
+from actors.spans import measure
+from actors.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED
+from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
+from actors.wal.messages import AcceptorMessage, AppendRequest, ProposerElected, ProposerMessage
+from actors.wal.registry import Guard
+from actors.wal.timeline import Timeline
+
+GATHERED_MAX: Final = 64
+"""Messages in one call to the disk; less where few may be in hand."""
+GATHERED_BYTES_MAX: Final = 1024 * 1024
+SAMPLE_MS: Final = 5_000
+"""How often the queue's depth is measured."""
+
+
+def gathered_max(settings: Settings) -> int:
+    """Messages that are gathered before they go to the disk, in any case."""
+    return min(GATHERED_MAX, max(1, settings.wal_messages_max // 4))
+
+
+def waiting_max(settings: Settings) -> int:
+    """Messages in the mailbox: as many again were taken out of it, and are in hand."""
+    return (settings.wal_messages_max - gathered_max(settings)) // 2
+
+
+class Respond(msgspec.Struct, frozen=True, gc=False):
+    """To the writer: an answer."""
+
+    message: AcceptorMessage
+
+
+class FromProposer(msgspec.Struct, frozen=True, gc=False):
+    """To the acceptor: what came."""
+
+    message: ProposerMessage
+
+
+class Disconnected(msgspec.Struct, frozen=True, gc=False):
+    """To the acceptor: nothing follows."""
+
+
+class _Sample(msgspec.Struct, frozen=True, gc=False):
+    """It is time to measure the queue."""
+
+
+AcceptorInput: TypeAlias = FromProposer | Disconnected | _Sample
+
+
+class Queued:
+    """Measures what waits for an acceptor: told by who puts it there and by who takes it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._bytes = 0
+
+    def put(self, message: ProposerMessage, sign: int = 1) -> None:
+        """After it was sent."""
+        size = len(message.wal) if isinstance(message, AppendRequest) else 0
+        self._add(sign, sign * size)
+
+    def drain(self) -> None:
+        """Nobody will take the rest."""
+        self._add(-self._count, -self._bytes)
+
+    def _add(self, count: int, size: int) -> None:
+        self._count += count
+        self._bytes += size
+        measure(WAL_QUEUED, count)
+        measure(WAL_QUEUE_BYTES, size)
+
+
+class WalAcceptor(Actor[AcceptorInput]):
+    """Puts the messages of one connection into the timeline. Says once to `ended` how it went."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        guard: Guard,
+        writer: Address[Respond],
+        ended: Callable[[PenstockError | None], object],
+        queued: Queued,
+        settings: Settings,
+    ) -> None:
+        self._timeline = timeline
+        self._guard = guard
+        self._writer = writer
+        self._ended = ended
+        self._queued = queued
+        self._settings = settings
+        self._gathered: list[Message] = []
+        self._gathered_max = gathered_max(settings)
+        self._gathered_bytes = 0
+        self._unflushed_since_ms: float | None = None
+        self._over = False
+
+    async def on_start(self) -> None:
+        """Begins to measure."""
+        self.ctx.after(SAMPLE_MS, _Sample())
+
+    async def receive(self, message: AcceptorInput) -> None:
+        """Handles one message."""
+        if self._over:
+            return
+        last = False
+        match message:
+            case FromProposer(given):
+                self._queued.put(given, -1)
+                self._gather(given)
+            case Disconnected():
+                last = True
+            case _Sample():
+                measure(WAL_QUEUE_DEPTH, self.ctx.self.statistics().depth)
+                self.ctx.after(SAMPLE_MS, _Sample())
+            case _:
+                assert_never(message)
+        idle = last or not self.ctx.more_waits
+        full = (
+            len(self._gathered) >= self._gathered_max or self._gathered_bytes >= GATHERED_BYTES_MAX
+        )
+        if full or (idle and (self._gathered or self._unflushed_since_ms is not None)):
+            await self._work(idle)
+        if last and not self._over:
+            self._end(None)
+
+    def _gather(self, given: ProposerMessage) -> None:
+        if isinstance(given, AppendRequest):
+            self._gathered.append(AppendUnflushed(given))
+            self._gathered_bytes += len(given.wal)
+            if self._unflushed_since_ms is None:
+                self._unflushed_since_ms = self.ctx.monotonic_ms()
+        else:
+            if isinstance(given, ProposerElected):
+                self._guard.streaming()
+            self._gathered.append(given)
+
+    async def _work(self, idle: bool) -> None:
+        """Puts what was gathered into the timeline, and flushes it when nothing follows, or what
+        was taken has waited long enough."""
+        messages, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        since = self._unflushed_since_ms
+        waited = since is not None and (
+            self.ctx.monotonic_ms() - since >= self._settings.wal_flush_ms
+        )
+        if since is not None and (idle or waited):
+            messages.append(FlushWal())
+        done = await self._timeline.process(messages)
+        if done.error is None and messages and isinstance(messages[-1], FlushWal):
+            self._unflushed_since_ms = None
+        try:
+            for reply in done.replies:
+                await self._writer.send(Respond(reply))
+        except (Closed, Broken):  # nobody to answer any more: what was taken becomes durable
+            await self._flush()
+            self._end(done.error)
+            return
+        if done.error is not None:
+            if isinstance(done.error, WalRefused):
+                await self._flush()
+            self._end(done.error)
+
+    async def _flush(self) -> None:
+        if self._unflushed_since_ms is not None:
+            self._unflushed_since_ms = None
+            await self._timeline.process([FlushWal()])
+
+    def _end(self, error: PenstockError | None) -> None:
+        self._over = True
+        self._ended(error)
+        self.ctx.stop()
+
+    def describe(self) -> str:
+        """What it is doing or waiting for."""
+        since = "unflushed appends" if self._unflushed_since_ms is not None else "all flushed"
+        return f"{len(self._gathered)} messages gathered, {since}"
