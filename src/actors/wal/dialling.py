@@ -1,0 +1,192 @@
+"""A connection to an acceptor, opened as libpq would: startup, password, one command, the copy.
+
+Rules: a length is judged before any of the body is kept; every wait for the peer is bounded, but
+for `receive`, whose caller decides; what an acceptor answers with an error is raised as
+`WalRefused` with its text, an end of the stream as `Broken`, bytes that are no messages as
+`MalformedFrame`. One task receives, one sends.
+
+Source: PostgreSQL's documentation, "Message Formats"; the parameters are those of Neon's proposer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from actors.errors import Broken, FrameTooLarge, InvalidUsage, MalformedFrame, WalRefused
+from actors.wal.lsn import lsn_text
+from actors.wal.messages import WAL_BYTES_MAX
+
+PORT: Final = 5454
+BODY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
+"""Of one message: a piece of log, or a vote with a long history."""
+_HEADER: Final = struct.Struct("!cI")
+_U32: Final = struct.Struct("!I")
+_VERSION_3: Final = 3 << 16
+
+
+class AcceptorAddress(msgspec.Struct, frozen=True):
+    """Where an acceptor listens."""
+
+    host: str
+    port: int = PORT
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_addresses(text: str) -> tuple[AcceptorAddress, ...]:
+    """``host:port,host,[::1]:port``. Raises `InvalidUsage`."""
+    return tuple(_parse_address(part.strip()) for part in text.split(","))
+
+
+def _parse_address(text: str) -> AcceptorAddress:
+    host, sign, port = text.rpartition(":")
+    if not sign or text.endswith("]"):
+        host, port = text, str(PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidUsage(f"{text!r} is no address of an acceptor: write host:port")
+    return AcceptorAddress(host, int(port))
+
+
+class AcceptorConnection:
+    """One connection; `dial` makes it."""
+
+    def __init__(
+        self, address: AcceptorAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.address = address
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, bodies: Sequence[bytes]) -> None:
+        """Each as one CopyData; waits while the peer is slow. Raises `Broken`."""
+        try:
+            for body in bodies:
+                self._writer.write(_HEADER.pack(b"d", len(body) + 4))
+                self._writer.write(body)
+            await self._writer.drain()
+        except OSError as error:
+            raise Broken(f"acceptor {self.address}: {error}") from None
+
+    async def receive(self) -> bytes:
+        """The body of the next CopyData. Raises `Broken` at the end of the copy or the stream,
+        `WalRefused`, `MalformedFrame`, `FrameTooLarge`."""
+        while True:
+            kind, body = await self._message()
+            if kind == b"d":
+                return body
+            if kind == b"c":
+                raise Broken(f"acceptor {self.address} ended the stream")
+            if kind not in b"NSCZ":
+                raise MalformedFrame(f"a message of type {kind!r} in a copy of {self.address}")
+
+    async def command(self, query: str) -> None:
+        """Sends a command that begins a copy both ways, and waits for that."""
+        await self._write(b"Q", query.encode() + b"\0")
+        while True:
+            kind, _ = await self._message()
+            if kind == b"W":
+                return
+            if kind not in b"NS":
+                raise MalformedFrame(f"{query.split()[0]} was answered by {kind!r}, not by a copy")
+
+    async def start_up(self, tenant: str, timeline: str, token: str) -> None:
+        """From the first packet until commands are taken."""
+        parameters = {
+            "user": "penstock",
+            "database": "replication",
+            "application_name": "penstock",
+            "options": f"-c timeline_id={timeline} tenant_id={tenant}",
+        }
+        texts = "".join(f"{name}\0{value}\0" for name, value in parameters.items()) + "\0"
+        packet = _U32.pack(_VERSION_3) + texts.encode()
+        self._writer.write(_U32.pack(len(packet) + 4) + packet)
+        while True:
+            kind, body = await self._message()
+            if kind == b"Z":
+                return
+            if kind == b"R" and body != _U32.pack(0):
+                if body != _U32.pack(3) or not token:
+                    raise WalRefused(f"acceptor {self.address} wants a token: give it one")
+                await self._write(b"p", token.encode() + b"\0")
+            elif kind not in b"RSKN":
+                raise MalformedFrame(f"acceptor {self.address} began with {kind!r}")
+
+    async def _write(self, kind: bytes, body: bytes) -> None:
+        try:
+            self._writer.write(_HEADER.pack(kind, len(body) + 4) + body)
+            await self._writer.drain()
+        except OSError as error:
+            raise Broken(f"acceptor {self.address}: {error}") from None
+
+    async def _message(self) -> tuple[bytes, bytes]:
+        try:
+            kind, length = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+            if length < 4:
+                raise MalformedFrame(f"a message of {length} bytes from {self.address}")
+            if length - 4 > BODY_BYTES_MAX:
+                raise FrameTooLarge(
+                    f"acceptor {self.address} announces {length - 4} bytes"
+                    f" (limit {BODY_BYTES_MAX}): is it one?"
+                )
+            body = await self._reader.readexactly(length - 4)
+        except asyncio.IncompleteReadError:
+            raise Broken(f"acceptor {self.address} closed the connection") from None
+        except OSError as error:
+            raise Broken(f"acceptor {self.address}: {error}") from None
+        if kind == b"E":
+            raise WalRefused(f"acceptor {self.address}: {_error_text(body)}")
+        return kind, body
+
+    def abort(self) -> None:
+        """Closes at once."""
+        self._writer.transport.abort()
+
+
+def _error_text(body: bytes) -> str:
+    fields = {part[:1]: part[1:] for part in body.split(b"\0") if part}
+    return fields.get(b"M", b"an error without a text").decode(errors="replace")
+
+
+async def dial(
+    address: AcceptorAddress, tenant: str, timeline: str, *, timeout_ms: int, token: str = ""
+) -> AcceptorConnection:
+    """Connects and starts up. Raises `Broken`, `WalRefused`, `MalformedFrame`."""
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            raw = writer.get_extra_info("socket")
+            if raw is not None:
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = AcceptorConnection(address, reader, writer)
+            await connection.start_up(tenant, timeline, token)
+            return connection
+    except BaseException as error:
+        if writer is not None:
+            writer.transport.abort()
+        if isinstance(error, OSError):  # a timeout too
+            text = str(error) or f"no answer in {timeout_ms} ms"
+            raise Broken(f"cannot connect to acceptor {address}: {text}") from None
+        raise
+
+
+async def start_push(connection: AcceptorConnection) -> None:
+    """From here on messages of version 3 go both ways."""
+    await connection.command("START_WAL_PUSH (proto_version '3', allow_timeline_creation 'true')")
+
+
+async def start_replication(
+    connection: AcceptorConnection, start_lsn: int, term: int | None = None
+) -> None:
+    """What is committed from `start_lsn` on comes; with a term: all that is flushed, for as long
+    as the acceptor is in that term."""
+    options = f" (term='{term}')" if term is not None else ""
+    await connection.command(f"START_REPLICATION PHYSICAL {lsn_text(start_lsn)}{options}")

@@ -1,0 +1,385 @@
+"""The shell around `proposer`: connections to acceptors, time, and those who wait for a commit.
+
+Theory of operation. One task an acceptor dials it, hands what comes to the core, and writes what
+the core sends; when its connection ends it dials again, after a pause that doubles. One task ticks.
+A fetch reads from another acceptor by a connection of its own, which is kept for the next piece.
+The core is told one event at a time and never awaited.
+
+Rules: `append` returns when a quorum has it on disk; those who append wait in order while there is
+no room; what the core calls fatal ends all of them with an error that says that it may have
+happened; of a connection that ended nothing is told to the core any more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from actors.errors import Broken, Closed, InvalidUsage, PenstockError
+from actors.wal import codec_v3
+from actors.wal.dialling import (
+    AcceptorAddress,
+    AcceptorConnection,
+    dial,
+    start_push,
+)
+from actors.wal.messages import ProposerMessage
+from actors.wal.proposer import (
+    CommitMoved,
+    Drop,
+    Effect,
+    Elected,
+    Fatal,
+    Fetch,
+    Proposer,
+    ProposerConfig,
+    Send,
+    Synced,
+)
+from actors.wal.reading import LogReader
+
+log = logging.getLogger("penstock.wal")
+
+WRITE_BYTES: Final = 512 * 1024
+"""Of messages that are written before the socket is waited for."""
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """How long the shell waits."""
+
+    tick_ms: int = 100
+    connect_timeout_ms: int = 5_000
+    retry_delay_ms_min: int = 100
+    retry_delay_ms_max: int = 5_000
+    fetch_timeout_ms: int = 10_000
+
+
+class _Link:
+    """One connection's way out."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.messages: deque[ProposerMessage] = deque()
+        self.filled = anyio.Event()
+        self.is_over = False
+
+    def put(self, message: ProposerMessage) -> None:
+        self.messages.append(message)
+        self.filled.set()
+
+
+class LeadingProposer:
+    """A proposer at work; `propose` makes it."""
+
+    def __init__(
+        self,
+        config: ProposerConfig,
+        addresses: Sequence[AcceptorAddress],
+        timing: Timing,
+        token: str,
+        group: TaskGroup,
+    ) -> None:
+        self.core = Proposer(config, range(len(addresses)))
+        self._addresses = addresses
+        self._timing = timing
+        self._token = token
+        self._group = group
+        self._links: dict[int, _Link] = {}
+        self._readers: dict[int, tuple[int, LogReader]] = {}
+        self._elected = anyio.Event()
+        self._synced = anyio.Event()
+        self._order = anyio.Lock()
+        self._moved = anyio.Event()
+        self._waiting: list[tuple[int, int, anyio.Event]] = []
+        self._numbers = itertools.count()
+        self._error: PenstockError | None = None
+
+    # -- for those who append --
+
+    @property
+    def commit_lsn(self) -> int:
+        """All before is on the disks of a quorum."""
+        return self.core.commit_lsn
+
+    @property
+    def end_lsn(self) -> int:
+        """Behind the last byte appended."""
+        return self.core.end_lsn
+
+    async def elected(self) -> int:
+        """Waits for the election; where the log goes on. Raises `Broken` when it was lost."""
+        await self._elected.wait()
+        self._check()
+        return self.core.start_lsn
+
+    async def synced(self) -> int:
+        """In sync mode: waits until the acceptors agree; where their log ends (0: there is none).
+        Raises `Broken`."""
+        await self._synced.wait()
+        self._check()
+        return self.core.start_lsn
+
+    async def append(self, wal: bytes) -> int:
+        """Goes on with the log, and returns its end when a quorum has it on disk."""
+        return await self.append_at(lambda _: wal, len(wal))
+
+    async def append_at(self, encode: Callable[[int], bytes], bytes_max: int) -> int:
+        """Appends what `encode` makes for the LSN at which it will stand (`bytes_max` at most).
+
+        Raises `InvalidUsage` when it can never fit, `Broken` (which may have happened) when this
+        proposer leads no more, `Closed`."""
+        if self.core.config.is_sync:
+            raise InvalidUsage("a proposer in sync mode appends nothing")
+        if bytes_max > self.core.config.pending_bytes_max:
+            raise InvalidUsage(
+                f"{bytes_max} bytes of log at once: at most {self.core.config.pending_bytes_max}"
+                " (pending_bytes_max) may wait for a commit"
+            )
+        await self.elected()
+        async with self._order:
+            while self.core.room < bytes_max:
+                self._check()
+                self._moved = moved = anyio.Event()
+                await moved.wait()
+            self._check()
+            self._perform(self.core.append(encode(self.core.end_lsn)))
+            end_lsn = self.core.end_lsn
+        await self.committed(end_lsn)
+        return end_lsn
+
+    async def committed(self, lsn: int) -> None:
+        """Waits until all before `lsn` is committed. Raises `Broken`, which may have happened."""
+        if self.core.commit_lsn < lsn:
+            self._check(determinate=False)
+            event = anyio.Event()
+            heapq.heappush(self._waiting, (lsn, next(self._numbers), event))
+            await event.wait()
+            if self.core.commit_lsn < lsn:
+                self._check(determinate=False)
+
+    def _check(self, *, determinate: bool = True) -> None:
+        if self._error is not None:
+            error = type(self._error)(str(self._error))
+            error.determinate = determinate
+            raise error
+
+    # -- effects --
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(acceptor, message):
+                    if (link := self._links.get(acceptor)) is not None:
+                        link.put(message)
+                case Drop(acceptor, reason):
+                    log.warning("acceptor %s is dropped: %s", self._addresses[acceptor], reason)
+                    if (link := self._links.get(acceptor)) is not None:
+                        link.is_over = True
+                        link.scope.cancel()
+                case Elected(term, start_lsn, donor):
+                    log.info("elected in term %d at %d, donor %d", term, start_lsn, donor)
+                    self._elected.set()
+                case CommitMoved(lsn):
+                    self._wake(lsn)
+                case Fetch():
+                    self._group.start_soon(self._fetch, effect)
+                case Fatal(reason):
+                    self._stop(Broken(f"this proposer leads no more: {reason}"))
+                case Synced(lsn):
+                    self._wake(lsn)
+                    self._elected.set()
+                    self._synced.set()
+
+    def _wake(self, lsn: int) -> None:
+        while self._waiting and self._waiting[0][0] <= lsn:
+            heapq.heappop(self._waiting)[2].set()
+        self._moved.set()
+
+    def _stop(self, error: PenstockError) -> None:
+        if self._error is None:
+            self._error = error
+            log.info("%s", error)
+        self._elected.set()
+        self._synced.set()
+        self._moved.set()
+        for _, _, event in self._waiting:
+            event.set()
+        self._waiting.clear()
+        self._group.cancel_scope.cancel()
+
+    def close(self) -> None:
+        """Ends it; what waits is raised `Closed`."""
+        self._stop(Closed("the proposer was closed"))
+
+    # -- tasks --
+
+    async def run(self) -> None:
+        """Starts the tasks."""
+        for acceptor in range(len(self._addresses)):
+            self._group.start_soon(self._keep, acceptor)
+        self._group.start_soon(self._tick)
+
+    async def _tick(self) -> None:
+        while True:
+            self._perform(self.core.tick(int(anyio.current_time() * 1000)))
+            await anyio.sleep(self._timing.tick_ms / 1000)
+
+    async def _keep(self, acceptor: int) -> None:
+        """One acceptor: a connection after another."""
+        delay_ms = self._timing.retry_delay_ms_min
+        while True:
+            began = anyio.current_time()
+            try:
+                await self._converse(acceptor)
+            except PenstockError as error:
+                log.info("acceptor %s: %s", self._addresses[acceptor], error)
+            if (anyio.current_time() - began) * 1000 > self._timing.retry_delay_ms_max:
+                delay_ms = self._timing.retry_delay_ms_min  # it had lasted
+            await anyio.sleep(delay_ms / 1000)
+            delay_ms = min(2 * delay_ms, self._timing.retry_delay_ms_max)
+
+    async def _dial(self, acceptor: int) -> AcceptorConnection:
+        config = self.core.config
+        return await dial(
+            self._addresses[acceptor],
+            config.tenant,
+            config.timeline,
+            timeout_ms=self._timing.connect_timeout_ms,
+            token=self._token,
+        )
+
+    async def _converse(self, acceptor: int) -> None:
+        connection = await self._dial(acceptor)
+        link = _Link()
+        try:
+            with anyio.fail_after(self._timing.connect_timeout_ms / 1000):
+                await start_push(connection)
+            self._links[acceptor] = link
+            with link.scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._write, connection, link)
+                    self._perform(self.core.connected(acceptor))
+                    while True:
+                        message = codec_v3.decode_acceptor(await connection.receive())
+                        self._perform(self.core.received(acceptor, message))
+        except TimeoutError:
+            raise Broken(f"acceptor {connection.address} did not begin the copy") from None
+        except ExceptionGroup as errors:
+            raise _first(errors) from None
+        finally:
+            connection.abort()
+            if self._links.get(acceptor) is link:
+                del self._links[acceptor]
+                if not link.is_over:
+                    self._perform(self.core.disconnected(acceptor))
+
+    async def _write(self, connection: AcceptorConnection, link: _Link) -> None:
+        while True:
+            await link.filled.wait()
+            bodies: list[bytes] = []
+            count = 0
+            while link.messages and count < WRITE_BYTES:
+                bodies.append(codec_v3.encode_proposer(link.messages.popleft()))
+                count += len(bodies[-1])
+            if not link.messages:
+                link.filled = anyio.Event()
+            await connection.send(bodies)
+
+    async def _fetch(self, asked: Fetch) -> None:
+        """Reads one piece; the connection is kept for the next one."""
+        reader: LogReader | None = None
+        try:
+            with anyio.fail_after(self._timing.fetch_timeout_ms / 1000):
+                reader = await self._reader(asked)
+                wal = b""
+                while not wal:
+                    wal = await reader.next()
+        except (PenstockError, TimeoutError) as error:
+            log.info("reading of acceptor %s: %s", self._addresses[asked.source], error)
+            if reader is not None:
+                reader.abort()
+            self._perform(self.core.fetch_failed(asked.acceptor, asked.begin_lsn))
+            return
+        except BaseException:
+            if reader is not None:
+                reader.abort()
+            raise
+        if len(wal) <= asked.end_lsn - asked.begin_lsn:
+            self._readers[asked.acceptor] = (asked.source, reader)
+        else:  # more than was asked for: the rest would be lost
+            reader.abort()
+        self._perform(self.core.fetched(asked.acceptor, asked.begin_lsn, wal))
+
+    async def _reader(self, asked: Fetch) -> LogReader:
+        kept = self._readers.pop(asked.acceptor, None)
+        if kept is not None:
+            source, reader = kept
+            if source == asked.source and reader.next_lsn == asked.begin_lsn:
+                return reader
+            reader.abort()
+        reader = LogReader(await self._dial(asked.source), asked.begin_lsn)
+        try:
+            await reader.start(asked.term)
+        except BaseException:
+            reader.abort()
+            raise
+        return reader
+
+    def abort_readers(self) -> None:
+        """Closes what was kept for fetching."""
+        for _, reader in self._readers.values():
+            reader.abort()
+        self._readers.clear()
+
+
+def _first(errors: ExceptionGroup[Exception]) -> Exception:
+    """One of them: a connection ends once."""
+    found: Exception = errors
+    while isinstance(found, ExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+@asynccontextmanager
+async def propose(
+    config: ProposerConfig,
+    addresses: Sequence[AcceptorAddress],
+    *,
+    timing: Timing | None = None,
+    token: str = "",
+) -> AsyncIterator[LeadingProposer]:
+    """A proposer that campaigns, and once `elected` leads, until the block ends. When it cannot
+    lead any more, everything that waits for it raises `Broken`; the block is not interrupted."""
+    if not addresses:
+        raise InvalidUsage("no acceptor was given")
+    failed: Exception | None = None
+    async with anyio.create_task_group() as outer:
+        ready: list[LeadingProposer] = []
+        made = anyio.Event()
+
+        async def work() -> None:
+            async with anyio.create_task_group() as group:
+                ready.append(LeadingProposer(config, addresses, timing or Timing(), token, group))
+                await ready[0].run()
+                made.set()
+
+        outer.start_soon(work)
+        await made.wait()
+        try:
+            yield ready[0]
+        except Exception as error:  # noqa: BLE001 - the block's own: the group would wrap it
+            failed = error
+        finally:
+            ready[0].close()
+            ready[0].abort_readers()
+    if failed is not None:
+        raise failed
