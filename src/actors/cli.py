@@ -312,6 +312,12 @@ def simulate(
     persist: Annotated[
         bool, typer.Option("--persist", help="Shards alone: a few processes on the same stores.")
     ] = False,
+    wal: Annotated[
+        bool, typer.Option("--wal", help="The WAL alone: acceptors, and proposers that race.")
+    ] = False,
+    wal_files: Annotated[
+        bool, typer.Option("--wal-files", help="The same, with logs in files that lose bytes.")
+    ] = False,
 ) -> None:
     """Simulates the whole service under faults drawn from seeds; exit status 1 on a failure.
 
@@ -319,9 +325,15 @@ def simulate(
     """
     from actors.testing import simulate as simulation
 
-    if persist and sources:
-        raise typer.BadParameter("--persist has no sources: give one of the two")
-    kind = simulation.SHARDS if persist else simulation.SERVICE
+    if persist + sources + wal + wal_files > 1:
+        raise typer.BadParameter("give one of --sources, --persist, --wal and --wal-files")
+    kind = simulation.SERVICE
+    for wanted, of_it in (
+        (persist, simulation.SHARDS),
+        (wal, simulation.WAL),
+        (wal_files, simulation.WAL_FILES),
+    ):
+        kind = of_it if wanted else kind
     if runs is None and seed is not None:
         wrong = simulation.replayed(seed, as_json=as_json, trace=trace, kind=kind)
     else:

@@ -21,6 +21,8 @@ from actors.testing.shards import run as shards
 from actors.testing.shards import schedule as shard_schedule
 from actors.testing.simulation.faults import Fault
 from actors.testing.simulation.schedule import describe, draw, has_source
+from actors.testing.wal import run as wal
+from actors.testing.wal import schedule as wal_schedule
 
 T = TypeVar("T")
 
@@ -48,6 +50,12 @@ SERVICE: Final = Kind(
 """The whole service."""
 SHARDS: Final = Kind(shard_schedule.draw, shards.simulate, shard_schedule.describe, "--persist ")
 """Persist alone."""
+WAL: Final = Kind(wal_schedule.draw, wal.simulate, wal_schedule.describe, "--wal ")
+"""Acceptors and proposers of the WAL alone."""
+WAL_FILES: Final = Kind(
+    wal_schedule.draw_files, wal.simulate, wal_schedule.describe, "--wal-files "
+)
+"""The same, the logs in files."""
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -1,0 +1,390 @@
+"""What must hold of every acceptor, and of a whole run. Each is checked when something happens.
+
+Source: the specification's checkable properties (1 to 4 of its TLA+ models, 5 to 14 of its code).
+A violation begins with the property's number and name.
+
+Over the whole history of a run (`Truth`):
+ 1. *election*: a term is elected at most once.
+ 3. *committed*: two committed records at one place are the same. What a leader calls committed was
+    on the disks of a quorum, in its own term, and reaches beyond that term's begin; a new leader
+    has all that was committed before it was elected; a leader's commit never falls.
+ 4. *membership*: one generation, one configuration.
+12. *history*: a term in two histories begins at the same place.
+14. *agreement*: any two acceptors hold equal bytes up to the lower of their own commits.
+
+Of each acceptor (`Held`):
+ 2. *terms*: the terms of its history rise with LSN.
+ 5. *votes*: its persisted term never falls; one vote a term, on disk before the answer.
+ 6. *commit*: the commit in memory never falls in one life, and is never beyond what is flushed.
+ 7. *flush*: what is flushed falls only in a truncation by an elected leader, never below its own
+    commit.
+ 8. *durable*: what it said to have flushed is there after a crash.
+ 9. *bytes*: stored are the accepted appends, one behind the other; no gaps, no overwriting.
+10. *append*: none is accepted of another term or generation, or of a leader that was not announced.
+11. *horizon*: never falls; no leader sends one beyond its commit.
+13. *truncation*: interrupted anywhere, it shows no byte behind the cut, or the old log; nothing is
+    written before the next one.
+
+**Not** checked, as it does not hold: that committed data is never truncated. An acceptor that does
+not know of the commit may cut it off, for a leader that is over and does not know that
+(`Truth.committed_cut` counts it; the tests show how).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.testing.simulation.history import Violation
+from actors.wal.acceptor import Acceptor, AppendUnflushed
+from actors.wal.history import check_history
+from actors.wal.messages import (
+    AcceptorGreeting,
+    AppendRequest,
+    AppendResponse,
+    Entry,
+    Membership,
+    ProposerElected,
+    VoteResponse,
+)
+from actors.wal.stores import ControlState, WalStore
+
+if TYPE_CHECKING:
+    from actors.testing.wal.acceptors import Disk
+
+
+def hold(right: bool, rule: str, *operands: object) -> None:
+    """Raises `Violation` unless it is."""
+    if not right:
+        raise Violation(f"{rule}: {', '.join(map(str, operands))}")
+
+
+class Truth:
+    """What is true of a whole run."""
+
+    def __init__(self, start_lsn: int) -> None:
+        self.start_lsn = start_lsn
+        """Of the log."""
+        self.committed = bytearray()
+        """From `start_lsn` on, as the first who said so had it."""
+        self.commit_lsn = start_lsn
+        """The highest that any leader told."""
+        self.committed_cut = 0
+        """How often committed data were truncated somewhere (which is no violation)."""
+        self.durable: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        """Term -> acceptor -> what it had on disk in that term, with that leader's log."""
+        self.votes: dict[tuple[int, int], bytes] = {}
+        """(acceptor, term) -> the log with which it voted."""
+        self._elected: dict[int, int] = {}
+        self._begins: dict[int, int] = {}
+        self._memberships: dict[int, Membership] = {}
+
+    def elected(self, life: int, term: int, start_lsn: int, log: bytes) -> None:
+        """Life `life` of a proposer leads `term`; `log` is all before its begin."""
+        known = self._elected.setdefault(term, life)
+        hold(known == life, "1 election: two of a term", term, known, life)
+        hold(
+            start_lsn >= self.commit_lsn,
+            "3 committed: a leader without it",
+            term,
+            start_lsn,
+            self.commit_lsn,
+        )
+        self.same(log, 0, min(len(log), len(self.committed)), "3 committed: a leader has other")
+
+    def led(self, term: int, history: tuple[Entry, ...]) -> None:
+        """A history with which somebody leads, or which somebody persists."""
+        for entry in history:
+            begin = self._begins.setdefault(entry.term, entry.lsn)
+            hold(begin == entry.lsn, "12 history: a term begins twice", entry, begin, term)
+
+    def commit(
+        self, term: int, start_lsn: int, commit_lsn: int, log: bytearray, quorum: int
+    ) -> None:
+        """The leader of `term` tells a commit, its log being `log`."""
+        hold(commit_lsn >= start_lsn, "3 committed: below the term's begin", term, commit_lsn)
+        durable = self.durable[term].values()
+        having = sum(lsn >= commit_lsn for lsn in durable)
+        hold(
+            having >= quorum,
+            "3 committed: not on the disks of a quorum",
+            term,
+            commit_lsn,
+            sorted(durable),
+        )
+        end = commit_lsn - self.start_lsn
+        hold(end <= len(log), "3 committed: more than was appended", end, len(log))
+        self.hold_committed(log, 0, end, "3 committed: two differ")
+        self.commit_lsn = max(self.commit_lsn, commit_lsn)
+
+    def hold_committed(self, log: bytes | bytearray, begin: int, end: int, rule: str) -> None:
+        """`log[begin:end]` (offsets) is committed: the same as what others know, or new."""
+        both = min(end, len(self.committed))
+        self.same(log, begin, both, rule)
+        if end > both:
+            hold(len(log) >= end, rule, "it is not there", end, len(log))
+            self.committed += log[both:end]
+
+    def same(self, log: bytes | bytearray, begin: int, end: int, rule: str) -> None:
+        """`log[begin:end]` is what is committed there."""
+        if begin < end:
+            ours, theirs = bytes(log[begin:end]), bytes(self.committed[begin:end])
+            if ours != theirs:
+                at = next(
+                    (n for n in range(len(theirs)) if ours[n : n + 1] != theirs[n : n + 1]), 0
+                )
+                raise Violation(f"{rule}: at {self.start_lsn + begin + at}")
+
+    def member(self, membership: Membership) -> None:
+        """A configuration that somebody has."""
+        known = self._memberships.setdefault(membership.generation, membership)
+        hold(known == membership, "4 membership: a generation with two", known, membership)
+
+
+class Before:
+    """An acceptor as it was."""
+
+    __slots__ = ("commit_lsn", "flush_lsn", "generation", "term", "write_lsn")
+
+    def __init__(self, acceptor: Acceptor, wal: WalStore) -> None:
+        self.term = acceptor.term
+        self.generation = acceptor.state.membership.generation
+        self.flush_lsn = acceptor.flush_lsn
+        self.commit_lsn = acceptor.commit_lsn
+        self.write_lsn = wal.write_lsn
+
+
+NOTHING: Final = 0
+
+
+class Held:
+    """What is true of one acceptor, over all its lives."""
+
+    def __init__(self, number: int, truth: Truth, disk: Disk) -> None:
+        self._number = number
+        self._truth = truth
+        self._disk = disk
+        self.log = bytearray()
+        """What it accepted, from the truth's begin on, less what was cut off."""
+        self._told_flush = NOTHING
+        self._voted: set[int] = set()
+        self._term = 0
+        self._control: ControlState | None = None
+        self._horizon = 0
+        self._commit = 0
+        self._compared = 0
+        """Offset up to which its log was compared with what is committed."""
+        self._announced = 0
+        """The term whose leader was announced to this life."""
+        self._cutting = NOTHING
+        self._writable = False
+
+    # -- the disk --
+
+    def persisted(self, old: ControlState, new: ControlState) -> None:
+        """A new control file is on disk."""
+        self._control = new
+        who = self._number
+        hold(new.term >= self._term, "5 votes: a term falls", who, self._term, new.term)
+        hold(new.commit_lsn >= old.commit_lsn, "6 commit: the persisted one falls", who)
+        hold(new.peer_horizon_lsn >= old.peer_horizon_lsn, "11 horizon: it falls on disk", who)
+        self._term = new.term
+        if new.history is not old.history:
+            terms = [entry.term for entry in new.history]
+            rising = all(a < b for a, b in pairwise(terms))
+            lsns = [entry.lsn for entry in new.history]
+            hold(rising and lsns == sorted(lsns), "2 terms: they do not rise", who, new.history)
+            hold(not terms or terms[-1] <= new.term, "2 terms: beyond its own", who, new.history)
+            self._truth.led(new.term, new.history)
+            check_history(new.history)
+        if new.membership != old.membership:
+            hold(
+                new.membership.generation > old.membership.generation,
+                "4 membership: a generation falls",
+                who,
+            )
+            self._truth.member(new.membership)
+
+    def initialized(self, start_lsn: int) -> None:
+        """An empty log has a begin."""
+        hold(
+            start_lsn == self._truth.start_lsn,
+            "9 bytes: a log begins elsewhere",
+            self._number,
+            start_lsn,
+        )
+        self.log.clear()
+
+    def wrote(self, begin_lsn: int, wal: bytes, handling: Any) -> None:
+        """Bytes were accepted."""
+        request = handling.request if isinstance(handling, AppendUnflushed) else handling
+        hold(isinstance(request, AppendRequest), "10 append: without a request", self._number)
+        hold(
+            request.term == self._term == self._announced,
+            "10 append: of another term",
+            self._number,
+            request.term,
+            self._term,
+            self._announced,
+        )
+        generation = self._control.membership.generation if self._control else 0
+        hold(request.generation == generation, "10 append: of another generation", generation)
+        hold(self._writable, "13 truncation: written before it", self._number)
+        end = self._truth.start_lsn + len(self.log)
+        hold(begin_lsn == end, "9 bytes: a gap, or overwritten", self._number, begin_lsn, end)
+        hold(wal == request.wal, "9 bytes: others than those of the request", self._number)
+        self.log += wal
+
+    def truncating(self, end_lsn: int, handling: Any) -> None:
+        """It begins."""
+        hold(isinstance(handling, ProposerElected), "7 flush: cut by nobody", self._number)
+        hold(
+            end_lsn >= self._commit,
+            "7 flush: cut below its commit",
+            self._number,
+            end_lsn,
+            self._commit,
+        )
+        self._cutting = end_lsn
+
+    def truncated(self, end_lsn: int) -> None:
+        """It is done."""
+        if end_lsn < min(self._truth.commit_lsn, self._truth.start_lsn + len(self.log)):
+            offset, end = end_lsn - self._truth.start_lsn, len(self._truth.committed)
+            if self.log[offset:end] == self._truth.committed[offset : len(self.log)]:
+                self._truth.committed_cut += 1
+        self._cut(end_lsn)
+        self._writable = True
+
+    def _cut(self, end_lsn: int) -> None:
+        del self.log[end_lsn - self._truth.start_lsn :]
+        self._compared = min(self._compared, len(self.log))
+        self._told_flush = min(self._told_flush, end_lsn)
+        self._cutting = NOTHING
+
+    # -- lives --
+
+    def opened(self, acceptor: Acceptor, wal: WalStore) -> None:
+        """A life begins, on what the disk has."""
+        who, start = self._number, self._truth.start_lsn
+        self._control = acceptor.state
+        flush_lsn, end_lsn = acceptor.flush_lsn, wal.write_lsn
+        hold(acceptor.term >= self._term, "5 votes: a term fell in a crash", who)
+        if self._cutting and flush_lsn <= self._cutting:
+            self._cut(self._cutting)
+        if self._cutting:
+            hold(
+                end_lsn == start + len(self.log) or flush_lsn >= self._told_flush,
+                "13 truncation: neither the old log nor the cut one",
+                who,
+                end_lsn,
+                self._cutting,
+            )
+        hold(
+            flush_lsn >= self._told_flush,
+            "8 durable: what was told to be flushed is gone",
+            who,
+            flush_lsn,
+            self._told_flush,
+        )
+        if end_lsn:
+            found = self._disk.read(start, end_lsn)
+            hold(
+                found == self.log[: end_lsn - start],
+                "9 bytes: not what was accepted is there after a crash",
+                who,
+                len(found),
+                len(self.log),
+            )
+            del self.log[end_lsn - start :]
+        self._compared = 0
+        self._cutting = NOTHING
+        self._announced = 0
+        self._writable = False
+        self._commit = acceptor.commit_lsn
+        self._horizon = acceptor.state.peer_horizon_lsn
+        self._agree(acceptor)
+
+    def stepped(
+        self, acceptor: Acceptor, wal: WalStore, message: Any, before: Before, answer: Any
+    ) -> None:
+        """Something was done to it."""
+        who, flush_lsn = self._number, acceptor.flush_lsn
+        elected = isinstance(message, ProposerElected)
+        if elected and acceptor.term == message.term and acceptor.term_start_lsn:
+            self._announced = message.term
+        if flush_lsn < before.flush_lsn:
+            hold(elected, "7 flush: it fell", who, before.flush_lsn, flush_lsn)
+            hold(flush_lsn >= before.commit_lsn, "7 flush: it fell below the commit", who)
+        commit_lsn = acceptor.commit_lsn
+        hold(commit_lsn >= self._commit, "6 commit: it falls", who, self._commit, commit_lsn)
+        hold(commit_lsn <= flush_lsn, "6 commit: beyond what is flushed", who, commit_lsn)
+        self._commit = commit_lsn
+        horizon = acceptor.state.peer_horizon_lsn
+        hold(horizon >= self._horizon, "11 horizon: it falls", who, self._horizon, horizon)
+        self._horizon = horizon
+        request = message.request if isinstance(message, AppendUnflushed) else message
+        if isinstance(request, AppendRequest):
+            self._appended(request, wal, before, answer)
+        if acceptor.term == self._announced:
+            self._truth.durable[self._announced][who] = flush_lsn
+        if commit_lsn != before.commit_lsn:
+            self._agree(acceptor)
+
+    def _appended(self, request: AppendRequest, wal: WalStore, before: Before, answer: Any) -> None:
+        right = request.term == before.term and request.generation == before.generation
+        if right and request.term == self._announced:
+            return
+        hold(
+            wal.write_lsn == before.write_lsn,
+            "10 append: of another term or generation",
+            self._number,
+            request.term,
+            before.term,
+        )
+        if isinstance(answer, AppendResponse):
+            hold(
+                answer.flush_lsn == answer.commit_lsn == 0,
+                "10 append: answered in another term",
+                self._number,
+                request.term,
+                answer.term,
+            )
+
+    def answered(self, answer: Any) -> None:
+        """It said this to a proposer."""
+        who = self._number
+        if isinstance(answer, AcceptorGreeting):
+            self._truth.member(answer.membership)
+        durable = self._control.term if self._control is not None else 0
+        hold(answer.term <= durable, "5 votes: told before it is on disk", who, answer.term)
+        if isinstance(answer, VoteResponse):
+            if answer.vote_given:
+                hold(answer.term not in self._voted, "5 votes: two in a term", who, answer.term)
+                self._voted.add(answer.term)
+            log = self.log[: max(0, answer.flush_lsn - self._truth.start_lsn)]
+            self._truth.votes[who, answer.term] = bytes(log)
+        if isinstance(answer, VoteResponse | AppendResponse):
+            self._told_flush = max(self._told_flush, answer.flush_lsn)
+
+    # -- the log --
+
+    def _agree(self, acceptor: Acceptor) -> None:
+        """Its log, up to its commit, is what everybody calls committed."""
+        end = acceptor.commit_lsn - self._truth.start_lsn
+        if end <= 0:
+            return
+        self._truth.hold_committed(
+            self.log, self._compared, end, "14 agreement: acceptors differ below their commits"
+        )
+        self._compared = end
+
+    def ended(self, acceptor: Acceptor, wal: WalStore) -> None:
+        """The run is over: all of the log once more."""
+        if not wal.write_lsn:
+            return
+        found = self._disk.read(self._truth.start_lsn, wal.write_lsn)
+        hold(found == self.log, "9 bytes: not what was accepted is stored", self._number)
+        self._compared = 0
+        self._agree(acceptor)

@@ -1,0 +1,300 @@
+"""One proposer of a run: its lives, its connections, and what it appends.
+
+It does what the shell around a proposer does: connects, hands messages over, performs effects,
+reads from one acceptor what another one lacks, ticks; when its proposer stops for good, another
+life begins in a while. It keeps the whole log of its term, to be held to what it calls committed.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.testing.wal.checkers import hold
+from actors.testing.wal.memory import CELL, CELLS_MAX, record
+from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, Link
+from actors.wal.messages import AppendRequest, Member, Membership
+from actors.wal.proposer import Proposer
+from actors.wal.proposer_effects import (
+    CommitMoved,
+    Drop,
+    Effect,
+    Elected,
+    Fatal,
+    Fetch,
+    Phase,
+    ProposerConfig,
+    Send,
+)
+
+if TYPE_CHECKING:
+    from actors.testing.wal.run import World
+
+TICKS_PER_HEARTBEAT: Final = 2
+RETRY_MS: Final = 100
+"""After which a connection is made again, at most."""
+REST_MS: Final = (200, 2_000)
+"""Between two lives."""
+ROUND_TRIPS: Final = 4
+"""Of the keepalive, after which a silent acceptor is dropped."""
+
+
+class ProposerNode:
+    """See the module's text."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.proposer: Proposer | None = None
+        self.life = 0
+        self.log = bytearray()
+        """Of the whole timeline, as this life leads it; empty before it is elected."""
+        self.commit_lsn = 0
+        self.for_good = False
+        self.owed = 0
+        """Transactions with which each life begins."""
+        self._links: dict[int, Link] = {}
+        self._wanted = 0
+        """Transactions that are to be appended."""
+        self._torn = b""
+        """The rest of a record of which half was appended."""
+        self._records = 0
+        self._dice = random.Random(f"wal proposer {world.schedule.seed} {number}")
+
+    # -- lives --
+
+    def start(self) -> None:
+        """A new life."""
+        if self.proposer is not None or self.for_good:
+            return
+        world = self.world
+        self.life = world.new_life()
+        self.log = bytearray()
+        self._records = self.commit_lsn = 0
+        self._wanted = self.owed
+        self._torn = b""
+        acceptors = range(world.schedule.setting.acceptors)
+        keepalive = world.schedule.setting.keepalive_ms
+        self.proposer = Proposer(
+            ProposerConfig(
+                tenant=world.tenant,
+                timeline=world.timeline,
+                start_lsn=world.truth.start_lsn,
+                membership=self._membership(),
+                segment_bytes=world.segment_bytes,
+                proposer_id=self.life.to_bytes(16, "big"),
+                heartbeat_ms=keepalive,
+                silence_ms_max=ROUND_TRIPS * keepalive,
+                retained_bytes_max=world.retained_bytes_max,
+            ),
+            list(acceptors),
+        )
+        world.told("proposer lives", self.number, self.life)
+        for acceptor in acceptors:
+            self._connect(acceptor)
+        self._tick(self.life)
+
+    def die(self, down_ms: int) -> None:
+        """It is gone, and comes back unless it is gone for good."""
+        if self.proposer is not None:
+            self.world.told("proposer dies", self.number, self.life)
+            self.proposer = None
+            for link in self._links.values():
+                link.close(TO_PROPOSER)
+            self._links.clear()
+        self.world.events.after(down_ms, self.start)
+
+    def _membership(self) -> Membership:
+        """Generations begin with that of the setting and rise with lives; every third is joint:
+        of all acceptors and, at once, of the first three."""
+        setting = self.world.schedule.setting
+        if not setting.generation:
+            return Membership()
+        generation = setting.generation + self.life // 3
+        members = tuple(Member(at + 1, f"host{at}", 5454) for at in range(setting.acceptors))
+        return Membership(generation, members, members[:3] if generation % 3 == 0 else ())
+
+    def _tick(self, life: int) -> None:
+        if self.proposer is None or self.life != life:
+            return
+        self._do(self.proposer.tick(self.world.events.now_ms))
+        every = max(1, self.world.schedule.setting.keepalive_ms // TICKS_PER_HEARTBEAT)
+        self.world.events.after(every, self._tick, life)
+
+    # -- connections --
+
+    def _connect(self, acceptor: int) -> None:
+        delay = self._dice.randint(1, self.world.network.delay_ms_max)
+        self.world.events.after(delay, self._connected, acceptor, self.life)
+
+    def _connected(self, acceptor: int, life: int) -> None:
+        if self.proposer is None or self.life != life or acceptor in self._links:
+            return
+        node, world = self.world.acceptors[acceptor], self.world
+        fails = self._dice.random() < world.connect_fails
+        if fails or node.acceptor is None or (self.number, acceptor) in world.network.cut:
+            self._retry(acceptor)
+            return
+        setting = world.schedule.setting
+        link = world.network.link(
+            (self.number, acceptor),
+            node,
+            self,
+            random.Random(self._dice.getrandbits(64)),
+            setting.version,
+        )
+        self._links[acceptor] = link
+        node.accepts(link)
+        self._do(self.proposer.connected(acceptor))
+
+    def _retry(self, acceptor: int) -> None:
+        delay = self._dice.randint(1, RETRY_MS)
+        life = self.life
+        self.world.events.after(delay, self._again, acceptor, life)
+
+    def _again(self, acceptor: int, life: int) -> None:
+        if self.life == life and self.proposer is not None:
+            self._connect(acceptor)
+
+    def arrived(self, link: Link, message: Any) -> None:
+        """Of an acceptor."""
+        acceptor = link.key[1]
+        if self.proposer is not None and self._links.get(acceptor) is link:
+            self._do(self.proposer.received(acceptor, message))
+
+    def closed(self, link: Link) -> None:
+        """By the acceptor, or it broke."""
+        acceptor = link.key[1]
+        if self.proposer is not None and self._links.get(acceptor) is link:
+            del self._links[acceptor]
+            self._do(self.proposer.disconnected(acceptor))
+            if self.proposer is not None:
+                self._retry(acceptor)
+
+    # -- effects --
+
+    def _do(self, effects: list[Effect]) -> None:
+        life = self.life
+        for effect in effects:
+            if self.proposer is None or self.life != life:
+                return
+            if isinstance(effect, Send):
+                self._send(effect)
+            elif isinstance(effect, Drop):
+                self.world.told("drop", self.number, effect.acceptor)
+                link = self._links.pop(effect.acceptor, None)
+                if link is not None:
+                    link.close(TO_PROPOSER)
+                self._retry(effect.acceptor)
+            elif isinstance(effect, Elected):
+                self._elected(effect)
+            elif isinstance(effect, CommitMoved):
+                self._committed(effect.lsn)
+            elif isinstance(effect, Fetch):
+                delay = self._dice.randint(1, self.world.network.delay_ms_max)
+                self.world.events.after(delay, self._fetch, effect, life)
+            elif isinstance(effect, Fatal):
+                self.world.told("fatal", self.number, effect.reason)
+                self.die(self._dice.randint(*REST_MS))
+        if self._wanted:
+            self._append()
+
+    def _send(self, effect: Send) -> None:
+        message = effect.message
+        proposer = self.proposer
+        if isinstance(message, AppendRequest) and proposer is not None:
+            hold(
+                message.truncate_lsn <= proposer.commit_lsn or not message.truncate_lsn,
+                "11 horizon: beyond the commit",
+                message.truncate_lsn,
+                proposer.commit_lsn,
+            )
+            hold(
+                message.commit_lsn <= max(self.commit_lsn, proposer.commit_lsn),
+                "3 committed: sent before it is",
+                message.commit_lsn,
+            )
+        link = self._links.get(effect.acceptor)
+        if link is not None:
+            link.send(TO_ACCEPTOR, message)
+
+    def _elected(self, effect: Elected) -> None:
+        proposer, truth = self.proposer, self.world.truth
+        if proposer is None:
+            return
+        self.world.told("elected", self.number, effect.term, effect.start_lsn)
+        log = truth.votes.get((effect.donor, effect.term), b"")
+        self.log = bytearray(log[: effect.start_lsn - truth.start_lsn])
+        hold(
+            len(self.log) == effect.start_lsn - truth.start_lsn,
+            "3 committed: a leader begins where its donor does not end",
+            effect,
+            len(log),
+        )
+        truth.elected(self.life, effect.term, effect.start_lsn, bytes(self.log))
+        truth.led(effect.term, proposer.history)
+
+    def _committed(self, lsn: int) -> None:
+        proposer = self.proposer
+        if proposer is None:
+            return
+        hold(lsn > self.commit_lsn, "3 committed: a leader's commit falls", lsn, self.commit_lsn)
+        self.commit_lsn = lsn
+        self.world.told("commit", self.number, proposer.term, lsn)
+        quorum = self.world.schedule.setting.acceptors // 2 + 1
+        self.world.truth.commit(proposer.term, proposer.start_lsn, lsn, self.log, quorum)
+
+    def _fetch(self, effect: Fetch, life: int) -> None:
+        proposer = self.proposer
+        if proposer is None or self.life != life:
+            return
+        cut = (self.number, effect.source) in self.world.network.cut
+        fails = cut or self._dice.random() < self.world.network.drop
+        source = self.world.acceptors[effect.source]
+        wal = b"" if fails else source.log(effect.begin_lsn, effect.end_lsn, effect.term)
+        if not wal:
+            self._do(proposer.fetch_failed(effect.acceptor, effect.begin_lsn))
+            return
+        begin = effect.begin_lsn - self.world.truth.start_lsn
+        ours = self.log[begin : begin + len(wal)]
+        hold(wal == ours, "9 bytes: read back is another log", effect)
+        self._do(proposer.fetched(effect.acceptor, effect.begin_lsn, wal))
+
+    # -- work --
+
+    def write(self, transactions: int) -> None:
+        """To be appended as soon as it can."""
+        self._wanted += transactions
+        self._append()
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all of it is appended and committed."""
+        proposer = self.proposer
+        return (
+            proposer is not None
+            and bool(self.log or proposer.start_lsn)
+            and not self._wanted
+            and not self._torn
+            and proposer.commit_lsn == proposer.end_lsn
+        )
+
+    def _append(self) -> None:
+        proposer = self.proposer
+        while proposer is not None and self._wanted and proposer.phase is Phase.ELECTED:
+            wal = self._torn or record(self._dice.randint(1, CELLS_MAX), self.life, self._records)
+            if proposer.room < len(wal):
+                return
+            self._records += not self._torn
+            self._torn = b""
+            if len(wal) > CELL and self._dice.random() < 0.1:
+                cut = self._dice.randrange(1, len(wal))
+                wal, self._torn = wal[:cut], wal[cut:]
+            else:
+                self._wanted -= 1
+            self.log += wal
+            effects = proposer.append(wal)
+            wanted, self._wanted = self._wanted, 0  # not again while it is performed
+            self._do(effects)
+            self._wanted += wanted
+            proposer = self.proposer

@@ -1,0 +1,150 @@
+"""The disk of one acceptor, in memory: it keeps what was flushed, and of the rest what it likes.
+
+The log's records here are of whole *cells* of 8 bytes, all the same: how many cells, which life of
+which proposer wrote it, and its number there. So no two records of a run are the same, half a
+record is seen to be half, and equal bytes at a place mean the same record.
+
+A crash keeps of the bytes that were not flushed nothing, all, a beginning, or any cells at all.
+What a truncation cut off is zeros on disk, as in a segment.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Final
+
+from actors.errors import InvalidUsage
+from actors.wal.stores import ControlState
+
+CELL: Final = 8
+_HEAD: Final = struct.Struct(">HHI")
+CELLS_MAX: Final = 6
+
+
+def record(cells: int, life: int, number: int) -> bytes:
+    """One record."""
+    return _HEAD.pack(cells, life, number) * cells
+
+
+def record_end(wal: bytes | bytearray, at: int) -> int:
+    """Behind the record that begins at `at`; -1 when there is no whole one."""
+    if at + CELL > len(wal):
+        return -1
+    cells = wal[at] << 8 | wal[at + 1]
+    end = at + cells * CELL
+    if not cells or end > len(wal) or wal[at:end] != wal[at : at + CELL] * cells:
+        return -1
+    return end
+
+
+class MemoryDisk:
+    """What is left when the acceptor dies. `open` gives its stores for one life."""
+
+    def __init__(self, state: ControlState, dice: random.Random) -> None:
+        self.control = state
+        self.base_lsn = 0
+        """Of the first byte; 0: no log yet."""
+        self.durable_base_lsn = 0
+        self.cached = bytearray()
+        """As a process sees the log."""
+        self.durable = bytearray()
+        """As it is on the platter; shorter where nothing was flushed yet."""
+        self._dice = dice
+
+    def open(self) -> tuple[MemoryControl, MemoryWal]:
+        """The stores of a new life."""
+        return MemoryControl(self), MemoryWal(self)
+
+    def crash(self) -> None:
+        """Unflushed bytes are gone, or some of them."""
+        cached = self.cached
+        kept: bytes | bytearray = self.durable
+        fate = self._dice.randrange(4)
+        if fate == 1:
+            kept = cached
+        elif fate == 2 and len(cached) > len(kept):
+            kept = cached[: self._dice.randint(len(kept), len(cached))]
+        elif fate == 3:
+            cells = self.durable + bytes(max(0, len(cached) - len(kept)))
+            for at in range(len(self.durable) // CELL * CELL, len(cached), CELL):
+                if self._dice.random() < 0.5:
+                    cells[at : at + CELL] = cached[at : at + CELL]
+            kept = cells
+        self.base_lsn = self.durable_base_lsn
+        if not self.base_lsn:
+            kept = b""
+        self.durable = bytearray(kept)
+        self.cached = bytearray(kept)
+
+    def read(self, begin_lsn: int, end_lsn: int) -> bytes:
+        """As a process sees it."""
+        return bytes(self.cached[max(0, begin_lsn - self.base_lsn) : end_lsn - self.base_lsn])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class MemoryControl:
+    """A control file."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+        self.state = disk.control
+
+    def persist(self, state: ControlState) -> None:
+        self._disk.control = self.state = state
+
+
+class MemoryWal:
+    """A log."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+        self._refused = True
+        """Until it is truncated."""
+        self.write_lsn = self.write_record_lsn = self.flush_lsn = self.flush_record_lsn = 0
+        if disk.base_lsn:
+            at = 0
+            while (after := record_end(disk.cached, at)) > 0:
+                at = after
+            self._at(disk.base_lsn + at)
+
+    def _at(self, lsn: int) -> None:
+        self.write_lsn = self.write_record_lsn = self.flush_lsn = self.flush_record_lsn = lsn
+
+    def initialize(self, start_lsn: int) -> None:
+        if self.write_lsn:
+            raise InvalidUsage(f"the log is not empty: it ends at {self.write_lsn}")
+        self._disk.base_lsn = start_lsn
+        self._disk.cached.clear()
+        self._disk.durable.clear()
+        self._at(start_lsn)
+
+    def write(self, begin_lsn: int, wal: bytes) -> None:
+        if self._refused or begin_lsn != self.write_lsn:
+            raise InvalidUsage(f"write at {begin_lsn}, refused or not at {self.write_lsn}")
+        disk, at = self._disk, begin_lsn - self._disk.base_lsn
+        disk.cached[at : at + len(wal)] = wal
+        self.write_lsn += len(wal)
+        record_at = self.write_record_lsn - disk.base_lsn
+        while (after := record_end(disk.cached, record_at)) > 0:
+            record_at = after
+        self.write_record_lsn = disk.base_lsn + record_at
+
+    def flush(self) -> None:
+        if self.flush_record_lsn == self.write_record_lsn:
+            return
+        self._disk.durable = bytearray(self._disk.cached)
+        self.flush_lsn = self.write_lsn
+        self.flush_record_lsn = self.write_record_lsn
+
+    def truncate(self, end_lsn: int) -> None:
+        if end_lsn > self.write_record_lsn:
+            raise InvalidUsage(f"truncation to {end_lsn}, beyond the end {self.write_record_lsn}")
+        disk = self._disk
+        del disk.cached[end_lsn - disk.base_lsn :]
+        disk.durable = bytearray(disk.cached)
+        disk.durable_base_lsn = disk.base_lsn
+        self._at(end_lsn)
+        self._refused = False

@@ -1,0 +1,213 @@
+"""A queue of events in virtual milliseconds, and connections over a network that is bad.
+
+Theory of operation. Nothing waits and nothing runs at the same time: whatever is to happen is in
+the queue, by when, then by who put it there first. A `Link` is one connection between one life of
+a proposer and one life of an acceptor. What is sent on it arrives in order, each way for itself,
+after a delay of its own; on different links anything may overtake anything. A message that is lost
+breaks its link: what was sent before arrives, then both ends hear of the end. While two nodes are
+cut off from one another, what is on its way stays there, and arrives when the partition is over;
+a proposer gives such a link up after the keepalive, an acceptor never does. So what a proposer
+sent may arrive long after it is dead, while its successors are at work: that is meant.
+
+An end that closes hears nothing more of the link.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from actors.wal import codec_v2, codec_v3
+from actors.wal.messages import AcceptorMessage, ProposerMessage
+
+TO_ACCEPTOR: Final = 0
+TO_PROPOSER: Final = 1
+END: Final = None
+"""On its way like a message: the other end is closed."""
+CODECS: Final[dict[int, Any]] = {2: codec_v2, 3: codec_v3}
+
+
+class Events:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.count = 0
+        """Of those that happened."""
+        self._serial = 0
+        self._waiting: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def at(self, when_ms: int, call: Callable[..., None], *given: Any) -> None:
+        """`call(*given)` at `when_ms`, which is not before now."""
+        self._serial += 1
+        heapq.heappush(self._waiting, (max(when_ms, self.now_ms), self._serial, call, given))
+
+    def after(self, delay_ms: int, call: Callable[..., None], *given: Any) -> None:
+        """`call(*given)` in `delay_ms`."""
+        self.at(self.now_ms + delay_ms, call, *given)
+
+    def next(self, until_ms: int) -> bool:
+        """Lets the next event happen; False when there is none up to `until_ms`."""
+        if not self._waiting or self._waiting[0][0] > until_ms:
+            self.now_ms = max(self.now_ms, until_ms)
+            return False
+        self.now_ms, _, call, given = heapq.heappop(self._waiting)
+        self.count += 1
+        call(*given)
+        return True
+
+
+class End(Protocol):
+    """Whoever has one end of a link."""
+
+    def arrived(self, link: Link, message: Any) -> None:
+        """The next message of the other end."""
+        ...
+
+    def closed(self, link: Link) -> None:
+        """The other end is closed, or the link broke."""
+        ...
+
+
+class Link:
+    """See the module's text."""
+
+    __slots__ = ("_air", "_codec", "_dice", "_last_ms", "_network", "_stalled", "ends", "key")
+
+    def __init__(
+        self,
+        network: Network,
+        key: tuple[int, int],
+        acceptor: End,
+        proposer: End,
+        dice: random.Random,
+        version: int,
+    ) -> None:
+        self._network = network
+        self.key = key
+        """(proposer, acceptor)"""
+        self.ends: list[End | None] = [acceptor, proposer]
+        self._dice = dice
+        self._codec = CODECS.get(version)
+        self._air: tuple[deque[Any], deque[Any]] = (deque(), deque())
+        self._last_ms = [0, 0]
+        self._stalled = [0, 0]
+
+    def send(self, way: int, message: ProposerMessage | AcceptorMessage) -> None:
+        """Towards the end `way`; from a closed end nothing goes."""
+        if self.ends[1 - way] is None:
+            return
+        if self._network.drop and self._dice.random() < self._network.drop:
+            self._network.told("lost", self.key, way)
+            self._put(TO_ACCEPTOR, END)
+            self._put(TO_PROPOSER, END)
+            return
+        if self._codec is not None:
+            encode = self._codec.encode_proposer if way == 0 else self._codec.encode_acceptor
+            self._put(way, encode(message))
+        else:
+            self._put(way, message)
+
+    def close(self, way: int) -> None:
+        """The end `way` is closed; the other one hears of it behind all that is on its way."""
+        if self.ends[way] is None:
+            return
+        self.ends[way] = None
+        self._put(1 - way, END)
+
+    def _put(self, way: int, item: Any) -> None:
+        network = self._network
+        delay = self._dice.randint(network.delay_ms_min, network.delay_ms_max)
+        when = self._last_ms[way] = max(self._last_ms[way], network.events.now_ms + delay)
+        self._air[way].append(item)
+        network.events.at(when, self._arrive, way)
+
+    def _arrive(self, way: int) -> None:
+        if self.key in self._network.cut:
+            self._stalled[way] += 1
+            return
+        item = self._air[way].popleft()
+        end = self.ends[way]
+        if end is None:
+            return
+        if item is END:
+            self.ends[way] = None
+            end.closed(self)
+            self._network.forget(self)
+            return
+        if self._codec is not None:
+            decode = self._codec.decode_proposer if way == 0 else self._codec.decode_acceptor
+            item = decode(item)
+        end.arrived(self, item)
+
+    def healed(self) -> None:
+        """What is late arrives."""
+        for way in (TO_ACCEPTOR, TO_PROPOSER):
+            late, self._stalled[way] = self._stalled[way], 0
+            for _ in range(late):
+                delay = self._dice.randint(0, self._network.delay_ms_max)
+                now_ms = self._network.events.now_ms
+                when = self._last_ms[way] = max(self._last_ms[way], now_ms + delay)
+                self._network.events.at(when, self._arrive, way)
+
+    def given_up(self) -> None:
+        """Cut off for the keepalive: the proposer closes its end."""
+        end = self.ends[TO_PROPOSER]
+        if end is not None and self.key in self._network.cut:
+            self.close(TO_PROPOSER)
+            end.closed(self)
+
+
+class Network:
+    """All links there are, and who is cut off from whom."""
+
+    def __init__(
+        self,
+        events: Events,
+        delay_ms: tuple[int, int],
+        drop: float,
+        keepalive_ms: int,
+        told: Callable[..., None],
+    ) -> None:
+        self.events = events
+        self.delay_ms_min, self.delay_ms_max = delay_ms
+        self.drop = drop
+        self.keepalive_ms = keepalive_ms
+        self.told = told
+        self.cut: set[tuple[int, int]] = set()
+        """(proposer, acceptor)"""
+        self._links: list[Link] = []
+
+    def link(
+        self,
+        key: tuple[int, int],
+        acceptor: End,
+        proposer: End,
+        dice: random.Random,
+        version: int,
+    ) -> Link:
+        """A new connection, open at both ends."""
+        made = Link(self, key, acceptor, proposer, dice, version)
+        self._links.append(made)
+        return made
+
+    def forget(self, link: Link) -> None:
+        """Drops a link of which both ends are closed."""
+        if link.ends == [None, None] and link in self._links:
+            self._links.remove(link)
+
+    def partition(self, keys: set[tuple[int, int]]) -> None:
+        """Cuts off; proposers give up what is still cut off after the keepalive."""
+        self.cut |= keys
+        for link in self._links:
+            if link.key in keys:
+                self.events.after(self.keepalive_ms, link.given_up)
+
+    def heal(self) -> None:
+        """Nobody is cut off any more."""
+        self.cut.clear()
+        for link in list(self._links):
+            link.healed()

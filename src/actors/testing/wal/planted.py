@@ -1,0 +1,279 @@
+"""Bugs to plant: each is one rule of an acceptor, a proposer or a disk left out, by patching.
+
+They prove the simulation: each must be found in few seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest import mock
+
+from msgspec.structs import replace
+
+from actors.testing.wal.memory import MemoryWal
+from actors.wal import acceptor, quorum
+from actors.wal.acceptor import Acceptor, Peer
+from actors.wal.candidate import Candidate
+from actors.wal.messages import (
+    AppendRequest,
+    AppendResponse,
+    ProposerElected,
+    VoteRequest,
+    VoteResponse,
+)
+from actors.wal.stores import ControlState
+
+
+@contextmanager
+def reply_before_persist() -> Iterator[None]:
+    """A vote is answered first; the disk hears of it with the next change."""
+    right = Acceptor._vote
+
+    def vote(self: Acceptor, message: VoteRequest) -> VoteResponse:
+        def later(state: ControlState) -> None:
+            self._state = state
+
+        with mock.patch.object(self, "_persist", later):
+            return right(self, message)
+
+    with mock.patch.object(Acceptor, "_vote", vote):
+        yield
+
+
+@contextmanager
+def two_grants_in_a_term() -> Iterator[None]:
+    """A vote is given for one's own term, too."""
+    right = Acceptor._vote
+
+    def vote(self: Acceptor, message: VoteRequest) -> VoteResponse:
+        answer = right(self, message)
+        return replace(answer, vote_given=message.term >= answer.term)
+
+    with mock.patch.object(Acceptor, "_vote", vote):
+        yield
+
+
+@contextmanager
+def flush_told_without_flush() -> Iterator[None]:
+    """What was written counts as flushed."""
+
+    def flush_lsn(self: Acceptor) -> int:
+        return max(self._wal.write_record_lsn, self._state.timeline_start_lsn)
+
+    with mock.patch.object(Acceptor, "flush_lsn", property(flush_lsn)):
+        yield
+
+
+@contextmanager
+def disk_forgets_to_flush() -> Iterator[None]:
+    """The log moves its positions and syncs nothing."""
+
+    def flush(self: MemoryWal) -> None:
+        self.flush_lsn, self.flush_record_lsn = self.write_lsn, self.write_record_lsn
+
+    with mock.patch.object(MemoryWal, "flush", flush):
+        yield
+
+
+@contextmanager
+def commit_beyond_flush() -> Iterator[None]:
+    """What the leader calls committed is taken over as it is."""
+
+    def commit(self: Acceptor, candidate: int) -> None:
+        self._state = replace(self._state, commit_lsn=max(candidate, self.commit_lsn))
+
+    with mock.patch.object(Acceptor, "_commit", commit):
+        yield
+
+
+@contextmanager
+def commit_of_another_log() -> Iterator[None]:
+    """A peer's commit is taken over whoever wrote the ends of the two logs."""
+    right = Acceptor.record_peer
+
+    def record_peer(self: Acceptor, peer: Peer) -> None:
+        right(self, replace(peer, last_log_term=self.last_log_term))
+
+    with mock.patch.object(Acceptor, "record_peer", record_peer):
+        yield
+
+
+@contextmanager
+def truncation_keeps_stale_bytes() -> Iterator[None]:
+    """The log's end moves, and what lay behind it stays on disk."""
+
+    def truncate(self: MemoryWal, end_lsn: int) -> None:
+        disk = self._disk
+        disk.durable = bytearray(disk.cached)
+        disk.durable_base_lsn = disk.base_lsn
+        self._at(end_lsn)
+        self._refused = False
+
+    with mock.patch.object(MemoryWal, "truncate", truncate):
+        yield
+
+
+@contextmanager
+def append_of_a_lower_term() -> Iterator[None]:
+    """A leader that is over is not noticed."""
+    right = Acceptor._append
+
+    def append(self: Acceptor, request: AppendRequest, *, flush: bool) -> AppendResponse | None:
+        if request.term < self.term:
+            self._elected_term = self.term
+            request = replace(request, term=self.term)
+        return right(self, request, flush=flush)
+
+    with mock.patch.object(Acceptor, "_append", append):
+        yield
+
+
+@contextmanager
+def generation_not_looked_at() -> Iterator[None]:
+    """Messages of another configuration are as good as any."""
+    with mock.patch.object(acceptor, "check_generation"):
+        yield
+
+
+@contextmanager
+def commit_below_the_terms_begin() -> Iterator[None]:
+    """What earlier terms wrote is committed by counting (Raft's figure 8)."""
+    right = quorum.committed
+
+    def committed(voters: quorum.Voters, flushed: Callable[[int], int], start_lsn: int) -> int:
+        return right(voters, flushed, 0)
+
+    with mock.patch.object(quorum, "committed", committed):
+        yield
+
+
+@contextmanager
+def half_is_a_quorum() -> Iterator[None]:
+    """Two proposers can be elected by different acceptors."""
+
+    def agrees(voters: quorum.Voters, those: Collection[int]) -> bool:
+        return all(len(each & frozenset(those)) >= len(each) // 2 for each in voters)
+
+    with mock.patch.object(quorum, "agrees", agrees):
+        yield
+
+
+@contextmanager
+def history_not_replaced() -> Iterator[None]:
+    """An elected leader's history is not taken over, where there is one already."""
+    right = Acceptor._persist
+
+    def persist(self: Acceptor, state: ControlState) -> None:
+        kept = self._state.history if self._term_start_lsn else state.history
+        right(self, replace(state, history=kept or state.history))
+
+    with mock.patch.object(Acceptor, "_persist", persist):
+        yield
+
+
+@contextmanager
+def donor_by_flush_alone() -> Iterator[None]:
+    """The longest log wins, whoever wrote it."""
+    right = Candidate._count_votes
+
+    def count(self: Candidate) -> None:
+        with mock.patch("actors.wal.candidate.last_log_term", return_value=0):
+            right(self)
+
+    with mock.patch.object(Candidate, "_count_votes", count):
+        yield
+
+
+@contextmanager
+def writes_before_the_leader_is_known() -> Iterator[None]:
+    """After a restart appends go on where the log ends, without a truncation."""
+    begin, begin_wal = Acceptor.__init__, MemoryWal.__init__
+
+    def made(self: Acceptor, *given: Any) -> None:
+        begin(self, *given)
+        self._elected_term = self.term
+
+    def opened(self: MemoryWal, *given: Any) -> None:
+        begin_wal(self, *given)
+        self._refused = False
+
+    with (
+        mock.patch.object(Acceptor, "__init__", made),
+        mock.patch.object(MemoryWal, "__init__", opened),
+    ):
+        yield
+
+
+@contextmanager
+def elected_in_a_lower_term() -> Iterator[None]:
+    """A leader that is over announces itself, and its log is taken."""
+    right = Acceptor._elect
+
+    def elect(self: Acceptor, message: ProposerElected) -> None:
+        if self.term > message.term:
+            self._persist(replace(self._state, term=message.term))
+        right(self, message)
+
+    with mock.patch.object(Acceptor, "_elect", elect):
+        yield
+
+
+@contextmanager
+def start_not_worked_out() -> Iterator[None]:
+    """The leader is believed where the two logs part."""
+
+    with mock.patch.object(acceptor, "check_elected"):
+        yield
+
+
+@contextmanager
+def nothing_is_cut_off() -> Iterator[None]:
+    """What another leader left behind the common point stays, if it is long enough."""
+    right = MemoryWal.truncate
+
+    def truncate(self: MemoryWal, end_lsn: int) -> None:
+        right(self, max(end_lsn, self.write_record_lsn))
+
+    with mock.patch.object(MemoryWal, "truncate", truncate):
+        yield
+
+
+@contextmanager
+def horizon_of_the_fastest() -> Iterator[None]:
+    """A leader's horizon follows its log's end."""
+    right = Candidate._send
+
+    def send(self: Candidate, peer: Any, message: Any) -> None:
+        if isinstance(message, AppendRequest) and message.commit_lsn:
+            message = replace(message, truncate_lsn=message.end_lsn)
+        right(self, peer, message)
+
+    with mock.patch.object(Candidate, "_send", send):
+        yield
+
+
+PLANTED: Final[dict[str, Callable[[], Any]]] = {
+    plant.__name__: plant
+    for plant in (
+        reply_before_persist,
+        two_grants_in_a_term,
+        flush_told_without_flush,
+        disk_forgets_to_flush,
+        commit_beyond_flush,
+        commit_of_another_log,
+        truncation_keeps_stale_bytes,
+        append_of_a_lower_term,
+        generation_not_looked_at,
+        commit_below_the_terms_begin,
+        half_is_a_quorum,
+        history_not_replaced,
+        donor_by_flush_alone,
+        writes_before_the_leader_is_known,
+        elected_in_a_lower_term,
+        start_not_worked_out,
+        nothing_is_cut_off,
+        horizon_of_the_fastest,
+    )
+}

@@ -1,0 +1,234 @@
+"""The course of one run: actions while faults strike, then calm, then nothing may be missing.
+
+When the actions are over nothing fails any more, nobody is cut off, every acceptor lives, and all
+proposers but a fresh one are dead. It must be elected, and all it appends must be committed and on
+all acceptors. Then each acceptor dies once more, and what it finds is looked at.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Final
+
+from actors.errors import PenstockError
+from actors.testing.cluster import Report
+from actors.testing.simulation.faults import Injector, Trace
+from actors.testing.simulation.history import Violation
+from actors.testing.wal import schedule as plan
+from actors.testing.wal.acceptors import AcceptorNode, Disk
+from actors.testing.wal.checkers import Truth, hold
+from actors.testing.wal.leaders import ProposerNode
+from actors.testing.wal.memory import MemoryDisk
+from actors.testing.wal.network import Events, Network
+from actors.testing.wal.schedule import Action, Schedule
+from actors.wal.acceptor import Peer
+from actors.wal.lsn import SEGMENT_BYTES
+from actors.wal.stores import ControlState
+
+START_LSN: Final = SEGMENT_BYTES + 40
+LATE_MS: Final = 500
+"""Behind the last action: what was begun goes on under faults."""
+CALM_MS: Final = 180_000
+"""Within which the last proposer must be through."""
+CALM_STEP_MS: Final = 50
+TRANSACTIONS: Final = 3
+"""Of the last proposer."""
+EVENTS_MAX: Final = 400_000
+"""Of one run; the longest need a tenth of it."""
+RETAINED_BYTES: Final = 200
+"""Of committed log that a proposer keeps: an acceptor that lags soon needs another's."""
+
+
+class WalTrace(Trace):
+    """Steps, with the virtual time of the run."""
+
+    def __init__(self, keep: bool, events: Events) -> None:
+        super().__init__(keep)
+        self._events = events
+
+    def note(self, *what: object) -> None:
+        self.steps += 1
+        line = f"{self._events.now_ms} {' '.join(map(str, what))}"
+        self._digest.update(line.encode())
+        if self._kept is not None:
+            self._kept.append(line)
+
+
+class World:
+    """What all nodes of one run stand on."""
+
+    tenant: Final = "a" * 32
+    timeline: Final = "b" * 32
+    segment_bytes: Final = SEGMENT_BYTES
+    retained_bytes_max: Final = RETAINED_BYTES
+
+    def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
+        self.schedule = schedule
+        setting = schedule.setting
+        self.events = Events()
+        self.trace = WalTrace(keep_trace, self.events)
+        self.told = self.trace.note
+        self.injector = Injector(schedule.faults, self.trace)
+        self.truth = Truth(START_LSN)
+        self.network = Network(
+            self.events,
+            (min(setting.delay_ms_min, setting.delay_ms_max), setting.delay_ms_max),
+            setting.drop,
+            setting.keepalive_ms,
+            self.told,
+        )
+        self.connect_fails = setting.connect_fails
+        self.struck: Counter[str] = Counter()
+        self._lives = 0
+        self.acceptors = [
+            AcceptorNode(self, number, self._disk(number)) for number in range(setting.acceptors)
+        ]
+        self.proposers = [ProposerNode(self, number) for number in range(setting.proposers)]
+
+    def _disk(self, number: int) -> Disk:
+        state = ControlState(self.tenant, self.timeline)
+        dice = random.Random(f"wal disk {self.schedule.seed} {number}")
+        return MemoryDisk(state, dice)
+
+    def new_life(self) -> int:
+        """The next of all lives of proposers."""
+        self._lives += 1
+        return self._lives
+
+    # -- the course --
+
+    def drive(self) -> None:
+        """The whole run. Raises `Violation`."""
+        for acceptor in self.acceptors:
+            acceptor.start()
+        for proposer in self.proposers:
+            self.events.after(proposer.number * 50, proposer.start)
+        when_ms = 0
+        for action in self.schedule.operations:
+            when_ms += action.pause_ms
+            self.events.at(when_ms, self._act, action)
+        self._run(when_ms + LATE_MS)
+        self._calm()
+        for acceptor in self.acceptors:
+            if acceptor.acceptor is not None and acceptor.wal is not None:
+                acceptor.acceptor.validate()
+                acceptor.held.ended(acceptor.acceptor, acceptor.wal)
+            acceptor.die(0)
+            acceptor.start()
+
+    def _run(self, until_ms: int) -> None:
+        while self.events.next(until_ms):
+            if self.events.count > EVENTS_MAX:
+                raise Violation(f"livelock: more than {EVENTS_MAX} events")
+
+    def _calm(self) -> None:
+        self.told("calm")
+        self.injector.active = False
+        network = self.network
+        network.drop, network.delay_ms_min, network.delay_ms_max = 0.0, 1, 5
+        self.connect_fails = 0.0
+        network.heal()
+        for each in self.proposers:
+            each.for_good = True
+            each.die(0)
+        last = self.proposers[0] = ProposerNode(self, 0)
+        for acceptor in self.acceptors:
+            acceptor.start()
+        last.owed = TRANSACTIONS
+        last.start()
+        end_ms = self.events.now_ms + CALM_MS
+        while self.events.now_ms < end_ms:
+            self._run(self.events.now_ms + CALM_STEP_MS)
+            proposer = last.proposer
+            if proposer is None or not last.is_through:
+                continue
+            if all(
+                node.acceptor is not None
+                and node.acceptor.flush_lsn == proposer.end_lsn
+                and node.acceptor.commit_lsn == proposer.end_lsn
+                for node in self.acceptors
+            ):
+                written = proposer.end_lsn > proposer.start_lsn
+                hold(written, "liveness: nothing was appended")
+                return
+        shown = [
+            (node.acceptor.term, node.acceptor.flush_lsn, node.acceptor.commit_lsn)
+            for node in self.acceptors
+            if node.acceptor is not None
+        ]
+        proposer = last.proposer
+        leader = proposer and (proposer.phase.value, proposer.term, proposer.commit_lsn)
+        raise Violation(f"liveness: after {CALM_MS} ms of calm: {leader}, {shown}")
+
+    # -- actions --
+
+    def _act(self, action: Action) -> None:
+        self.told("act", action.kind, action.who, action.count)
+        self.struck[action.kind] += 1
+        kind, who, count = action.kind, action.who, action.count
+        if kind in (plan.WRITE, plan.RESTART_PROPOSER, plan.STOP_PROPOSER):
+            proposer = self.proposers[who % len(self.proposers)]
+            if kind == plan.WRITE:
+                proposer.write(count)
+            else:
+                proposer.for_good |= kind == plan.STOP_PROPOSER
+                proposer.die(count)
+            return
+        node = self.acceptors[who % len(self.acceptors)]
+        if kind == plan.RESTART_ACCEPTOR:
+            node.die(count)
+        elif kind == plan.PARTITION:
+            those = range(len(self.proposers)) if not count else (count - 1,)
+            self.network.partition({(proposer, node.number) for proposer in those})
+        elif kind == plan.ISOLATE:
+            loner = count % len(self.proposers)
+            others = [each.number for each in self.acceptors if each is not node]
+            self.network.partition({(loner, other) for other in others})
+        elif kind == plan.REPLAY:
+            node.replay(count)
+        elif kind == plan.HEAL:
+            self.network.heal()
+        elif kind == plan.BUMP and node.acceptor is not None:
+            node.guarded(node.acceptor.bump_term, node.acceptor.term + count)
+        elif kind == plan.CHECKPOINT and node.acceptor is not None:
+            node.guarded(node.acceptor.checkpoint)
+        elif kind == plan.GOSSIP and node.acceptor is not None:
+            other = self.acceptors[count % len(self.acceptors)].acceptor
+            if other is not None:
+                state = other.state
+                node.guarded(
+                    node.acceptor.record_peer,
+                    Peer(other.last_log_term, state.commit_lsn, 0, state.peer_horizon_lsn),
+                )
+
+
+def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
+    """One run of a schedule."""
+    return simulated(World(schedule, keep_trace))
+
+
+def simulated(world: World) -> Report:
+    """One run of a world that was made."""
+    violation = ""
+    try:
+        world.drive()
+    except Violation as found:
+        violation = str(found)
+    except (PenstockError, AssertionError) as error:
+        violation = f"{type(error).__name__}: {error}"
+    finally:
+        for node in world.acceptors:
+            node.disk.close()
+    world.told("violation", violation)
+    struck = world.struck + Counter(fault.kind for fault in world.injector.struck)
+    if world.truth.committed_cut:
+        struck["committed data cut off"] = world.truth.committed_cut
+    return Report(
+        world.schedule.seed,
+        world.trace.hash,
+        world.trace.steps,
+        dict(sorted(struck.items())),
+        violation,
+        tuple(world.trace.lines),
+    )

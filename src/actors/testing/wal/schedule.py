@@ -1,0 +1,182 @@
+"""Schedules of a simulated WAL: who writes, who dies, what is cut off, what a disk does; by seed.
+
+Source of the shape: the random schedules of Neon's simulation of its proposer (1 to 99 actions, up
+to 499 ms apart; keepalives of 100 to 1,999 ms, delays up to twice that, messages lost with up to
+nine in ten). Most seeds draw milder networks, as nobody is elected on the worst.
+
+Streams of randomness are apart: the setting and the actions, the disks, and (while it runs) each
+connection, each acceptor. Lists are plain, so that a schedule shrinks: what is left out leaves the
+rest as it was.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+from actors.testing.simulation.faults import CRASH, CRASH_AFTER, FAIL, Fault
+
+WRITE: Final = "write"
+"""Proposer `who` is given `count` transactions."""
+RESTART_ACCEPTOR: Final = "restart acceptor"
+"""Acceptor `who` dies, loses what is not on disk, and is back after `count` ms."""
+RESTART_PROPOSER: Final = "restart proposer"
+"""Proposer `who` dies; another life of it begins after `count` ms."""
+STOP_PROPOSER: Final = "stop proposer"
+"""Proposer `who` dies for good."""
+PARTITION: Final = "partition"
+"""Acceptor `who` hears nobody and nobody hears it; with `count` in 1 and 2 that proposer alone."""
+ISOLATE: Final = "isolate"
+"""Proposer `count` keeps acceptor `who` alone: the two write what others will not have."""
+REPLAY: Final = "replay"
+"""Acceptor `who` is given once more the last append that it was sent, in whatever life; with
+`count` the last leader's announcement."""
+HEAL: Final = "heal"
+"""All partitions end."""
+BUMP: Final = "bump"
+"""Acceptor `who` has its term raised by `count`."""
+CHECKPOINT: Final = "checkpoint"
+"""Acceptor `who` persists what it had in memory."""
+GOSSIP: Final = "gossip"
+"""Acceptor `who` is told how far another one is."""
+
+ACTIONS_MAX: Final = 99
+GAP_MS_MAX: Final = 499
+TRANSACTIONS_MAX: Final = 9
+
+
+class Action(msgspec.Struct, frozen=True):
+    """`pause_ms` after the one before: `kind` happens to number `who`."""
+
+    pause_ms: int
+    kind: str
+    who: int = 0
+    count: int = 0
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What of the world a seed draws."""
+
+    acceptors: int = 3
+    proposers: int = 1
+    keepalive_ms: int = 1_000
+    """A connection that was cut off for so long is closed."""
+    delay_ms_min: int = 1
+    delay_ms_max: int = 30
+    """Of a message, either way."""
+    drop: float = 0.0
+    """How likely a message is lost; its connection breaks with it."""
+    connect_fails: float = 0.1
+    flush_ms: int = 0
+    """An acceptor flushes so long after an append at most, for all appends since; 0: with each."""
+    version: int = 0
+    """Of the protocol: 3 or 2 send every message as bytes; 0 as values."""
+    generation: int = 0
+    """Of the membership; a later life of a proposer may bring a greater one."""
+    files: bool = False
+    """Whether acceptors keep their logs in files."""
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A whole run."""
+
+    seed: int
+    setting: Setting
+    operations: tuple[Action, ...]
+    faults: tuple[Fault, ...]
+    """Of the disks: operation `at` of site ``acceptor N`` fails, or the acceptor dies at it."""
+
+
+_KINDS: Final = (
+    (WRITE, 50),
+    (RESTART_ACCEPTOR, 12),
+    (RESTART_PROPOSER, 10),
+    (STOP_PROPOSER, 1),
+    (PARTITION, 7),
+    (ISOLATE, 5),
+    (REPLAY, 3),
+    (HEAL, 6),
+    (BUMP, 2),
+    (CHECKPOINT, 4),
+    (GOSSIP, 7),
+)
+_DOWN_MS: Final = (0, 10, 100, 500, 3_000)
+_FAULTS: Final = (CRASH, CRASH, CRASH_AFTER, CRASH_AFTER, FAIL)
+_FAULTS_AT_MAX: Final = 80
+
+
+def draw(seed: int, *, files: bool = False) -> Schedule:
+    """The schedule of a seed."""
+    work = random.Random(f"wal {seed}")
+    keepalive = work.choice((100, 300, 1_000, work.randrange(100, 2_000)))
+    delay = work.choice((2, 5, 20, keepalive // 4, work.randrange(1, 2 * keepalive)))
+    setting = Setting(
+        acceptors=work.choice((3, 3, 5)),
+        proposers=work.choice((1, 2, 2)),
+        keepalive_ms=keepalive,
+        delay_ms_min=work.choice((0, delay // 4, delay)),
+        delay_ms_max=max(1, delay),
+        drop=work.choice((0.0, 0.0, 0.01, 0.05, 0.2, work.random() * 0.9)),
+        connect_fails=work.choice((0.0, 0.1, 0.1, 0.5)),
+        flush_ms=work.choice((0, 0, 1, delay, 1_000)),
+        version=work.choice((0, 0, 0, 2, 3)),
+        generation=work.choice((0, 0, 1)),
+        files=files,
+    )
+    if setting.version == 2:
+        setting = msgspec.structs.replace(setting, generation=0)  # it has no word for it
+    actions = _actions(work, setting)
+    return Schedule(seed, setting, tuple(actions), tuple(_faults(seed, setting)))
+
+
+def draw_files(seed: int) -> Schedule:
+    """The schedule of a seed, for acceptors whose logs are files."""
+    return draw(seed, files=True)
+
+
+def describe(item: Action | Fault) -> str:
+    """One line."""
+    if isinstance(item, Fault):
+        return f"fault: {item.kind} at operation {item.at} of {item.site}"
+    return f"after {item.pause_ms} ms: {item.kind} {item.who} {item.count}"
+
+
+def _actions(work: random.Random, setting: Setting) -> list[Action]:
+    kinds, weights = zip(*_KINDS, strict=True)
+    gap = work.choice((20, 100, GAP_MS_MAX))
+    found = []
+    for _ in range(min(work.randrange(1, ACTIONS_MAX + 1), work.randrange(1, ACTIONS_MAX + 1))):
+        kind = work.choices(kinds, weights)[0]
+        of_proposers = kind in (WRITE, RESTART_PROPOSER, STOP_PROPOSER)
+        count = 0
+        if kind == WRITE:
+            count = work.randint(1, TRANSACTIONS_MAX)
+        elif kind in (RESTART_ACCEPTOR, RESTART_PROPOSER):
+            count = work.choice(_DOWN_MS)
+        elif kind == PARTITION:
+            count = work.randrange(setting.proposers + 1)
+        elif kind == ISOLATE:
+            count = work.randrange(setting.proposers)
+        elif kind == REPLAY:
+            count = work.randrange(2)
+        elif kind == BUMP:
+            count = work.randint(1, 3)
+        elif kind == GOSSIP:
+            count = work.randrange(setting.acceptors)
+        who = work.randrange(setting.proposers if of_proposers else setting.acceptors)
+        found.append(Action(work.randint(0, gap), kind, who, count))
+    return found
+
+
+def _faults(seed: int, setting: Setting) -> list[Fault]:
+    dice = random.Random(f"wal disks {seed}")
+    if dice.random() < 0.3:
+        return []
+    found: dict[tuple[str, int], Fault] = {}
+    for _ in range(dice.choice((1, 2, 4, 8))):
+        site = f"acceptor {dice.randrange(setting.acceptors)}"
+        at = 1 + min(dice.randrange(_FAULTS_AT_MAX), dice.randrange(_FAULTS_AT_MAX))
+        found[site, at] = Fault(site, at, dice.choice(_FAULTS))
+    return sorted(found.values(), key=lambda fault: (fault.site, fault.at))
