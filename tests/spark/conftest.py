@@ -9,6 +9,7 @@ from engine_child import ChildProcess  # type: ignore[import-not-found]
 
 from actors.settings import Settings
 from actors.spark.java import JavaHome, find_java
+from actors.testing.check_views import for_short_lives
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +25,7 @@ def child(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[
     settings = Settings(
         spark_master="local[2]", engine_jobs_in_flight_max=2, engine_inline_bytes_max=64 * 1024
     )
+    settings = for_short_lives(settings)
     made = ChildProcess(tmp_path_factory.mktemp("engine"), settings, java)
     yield made
     made.close()

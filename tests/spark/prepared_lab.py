@@ -35,6 +35,7 @@ from actors.spark.session import ThreadSessions, open_session, spark_conf
 from actors.spark.slots import SlotSet
 from actors.spark.steps import Slot
 from actors.spark.traces import _stages
+from actors.testing.check_views import for_short_lives
 
 STEPS = 12
 LEFT = Schema((Column("k", "bigint"), Column("v", "bigint")))
@@ -259,7 +260,7 @@ def cancel_some(engine: Engine, seats: Sequence[Seat], ended: threading.Event) -
 
 def main(folder: Path) -> None:
     logging.getLogger("SQLQueryContextLogger").disabled = True
-    settings = Settings(spark_master="local[2]")
+    settings = for_short_lives(Settings(spark_master="local[2]"))
     session = open_session(spark_conf(settings, folder), folder)
     engine = Engine(session, settings, folder)
     bad = Exchanging(session, frozenset(), folder / "child")

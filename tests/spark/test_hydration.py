@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors import Client, Service, Settings
+from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -85,7 +86,10 @@ async def test_a_large_view_goes_by_files_and_loses_nothing(tmp_path: Path) -> N
         engine_collected_bytes_max=1,
         spark_conf={"spark.driver.maxResultSize": "1m"},
     )
-    async with Service(settings) as service, await Client.in_process(service) as client:
+    async with (
+        Service(for_short_lives(settings)) as service,
+        await Client.in_process(service) as client,
+    ):
         await client.create_table("t", COLUMNS)
         rows = value_rows(0, ROWS)
         for start in range(0, ROWS, ROWS // 3):

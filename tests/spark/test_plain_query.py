@@ -25,6 +25,7 @@ from actors.plan.updates import to_ipc
 from actors.service import Service
 from actors.settings import Settings
 from actors.spark.session import local_cores
+from actors.testing.check_views import for_short_lives
 from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
 
 T = Schema((Column("k", "bigint"), Column("v", "string")))
@@ -143,7 +144,10 @@ async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path) -> No
         peek_deadline_ms=400_000,
     )
     with anyio.fail_after(550):
-        async with Service(settings) as service, await Client.connect(service.address) as client:
+        async with (
+            Service(for_short_lives(settings)) as service,
+            await Client.connect(service.address) as client,
+        ):
             await client.create_table("t", COLUMNS, ["k"])
             await client.insert("t", rows_of(dice))
             await client.create_view("w", "SELECT s, count(*) AS n FROM t GROUP BY s")

@@ -59,6 +59,7 @@ from actors.plan.relational import Named
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.settings import Settings
 from actors.spark.java import JavaHome
+from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -70,7 +71,7 @@ HIDDEN = Schema((Column("g", "string"), Column("n", "bigint"), Column("m", "deci
 SOURCES = (FACTS, NAMES, GROUPS)
 CONF = (("spark.sql.caseSensitive", "true"),)
 LO, HI = 10, 20
-STEPS = 40
+STEPS = 20
 MEANINGS = {
     "a_v > 2": lambda row: None if row["a_v"] is None else row["a_v"] > 2,
     "a_v + 1": lambda row: None if row["a_v"] is None else row["a_v"] + 1,
@@ -443,7 +444,7 @@ def test_the_least_recently_used_variant_goes_first(tmp_path: Path, java: JavaHo
         prepared_plans_max=3,
         prepared_plans_per_dataflow_max=2,
     )
-    child = ChildProcess(tmp_path, settings, java)
+    child = ChildProcess(tmp_path, for_short_lives(settings), java)
     rows = {n: rows_of(SCHEMAS[n], random_rows(random.Random(1), SCHEMAS[n], 3, (LO, HI)))
             for n in ("d0", "d1")}  # fmt: skip
     first, second = prepare(child, plan_of(UNION)), prepare(child, plan_of(UNION))
