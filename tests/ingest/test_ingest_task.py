@@ -135,7 +135,7 @@ def at(history: list[dict[str, Any]], time: int) -> Counter[Row] | str:
     return +rows
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 async def test_exports_hold_what_the_position_says_whatever_happens(
     stage: Isolation, seed: int
 ) -> None:

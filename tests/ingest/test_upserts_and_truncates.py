@@ -169,7 +169,7 @@ async def durable(persist: PersistClient) -> tuple[int, Contents]:
     return (at[0] if at else 0), held
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(8))
 async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: int) -> None:
     chance = random.Random(seed)
     transactions = draw(seed, chance.choice((5, 40)))

@@ -41,7 +41,7 @@ def test_only_some_of_the_seeds_with_a_source_copy() -> None:
         assert drawn.setting.copies == bool(kinds & {"copy", "copy again", "leave a copy"})
 
 
-@pytest.mark.parametrize("seed", range(5, 5 + 35 * 16, 35))
+@pytest.mark.parametrize("seed", range(5, 5 + 35 * 16, 70))
 def test_seeds_with_copies_find_nothing(seed: int) -> None:
     assert simulate(draw(seed)).violation == ""
 
@@ -64,11 +64,10 @@ def test_seeds_with_copies_find_nothing(seed: int) -> None:
     ],
 )
 def test_copies_are_whole_whatever_fails_when(site: str, kind: str) -> None:
-    for at in range(1, 34, 4):
-        for keyed in (False, True):
-            setting = msgspec.structs.replace(SETTING, keyed=keyed)
-            schedule = Schedule(at, setting, COPIES, (Fault(site, at, kind, 30),))
-            assert simulate(schedule).violation == "", (at, keyed)
+    for number, at in enumerate(range(1, 34, 4)):
+        setting = msgspec.structs.replace(SETTING, keyed=number % 2 == 1)
+        schedule = Schedule(at, setting, COPIES, (Fault(site, at, kind, 30),))
+        assert simulate(schedule).violation == "", at
 
 
 def test_a_copy_that_loses_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
