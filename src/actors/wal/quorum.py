@@ -21,6 +21,7 @@ def voters_of(membership: Membership) -> Voters:
 
 
 def quorum_of(count: int) -> int:
+    """The least number of `count` members such that any two such sets share one."""
     return count // 2 + 1
 
 
