@@ -18,6 +18,7 @@ import pytest
 from actors.client import Client
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -72,6 +73,7 @@ async def test_every_format_comes_in_by_the_command_line(tmp_path: Path) -> None
         spark_master="local[2]",
         peek_deadline_ms=400_000,
     )
+    settings = for_short_lives(settings)
     async with Service(settings) as service, await Client.connect(service.address) as client:
         await client.create_table("t", COLUMNS)
         await client.create_view(

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from actors import Client, Service, Settings
+from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -46,7 +47,10 @@ async def test_a_nested_view_of_many_rows_is_computed_in_pieces(tmp_path: Path) 
     settings = Settings(
         state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", engine_plan_nodes_max=8
     )
-    async with Service(settings) as service, await Client.in_process(service) as client:
+    async with (
+        Service(for_short_lives(settings)) as service,
+        await Client.in_process(service) as client,
+    ):
         await client.create_table("t", {"k": "bigint", "x": "bigint", "text": "string"})
         await client.insert("t", rows(0, ROWS))
         await client.create_view("v", NESTED)

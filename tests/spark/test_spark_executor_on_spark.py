@@ -34,6 +34,7 @@ from actors.plan.schema import Column, Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.settings import Settings
 from actors.spark_executor import SparkExecutor
+from actors.testing.check_views import for_short_lives
 
 TABLE = Schema((Column("v", "bigint"),))
 
@@ -120,6 +121,7 @@ async def test_the_engine_runs_cancels_and_survives(
     options = Settings(
         spark_master="local[2]", engine_jobs_in_flight_max=2, spark_driver_memory="512m"
     )
+    options = for_short_lives(options)
     async with System() as system:
         engine: Address[Any] = system.spawn(lambda: SparkExecutor(options, tmp_path), "engine")
         canceled = Canceler(engine)

@@ -20,7 +20,9 @@ state_dir, work, phase = sys.argv[1:]
 output, checkpoint = f"{work}/out", f"{work}/checkpoint"
 SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config(
     "spark.sql.session.timeZone", "UTC"
-).config("spark.sql.shuffle.partitions", "2").getOrCreate()
+).config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1").config(
+    "spark.sql.shuffle.partitions", "2"
+).getOrCreate()
 first, second = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 scope: dict[str, Any] = {"state_dir": state_dir, "output": output, "checkpoint": checkpoint}
 exec(first, scope)

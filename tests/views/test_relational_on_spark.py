@@ -23,6 +23,7 @@ from actors.plan.schema import Column, Schema
 from actors.settings import Settings
 from actors.spark_executor import SparkExecutor
 from actors.testing import tpch
+from actors.testing.check_views import for_short_lives
 from actors.testing.maintain import Engine
 from actors.views.build import build
 from actors.views.compile import compile_view, probes
@@ -116,7 +117,7 @@ def rounded(row: str) -> str:
 
 
 async def test_plans_mean_their_queries_and_have_sparks_types(tmp_path: Path) -> None:
-    settings = Settings(spark_master="local[2]", spark_driver_memory="512m")
+    settings = for_short_lives(Settings(spark_master="local[2]", spark_driver_memory="512m"))
     async with System() as system:
         address = system.spawn(lambda: SparkExecutor(settings, tmp_path), "engine")
         engine = Engine(address, "t")
