@@ -45,11 +45,12 @@ class MadeUpLog:
         head = pack("<IIQBB2x", 24 + len(body), 3, self._previous, info, manager)
         crc = google_crc32c.extend(google_crc32c.value(body), head)
         data = head + pack("<I", crc) + body
-        while data:
-            self._header_of_page(len(data))
+        done = 0
+        while done < len(data):
+            self._header_of_page(len(data) - done)
             room = PAGE_BYTES - self.end_lsn % PAGE_BYTES
-            self.wal += data[:room]
-            data = data[room:]
+            self.wal += data[done : done + room]
+            done += room
         self.wal += bytes(-self.end_lsn % 8)
         self._previous = begin
         self.records.append((begin, self.end_lsn))

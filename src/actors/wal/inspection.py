@@ -1,0 +1,219 @@
+"""What a segment says, for people: its pages, its records, where and why it ends.
+
+`inspect` reads one file from its first record (or the one after what the first page says goes on
+from the segment before) to its end, or to what is no record. It changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from actors.errors import Corrupt, InvalidUsage, storage_error
+from actors.wal.lsn import (
+    PAGE_BYTES,
+    PARTIAL,
+    SEGMENT_BYTES,
+    aligned,
+    lsn_text,
+    parse_segment_name,
+)
+from actors.wal.records import (
+    CONTINUED,
+    LONG_HEADER_BYTES,
+    MAGICS,
+    SHORT_HEADER_BYTES,
+    RecordScanner,
+)
+
+MANAGERS: Final = (
+    "XLOG",
+    "Transaction",
+    "Storage",
+    "CLOG",
+    "Database",
+    "Tablespace",
+    "MultiXact",
+    "RelMap",
+    "Standby",
+    "Heap2",
+    "Heap",
+    "Btree",
+    "Hash",
+    "Gin",
+    "Gist",
+    "Sequence",
+    "SPGist",
+    "BRIN",
+    "CommitTs",
+    "ReplicationOrigin",
+    "Generic",
+    "LogicalMessage",
+)
+"""By number, as PostgreSQL 14 to 17 count them."""
+
+_PAGE: Final = Struct("<HHIQI4x")
+_LONG: Final = Struct("<QII")
+_RECORD: Final = Struct("<IIQBBHI")
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page's header."""
+
+    lsn: int
+    magic: int
+    info: int
+    timeline: int
+    address: int
+    to_come_bytes: int
+    """Of a record that began before it."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A whole record; its CRC is right."""
+
+    lsn: int
+    next_lsn: int
+    length_bytes: int
+    transaction: int
+    previous_lsn: int
+    manager: int
+    info: int
+
+
+class Inspected(msgspec.Struct, frozen=True):
+    """What one file holds."""
+
+    begin_lsn: int
+    whole: bool
+    """By its name."""
+    file_bytes: int
+    system_id: int
+    """By its first page."""
+    segment_bytes: int
+    """By its first page."""
+    major: int
+    """Of the PostgreSQL whose magic it has; 0: none that is known."""
+    pages: tuple[Page, ...]
+    """Those that have a header; pages of zeros are left out."""
+    records: tuple[Record, ...]
+    end_lsn: int
+    """Behind the last whole record."""
+    ends: str
+    """Why there."""
+
+
+def inspect(path: Path) -> Inspected:
+    """One segment's file. Raises `InvalidUsage` when it is named or cut otherwise, `Corrupt` when
+    it does not even begin as a segment, `StorageError`."""
+    number, whole = parse_segment_name(path.name)
+    try:
+        with path.open("rb") as file:
+            data = file.read(SEGMENT_BYTES + 1)
+    except OSError as error:
+        raise storage_error(f"read {path}", error) from error
+    if not LONG_HEADER_BYTES <= len(data) <= SEGMENT_BYTES:
+        raise InvalidUsage(
+            f"{path} has {len(data)}{'+' if len(data) > SEGMENT_BYTES else ''} bytes: segments of"
+            f" {SEGMENT_BYTES} can be read"
+        )
+    return inspect_bytes(data, number * SEGMENT_BYTES, whole=whole)
+
+
+def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> Inspected:
+    """As `inspect`, of a file's bytes. Raises `Corrupt`."""
+    pages = tuple(_pages(data, begin_lsn))
+    if not pages or pages[0].lsn != begin_lsn:
+        raise Corrupt(
+            f"no segment: the first page of the one of {lsn_text(begin_lsn)} is zeros",
+            determinate=True,
+        )
+    system_id, segment_bytes, _ = _LONG.unpack_from(data, SHORT_HEADER_BYTES)
+    majors = {magic: major for major, magic in MAGICS.items()}
+    records: list[Record] = []
+
+    def found(lsn: int, next_lsn: int, header: bytes) -> None:
+        length, transaction, previous, info, manager, _, _ = _RECORD.unpack(header)
+        records.append(Record(lsn, next_lsn, length, transaction, previous, manager, info))
+
+    start_lsn, ends = _first_record(data, pages, begin_lsn), ""
+    end_lsn = start_lsn
+    if start_lsn >= begin_lsn + len(data):
+        ends = "a record that began in an earlier segment goes on in all of it"
+    else:
+        scanner = RecordScanner(start_lsn, found=found)
+        # A page at a time: what is found before the first bad byte is kept.
+        try:
+            for at in range(start_lsn - begin_lsn, len(data), PAGE_BYTES):
+                scanner.feed(data[at : at + PAGE_BYTES])
+            ends = _end_of_file(scanner, begin_lsn + len(data))
+            end_lsn = scanner.record_lsn
+        except Corrupt:
+            assert scanner.bad is not None
+            ends = f"{scanner.bad.why} at {lsn_text(scanner.bad.lsn)}"
+            end_lsn = scanner.bad.record_lsn
+            records = [each for each in records if each.next_lsn <= end_lsn]
+    return Inspected(
+        begin_lsn,
+        whole,
+        len(data),
+        system_id,
+        segment_bytes,
+        majors.get(pages[0].magic, 0),
+        pages,
+        tuple(records),
+        end_lsn,
+        ends,
+    )
+
+
+def _end_of_file(scanner: RecordScanner, behind: int) -> str:
+    if scanner.record_lsn >= behind:
+        return "the segment ends, and its last record with it"
+    return f"the file ends within the record at {lsn_text(scanner.record_lsn)}"
+
+
+def _pages(data: bytes, begin_lsn: int) -> Iterator[Page]:
+    for at in range(0, len(data) - SHORT_HEADER_BYTES + 1, PAGE_BYTES):
+        magic, info, timeline, address, to_come = _PAGE.unpack_from(data, at)
+        if magic:
+            yield Page(begin_lsn + at, magic, info, timeline, address, to_come)
+
+
+def _first_record(data: bytes, pages: tuple[Page, ...], begin_lsn: int) -> int:
+    """Where the first record of the segment begins: behind the one that goes on from the segment
+    before; in the first segment of a log, where the page of its start pretends that one ends."""
+    empty = not any(data[LONG_HEADER_BYTES : LONG_HEADER_BYTES + 8])
+    if empty and not pages[0].info & CONTINUED and len(pages) > 1:
+        pages = pages[1:]
+    for page in pages:
+        header = LONG_HEADER_BYTES if page.lsn == begin_lsn else SHORT_HEADER_BYTES
+        if not page.info & CONTINUED:
+            return page.lsn
+        if page.to_come_bytes <= PAGE_BYTES - header:
+            return aligned(page.lsn + header + page.to_come_bytes)
+    return begin_lsn + SEGMENT_BYTES
+
+
+def lines(found: Inspected) -> Iterator[str]:
+    """What ``penstock wal inspect`` prints."""
+    name = "whole" if found.whole else f"not full by its name ({PARTIAL})"
+    major = f"PostgreSQL {found.major}" if found.major else "no known PostgreSQL"
+    yield (
+        f"segment of {lsn_text(found.begin_lsn)}, {found.file_bytes} bytes, {name}; {major},"
+        f" system {found.system_id}, segments of {found.segment_bytes} bytes"
+    )
+    yield f"{len(found.pages)} pages with a header, {len(found.records)} whole records"
+    for record in found.records:
+        known = record.manager < len(MANAGERS)
+        manager = MANAGERS[record.manager] if known else "custom"
+        yield (
+            f"{lsn_text(record.lsn)} {record.length_bytes} bytes, {manager} ({record.manager})"
+            f" info {record.info:02X}, transaction {record.transaction},"
+            f" previous {lsn_text(record.previous_lsn)}, CRC right"
+        )
+    yield f"ends at {lsn_text(found.end_lsn)}: {found.ends}"
