@@ -38,7 +38,7 @@ from actors.wal.messages import (
 )
 from actors.wal.registry import Feeds, Registry
 from actors.wal.replication import aggregate
-from actors.wal.stores import ControlStore, WalStore
+from actors.wal.stores import ControlState, ControlStore, WalStore
 from actors.wal.watch import Watch
 
 R = TypeVar("R")
@@ -54,8 +54,8 @@ class Log(WalStore, Protocol):
         what is not (or no longer) there, `StorageError`."""
         ...
 
-    def remove_before(self, lsn: int) -> None:
-        """Removes segments that end at `lsn` or before. Raises `StorageError`."""
+    def remove_before(self, lsn: int) -> object:
+        """Removes whole segments that end at `lsn` or before. Raises `StorageError`."""
         ...
 
 
@@ -111,6 +111,21 @@ class Timeline:
             f"term {ends.term}, flush {lsn_text(ends.flush_lsn)}, "
             f"commit {lsn_text(ends.commit_lsn)}"
         )
+
+    @property
+    def saved(self) -> ControlState:
+        """What its control file says."""
+        return self._control.state
+
+    async def remove_old(self) -> None:
+        """Removes what lies below the `horizon`. Raises `StorageError`."""
+
+        def work() -> None:
+            lsn = horizon(self._control.state, self.acceptor.flush_lsn)
+            if lsn:
+                self._wal.remove_before(lsn)
+
+        await self.run(work)
 
     async def run(self, function: Callable[[], R]) -> R:
         """Runs it off the loop, alone."""
@@ -200,3 +215,9 @@ class Timeline:
         lsn = feedback.remote_consistent_lsn
         if lsn:
             await self.run(lambda: self.acceptor.record_remote_consistent(lsn))
+
+
+def horizon(saved: ControlState, flush_lsn: int) -> int:
+    """Up to where the log is needed by nobody: all consumers, the offload and a majority have it
+    on disk, and so says the control file. 0: all is needed."""
+    return min(saved.remote_consistent_lsn, saved.backup_lsn, saved.commit_lsn, flush_lsn)

@@ -1,0 +1,297 @@
+"""The port of a node: who connects is let in, asks, and becomes a proposer or a reader.
+
+Theory of operation. Each connection is a task. Until it is let in it has ``connect_timeout_ms``;
+then it asks simple queries, until it pushes a log (a `Receiver` below a system of actors) or reads
+one (a `Sender`). What it does wrong is told to it in an ErrorResponse, and ends it alone; so does
+a fault of ours. Two ends have no words: a timeline that is absent and may not be made, and a
+connection that is cut.
+
+At most ``connections_max`` at a time; others are closed. When the listener stops, connections are
+cut, and what their proposers sent and was not yet taken is theirs to send again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from actors.errors import (
+    Broken,
+    PenstockError,
+    Unauthenticated,
+    WalRefused,
+)
+from actors.kernel import STOP, Clock, Reply, System
+from actors.settings import Settings
+from actors.wal import codec_v2, codec_v3
+from actors.wal.lsn import SEGMENT_BYTES, lsn_text
+from actors.wal.messages import ProposerGreeting
+from actors.wal.receiver import Codec, CopyEnd, Outcome, Receiver
+from actors.wal.send import Sender
+from actors.wal.startup import (
+    COPY_BOTH,
+    COPY_DONE,
+    COPY_FAILED,
+    INTERNAL_ERROR,
+    NO_PASSWORD,
+    READY,
+    SYNTAX_ERROR,
+    Command,
+    Handshake,
+    IdentifySystem,
+    Show,
+    StartReplication,
+    StartWalPush,
+    Target,
+    TimelineStatus,
+    error_response,
+    parse_command,
+    parse_text,
+    rows,
+)
+from actors.wal.stream import PgStream
+from actors.wal.timeline import Timeline
+from actors.wal.timelines import Timelines
+
+log = logging.getLogger("penstock.wal")
+
+ACCEPT_RETRY_S: Final = 0.1
+SHOWN: Final = {"wal_segment_size": "16MB", "data_directory_mode": "0700"}
+"""What PostgreSQL's own receivers ask for before they begin."""
+
+
+class WalListener:
+    """Serves timelines on sockets that listen already."""
+
+    def __init__(
+        self,
+        timelines: Timelines,
+        system: System,
+        clock: Clock,
+        settings: Settings,
+        *,
+        tls: ssl.SSLContext | None = None,
+        knows: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        self._timelines = timelines
+        self._system = system
+        self._clock = clock
+        self._settings = settings
+        self._tls = tls
+        self._knows = knows
+        self._number = 0
+        self.connections = 0
+
+    async def serve(self, sockets: Sequence[socket.socket]) -> None:
+        """Accepts and serves, until it is cancelled."""
+        async with anyio.create_task_group() as group:
+            for sock in sockets:
+                group.start_soon(self._accept, sock, group)
+
+    async def _accept(self, listening: socket.socket, group: anyio.abc.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("cannot accept connections just now: %s", error)
+                await anyio.sleep(ACCEPT_RETRY_S)
+                continue
+            if self.connections >= self._settings.connections_max:
+                log.warning("refused a connection: %d are open", self.connections)
+                sock.close()
+                continue
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.connections += 1
+            self._number += 1
+            group.start_soon(self._converse, sock, self._number)
+
+    async def _converse(self, sock: socket.socket, number: int) -> None:
+        stream = PgStream(self._settings)
+        last = b""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, sock)
+        except OSError:
+            sock.close()
+            self.connections -= 1
+            return
+        try:
+            last = await self._talk(stream, number)
+        except Unauthenticated as error:
+            last = error_response(str(error), NO_PASSWORD)
+            log.info("%s was not let in: %s", stream.peer, error)
+        except Broken as error:
+            log.info("connection of %s ended: %s", stream.peer, error)
+        except PenstockError as error:
+            last = error_response(str(error))
+            log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
+        except Exception as error:  # a fault of ours ends this connection alone
+            last = error_response(f"a fault of this acceptor: {type(error).__name__}: {error}")
+            log.exception("connection of %s", stream.peer)
+        except BaseException:
+            stream.abort()
+            raise
+        finally:
+            self.connections -= 1
+        await stream.aclose(self._settings.connect_timeout_ms / 1000, last)
+
+    async def _talk(self, stream: PgStream, number: int) -> bytes:
+        """The whole conversation; what is said last."""
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
+                target = await self._let_in(stream)
+        except TimeoutError:
+            raise Broken("it did not introduce itself in time (connect_timeout_ms)") from None
+        while target is not None:
+            found = await stream.message()
+            if found is None or found[0] == b"X":
+                break
+            if found[0] != b"Q":
+                raise WalRefused(f"a message of type {found[0]!r} where a query is expected")
+            try:
+                command = parse_command(parse_text(found[1]))
+                answer = self._answer(command, target)
+            except WalRefused as error:  # the next one may be better
+                await stream.send(error_response(str(error), SYNTAX_ERROR) + READY)
+                continue
+            if answer is not None:
+                await stream.send(answer)
+            elif isinstance(command, StartWalPush):
+                return await self._push(stream, command, target, number)
+            elif isinstance(command, StartReplication):
+                await self._replicate(stream, command, target, number)
+                return COPY_DONE
+        return b""
+
+    async def _let_in(self, stream: PgStream) -> Target | None:
+        handshake = Handshake(has_tls=self._tls is not None, knows=self._knows)
+        while handshake.target is None:
+            if handshake.asks_password:
+                found = await stream.message()
+                if found is None:
+                    return None
+                if found[0] != b"p":
+                    raise Unauthenticated("a password was asked for, and something else came")
+                answer = handshake.password(found[1])
+            else:
+                packet = await stream.packet()
+                if packet is None:
+                    return None
+                answer = handshake.packet(packet)
+            if answer.data:
+                await stream.send(answer.data)
+            if answer.begin_tls:
+                assert self._tls is not None, "it was offered"
+                await stream.begin_tls(self._tls)
+            if answer.ends:
+                return None
+        return handshake.target
+
+    # -- queries ---------------------------------------------------------------------------------
+
+    def _answer(self, command: Command, target: Target) -> bytes | None:
+        """Of a query; None: a copy begins."""
+        match command:
+            case IdentifySystem():
+                timeline = self._found(target)
+                ends = timeline.ends.value
+                columns = {"systemid": str, "timeline": int, "xlogpos": str, "dbname": str}
+                lsn = lsn_text(ends.flush_lsn)
+                return rows(columns, [(str(timeline.acceptor.state.system_id), 1, lsn, None)])
+            case TimelineStatus():
+                found = self._timelines.find(target.tenant, target.timeline)
+                lines: list[tuple[str | int | None, ...]] = []
+                if found is not None:
+                    ends = found.ends.value
+                    lines.append((lsn_text(ends.flush_lsn), lsn_text(ends.commit_lsn)))
+                return rows({"flush_lsn": str, "commit_lsn": str}, lines)
+            case Show(name):
+                if name not in SHOWN:
+                    raise WalRefused(f"SHOW {name[:60]}: only {', '.join(SHOWN)} can be shown")
+                return rows({name: str}, [(SHOWN[name],)])
+            case StartReplication():
+                self._found(target)
+                return None
+            case StartWalPush():
+                return None
+
+    def _found(self, target: Target) -> Timeline:
+        if not target.tenant or not target.timeline:
+            raise WalRefused(
+                "which timeline? connect with options='-c tenant_id=… timeline_id=…', 32 "
+                "hexadecimal digits each"
+            )
+        found = self._timelines.find(target.tenant, target.timeline)
+        if found is None:
+            raise WalRefused(f"there is no timeline {target.timeline} of {target.tenant} here")
+        return found
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    async def _push(
+        self, stream: PgStream, command: StartWalPush, target: Target, number: int
+    ) -> bytes:
+        codec: Codec = codec_v3 if command.version == 3 else codec_v2
+        await stream.send(COPY_BOTH)
+        data = await stream.next_copy()
+        if isinstance(data, CopyEnd):
+            return farewell(Outcome(data))
+        greeting = codec.decode_proposer(data)
+        if not isinstance(greeting, ProposerGreeting):
+            raise WalRefused(f"a {type(greeting).__name__} came first: a greeting must")
+        asked = (target.tenant or greeting.tenant, target.timeline or greeting.timeline)
+        if asked != (greeting.tenant, greeting.timeline):
+            raise WalRefused("the greeting is about another timeline than the connection")
+        if greeting.segment_bytes != SEGMENT_BYTES:
+            raise WalRefused(f"segments of {greeting.segment_bytes} bytes: only {SEGMENT_BYTES}")
+        timeline = await self._timelines.obtain(greeting, may_create=command.allow_creation)
+        if timeline is None:
+            log.info("%s: there is no timeline %s, and it may not be made", stream.peer, asked[1])
+            return b""
+        outcome: Reply[Outcome] = Reply()
+        receiver = self._system.spawn(
+            lambda: Receiver(stream, codec, timeline, greeting, outcome, self._settings),
+            f"wal-{number}",
+            policy=STOP,
+        )
+        try:
+            return farewell(await outcome.wait())
+        finally:
+            if not outcome.answered:
+                stream.abort()  # whoever writes to it is let go
+            with anyio.CancelScope(shield=True):
+                await self._system.stop_root(receiver)
+
+    async def _replicate(
+        self, stream: PgStream, command: StartReplication, target: Target, number: int
+    ) -> None:
+        timeline = self._found(target)
+        await stream.send(COPY_BOTH)
+        try:
+            await Sender(stream, timeline, command, number, self._clock).run()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+
+def farewell(outcome: Outcome) -> bytes:
+    """What a proposer is told at the end of its stream; nothing where nobody listens."""
+    error = outcome.error
+    if error is not None:
+        if outcome.from_acceptor:
+            return error_response(f"WAL acceptor: {type(error).__name__}: {error}", INTERNAL_ERROR)
+        return b"" if isinstance(error, Broken) else error_response(str(error))
+    match outcome.end:
+        case CopyEnd.DONE:
+            return COPY_DONE
+        case CopyEnd.FAIL:
+            return error_response("the peer ended the copy by CopyFail", COPY_FAILED)
+        case _:
+            return b""

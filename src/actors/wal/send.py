@@ -1,0 +1,107 @@
+"""Reads a timeline's log back to somebody who asked for it by START_REPLICATION.
+
+Theory of operation. Pieces of the log go out in order, from where the reader said, up to what is
+committed here; with a term, up to what is flushed, for as long as the acceptor is in that term
+(looked at with each read, under the lock of the disk). Where there is nothing new for
+`KEEPALIVE_MS` a keepalive goes. Beside it what the reader says is taken: a standby's oldest
+transactions count for as long as it is connected, a consumer's feedback goes to all proposers.
+
+It ends when the reader does, or, at a keepalive, when a consumer has told that it has all that is
+committed and no proposer streams: then it may come back when there is more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+
+from actors.kernel import Clock
+from actors.wal.messages import HotStandbyFeedback, PageserverFeedback
+from actors.wal.receiver import CopyEnd, Wire
+from actors.wal.replication import keepalive, parse_reader, piece_bytes, xlog_data
+from actors.wal.startup import StartReplication
+from actors.wal.timeline import Ends, Timeline
+
+KEEPALIVE_MS: Final = 1_000
+
+
+class Sender:
+    """One reader; `run` is its whole life."""
+
+    def __init__(
+        self, wire: Wire, timeline: Timeline, asked: StartReplication, number: int, clock: Clock
+    ) -> None:
+        self._wire = wire
+        self._timeline = timeline
+        self._asked = asked
+        self._number = number
+        self._clock = clock
+        self._at = asked.start_lsn
+        self._consumed = 0
+        """A consumer has it all up to here, as it says; 0: no consumer."""
+
+    async def run(self) -> CopyEnd | None:
+        """How the reader ended it; None: it has all, and nobody writes. Raises `WalRefused`,
+        `InvalidUsage`, `StorageError`, `Broken`, `MalformedFrame`."""
+        ended: list[CopyEnd | None] = []
+        try:
+            async with anyio.create_task_group() as group:
+
+                async def hear() -> None:
+                    ended.append(await self._hear())
+                    group.cancel_scope.cancel()
+
+                group.start_soon(hear)
+                await self._send()
+                ended.append(None)
+                group.cancel_scope.cancel()
+        finally:
+            self._timeline.hot_standby(self._number, None)
+        return ended[0]
+
+    def _target(self, ends: Ends) -> int:
+        return ends.commit_lsn if self._asked.term is None else ends.flush_lsn
+
+    async def _send(self) -> None:
+        timeline, term = self._timeline, self._asked.term
+        while True:
+            target = self._target(timeline.ends.value)
+            if self._at < target:
+                size = piece_bytes(self._at, target)
+                wal = await timeline.read(self._at, size, term)
+                await self._wire.send_copy(xlog_data(self._at, target, self._clock.now_ms(), wal))
+                self._at += size
+                continue
+            with anyio.move_on_after(KEEPALIVE_MS / 1000):
+                await timeline.ends.until(self._moved)
+                if self._target(timeline.ends.value) > self._at:
+                    continue
+            if term is not None:
+                await timeline.read(self._at, 0, term)
+            if self._is_done():
+                return
+            said = keepalive(target, self._clock.now_ms(), wants_reply=True)
+            await self._wire.send_copy(said)
+
+    def _moved(self, ends: Ends) -> bool:
+        other = self._asked.term is not None and ends.term != self._asked.term
+        return other or self._target(ends) > self._at
+
+    def _is_done(self) -> bool:
+        commit = self._timeline.ends.value.commit_lsn
+        return 0 < commit <= self._consumed and not self._timeline.registry.streaming
+
+    async def _hear(self) -> CopyEnd:
+        while True:
+            data = await self._wire.next_copy()
+            if isinstance(data, CopyEnd):
+                return data
+            match parse_reader(data):
+                case HotStandbyFeedback() as feedback:
+                    self._timeline.hot_standby(self._number, feedback)
+                case PageserverFeedback() as feedback:
+                    self._consumed = feedback.remote_consistent_lsn
+                    await self._timeline.consumed(feedback)
+                case _:
+                    pass  # how far a standby is matters to nobody here

@@ -1,0 +1,193 @@
+"""One socket of PostgreSQL's protocol on the acceptor's side: messages in, bytes out, TLS between.
+
+Rules: a length is judged (`actors.wal.startup`) before any of the body is waited for; while
+`BUFFER_BYTES_MAX` wait to be taken the socket is not read; a peer that sends nothing for
+``wal_idle_timeout_ms`` while somebody waits for it, or takes nothing for ``write_timeout_ms``, is
+given up; bytes in the clear before TLS begins, which somebody in between could have put there,
+end the connection. One task receives, one sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any, Final
+
+from actors.errors import Broken, MalformedFrame, PenstockError
+from actors.settings import Settings
+from actors.wal.receiver import CopyEnd
+from actors.wal.startup import COPY_BYTES_MAX, body_bytes, copy_data, packet_bytes
+
+BUFFER_BYTES_MAX: Final = 2 * COPY_BYTES_MAX
+TLS_SHUTDOWN_S: Final = 2.0
+
+
+class PgStream(asyncio.Protocol):
+    """See the module."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._idle_s = settings.wal_idle_timeout_ms / 1000
+        self._write_s = settings.write_timeout_ms / 1000
+        self._buffer = bytearray()
+        self._transport: Any = None
+        self._wanted = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._gone = asyncio.Event()
+        self._eof = False
+        self._held = False
+        self.peer = "a peer"
+
+    # -- called by the transport --
+
+    def connection_made(self, transport: Any) -> None:
+        """The transport is there."""
+        self._transport = transport
+        found = transport.get_extra_info("peername")
+        if isinstance(found, tuple):
+            self.peer = f"{found[0]}:{found[1]}"
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes came."""
+        self._buffer += data
+        if len(self._buffer) >= BUFFER_BYTES_MAX and not self._held:
+            self._held = True
+            self._transport.pause_reading()
+        self._wanted.set()
+
+    def eof_received(self) -> bool:
+        """The peer sends nothing more; it may still listen, but not over TLS."""
+        self._eof = True
+        self._wanted.set()
+        return self._transport.get_extra_info("ssl_object") is None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        self._eof = True
+        self._gone.set()
+        self._wanted.set()
+        self._room.set()
+
+    def pause_writing(self) -> None:
+        """The transport has enough to write."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """It takes more."""
+        self._room.set()
+
+    # -- receiving --
+
+    async def _exactly(self, count: int) -> bytes | None:
+        """The next so many bytes; None at an end before the first. Raises `Broken`."""
+        while len(self._buffer) < count:
+            if self._eof:
+                if self._buffer:
+                    raise Broken(f"{self.peer} went away inside a message")
+                return None
+            self._wanted.clear()
+            if self._held:
+                self._held = False
+                self._transport.resume_reading()
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                raise Broken(
+                    f"{self.peer} sent nothing for {self._idle_s:.0f} s (wal_idle_timeout_ms)"
+                ) from None
+        taken = bytes(memoryview(self._buffer)[:count])
+        del self._buffer[:count]
+        return taken
+
+    async def _rest(self, count: int) -> bytes:
+        rest = await self._exactly(count)
+        if rest is None:
+            raise Broken(f"{self.peer} went away inside a message")
+        return rest
+
+    async def packet(self) -> bytes | None:
+        """A startup packet without its length; None at the end. Raises `Broken`,
+        `MalformedFrame`, `FrameTooLarge`."""
+        header = await self._exactly(4)
+        return None if header is None else await self._rest(packet_bytes(header))
+
+    async def message(self) -> tuple[bytes, bytes] | None:
+        """(type, body) of the next message; None at the end. Raises as `packet`."""
+        header = await self._exactly(5)
+        if header is None:
+            return None
+        kind, size = body_bytes(header)
+        return kind, await self._rest(size)
+
+    async def next_copy(self) -> bytes | CopyEnd:
+        """See `actors.wal.receiver.Wire`."""
+        found = await self.message()
+        match found:
+            case None:
+                return CopyEnd.EOF
+            case (b"d", body):
+                return body
+            case (b"c", _):
+                return CopyEnd.DONE
+            case (b"f", _):
+                return CopyEnd.FAIL
+            case (b"X", _):
+                return CopyEnd.TERMINATE
+            case (kind, _):
+                raise MalformedFrame(f"a message of type {kind!r} inside a copy")
+
+    # -- sending --
+
+    async def send(self, data: bytes) -> None:
+        """Sends, waiting while the peer is slow. Raises `Broken`."""
+        if self._gone.is_set() or self._transport.is_closing():
+            raise Broken(f"{self.peer} is gone")
+        self._transport.write(data)
+        if not self._room.is_set():
+            try:
+                async with asyncio.timeout(self._write_s):
+                    await self._room.wait()
+            except TimeoutError:
+                raise Broken(
+                    f"{self.peer} took nothing for {self._write_s:.0f} s (write_timeout_ms)"
+                ) from None
+            if self._gone.is_set():
+                raise Broken(f"{self.peer} is gone")
+
+    async def send_copy(self, data: bytes) -> None:
+        """See `actors.wal.receiver.Wire`."""
+        await self.send(copy_data(data))
+
+    async def begin_tls(self, context: ssl.SSLContext) -> None:
+        """From here on all is encrypted. Raises `Broken`, `MalformedFrame`."""
+        if self._buffer:
+            raise MalformedFrame(f"{self.peer} sent bytes in the clear before TLS began")
+        try:
+            self._transport = await asyncio.get_running_loop().start_tls(
+                self._transport,
+                self,
+                context,
+                server_side=True,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_S,
+            )
+        except OSError as error:  # what TLS refuses is one, too
+            raise Broken(f"{self.peer}: TLS: {error}") from None
+
+    # -- ending --
+
+    def abort(self) -> None:
+        """Closes at once; what was not yet sent is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def aclose(self, limit_s: float, last: bytes = b"") -> None:
+        """Sends `last` and what waits, for at most `limit_s`, and closes."""
+        try:
+            async with asyncio.timeout(limit_s):
+                if last and not self._transport.is_closing():
+                    self._transport.write(last)
+                self._transport.close()
+                await self._gone.wait()
+        except (TimeoutError, PenstockError):
+            self._transport.abort()

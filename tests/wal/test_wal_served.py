@@ -1,0 +1,295 @@
+"""A listener on a port of this machine, over files, and psycopg, PostgreSQL's receiver, ours."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import psycopg
+import pytest
+from wal_wires import (  # type: ignore[import-not-found]
+    GREETING,
+    TENANT,
+    TIMELINE,
+    VOTE,
+)
+
+from actors.errors import Broken, StateDirectoryError, WalRefused
+from actors.kernel import System, SystemClock
+from actors.settings import Settings
+from actors.testing.wal.made_up import MadeUpLog
+from actors.wal import codec_v3
+from actors.wal.dialling import (
+    AcceptorAddress,
+    AcceptorConnection,
+    dial,
+    start_push,
+    start_replication,
+)
+from actors.wal.feedback import encode_feedback
+from actors.wal.listener import WalListener
+from actors.wal.lsn import lsn_text
+from actors.wal.messages import (
+    WAL_BYTES_MAX,
+    AcceptorGreeting,
+    AppendRequest,
+    AppendResponse,
+    Entry,
+    PageserverFeedback,
+    ProposerElected,
+    ProposerMessage,
+    VoteResponse,
+)
+from actors.wal.timelines import FileDisk, Timelines
+
+SETTINGS = Settings(wal_save_ms=10, wal_control_age_ms=10)
+START = 0x100_0028
+LOG = MadeUpLog(START, magic=0xD116, system_id=GREETING.system_id)
+for _size in (100, 5000, 100_000, 30, 200_000):
+    LOG.record(b"x" * _size)
+ELECTED = ProposerElected(0, 1, START, (Entry(1, START),))
+
+
+class Served:
+    """A node of one folder, and the way to it."""
+
+    def __init__(self, port: int, timelines: Timelines, listener: WalListener) -> None:
+        self.address = AcceptorAddress("127.0.0.1", port)
+        self.timelines = timelines
+        self.listener = listener
+        self.dialled: list[AcceptorConnection] = []
+
+    async def dial(self, token: str = "") -> AcceptorConnection:
+        made = await dial(self.address, TENANT, TIMELINE, timeout_ms=10_000, token=token)
+        self.dialled.append(made)
+        return made
+
+    async def lead(self) -> AcceptorConnection:
+        """A proposer that was elected."""
+        connection = await self.dial()
+        await start_push(connection)
+        await say(connection, GREETING, VOTE, ELECTED)
+        assert isinstance(await hear(connection), AcceptorGreeting)
+        assert isinstance(await hear(connection), VoteResponse)
+        return connection
+
+    def rows(self, query: str, **options: str) -> list[tuple[object, ...]]:
+        """By psycopg, in a thread."""
+        given: dict[str, Any] = {"options": f"-c timeline_id={TIMELINE} tenant_id={TENANT}"}
+        given |= options
+        with psycopg.connect(
+            host="127.0.0.1", port=self.address.port, user="x", autocommit=True, **given
+        ) as connection:
+            return list(connection.execute(query.encode()).fetchall())
+
+
+async def say(connection: AcceptorConnection, *messages: ProposerMessage) -> None:
+    await connection.send([codec_v3.encode_proposer(message) for message in messages])
+
+
+async def hear(connection: AcceptorConnection) -> object:
+    return codec_v3.decode_acceptor(await connection.receive())
+
+
+async def push(connection: AcceptorConnection, begin: int, commit: int = 0) -> None:
+    """The whole log from `begin` on, and waits until it is durable."""
+    end = LOG.end_lsn
+    for at in range(begin, end, WAL_BYTES_MAX):
+        piece = LOG.wal[at - START : at - START + WAL_BYTES_MAX]
+        await say(connection, AppendRequest(0, 1, at, at + len(piece), commit, 0, bytes(piece)))
+    while True:
+        answer = await hear(connection)
+        assert isinstance(answer, AppendResponse)
+        if answer.flush_lsn == end:
+            return
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, knows: Callable[[bytes], bool] | None = None
+) -> AsyncIterator[Served]:
+    clock = SystemClock()
+    timelines = Timelines(folder, 5, FileDisk(), clock, SETTINGS)
+    await timelines.open()
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    try:
+        async with System(clock=clock) as system, anyio.create_task_group() as group:
+            listener = WalListener(timelines, system, clock, SETTINGS, knows=knows)
+            group.start_soon(listener.serve, [sock])
+            group.start_soon(timelines.keep_up)
+            node = Served(sock.getsockname()[1], timelines, listener)
+            try:
+                yield node
+            finally:
+                for connection in node.dialled:
+                    connection.abort()
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+    finally:
+        timelines.close()
+        sock.close()
+
+
+async def test_a_log_is_pushed_asked_about_and_read_back(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS") == []
+        proposer = await node.lead()
+        await push(proposer, START)
+        end = lsn_text(LOG.end_lsn)
+        assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS") == [(end, lsn_text(START))]
+        assert await asyncio.to_thread(node.rows, "IDENTIFY_SYSTEM") == [("7", 1, end, None)]
+        await say(proposer, AppendRequest(0, 1, LOG.end_lsn, LOG.end_lsn, LOG.end_lsn, 0))
+        await hear(proposer)
+        assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS") == [(end, end)]
+        reader = await node.dial()
+        await start_replication(reader, START)
+        found = bytearray()
+        while len(found) < len(LOG.wal):
+            data = await reader.receive()
+            if data[:1] == b"w":
+                assert struct.unpack_from("!Q", data, 1)[0] == START + len(found)
+                assert len(data) - 25 <= WAL_BYTES_MAX
+                found += data[25:]
+        assert found == LOG.wal
+        told = PageserverFeedback(remote_consistent_lsn=LOG.end_lsn)
+        body = encode_feedback(told)
+        await reader.send([b"z" + struct.pack("!Q", len(body)) + body])
+        answer = await hear(proposer)
+        assert isinstance(answer, AppendResponse)
+        assert answer.pageserver == told
+        proposer.abort()
+        with pytest.raises(Broken):  # it has all, and nobody writes: it is let go
+            while True:
+                await reader.receive()
+
+
+async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        proposer = await node.lead()
+        await push(proposer, START)
+        await say(proposer, AppendRequest(0, 1, LOG.end_lsn, LOG.end_lsn, LOG.end_lsn, 0))
+        await hear(proposer)
+        proposer.abort()
+    async with served(tmp_path) as node:
+        end = lsn_text(LOG.end_lsn)
+        [(flush, _)] = await asyncio.to_thread(node.rows, "TIMELINE_STATUS")
+        assert flush == end
+
+
+async def test_a_reader_of_another_term_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        proposer = await node.lead()
+        await push(proposer, START)
+        reader = await node.dial()
+        await start_replication(reader, START, term=1)
+        assert (await reader.receive())[:1] == b"w"
+        other = await node.dial()
+        await start_replication(other, START, term=9)
+        with pytest.raises(WalRefused, match="term 1"):
+            await other.receive()
+
+
+async def test_what_is_wrong_is_told_to_its_own_connection(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        with pytest.raises(psycopg.Error, match="no command of this port"):
+            await asyncio.to_thread(node.rows, "SELECT 1")
+        with pytest.raises(psycopg.Error, match="there is no timeline"):
+            await asyncio.to_thread(node.rows, "IDENTIFY_SYSTEM")
+        proposer = await node.lead()
+        await say(proposer, AppendRequest(0, 1, START + 8, START + 16, 0, 0, bytes(8)))
+        with pytest.raises(WalRefused, match="WAL acceptor: WalRefused"):
+            await hear(proposer)
+        early = await node.dial()
+        await start_push(early)
+        await say(early, VOTE)
+        with pytest.raises(WalRefused, match="a greeting must"):
+            await hear(early)
+
+
+async def test_an_absent_timeline_that_may_not_be_made_has_no_answer(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        proposer = await node.dial()
+        await proposer.command(
+            "START_WAL_PUSH (proto_version '3', allow_timeline_creation 'false')"
+        )
+        await say(proposer, GREETING)
+        with pytest.raises(Broken):
+            await hear(proposer)
+        assert node.timelines.all == []
+
+
+async def test_a_token_is_asked_for(tmp_path: Path) -> None:
+    async with served(tmp_path, lambda token: token == b"opensesame") as node:
+        assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS", password="opensesame") == []
+        with pytest.raises(psycopg.OperationalError, match="none of this acceptor's tokens"):
+            await asyncio.to_thread(node.rows, "TIMELINE_STATUS", password="open")
+
+
+async def test_a_timeline_that_cannot_be_read_is_not_made_anew(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        (await node.lead()).abort()
+    control = tmp_path / TENANT / TIMELINE / "safekeeper.control"
+    control.write_bytes(b"nonsense" + control.read_bytes()[8:])
+    before = control.read_bytes()
+    async with served(tmp_path) as node:
+        assert node.timelines.all == []
+        with pytest.raises(WalRefused, match="is not served"):
+            await node.lead()
+    assert control.read_bytes() == before
+
+
+async def test_a_folder_is_served_once(tmp_path: Path) -> None:
+    async with served(tmp_path):
+        again = Timelines(tmp_path, 6, FileDisk(), SystemClock(), SETTINGS)
+        with pytest.raises(StateDirectoryError, match="in use"):
+            await again.open()
+
+
+async def test_bytes_that_are_no_startup(tmp_path: Path) -> None:
+    async with served(tmp_path) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.address.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        answer = await reader.read()
+        assert b"a startup packet announces" in answer
+        writer.close()
+        assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS") == []
+
+
+async def test_pg_receivewal_writes_the_same_segment(tmp_path: Path) -> None:
+    """PostgreSQL's own receiver, up to the end of what is committed."""
+    out = tmp_path / "received"
+    out.mkdir()
+    async with served(tmp_path / "served") as node:
+        proposer = await node.lead()
+        await push(proposer, START)
+        await say(proposer, AppendRequest(0, 1, LOG.end_lsn, LOG.end_lsn, LOG.end_lsn, 0))
+        await hear(proposer)
+        receiver = await asyncio.create_subprocess_exec(
+            "pg_receivewal",
+            "--no-loop",
+            f"--directory={out}",
+            f"--endpos={lsn_text(LOG.end_lsn - 1)}",
+            f"--dbname=host=127.0.0.1 port={node.address.port} user=x",
+            env={"PGOPTIONS": f"-c timeline_id={TIMELINE} tenant_id={TENANT}", "PATH": "/usr/bin"},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, said = await receiver.communicate()
+        finally:
+            if receiver.returncode is None:
+                receiver.send_signal(signal.SIGKILL)
+        assert receiver.returncode == 0, said
+        name = "000000010000000000000001.partial"
+        ours = (tmp_path / "served" / TENANT / TIMELINE / name).read_bytes()
+        theirs = (out / name).read_bytes()
+        size = LOG.end_lsn - 0x100_0000
+        assert theirs[:size] == ours[:size]
