@@ -60,7 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("terminal",),
     ("watching",),
     ("shard_reports",),
-    ("inspection", "egress", "ingress", "conduits", "statements", "shards"),
+    ("inspection", "egress", "ingress", "conduits", "statements", "shards", "timelines"),
     ("demo", "cli"),
 )
 """Lowest first. A room imports only what stands lower, or itself. `testing` may import all."""

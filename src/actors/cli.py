@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import anyio
 import typer
 
-from actors import conduits, shards, statements
+from actors import conduits, shards, statements, timelines
 from actors.egress import copy_to, subscribe
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
 from actors.ingress import copy_from
@@ -357,6 +357,7 @@ app.add_typer(statements.index, name="index")
 app.add_typer(conduits.source, name="source")
 app.add_typer(conduits.sink, name="sink")
 app.add_typer(shards.shard, name="shard")
+app.add_typer(timelines.wal, name="wal")
 
 
 @app.command()

@@ -97,6 +97,19 @@ class AcceptorConnection:
             if kind not in b"NS":
                 raise MalformedFrame(f"{query.split()[0]} was answered by {kind!r}, not by a copy")
 
+    async def query(self, text: str) -> list[tuple[str | None, ...]]:
+        """The rows of a query, as text; NULL is None. Raises as `receive`."""
+        await self._write(b"Q", text.encode() + b"\0")
+        found: list[tuple[str | None, ...]] = []
+        while True:
+            kind, body = await self._message()
+            if kind == b"Z":
+                return found
+            if kind == b"D":
+                found.append(_row(body))
+            elif kind not in b"TCNS":
+                raise MalformedFrame(f"{text!r} was answered by {kind!r}")
+
     async def start_up(self, tenant: str, timeline: str, token: str) -> None:
         """From the first packet until commands are taken."""
         parameters = {
@@ -148,6 +161,23 @@ class AcceptorConnection:
     def abort(self) -> None:
         """Closes at once."""
         self._writer.transport.abort()
+
+
+def _row(body: bytes) -> tuple[str | None, ...]:
+    try:
+        (count,) = struct.unpack_from("!H", body)
+        at, cells = 2, list[str | None]()
+        for _ in range(count):
+            (size,) = struct.unpack_from("!i", body, at)
+            at += 4
+            cell = body[at : at + max(size, 0)]
+            if len(cell) != max(size, 0):
+                raise MalformedFrame(f"a cell of {size} bytes, and {len(cell)} came")
+            cells.append(None if size < 0 else cell.decode())
+            at += len(cell)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise MalformedFrame(f"a row that is none: {error}") from None
+    return tuple(cells)
 
 
 def _error_text(body: bytes) -> str:

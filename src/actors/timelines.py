@@ -1,0 +1,204 @@
+"""Commands of the WAL: an acceptor that serves its timelines, and how far timelines are."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from actors.errors import InvalidUsage, PenstockError
+from actors.settings import Settings, load
+from actors.terminal import (
+    Authority,
+    Certificate,
+    Key,
+    LogLevel,
+    TokenFile,
+    run_loop,
+    set_up_logging,
+)
+
+if TYPE_CHECKING:
+    from actors.kernel import Clock, System
+    from actors.wal.timelines import Timelines
+
+log = logging.getLogger("penstock.wal")
+
+wal = typer.Typer(
+    help="The WAL: acceptors of a log, and what they hold.",
+    no_args_is_help=True,
+)
+
+
+@wal.command()
+def serve(
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="host:port (port 0: a free one) or unix:/path.")
+    ] = None,
+    folder: Annotated[
+        str | None, typer.Option("--dir", help="Where the timelines lie; made if absent.")
+    ] = None,
+    node_id: Annotated[
+        int | None, typer.Option("--node-id", help="Of this acceptor, among those of one log.")
+    ] = None,
+    tls_certificate: Certificate = None,
+    tls_key: Key = None,
+    tls_authority: Authority = None,
+    token_file: TokenFile = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Runs one acceptor until SIGINT or SIGTERM: proposers push logs to it, readers read them.
+
+    The first line printed is the address; then `ready`. What was acknowledged is on disk at any
+    moment. A port that other machines reach needs TLS and tokens (docs/operations.md, Security); a
+    token is shown as PostgreSQL's password.
+    """
+    set_up_logging(log_level)
+    flags = {
+        "wal_listen": listen,
+        "wal_dir": folder,
+        "wal_node_id": node_id,
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "tls_authority": tls_authority,
+        "token_file": token_file,
+    }
+    chosen = load(config, flags=flags)
+    run_loop(lambda: _serve(chosen))
+
+
+async def _serve(settings: Settings) -> None:
+    from actors.kernel import System, SystemClock
+    from actors.wal.timelines import FileDisk, Timelines
+
+    clock = SystemClock()
+    served = Timelines(Path(settings.wal_dir), settings.wal_node_id, FileDisk(), clock, settings)
+    await served.open()
+    try:
+        async with System(clock=clock) as system, anyio.create_task_group() as group:
+            group.start_soon(served.keep_up)
+            group.start_soon(_listen, served, system, clock, settings)
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for number in signals:
+                    log.info("stopping: %s", signal.Signals(number).name)
+                    break
+            group.cancel_scope.cancel()
+    finally:
+        served.close()
+    log.info("stopped")
+
+
+async def _listen(served: Timelines, system: System, clock: Clock, settings: Settings) -> None:
+    from actors.cluster import sockets
+    from actors.cluster.address import Address
+    from actors.cluster.security import for_listener
+    from actors.wal.listener import WalListener
+
+    address = Address.parse(settings.wal_listen, "wal_listen")
+    security = for_listener("wal_listen", address, settings, "token_file")
+    tls = security.context(server=True) if security and security.has_tls else None
+    knows = security.knows if security and security.has_tokens else None
+    bound = await sockets.bind(address)
+    try:
+        print(f"listening on {bound.address}", flush=True)
+        print("ready", flush=True)
+        listener = WalListener(served, system, clock, settings, tls=tls, knows=knows)
+        await listener.serve(bound.sockets)
+    finally:
+        bound.close()
+
+
+@wal.command()
+def status(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="32 hexadecimal digits.")] = None,
+    timeline: Annotated[
+        str | None, typer.Option("--timeline", help="32 hexadecimal digits.")
+    ] = None,
+    connect: Annotated[
+        str | None, typer.Option("--connect", help="A running acceptor: host:port.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Instead: the folder of one, running or not.")
+    ] = None,
+    token: Annotated[
+        str, typer.Option("--token", envvar="PENSTOCK_WAL_TOKEN", help="What it asks for.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Shows how far a timeline is: of a running acceptor, or all that a folder's control files say.
+
+    A running one tells what is durable and committed just now; control files trail behind it.
+    Exit status 2 when there is no such timeline.
+    """
+    set_up_logging("warning")
+    if (connect is None) == (folder is None):
+        raise typer.BadParameter("give --connect ADDRESS or --dir FOLDER")
+    if folder is not None:
+        found = _of_folder(folder, tenant, timeline)
+    elif tenant is None or timeline is None:
+        raise typer.BadParameter("--connect needs --tenant and --timeline")
+    else:
+        found = run_loop(lambda: _of_acceptor(str(connect), str(tenant), str(timeline), token))
+    if not found:
+        raise InvalidUsage(f"there is no such timeline in {folder or connect}")
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for one in found:
+        print("  ".join(f"{name} {value}" for name, value in one.items()))
+
+
+async def _of_acceptor(
+    address: str, tenant: str, timeline: str, token: str
+) -> list[dict[str, str | int]]:
+    from actors.wal.dialling import dial, parse_addresses
+    from actors.wal.startup import checked_id
+
+    checked_id("tenant", tenant)
+    checked_id("timeline", timeline)
+    limit_ms = load().connect_timeout_ms
+    connection = await dial(
+        parse_addresses(address)[0], tenant, timeline, timeout_ms=limit_ms, token=token
+    )
+    try:
+        lines = await connection.query("TIMELINE_STATUS")
+    finally:
+        connection.abort()
+    return [
+        {"tenant": tenant, "timeline": timeline, "flush": str(flush), "commit": str(commit)}
+        for flush, commit in lines
+    ]
+
+
+def _of_folder(
+    folder: Path, tenant: str | None, timeline: str | None
+) -> list[dict[str, str | int]]:
+    from actors.wal.control import FileControl
+    from actors.wal.lsn import lsn_text
+
+    found: list[dict[str, str | int]] = []
+    for control in sorted(folder.glob("*/*/safekeeper.control")):
+        named = (control.parent.parent.name, control.parent.name)
+        if tenant not in (None, named[0]) or timeline not in (None, named[1]):
+            continue
+        one: dict[str, str | int] = {"tenant": named[0], "timeline": named[1]}
+        try:
+            state = FileControl.open(control.parent).state
+        except PenstockError as error:
+            one["error"] = f"{type(error).__name__}: {error}"
+        else:
+            one |= {
+                "term": state.term,
+                "commit": lsn_text(state.commit_lsn),
+                "begin": lsn_text(state.timeline_start_lsn),
+                "backup": lsn_text(state.backup_lsn),
+                "consumed": lsn_text(state.remote_consistent_lsn),
+            }
+        found.append(one)
+    return found
