@@ -1,0 +1,63 @@
+"""`penstock wal serve` as a process: killed without warning, it has what it acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from test_wal_served import LOG, START, Served, push  # type: ignore[import-not-found]
+from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
+
+from actors import timelines
+from actors.errors import BadSettings
+from actors.settings import Settings
+from actors.wal.lsn import lsn_text
+
+PENSTOCK = (sys.executable, "-m", "actors.cli")
+
+
+async def started(folder: Path) -> tuple[asyncio.subprocess.Process, int]:
+    process = await asyncio.create_subprocess_exec(
+        *PENSTOCK, "wal", "serve", "--listen", "127.0.0.1:0", "--dir", str(folder),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode()
+    assert await process.stdout.readline() == b"ready\n"
+    return process, int(line.rsplit(":", 1)[1])
+
+
+async def test_a_killed_acceptor_has_what_it_acknowledged(tmp_path: Path) -> None:
+    process, port = await started(tmp_path)
+    try:
+        node = Served(port, None, None)
+        proposer = await node.lead()
+        await push(proposer, START)
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+        proposer.abort()
+        process, port = await started(tmp_path)
+        [found] = await timelines._of_acceptor(f"127.0.0.1:{port}", TENANT, TIMELINE, "")
+        assert found["flush"] == lsn_text(LOG.end_lsn)
+        assert await timelines._of_acceptor(f"127.0.0.1:{port}", "9" * 32, TIMELINE, "") == []
+        [found] = timelines._of_folder(tmp_path, TENANT, TIMELINE)
+        assert (found["term"], found["commit"]) == (1, lsn_text(START))
+        assert timelines._of_folder(tmp_path, "9" * 32, None) == []
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_port_that_others_reach_needs_tls_and_tokens(tmp_path: Path) -> None:
+    settings = Settings(wal_listen="0.0.0.0:0", wal_dir=str(tmp_path))
+    with pytest.raises(ExceptionGroup) as failed:
+        await timelines._serve(settings)
+    assert isinstance(failed.value.exceptions[0], BadSettings)
+    assert "needs TLS and tokens" in str(failed.value.exceptions[0])
