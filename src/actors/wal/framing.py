@@ -1,0 +1,219 @@
+"""Penstock's own changes as records of a WAL: payload to bytes of the log, and back. Pure.
+
+Theory of operation. Acceptors read records (they report positions only at ends of records), so a
+log of ours has PostgreSQL's form: pages of `PAGE_BYTES`, each with a header; records that begin at
+multiples of 8, go on over pages, and carry a CRC-32C. A payload is the main data of one record of
+the resource manager `MANAGER`, one of those that PostgreSQL leaves to extensions.
+
+A record is its header of 24 bytes (whole length u32, transaction u32, previous record u64, info
+u8, manager u8, 2 bytes, CRC u32; little-endian), the main data's head (255, u32 length), and the
+payload. The CRC is of what follows the header, then of its first 20 bytes. Behind it come zeros up
+to a multiple of 8.
+
+Rules:
+- `encode` depends on nothing but the payload and the LSN at which it will stand: the same bytes
+  whoever writes them, and a log may be continued by one that has not read it. So the previous
+  record's LSN is not told: it is 0, as it is in the first record of a log, and acceptors do not
+  look at it;
+- at a page's begin the header is written first; a log that begins in the middle of a page is begun
+  by the acceptor, which writes that page's header itself;
+- `Decoder` gives a payload with the LSN behind it, padding included: where the next begins, or at
+  a page's begin, its header. Reading can begin at every such LSN, and at the log's begin;
+- what has another manager or is no record at all raises `Corrupt`: such a log is not ours;
+- a payload has `PAYLOAD_BYTES_MAX` at most, and a length is checked before bytes are kept.
+
+Source: PostgreSQL's xlogrecord.h, xlog_internal.h, rmgr.h, version 17.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import google_crc32c
+import msgspec
+
+from actors.errors import Corrupt, InvalidUsage
+from actors.wal.lsn import ALIGNMENT, PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
+
+PG_VERSION: Final = 170005
+"""The version whose form is written."""
+MAGIC: Final = 0xD116
+MANAGER: Final = 169
+"""Of PostgreSQL's custom resource managers (128 to 255). Not registered with anybody."""
+PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
+START_LSN: Final = SEGMENT_BYTES + 40
+"""Where a new log of ours begins: behind the header of its first page, in the first segment that
+PostgreSQL would use."""
+
+_SHORT: Final = struct.Struct("<HHIQI4x")
+_LONG: Final = struct.Struct("<HHIQI4xQII")
+_HEADER: Final = struct.Struct("<IIQBB2xI")
+_HEAD: Final = struct.Struct("<BI")
+_MAIN_DATA_LONG: Final = 255
+_CONTINUED: Final = 0x0001
+_LONG_HEADER: Final = 0x0002
+_OVERHEAD: Final = _HEADER.size + _HEAD.size
+
+
+def _record(payload: bytes) -> bytes:
+    body = _HEAD.pack(_MAIN_DATA_LONG, len(payload)) + payload
+    length = _HEADER.size + len(body)
+    first = _HEADER.pack(length, 0, 0, 0, MANAGER, 0)[:20]
+    crc: int = google_crc32c.extend(google_crc32c.value(body), first)
+    return first + crc.to_bytes(4, "little") + body
+
+
+def _page_header(lsn: int, rest: int, system_id: int) -> bytes:
+    info = _CONTINUED if rest else 0
+    if lsn % SEGMENT_BYTES:
+        return _SHORT.pack(MAGIC, info, 1, lsn, rest)
+    return _LONG.pack(
+        MAGIC, info | _LONG_HEADER, 1, lsn, rest, system_id, SEGMENT_BYTES, PAGE_BYTES
+    )
+
+
+def framed_bytes_max(payload_bytes: int) -> int:
+    """The most that a payload of so many bytes takes in the log."""
+    record = _OVERHEAD + payload_bytes + ALIGNMENT
+    pages = record // (PAGE_BYTES - _LONG.size) + 2
+    return record + pages * _LONG.size
+
+
+def encode(payload: bytes, lsn: int, system_id: int = 0) -> bytes:
+    """The log from `lsn` on with the payload in it. `lsn` is the end of another record, or the
+    log's begin. Raises `InvalidUsage`."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise InvalidUsage(f"a change record of {len(payload)} bytes: at most {PAYLOAD_BYTES_MAX}")
+    if lsn % ALIGNMENT or not _is_content(lsn):
+        raise InvalidUsage(f"no record can begin at {lsn_text(lsn)}")
+    record = _record(payload)
+    out: list[bytes] = []
+    at = 0
+    while at < len(record):
+        if lsn % PAGE_BYTES == 0:
+            header = _page_header(lsn, len(record) - at if at else 0, system_id)
+            out.append(header)
+            lsn += len(header)
+        piece = record[at : at + PAGE_BYTES - lsn % PAGE_BYTES]
+        out.append(piece)
+        at += len(piece)
+        lsn += len(piece)
+    out.append(bytes(aligned(lsn) - lsn))
+    return b"".join(out)
+
+
+def _header_bytes(page_lsn: int) -> int:
+    return _SHORT.size if page_lsn % SEGMENT_BYTES else _LONG.size
+
+
+def _is_content(lsn: int) -> bool:
+    """A page's begin, or behind its header."""
+    within = lsn % PAGE_BYTES
+    return within == 0 or within >= _header_bytes(lsn - within)
+
+
+class Framed(msgspec.Struct, frozen=True, gc=False):
+    """One payload of a log."""
+
+    payload: bytes
+    end_lsn: int
+    """Where reading goes on behind it."""
+
+
+class Decoder:
+    """Payloads out of a log that comes in pieces of any size, from where a record begins.
+
+    ``next_lsn`` is where the next one begins that was not given yet. It keeps the bytes of one
+    record that is not whole and of the piece fed last."""
+
+    def __init__(self, lsn: int) -> None:
+        if lsn % ALIGNMENT or not _is_content(lsn):
+            raise InvalidUsage(f"no record can begin at {lsn_text(lsn)}")
+        self.next_lsn = lsn
+        self._lsn = lsn
+        """Of the first byte in `_raw`."""
+        self._raw = bytearray()
+        self._record = bytearray()
+        """What there is of the next record, without headers of pages."""
+        self._length = 0
+        """Of the next record, padding included; 0: not known yet."""
+
+    @property
+    def fed_lsn(self) -> int:
+        """Behind the last byte fed."""
+        return self._lsn + len(self._raw)
+
+    def feed(self, wal: bytes) -> list[Framed]:
+        """The log goes on with `wal`; the payloads that are whole now. Raises `Corrupt`; then it
+        is of no more use."""
+        self._raw += wal
+        found: list[Framed] = []
+        at = 0
+        while at < len(self._raw):
+            lsn = self._lsn + at
+            left = len(self._raw) - at
+            if lsn % PAGE_BYTES == 0:
+                size = _header_bytes(lsn)
+                if left < size:
+                    break
+                self._check_page(lsn, bytes(self._raw[at : at + size]))
+                at += size
+                continue
+            wanted = (self._length or _HEADER.size) - len(self._record)
+            size = min(wanted, left, PAGE_BYTES - lsn % PAGE_BYTES)
+            self._record += self._raw[at : at + size]
+            at += size
+            if size < wanted:
+                continue
+            if self._length:
+                found.append(self._whole(lsn + size))
+            else:
+                self._length = self._check_length()
+        del self._raw[:at]
+        self._lsn += at
+        return found
+
+    def _check_page(self, lsn: int, header: bytes) -> None:
+        magic, info, _, page_lsn, rest = _SHORT.unpack_from(header)
+        within = bool(self._record)
+        # A record begins with 8 bytes at least in one page: its length is known here.
+        missing = self._unpadded() - len(self._record) if within else 0
+        if magic != MAGIC or page_lsn != lsn or bool(info & _CONTINUED) != within:
+            raise self._corrupt(lsn, "no page of a log of changes begins here")
+        if rest != missing:
+            raise self._corrupt(lsn, f"{rest} bytes go on here, and {missing} are missing")
+
+    def _unpadded(self) -> int:
+        return int.from_bytes(self._record[:4], "little")
+
+    def _check_length(self) -> int:
+        length = self._unpadded()
+        if not _OVERHEAD <= length <= _OVERHEAD + PAYLOAD_BYTES_MAX:
+            raise self._corrupt(self.next_lsn, f"a record of {length} bytes")
+        if self._record[17] != MANAGER:
+            raise self._corrupt(
+                self.next_lsn,
+                f"a record of the resource manager {self._record[17]}, not of Penstock ({MANAGER})",
+            )
+        return aligned(length)
+
+    def _whole(self, end_lsn: int) -> Framed:
+        length = self._unpadded()
+        record = bytes(self._record[:length])
+        crc = google_crc32c.extend(google_crc32c.value(record[_HEADER.size :]), record[:20])
+        head, size = _HEAD.unpack_from(record, _HEADER.size)
+        if crc != int.from_bytes(record[20:24], "little"):
+            raise self._corrupt(self.next_lsn, "a record whose CRC does not fit")
+        if head != _MAIN_DATA_LONG or size != length - _OVERHEAD:
+            raise self._corrupt(self.next_lsn, "a record that is no change")
+        self._record.clear()
+        self._length = 0
+        self.next_lsn = end_lsn
+        return Framed(record[_OVERHEAD:], end_lsn)
+
+    def _corrupt(self, lsn: int, why: str) -> Corrupt:
+        return Corrupt(
+            f"{why}, at {lsn_text(lsn)}: was this log written by penstock wal push?",
+            determinate=True,
+        )
