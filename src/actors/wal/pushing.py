@@ -1,0 +1,178 @@
+"""Changes as lines into a committed log: what ``penstock wal push`` does.
+
+A line is a JSON object ``{"table": "orders", "row": {...}, "diff": 1}`` (`diff` may be left out:
+1) and becomes one record of the log (`framing`), as compact JSON. Lines go in batches: the next
+one is appended when a quorum has the one before on disk.
+
+Resuming: who is told `Pushed` knows how many lines are acknowledged and behind which LSN. Of the
+batch that followed, any number may be in the log, and whole records of it only. So a later run that
+is given both reads the records from that LSN up to where its own term begins, and passes over so
+many lines more: every line is in the log once, as long as nobody else has appended in between (a
+record that is not the line that stands there is refused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from actors.errors import Broken, InvalidUsage, WalRefused
+from actors.wal.dialling import AcceptorAddress, dial
+from actors.wal.framing import PAYLOAD_BYTES_MAX, Decoder, encode, framed_bytes_max
+from actors.wal.lsn import lsn_text
+from actors.wal.proposing import LeadingProposer
+from actors.wal.reading import LogReader
+
+BATCH_BYTES: Final = 256 * 1024
+"""Of payload, about, in one append."""
+READ_TIMEOUT_S: Final = 30.0
+"""Without anything from an acceptor that is read."""
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line."""
+
+    table: str
+    row: dict[str, Any]
+    diff: int = 1
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """The first `lines` lines are in the log before `lsn`, on the disks of a quorum."""
+
+    lines: int
+    lsn: int
+
+
+def payload_of(line: bytes, number: int) -> bytes:
+    """The record of a line. Raises `InvalidUsage` with the line's number, from 1."""
+    try:
+        change = msgspec.json.decode(line, type=Change)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidUsage(
+            f"line {number} is no change: {error}; it should look like"
+            ' {"table": "orders", "row": {"id": 1}, "diff": 1}'
+        ) from None
+    if not change.table or not change.diff:
+        raise InvalidUsage(f"line {number} is no change: a table, and a diff that is not 0")
+    payload = msgspec.json.encode(change)
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise InvalidUsage(f"line {number} has {len(payload)} bytes: at most {PAYLOAD_BYTES_MAX}")
+    return payload
+
+
+async def push(
+    log: LeadingProposer,
+    lines: Iterable[bytes],
+    addresses: Sequence[AcceptorAddress],
+    *,
+    resume: Pushed | None = None,
+    told: Callable[[Pushed], None] = lambda _: None,
+    token: str = "",
+) -> Pushed:
+    """Appends all lines (empty ones are no lines), behind those that are in the log already, and
+    tells of each batch that is committed.
+
+    Raises `InvalidUsage` for a line that is no change (those before it are in the log), `Broken`,
+    `WalRefused`, `Corrupt`."""
+    start_lsn = await log.elected()
+    done = resume or Pushed(0, start_lsn)
+    if done.lsn > start_lsn:
+        raise InvalidUsage(
+            f"the log ends at {lsn_text(start_lsn)}, before {lsn_text(done.lsn)}: it is another one"
+        )
+    payloads = _payloads(lines, done.lines)
+    if done.lsn < start_lsn:
+        held = await _held(log, done.lsn, start_lsn, addresses, token)
+        for number, payload in enumerate(held, done.lines + 1):
+            if next(payloads, None) != payload:
+                raise WalRefused(
+                    f"behind {lsn_text(done.lsn)} stands a record that is not line {number}:"
+                    " somebody else has appended, or the lines are not those of before"
+                )
+        done = Pushed(done.lines + len(held), start_lsn)
+        await log.committed(start_lsn)
+        told(done)
+    for batch in _batches(payloads):
+        lsn = await log.append_at(
+            lambda at, batch=batch: _framed(batch, at, log.core.config.system_id),  # type: ignore[misc]
+            sum(framed_bytes_max(len(payload)) for payload in batch),
+        )
+        done = Pushed(done.lines + len(batch), lsn)
+        told(done)
+    return done
+
+
+def _payloads(lines: Iterable[bytes], skipped: int) -> Iterator[bytes]:
+    count = 0
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            count += 1
+            if count > skipped:
+                yield payload_of(line, number)
+
+
+def _batches(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Bounded by bytes; a bad line does not keep those before it from being appended."""
+    batch: list[bytes] = []
+    size = 0
+    try:
+        for payload in payloads:
+            batch.append(payload)
+            size += len(payload)
+            if size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+    except InvalidUsage:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+def _framed(batch: list[bytes], lsn: int, system_id: int) -> bytes:
+    out = bytearray()
+    for payload in batch:
+        out += encode(payload, lsn + len(out), system_id)
+    return bytes(out)
+
+
+async def _held(
+    log: LeadingProposer,
+    begin_lsn: int,
+    end_lsn: int,
+    addresses: Sequence[AcceptorAddress],
+    token: str,
+) -> list[bytes]:
+    """The payloads of [begin_lsn, end_lsn), from any acceptor that has them all; less than a batch,
+    about. Waits until the quorum has them: then they are read as what is committed."""
+    await log.committed(end_lsn)
+    config = log.core.config
+    failures: list[str] = []
+    for address in addresses:
+        reader: LogReader | None = None
+        try:
+            with anyio.fail_after(READ_TIMEOUT_S):
+                connection = await dial(
+                    address, config.tenant, config.timeline, timeout_ms=5_000, token=token
+                )
+                reader = LogReader(connection, begin_lsn)
+                await reader.start(log.core.term)
+                decoder = Decoder(begin_lsn)
+                found: list[bytes] = []
+                while decoder.next_lsn < end_lsn:
+                    found += [framed.payload for framed in decoder.feed(await reader.next())]
+                return found
+        except (Broken, WalRefused, TimeoutError) as error:
+            failures.append(str(error) or f"nothing from {address} for {READ_TIMEOUT_S} s")
+        finally:
+            if reader is not None:
+                reader.abort()
+    raise Broken(
+        f"the log from {lsn_text(begin_lsn)} to {lsn_text(end_lsn)} could be read from no acceptor:"
+        f" {'; '.join(failures)}"
+    )

@@ -1,0 +1,105 @@
+"""Lines into a committed log, and going on where a run was cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from proposer_house import (  # type: ignore[import-not-found]
+    TENANT,
+    TIMELINE,
+    House,
+    houses,
+)
+
+from actors.errors import InvalidUsage, WalRefused
+from actors.wal.framing import START_LSN, Decoder
+from actors.wal.proposer import ProposerConfig
+from actors.wal.proposing import Timing, propose
+from actors.wal.pushing import BATCH_BYTES, Pushed, payload_of, push
+
+pytestmark = pytest.mark.anyio
+
+FAST = Timing(tick_ms=10, retry_delay_ms_min=5, retry_delay_ms_max=20)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def leading(those: list[House]) -> Any:
+    config = ProposerConfig(TENANT, TIMELINE, START_LSN, heartbeat_ms=20)
+    return propose(config, [each.address for each in those], timing=FAST)
+
+
+def lines(count: int, width: int = 10) -> list[bytes]:
+    return [
+        json.dumps({"table": "t", "row": {"id": number, "text": "x" * width}}).encode() + b"\n"
+        for number in range(count)
+    ]
+
+
+def ids(house: House) -> list[int]:
+    found = Decoder(START_LSN).feed(bytes(house.wal.wal))
+    return [json.loads(framed.payload)["row"]["id"] for framed in found]
+
+
+async def test_all_lines_are_in_the_log_in_order() -> None:
+    given = lines(1000, width=1000)
+    told: list[Pushed] = []
+    async with houses() as those, leading(those) as log:
+        done = await push(log, [*given, b"\n"], [], told=told.append)
+        assert done == Pushed(1000, log.commit_lsn)
+        assert len(told) >= 1000 * 1000 // BATCH_BYTES, "more than one batch"
+        assert told == sorted(told, key=lambda each: each.lines)
+        whole = [each for each in those if each.wal.flush_lsn == log.commit_lsn]
+        assert len(whole) >= 2
+        assert ids(whole[0]) == list(range(1000))
+
+
+async def test_a_line_that_is_no_change_stops_it_behind_those_before() -> None:
+    told: list[Pushed] = []
+    async with houses(1) as those, leading(those) as log:
+        with pytest.raises(InvalidUsage, match="line 4 is no change"):
+            await push(log, [*lines(3), b'{"table": 5}'], [], told=told.append)
+        assert told == [Pushed(3, log.commit_lsn)]
+        assert ids(those[0]) == [0, 1, 2]
+
+
+async def test_going_on_passes_over_what_is_in_the_log() -> None:
+    """The run before was told of 10 lines; 7 more were in the log when it died."""
+    async with houses() as those:
+        addresses = [each.address for each in those]
+        async with leading(those) as log:
+            known = await push(log, lines(10), addresses)
+            await push(log, lines(17)[10:], addresses)
+        async with leading(those) as log:
+            done = await push(log, lines(30), addresses, resume=known)
+            assert done.lines == 30
+            whole = next(each for each in those if each.wal.flush_lsn == done.lsn)
+            assert ids(whole) == list(range(30))
+
+
+async def test_going_on_behind_somebody_else_is_refused() -> None:
+    async with houses() as those:
+        addresses = [each.address for each in those]
+        async with leading(those) as log:
+            known = await push(log, lines(10), addresses)
+            await push(log, lines(12)[11:], addresses)
+        async with leading(those) as log:
+            with pytest.raises(WalRefused, match="not line 11"):
+                await push(log, lines(30), addresses, resume=known)
+            with pytest.raises(InvalidUsage, match="it is another one"):
+                await push(log, [], addresses, resume=Pushed(1, log.end_lsn + 8))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"1", b"{", b'{"table": "t"}', b'{"table": "", "row": {}}', b'{"table":"t","row":{},"diff":0}',
+     b'{"table":"t","row":{},"more":1}', b"\xff", b"[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_change(line: bytes) -> None:
+    with pytest.raises(InvalidUsage, match="line 7"):
+        payload_of(line, 7)
