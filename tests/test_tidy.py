@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("outside",),
     ("service",),
     ("terminal",),
-    ("watching",),
+    ("watching", "wal_push"),
     ("shard_reports",),
     ("inspection", "egress", "ingress", "conduits", "statements", "shards", "timelines"),
     ("demo", "cli"),

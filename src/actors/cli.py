@@ -46,6 +46,7 @@ from actors.terminal import (
     run_loop,
     set_up_logging,
 )
+from actors.wal_push import push
 
 if TYPE_CHECKING:
     from actors.tracing.metrics import Metrics
@@ -357,6 +358,7 @@ app.add_typer(statements.index, name="index")
 app.add_typer(conduits.source, name="source")
 app.add_typer(conduits.sink, name="sink")
 app.add_typer(shards.shard, name="shard")
+timelines.wal.command()(push)
 app.add_typer(timelines.wal, name="wal")
 
 

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
+import typer
 from proposer_house import (  # type: ignore[import-not-found]
     TENANT,
     TIMELINE,
     House,
     houses,
 )
+from typer.testing import CliRunner
 
+from actors import wal_push
 from actors.errors import InvalidUsage, WalRefused
 from actors.wal.framing import START_LSN, Decoder
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import Timing, propose
-from actors.wal.pushing import BATCH_BYTES, Pushed, payload_of, push
+from actors.wal.pushing import (
+    BATCH_BYTES,
+    PAUSE,
+    Pushed,
+    lines_of,
+    parse_pushed,
+    payload_of,
+    push,
+    pushed_text,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -103,3 +119,49 @@ async def test_going_on_behind_somebody_else_is_refused() -> None:
 def test_what_is_no_change(line: bytes) -> None:
     with pytest.raises(InvalidUsage, match="line 7"):
         payload_of(line, 7)
+
+
+def test_lines_of_a_pipe() -> None:
+    class Pipe(io.BytesIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pieces = [b'{"a', b'"}\n1\n', b"2", b""]
+
+        def read1(self, size: int | None = -1, /) -> bytes:
+            return self.pieces.pop(0)
+
+    assert list(lines_of(Pipe())) == [PAUSE, b'{"a"}\n', b"1\n", PAUSE, PAUSE, b"2"]
+
+
+def test_how_far_it_came_as_text() -> None:
+    assert parse_pushed(pushed_text(Pushed(12, 0x16_B374D848))) == Pushed(12, 0x16_B374D848)
+    for wrong in ("12", "a@0/1", "1@x", ""):
+        with pytest.raises(InvalidUsage):
+            parse_pushed(wrong)
+
+
+async def test_the_command(tmp_path: Path) -> None:
+    """From a file, all of it; then on after what it said; and lines that are none."""
+    app = typer.Typer()
+    app.command()(wal_push.push)
+    path = tmp_path / "changes.jsonl"
+    path.write_bytes(b"".join(lines(20)))
+    async with houses() as those:
+        addresses = ",".join(str(each.address) for each in those)
+        ids_given = ["--tenant", TENANT, "--timeline", TIMELINE]
+
+        async def run(*more: str) -> Any:
+            arguments = [addresses, str(path), *ids_given, *more]
+            return await anyio.to_thread.run_sync(lambda: CliRunner().invoke(app, arguments))
+
+        first = await run("--quiet")
+        assert first.exit_code == 0, first
+        assert first.stdout.startswith("20@0/1")
+        path.write_bytes(b"".join(lines(33)))
+        second = await run("--after", first.stdout.strip(), "--json")
+        assert json.loads(second.stdout)["lines"] == 33
+        path.write_bytes(b"{}")
+        third = await run()
+        assert isinstance(third.exception, InvalidUsage)
+        whole = max(those, key=lambda each: each.wal.flush_lsn)
+        assert ids(whole) == list(range(33))

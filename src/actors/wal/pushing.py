@@ -13,8 +13,9 @@ record that is not the line that stands there is refused).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import anyio
 import msgspec
@@ -22,12 +23,15 @@ import msgspec
 from actors.errors import Broken, InvalidUsage, WalRefused
 from actors.wal.dialling import AcceptorAddress, dial
 from actors.wal.framing import PAYLOAD_BYTES_MAX, Decoder, encode, framed_bytes_max
-from actors.wal.lsn import lsn_text
+from actors.wal.lsn import lsn_text, parse_lsn
 from actors.wal.proposing import LeadingProposer
 from actors.wal.reading import LogReader
 
 BATCH_BYTES: Final = 256 * 1024
 """Of payload, about, in one append."""
+LINE_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
+PAUSE: Final = b""
+"""Instead of a line: what has come is to be appended, more may take a while."""
 READ_TIMEOUT_S: Final = 30.0
 """Without anything from an acceptor that is read."""
 
@@ -45,6 +49,19 @@ class Pushed(msgspec.Struct, frozen=True):
 
     lines: int
     lsn: int
+
+
+def pushed_text(done: Pushed) -> str:
+    """``LINES@X/X``."""
+    return f"{done.lines}@{lsn_text(done.lsn)}"
+
+
+def parse_pushed(text: str) -> Pushed:
+    """What `pushed_text` wrote. Raises `InvalidUsage`."""
+    lines, sign, lsn = text.partition("@")
+    if not sign or not lines.isdecimal():
+        raise InvalidUsage(f"{text!r}: it should look like 1000@16/B374D848")
+    return Pushed(int(lines), parse_lsn(lsn))
 
 
 def payload_of(line: bytes, number: int) -> bytes:
@@ -85,10 +102,12 @@ async def push(
             f"the log ends at {lsn_text(start_lsn)}, before {lsn_text(done.lsn)}: it is another one"
         )
     payloads = _payloads(lines, done.lines)
+    batches = _batches(payloads)
     if done.lsn < start_lsn:
         held = await _held(log, done.lsn, start_lsn, addresses, token)
         for number, payload in enumerate(held, done.lines + 1):
-            if next(payloads, None) != payload:
+            ours = await anyio.to_thread.run_sync(_next, payloads, abandon_on_cancel=True)
+            if ours != payload:
                 raise WalRefused(
                     f"behind {lsn_text(done.lsn)} stands a record that is not line {number}:"
                     " somebody else has appended, or the lines are not those of before"
@@ -96,9 +115,11 @@ async def push(
         done = Pushed(done.lines + len(held), start_lsn)
         await log.committed(start_lsn)
         told(done)
-    for batch in _batches(payloads):
+    system_id = log.core.config.system_id
+    # In a thread: reading may wait, and heartbeats must go on.
+    while batch := await anyio.to_thread.run_sync(_next_batch, batches, abandon_on_cancel=True):
         lsn = await log.append_at(
-            lambda at, batch=batch: _framed(batch, at, log.core.config.system_id),  # type: ignore[misc]
+            functools.partial(_framed, batch, system_id),
             sum(framed_bytes_max(len(payload)) for payload in batch),
         )
         done = Pushed(done.lines + len(batch), lsn)
@@ -106,13 +127,35 @@ async def push(
     return done
 
 
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file or pipe; `PAUSE` where no more have come yet."""
+    rest = b""
+    while piece := file.read1(BATCH_BYTES):  # type: ignore[attr-defined]
+        *whole, rest = (rest + piece).split(b"\n")
+        if len(rest) > LINE_BYTES_MAX:
+            raise InvalidUsage(f"a line is longer than {LINE_BYTES_MAX} bytes")
+        yield from (line + b"\n" for line in whole)
+        yield PAUSE
+    if rest:
+        yield rest
+
+
 def _payloads(lines: Iterable[bytes], skipped: int) -> Iterator[bytes]:
-    count = 0
-    for number, line in enumerate(lines, 1):
-        if line.strip():
+    """Those behind the first `skipped`, and `PAUSE` where there is one."""
+    count = number = 0
+    for line in lines:
+        number += line != PAUSE
+        if line == PAUSE:
+            yield PAUSE
+        elif line.strip():
             count += 1
             if count > skipped:
                 yield payload_of(line, number)
+
+
+def _next(payloads: Iterator[bytes]) -> bytes | None:
+    """The next one; None at the end."""
+    return next((payload for payload in payloads if payload != PAUSE), None)
 
 
 def _batches(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -121,9 +164,10 @@ def _batches(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
     size = 0
     try:
         for payload in payloads:
-            batch.append(payload)
-            size += len(payload)
-            if size >= BATCH_BYTES:
+            if payload != PAUSE:
+                batch.append(payload)
+                size += len(payload)
+            if batch and (payload == PAUSE or size >= BATCH_BYTES):
                 yield batch
                 batch, size = [], 0
     except InvalidUsage:
@@ -134,7 +178,12 @@ def _batches(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
-def _framed(batch: list[bytes], lsn: int, system_id: int) -> bytes:
+def _next_batch(batches: Iterator[list[bytes]]) -> list[bytes]:
+    """The next one; empty at the end."""
+    return next(batches, [])
+
+
+def _framed(batch: list[bytes], system_id: int, lsn: int) -> bytes:
     out = bytearray()
     for payload in batch:
         out += encode(payload, lsn + len(out), system_id)

@@ -1,0 +1,96 @@
+"""The command that puts changes into a timeline of the WAL; `wal.pushing` does it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import anyio
+import typer
+
+from actors.errors import Broken, InvalidUsage, PenstockError
+from actors.terminal import run_loop, set_up_logging
+
+if TYPE_CHECKING:
+    from actors.wal.pushing import Pushed
+
+ELECT_S: Final = 60.0
+
+
+def push(
+    addresses: Annotated[
+        str, typer.Argument(help="All acceptors of the timeline: host:port,host:port,…")
+    ],
+    file: Annotated[str, typer.Argument(help="Lines of JSON; -: standard input.")] = "-",
+    *,
+    tenant: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
+    timeline: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
+    after: Annotated[
+        str | None,
+        typer.Option(help="Go on after a run that was cut: what it said, LINES@X/X."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="The token to show, in the first line.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the election.")] = ELECT_S,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Says nothing on the way.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Puts changes into a timeline: each line {"table": "orders", "row": {...}, "diff": 1}.
+
+    A line that was acknowledged is on the disks of a majority of the acceptors. There is one
+    writer: whoever pushes later ends who pushed before. Exit status 2 when not all lines are
+    acknowledged; then LINES@X/X on stderr says how far it came, and --after goes on there.
+    """
+    set_up_logging("error")
+    from actors.wal.dialling import parse_addresses
+    from actors.wal.framing import PG_VERSION, START_LSN
+    from actors.wal.proposer import ProposerConfig
+    from actors.wal.proposing import propose
+    from actors.wal.pushing import lines_of, parse_pushed, push, pushed_text
+
+    acceptors = parse_addresses(addresses)
+    for name, value in (("tenant", tenant), ("timeline", timeline)):
+        if len(value) != 32 or value.strip("0123456789abcdef"):
+            raise InvalidUsage(f"--{name} {value}: 32 hexadecimal digits, lower case")
+    resume = None if after is None else parse_pushed(after)
+    token = token_file.read_text().split("\n")[0].strip() if token_file is not None else ""
+    config = ProposerConfig(tenant, timeline, START_LSN, pg_version=PG_VERSION)
+    last = resume
+    try:
+        source = sys.stdin.buffer if file == "-" else Path(file).open("rb")  # noqa: SIM115
+    except OSError as error:
+        raise InvalidUsage(f"{file}: {error.strerror}") from None
+
+    def told(done: Pushed) -> None:
+        nonlocal last
+        last = done
+        if not quiet:
+            print(f"{done.lines} lines acknowledged", file=sys.stderr)
+
+    async def run() -> Pushed:
+        async with propose(config, acceptors, token=token) as log:
+            try:
+                with anyio.fail_after(timeout):
+                    await log.elected()
+            except TimeoutError:
+                raise Broken(
+                    f"no majority of {addresses} has elected this writer in {timeout:g} s:"
+                    " are they up?"
+                ) from None
+            lines = lines_of(source)
+            return await push(log, lines, acceptors, resume=resume, told=told, token=token)
+
+    try:
+        with source:
+            done = run_loop(run)
+    except (PenstockError, KeyboardInterrupt):
+        if last is not None:
+            print(f"penstock: acknowledged: --after {pushed_text(last)}", file=sys.stderr)
+        raise
+    if as_json:
+        print(json.dumps({"lines": done.lines, "lsn": done.lsn}))
+    else:
+        print(pushed_text(done))
