@@ -8,8 +8,9 @@ membership and the time of creation, and has the (always empty) peers behind the
 
 `FileControl` keeps the file: a new one is written beside it, flushed, renamed over it, and the
 folder flushed. So there is a whole file at every instant, and what `state` says is on disk. Where
-a replacement fails nobody knows which of the two is on disk: it refuses all further ones until it
-is opened again, and opening flushes what it finds before anybody acts upon it.
+the renaming fails nobody knows which of the two is on disk: it refuses all further ones until it
+is opened again, and opening flushes what it finds before anybody acts upon it. Where it fails
+before that the file is as it was, and the next replacement begins anew.
 
 What the format has and we do not (a partial segment uploaded, a timeline evicted) is written as
 "none", and a file that has it is refused.
@@ -256,8 +257,8 @@ class FileControl:
         return self._state
 
     def persist(self, state: ControlState) -> None:
-        """Replaces it, atomically; on disk when this returns. Raises `StorageError`; after that it
-        must be opened again."""
+        """Replaces it, atomically; on disk when this returns. Raises `StorageError`; after one
+        that is not `determinate` it must be opened again."""
         if self._broken:
             raise StorageError(self._broken, determinate=True)
         self._replace(state)
@@ -281,7 +282,8 @@ class FileControl:
             self._files.rename(partial, self._folder / CONTROL_NAME)
             self._files.sync_folder(self._folder)
         except OSError as error:
-            self._broken = f"the control file of {self._folder} must be opened again: {error}"
+            if renaming:  # until then the file is as it was, and the next attempt begins anew
+                self._broken = f"the control file of {self._folder} must be opened again: {error}"
             what = f"replace the control file of {self._folder}"
             raise storage_error(what, error, determinate=not renaming) from error
         self._state = state
