@@ -9,12 +9,13 @@ fault of its disk says so, in the middle of a message too, and no answer of that
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from actors.errors import Corrupt, StorageError, WalRefused
-from actors.testing.simulation.faults import CRASH, CRASH_AFTER, FAIL, Fault
+from actors.testing.simulation.faults import CRASH_AFTER, Fault
 from actors.testing.simulation.history import Violation
 from actors.testing.wal.checkers import Before, Held
+from actors.testing.wal.files import Crashed
 from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, Link
 from actors.wal.acceptor import Acceptor, AppendUnflushed, FlushWal
 from actors.wal.messages import AppendRequest, ProposerElected
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from actors.testing.wal.run import World
 
 
-class Crashed(Exception):
-    """The acceptor died here. No error of a store: nobody may catch it."""
+LATE_APPEND: Final = 0.3
+"""How likely a new life is given an append that an earlier one was sent."""
 
 
 class Disk(Protocol):
@@ -43,6 +44,14 @@ class Disk(Protocol):
         """The log as a process sees it."""
         ...
 
+    def arm(self, fault: Fault) -> None:
+        """Something goes wrong now, or in the operation to come. Raises what does now."""
+        ...
+
+    def disarm(self) -> None:
+        """What did not go wrong until now does not."""
+        ...
+
     def close(self) -> None:
         """The run is over."""
         ...
@@ -54,21 +63,19 @@ class _Operations:
     def __init__(self, node: AcceptorNode) -> None:
         self._node = node
 
-    def before(self, name: str) -> Fault | None:
+    def before(self) -> Fault | None:
         """Of an operation; raises when it does not happen."""
-        node = self._node
-        fault = node.world.injector.draw(node.site)
-        if fault is not None and fault.kind == CRASH:
-            raise Crashed(name)
-        if fault is not None and fault.kind == FAIL:
-            raise StorageError(f"{name} failed", determinate=True)
+        fault = self._node.world.injector.draw(self._node.site)
+        if fault is not None:
+            self._node.disk.arm(fault)
         return fault
 
-    @staticmethod
-    def after(fault: Fault | None, name: str) -> None:
+    def after(self, fault: Fault | None) -> None:
         """Of the same operation."""
+        if fault is not None:
+            self._node.disk.disarm()
         if fault is not None and fault.kind == CRASH_AFTER:
-            raise Crashed(name)
+            raise Crashed(fault.site)
 
 
 class WatchedControl(_Operations):
@@ -83,11 +90,11 @@ class WatchedControl(_Operations):
         return self._inner.state
 
     def persist(self, state: ControlState) -> None:
-        fault = self.before("persist")
+        fault = self.before()
         old = self._inner.state
         self._inner.persist(state)
         self._node.held.persisted(old, self._inner.state)
-        self.after(fault, "persist")
+        self.after(fault)
 
 
 class WatchedWal(_Operations):
@@ -114,28 +121,29 @@ class WatchedWal(_Operations):
         return self._inner.flush_record_lsn
 
     def initialize(self, start_lsn: int) -> None:
-        fault = self.before("initialize")
+        fault = self.before()
         self._inner.initialize(start_lsn)
         self._node.held.initialized(start_lsn)
-        self.after(fault, "initialize")
+        self.after(fault)
 
     def write(self, begin_lsn: int, wal: bytes) -> None:
-        fault = self.before("write")
+        fault = self.before()
+        self._node.held.writing(wal)
         self._inner.write(begin_lsn, wal)
         self._node.held.wrote(begin_lsn, wal, self._node.handling)
-        self.after(fault, "write")
+        self.after(fault)
 
     def flush(self) -> None:
-        fault = self.before("flush")
+        fault = self.before()
         self._inner.flush()
-        self.after(fault, "flush")
+        self.after(fault)
 
     def truncate(self, end_lsn: int) -> None:
-        fault = self.before("truncate")
+        fault = self.before()
         self._node.held.truncating(end_lsn, self._node.handling)
         self._inner.truncate(end_lsn)
         self._node.held.truncated(end_lsn)
-        self.after(fault, "truncate")
+        self.after(fault)
 
 
 class AcceptorNode:
@@ -167,11 +175,16 @@ class AcceptorNode:
         if self.acceptor is not None:
             return
         self._life += 1
-        control, wal = self.disk.open()
-        self.wal = WatchedWal(self, wal)
-        self.acceptor = Acceptor(self.node_id, WatchedControl(self, control), self.wal)
+        try:
+            control, wal = self.disk.open()
+            self.wal = WatchedWal(self, wal)
+            self.acceptor = Acceptor(self.node_id, WatchedControl(self, control), self.wal)
+        except Corrupt as error:
+            raise Violation(f"8 durable: acceptor {self.number} cannot start: {error}") from error
         self.held.opened(self.acceptor, self.wal)
         self.world.told("acceptor lives", self.number, self.acceptor.term, self.acceptor.flush_lsn)
+        if self._dice.random() < LATE_APPEND:
+            self.world.events.after(self._dice.randrange(500), self.replay, 0)
 
     def die(self, down_ms: int) -> None:
         """It is gone, and comes back."""
@@ -293,12 +306,16 @@ class AcceptorNode:
             self.die(self._dice.choice((0, 20, 300)))
         except StorageError as error:
             self.world.told("refused", self.number, error)
+            if acceptor.stopped is not None:
+                self.die(0)
         else:
             self.held.stepped(acceptor, self.wal, call, before, None)
 
     def log(self, begin_lsn: int, end_lsn: int, term: int) -> bytes:
         """For a proposer that brings another one up; empty when it cannot be given."""
-        acceptor = self.acceptor
-        if acceptor is None or acceptor.term != term or acceptor.flush_lsn <= begin_lsn:
+        acceptor, wal = self.acceptor, self.wal
+        if acceptor is None or wal is None or acceptor.term != term:
             return b""
-        return self.disk.read(begin_lsn, min(end_lsn, acceptor.flush_lsn))
+        # the zeros behind the last record may be yet to come
+        end_lsn = min(end_lsn, acceptor.flush_lsn, wal.write_lsn)
+        return self.disk.read(begin_lsn, end_lsn) if begin_lsn < end_lsn else b""

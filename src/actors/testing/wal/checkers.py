@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Final
 from actors.testing.simulation.history import Violation
 from actors.wal.acceptor import Acceptor, AppendUnflushed
 from actors.wal.history import check_history
+from actors.wal.lsn import ALIGNMENT
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -178,6 +179,7 @@ class Held:
         self._announced = 0
         """The term whose leader was announced to this life."""
         self._cutting = NOTHING
+        self._writing = b""
         self._writable = False
 
     # -- the disk --
@@ -216,6 +218,10 @@ class Held:
         )
         self.log.clear()
 
+    def writing(self, wal: bytes) -> None:
+        """It begins: some of it may be there after a crash."""
+        self._writing = wal
+
     def wrote(self, begin_lsn: int, wal: bytes, handling: Any) -> None:
         """Bytes were accepted."""
         request = handling.request if isinstance(handling, AppendUnflushed) else handling
@@ -235,6 +241,7 @@ class Held:
         hold(begin_lsn == end, "9 bytes: a gap, or overwritten", self._number, begin_lsn, end)
         hold(wal == request.wal, "9 bytes: others than those of the request", self._number)
         self.log += wal
+        self._writing = b""
 
     def truncating(self, end_lsn: int, handling: Any) -> None:
         """It begins."""
@@ -257,8 +264,16 @@ class Held:
         self._cut(end_lsn)
         self._writable = True
 
+    def _padded(self, end_lsn: int) -> bytearray:
+        """The log up to `end_lsn`. A record is whole without the zeros behind it, and positions
+        of records are behind those: the last may be yet to come, and are zeros all the same."""
+        end = end_lsn - self._truth.start_lsn
+        log = self.log[: max(0, end)]
+        missing = end - len(log)
+        return log + bytes(missing) if 0 < missing < ALIGNMENT else log
+
     def _cut(self, end_lsn: int) -> None:
-        del self.log[end_lsn - self._truth.start_lsn :]
+        self.log = self._padded(end_lsn)
         self._compared = min(self._compared, len(self.log))
         self._told_flush = min(self._told_flush, end_lsn)
         self._cutting = NOTHING
@@ -274,6 +289,7 @@ class Held:
         if self._cutting and flush_lsn <= self._cutting:
             self._cut(self._cutting)
         if self._cutting:
+            self._writing = b""
             hold(
                 end_lsn == start + len(self.log) or flush_lsn >= self._told_flush,
                 "13 truncation: neither the old log nor the cut one",
@@ -290,16 +306,18 @@ class Held:
         )
         if end_lsn:
             found = self._disk.read(start, end_lsn)
+            self.log += self._writing
+            self.log = self._padded(end_lsn)
             hold(
-                found == self.log[: end_lsn - start],
+                found == self.log,
                 "9 bytes: not what was accepted is there after a crash",
                 who,
                 len(found),
                 len(self.log),
             )
-            del self.log[end_lsn - start :]
         self._compared = 0
         self._cutting = NOTHING
+        self._writing = b""
         self._announced = 0
         self._writable = False
         self._commit = acceptor.commit_lsn
@@ -363,9 +381,9 @@ class Held:
             if answer.vote_given:
                 hold(answer.term not in self._voted, "5 votes: two in a term", who, answer.term)
                 self._voted.add(answer.term)
-            log = self.log[: max(0, answer.flush_lsn - self._truth.start_lsn)]
-            self._truth.votes[who, answer.term] = bytes(log)
-        if isinstance(answer, VoteResponse | AppendResponse):
+            self._truth.votes[who, answer.term] = bytes(self._padded(answer.flush_lsn))
+        told = isinstance(answer, VoteResponse | AppendResponse)
+        if told and answer.flush_lsn > self._truth.start_lsn:  # else: that nothing is there
             self._told_flush = max(self._told_flush, answer.flush_lsn)
 
     # -- the log --
@@ -376,7 +394,10 @@ class Held:
         if end <= 0:
             return
         self._truth.hold_committed(
-            self.log, self._compared, end, "14 agreement: acceptors differ below their commits"
+            self._padded(acceptor.commit_lsn),
+            self._compared,
+            end,
+            "14 agreement: acceptors differ below their commits",
         )
         self._compared = end
 

@@ -8,10 +8,9 @@ life begins in a while. It keeps the whole log of its term, to be held to what i
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from actors.testing.wal.checkers import hold
-from actors.testing.wal.memory import CELL, CELLS_MAX, record
 from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, Link
 from actors.wal.messages import AppendRequest, Member, Membership
 from actors.wal.proposer import Proposer
@@ -29,6 +28,15 @@ from actors.wal.proposer_effects import (
 
 if TYPE_CHECKING:
     from actors.testing.wal.run import World
+
+
+class Records(Protocol):
+    """What a proposer writes."""
+
+    def next(self) -> bytes:
+        """One record, which follows the one before."""
+        ...
+
 
 TICKS_PER_HEARTBEAT: Final = 2
 RETRY_MS: Final = 100
@@ -58,7 +66,7 @@ class ProposerNode:
         """Transactions that are to be appended."""
         self._torn = b""
         """The rest of a record of which half was appended."""
-        self._records = 0
+        self._records: Records | None = None
         self._dice = random.Random(f"wal proposer {world.schedule.seed} {number}")
 
     # -- lives --
@@ -70,7 +78,8 @@ class ProposerNode:
         world = self.world
         self.life = world.new_life()
         self.log = bytearray()
-        self._records = self.commit_lsn = 0
+        self._records = None
+        self.commit_lsn = 0
         self._wanted = self.owed
         self._torn = b""
         acceptors = range(world.schedule.setting.acceptors)
@@ -282,12 +291,10 @@ class ProposerNode:
     def _append(self) -> None:
         proposer = self.proposer
         while proposer is not None and self._wanted and proposer.phase is Phase.ELECTED:
-            wal = self._torn or record(self._dice.randint(1, CELLS_MAX), self.life, self._records)
-            if proposer.room < len(wal):
-                return
-            self._records += not self._torn
-            self._torn = b""
-            if len(wal) > CELL and self._dice.random() < 0.1:
+            if self._records is None:
+                self._records = self.world.records(proposer.end_lsn, self.life, self._dice)
+            wal, self._torn = self._torn or self._records.next(), b""
+            if len(wal) > 1 and self._dice.random() < 0.1:
                 cut = self._dice.randrange(1, len(wal))
                 wal, self._torn = wal[:cut], wal[cut:]
             else:

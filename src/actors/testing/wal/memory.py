@@ -14,7 +14,9 @@ import random
 import struct
 from typing import Final
 
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, StorageError
+from actors.testing.simulation.faults import CRASH, FAIL, Fault
+from actors.testing.wal.files import Crashed
 from actors.wal.stores import ControlState
 
 CELL: Final = 8
@@ -80,6 +82,16 @@ class MemoryDisk:
     def read(self, begin_lsn: int, end_lsn: int) -> bytes:
         """As a process sees it."""
         return bytes(self.cached[max(0, begin_lsn - self.base_lsn) : end_lsn - self.base_lsn])
+
+    def arm(self, fault: Fault) -> None:
+        """Here the operation itself dies or fails: before it happens, or just behind it."""
+        if fault.kind == CRASH:
+            raise Crashed(fault.site)
+        if fault.kind == FAIL:
+            raise StorageError(f"{fault.site} failed", determinate=True)
+
+    def disarm(self) -> None:
+        """Nothing is armed."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -148,3 +160,17 @@ class MemoryWal:
         disk.durable_base_lsn = disk.base_lsn
         self._at(end_lsn)
         self._refused = False
+
+
+class CellRecords:
+    """What a proposer writes: records of cells, no two the same."""
+
+    def __init__(self, start_lsn: int, life: int, dice: random.Random) -> None:
+        self._life = life
+        self._dice = dice
+        self._number = 0
+
+    def next(self) -> bytes:
+        """The next one."""
+        self._number += 1
+        return record(self._dice.randint(1, CELLS_MAX), self._life, self._number)

@@ -15,11 +15,13 @@ from actors.errors import PenstockError
 from actors.testing.cluster import Report
 from actors.testing.simulation.faults import Injector, Trace
 from actors.testing.simulation.history import Violation
+from actors.testing.wal import file_disk
 from actors.testing.wal import schedule as plan
 from actors.testing.wal.acceptors import AcceptorNode, Disk
 from actors.testing.wal.checkers import Truth, hold
-from actors.testing.wal.leaders import ProposerNode
-from actors.testing.wal.memory import MemoryDisk
+from actors.testing.wal.file_disk import FileDisk, RealRecords
+from actors.testing.wal.leaders import ProposerNode, Records
+from actors.testing.wal.memory import CellRecords, MemoryDisk
 from actors.testing.wal.network import Events, Network
 from actors.testing.wal.schedule import Action, Schedule
 from actors.wal.acceptor import Peer
@@ -60,7 +62,6 @@ class World:
 
     tenant: Final = "a" * 32
     timeline: Final = "b" * 32
-    segment_bytes: Final = SEGMENT_BYTES
     retained_bytes_max: Final = RETAINED_BYTES
 
     def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
@@ -70,7 +71,8 @@ class World:
         self.trace = WalTrace(keep_trace, self.events)
         self.told = self.trace.note
         self.injector = Injector(schedule.faults, self.trace)
-        self.truth = Truth(START_LSN)
+        self.segment_bytes = file_disk.SEGMENT_BYTES if setting.files else SEGMENT_BYTES
+        self.truth = Truth(file_disk.START_LSN if setting.files else START_LSN)
         self.network = Network(
             self.events,
             (min(setting.delay_ms_min, setting.delay_ms_max), setting.delay_ms_max),
@@ -89,7 +91,12 @@ class World:
     def _disk(self, number: int) -> Disk:
         state = ControlState(self.tenant, self.timeline)
         dice = random.Random(f"wal disk {self.schedule.seed} {number}")
-        return MemoryDisk(state, dice)
+        return FileDisk(state, dice) if self.schedule.setting.files else MemoryDisk(state, dice)
+
+    def records(self, start_lsn: int, life: int, dice: random.Random) -> Records:
+        """What life `life` of a proposer writes from `start_lsn` on."""
+        made = RealRecords if self.schedule.setting.files else CellRecords
+        return made(start_lsn, life, dice)
 
     def new_life(self) -> int:
         """The next of all lives of proposers."""

@@ -1,0 +1,205 @@
+"""The WAL under simulation: seeds find nothing, planted bugs are found, a seed is one run."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from typer.testing import CliRunner
+
+from actors.cli import app
+from actors.errors import WalRefused
+from actors.testing import simulate as simulation
+from actors.testing.cluster import Report
+from actors.testing.wal.memory import MemoryDisk, record
+from actors.testing.wal.planted import PLANTED
+from actors.testing.wal.run import simulate
+from actors.testing.wal.schedule import draw, draw_files
+from actors.wal.acceptor import Acceptor, Peer
+from actors.wal.messages import (
+    AppendRequest,
+    AppendResponse,
+    Entry,
+    ProposerElected,
+    ProposerGreeting,
+    VoteRequest,
+    VoteResponse,
+)
+from actors.wal.stores import ControlState
+
+SEEDS = 40
+FILE_SEEDS = 10
+FOUND = {
+    "reply_before_persist": 0,
+    "two_grants_in_a_term": 2,
+    "flush_told_without_flush": 6,
+    "disk_forgets_to_flush": 0,
+    "commit_beyond_flush": 3,
+    "commit_of_another_log": 405,
+    "truncation_keeps_stale_bytes": 51,
+    "append_of_a_lower_term": 3,
+    "generation_not_looked_at": 51,
+    "commit_below_the_terms_begin": 4,
+    "half_is_a_quorum": 17,
+    "history_not_replaced": 0,
+    "donor_by_flush_alone": 743,
+    "writes_before_the_leader_is_known": 4,
+    "elected_in_a_lower_term": 9,
+    "start_not_worked_out": 25,
+    "nothing_is_cut_off": 25,
+    "horizon_of_the_fastest": 0,
+}
+"""A seed that finds each planted bug."""
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[int, Report]:
+    """Of the first seeds."""
+    return {seed: simulate(draw(seed)) for seed in range(SEEDS)}
+
+
+def test_seeds_find_nothing(reports: dict[int, Report]) -> None:
+    assert [report for report in reports.values() if report.violation] == []
+
+
+def test_seeds_find_nothing_on_files() -> None:
+    wrong = [
+        report for seed in range(FILE_SEEDS) if (report := simulate(draw_files(seed))).violation
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bugs_are_found(name: str) -> None:
+    seed = FOUND[name]
+    with PLANTED[name]():
+        assert simulate(draw(seed)).violation != ""
+    assert simulate(draw(seed)).violation == ""
+
+
+def test_a_seed_is_one_run() -> None:
+    for seed in (2, 5):
+        assert simulate(draw(seed)) == simulate(draw(seed))
+    assert simulate(draw(2)).hash != simulate(draw(5)).hash
+    assert simulate(draw_files(2)) == simulate(draw_files(2))
+
+
+def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
+    with PLANTED["commit_beyond_flush"]():
+        report = simulate(draw(3))
+        failure = simulation.shrunk(report, simulation.WAL)
+    assert failure.shrunk_violation.startswith("6 commit")
+    assert len(failure.operations) < len(draw(3).operations)
+    assert "penstock simulate --wal --seed 3" in simulation.failure_as_text(failure)
+
+
+def test_the_command_runs_the_wal_alone() -> None:
+    shown = CliRunner().invoke(app, ["simulate", "--wal", "--runs", "3", "--seed", "11"])
+    assert shown.exit_code == 0, shown.output
+    assert "3 runs (seeds 11 to 13)" in shown.output
+    both = CliRunner().invoke(app, ["simulate", "--wal", "--persist"])
+    assert both.exit_code == 2
+
+
+# -- what does not hold ---------------------------------------------------------------------------
+
+START = 16 << 20
+TENANT, TIMELINE = "a" * 32, "b" * 32
+
+
+class Five:
+    """Five acceptors, to which messages go as the test says."""
+
+    def __init__(self) -> None:
+        self.acceptors: dict[int, Acceptor] = {}
+        for number in range(1, 6):
+            disk = MemoryDisk(ControlState(TENANT, TIMELINE), random.Random(number))
+            self.acceptors[number] = Acceptor(number, *disk.open())
+            greeting = ProposerGreeting(
+                TENANT, TIMELINE, disk.control.membership, 170005, 7, 16 << 20
+            )
+            self.acceptors[number].process(greeting)
+
+    def vote(self, term: int, *those: int) -> dict[int, VoteResponse]:
+        votes = {}
+        for number in those:
+            answer = self.acceptors[number].process(VoteRequest(0, term))
+            assert isinstance(answer, VoteResponse)
+            assert answer.vote_given
+            votes[number] = answer
+        return votes
+
+    def elect(self, term: int, at: int, history: tuple[Entry, ...], number: int) -> None:
+        self.acceptors[number].process(ProposerElected(0, term, at, history))
+
+    def append(self, term: int, at: int, wal: bytes, number: int, commit: int = 0) -> int:
+        request = AppendRequest(0, term, at, at + len(wal), commit, 0, wal)
+        answer = self.acceptors[number].process(request)
+        assert isinstance(answer, AppendResponse)
+        assert answer.term == term
+        return answer.flush_lsn
+
+
+FIRST = record(3, 1, 1)
+END = START + len(FIRST)
+ONE = (Entry(1, START),)
+TWO = (Entry(2, START),)
+THREE = (Entry(1, START), Entry(3, END))
+
+
+def committed_on_three_and_known_to_two() -> Five:
+    """The first leader's record is on 1 and 5. The second leader was elected by 2, 3 and 4, which
+    had nothing; its announcement to 5 is on its way. The third, elected by 1, 2 and 3, has the
+    record from 1, and commits it."""
+    five = Five()
+    five.vote(1, 1, 2, 5)
+    for number in (1, 5):
+        five.elect(1, START, ONE, number)
+        assert five.append(1, START, FIRST, number) == END
+    assert all(not vote.flush_lsn for vote in five.vote(2, 2, 3, 4).values())
+    votes = five.vote(3, 1, 2, 3)
+    assert votes[1].history == ONE
+    five.elect(3, END, THREE, 1)
+    for number in (2, 3):
+        five.elect(3, START, THREE, number)
+        five.append(3, START, FIRST, number)
+    flushed = [five.append(3, END, b"", number, END) for number in (1, 2, 3)]
+    assert flushed == [END, END, END]  # a quorum, in term 3, at its begin: committed
+    assert [five.acceptors[number].commit_lsn for number in (1, 2, 3)] == [END, END, END]
+    return five
+
+
+def test_committed_data_may_be_truncated_where_the_commit_is_not_known() -> None:
+    """The counter-example of the specification: "committed data is never truncated" is no
+    invariant. What holds is that no acceptor cuts below its *own* commit."""
+    five = committed_on_three_and_known_to_two()
+    lagging = five.acceptors[5]
+    assert (lagging.flush_lsn, lagging.commit_lsn) == (END, START)
+    # gossip does not tell it: it cannot know that its end is what the third leader committed
+    teller = five.acceptors[1]
+    lagging.record_peer(Peer(teller.last_log_term, teller.commit_lsn))
+    assert lagging.commit_lsn == START
+    five.elect(2, START, TWO, 5)
+    assert lagging.flush_lsn == START  # cut off, though it is committed
+    # and it loses nothing: a quorum has it, and the third leader brings it back
+    five.elect(3, START, THREE, 5)
+    assert five.append(3, START, FIRST, 5, END) == END
+    assert lagging.commit_lsn == END
+
+
+def test_no_acceptor_cuts_off_what_it_knows_to_be_committed() -> None:
+    """The same announcement at an acceptor that heard of the commit, in whatever term."""
+    five = committed_on_three_and_known_to_two()
+    for number in (1, 2, 3):
+        five.elect(2, START, TWO, number)  # of a term that is over: not heard
+        assert five.acceptors[number].flush_lsn == END
+        with pytest.raises(WalRefused, match="would cut off what was committed"):
+            five.elect(4, START, (Entry(4, START),), number)
+        assert five.acceptors[number].commit_lsn == END
+
+
+def test_runs_cut_off_committed_data_and_are_right(reports: dict[int, Report]) -> None:
+    """It happens by itself, with five acceptors alone, and no checker minds."""
+    cut = [seed for seed, report in reports.items() if "committed data cut off" in report.faults]
+    assert cut
+    assert {draw(seed).setting.acceptors for seed in cut} == {5}
