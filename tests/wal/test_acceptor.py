@@ -187,6 +187,9 @@ def test_a_leader_cuts_off_what_is_not_its_own() -> None:
     assert house.acceptor.flush_lsn == house.wal.write_lsn == START + 8
     assert bytes(house.disk.wal) == A
     assert house.acceptor.term_start_lsn == START + 8
+    state = house.disk.state
+    assert (state.timeline_start_lsn, state.local_start_lsn) == (START, START)
+    assert (state.history, state.peer_horizon_lsn) == (history, START)
     assert house.append(2, B).flush_lsn == START + 16
     house.crash()
     assert bytes(house.disk.wal) == A + B
@@ -261,11 +264,13 @@ def test_appends_are_answered_with_what_is_on_disk() -> None:
     house = House()
     house.lead(1)
     assert house.append(1, A) == AppendResponse(0, 1, START + 8, START)
-    # half a record is taken, but not shown
+    # half a record is taken, and on disk with a whole one, but not shown
     assert house.append(1, b"half").flush_lsn == START + 8
-    assert house.append(1, b"more").flush_lsn == START + 16
+    assert house.append(1, b"more" + b"half").flush_lsn == START + 16
+    assert house.wal.flush_lsn == START + 20
+    assert house.append(1, b"more").flush_lsn == START + 24
     house.crash()
-    assert bytes(house.disk.wal) == A + b"halfmore"
+    assert bytes(house.disk.wal) == A + b"halfmorehalfmore"
 
 
 @pytest.mark.parametrize(
