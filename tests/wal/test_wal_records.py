@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.errors import Corrupt
+from actors.testing.wal.fuzzing import read, seeds
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import MAGICS, RecordScanner
@@ -249,3 +250,23 @@ def test_a_long_record_is_not_kept() -> None:
         tracemalloc.stop()
     assert scanner.record_lsn == log.end_lsn
     assert peak < MIB
+
+
+def test_what_a_fuzzer_begins_with_is_read() -> None:
+    """The targets of the proof run; pieces of any size must say the same."""
+    given = seeds()
+    for data in given:
+        read(data)
+        for at in range(0, len(data), 997):
+            read(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+    assert {data[0] for data in given} == {0, 1, 2}
+
+
+def test_a_bad_record_at_the_begin_of_a_page_leaves_the_end_before_the_header() -> None:
+    log = made_up([10, 20], 3 * PAGE_BYTES)
+    log.wal[30] ^= 1
+    scanner = RecordScanner(log.start_lsn)
+    with pytest.raises(Corrupt):
+        scanner.feed(bytes(log.wal))
+    assert scanner.bad is not None
+    assert (scanner.bad.record_lsn, scanner.bad.lsn) == (log.start_lsn, log.start_lsn + 24)

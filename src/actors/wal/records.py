@@ -247,7 +247,8 @@ class RecordScanner:
             if length < RECORD_HEADER_BYTES or end > stop or kind & _KIND_MASK == _SWITCH:
                 break
             if extend(value(data[at + 24 : end]), data[at : at + 20]) != crc:
-                self._record_lsn = aligned(shift + at)
+                if at != start:
+                    self._record_lsn = shift + at
                 raise _Wrong(shift + at, f"the CRC of a record of {length} bytes is wrong")
             following = end + (-(shift + end) & 7)
             if found is not None:

@@ -1,0 +1,93 @@
+"""What a fuzzer gives to the readers of a log's disk: accepted, or one named error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import google_crc32c
+
+from actors.errors import Corrupt, InvalidUsage
+from actors.testing.wal.made_up import MadeUpLog
+from actors.wal.control import decode, encode
+from actors.wal.inspection import inspect_bytes, lines
+from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
+from actors.wal.messages import Entry, Member, Membership
+from actors.wal.records import RECORD_BYTES_MAX, Bad, RecordScanner
+from actors.wal.stores import ControlState
+
+_START: Final = SEGMENT_BYTES - 2 * PAGE_BYTES + 24
+
+
+def read_records(data: bytes) -> None:
+    """All at once and in pieces of a size that the first byte names must say the same."""
+    if len(data) < 2:
+        return
+    step, stream = data[0] + 1, data[1:]
+    assert _scan(stream, len(stream)) == _scan(stream, step), "the pieces made a difference"
+
+
+def _scan(stream: bytes, step: int) -> tuple[int, Bad | None]:
+    scanner = RecordScanner(_START)
+    try:
+        for at in range(0, len(stream), step):
+            scanner.feed(stream[at : at + step])
+    except Corrupt:
+        assert scanner.bad is not None
+        return scanner.bad.record_lsn, scanner.bad
+    assert scanner.record_lsn <= _START + len(stream) + SEGMENT_BYTES
+    assert scanner._left <= RECORD_BYTES_MAX
+    return scanner.record_lsn, None
+
+
+def read_control(data: bytes) -> None:
+    """As it is, and under a right sum; what is accepted is written again as it was read."""
+    for whole in (data, data + google_crc32c.value(data).to_bytes(4, "little")):
+        try:
+            state = decode(whole)
+        except Corrupt:
+            continue
+        # A version 10 of generation 0 is refused, so what is read has one way to be written; a
+        # time of creation alone is cut to milliseconds.
+        assert decode(encode(state)) == state, "it is not what it was when written again"
+
+
+def read_segment(data: bytes) -> None:
+    """As one file's beginning, for people."""
+    if len(data) < 48:
+        return
+    try:
+        found = inspect_bytes(data, SEGMENT_BYTES, whole=False)
+    except (Corrupt, InvalidUsage):
+        return
+    assert all(lines(found))
+
+
+TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
+    "records": read_records,
+    "control": read_control,
+    "segment": read_segment,
+}
+"""An input's first byte names one."""
+
+
+def seeds() -> list[bytes]:
+    """Inputs to begin with, one or more of each target."""
+    log = MadeUpLog(_START)
+    for size in (0, 10, 300, 9_000):
+        log.record(bytes(size))
+    small = ControlState("0" * 32, "1" * 32, term=2, history=(Entry(1, 8), Entry(2, 64)))
+    member = Member(1, "host", 5454)
+    large = ControlState("0" * 32, "1" * 32, Membership(3, (member, member), (member,)))
+    first = MadeUpLog(SEGMENT_BYTES)
+    first.record(bytes(9_000))
+    first.record(bytes(100))
+    found = [b"\0" + bytes([step]) + bytes(log.wal) for step in (6, 38, 255)]
+    found += [b"\1" + encode(state)[:-4] for state in (small, large)]
+    return [*found, b"\2" + bytes(first.wal), b"\1" + encode(small)]
+
+
+def read(data: bytes) -> None:
+    """One input: raises for anything but acceptance or a named error."""
+    if data:
+        list(TARGETS.values())[data[0] % len(TARGETS)](data[1:])
