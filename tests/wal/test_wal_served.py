@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import anyio
 import anyio.lowlevel
 import psycopg
 import pytest
+import trustme
 from wal_wires import (  # type: ignore[import-not-found]
     GREETING,
     TENANT,
@@ -22,6 +24,7 @@ from wal_wires import (  # type: ignore[import-not-found]
     VOTE,
 )
 
+from actors.cluster.security import Security
 from actors.errors import Broken, StateDirectoryError, WalRefused
 from actors.kernel import System, SystemClock
 from actors.settings import Settings
@@ -114,7 +117,9 @@ async def push(connection: AcceptorConnection, begin: int, commit: int = 0) -> N
 
 @asynccontextmanager
 async def served(
-    folder: Path, knows: Callable[[bytes], bool] | None = None
+    folder: Path,
+    knows: Callable[[bytes], bool] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Served]:
     clock = SystemClock()
     timelines = Timelines(folder, 5, FileDisk(), clock, SETTINGS)
@@ -123,7 +128,7 @@ async def served(
     sock.setblocking(False)
     try:
         async with System(clock=clock) as system, anyio.create_task_group() as group:
-            listener = WalListener(timelines, system, clock, SETTINGS, knows=knows)
+            listener = WalListener(timelines, system, clock, SETTINGS, knows=knows, tls=tls)
             group.start_soon(listener.serve, [sock])
             group.start_soon(timelines.keep_up)
             node = Served(sock.getsockname()[1], timelines, listener)
@@ -232,6 +237,33 @@ async def test_a_token_is_asked_for(tmp_path: Path) -> None:
         assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS", password="opensesame") == []
         with pytest.raises(psycopg.OperationalError, match="none of this acceptor's tokens"):
             await asyncio.to_thread(node.rows, "TIMELINE_STATUS", password="open")
+
+
+async def test_with_tls_nobody_starts_in_the_clear(tmp_path: Path) -> None:
+    """Mutual TLS with psycopg: with a certificate, without TLS, without a certificate."""
+    authority = trustme.CA()
+    files = {}
+    for name, certificate in (
+        ("server", authority.issue_cert("127.0.0.1")),
+        ("client", authority.issue_cert("somebody")),
+    ):
+        files[name] = tmp_path / f"{name}.pem"
+        certificate.private_key_and_cert_chain_pem.write_to_path(str(files[name]))
+        files[name].chmod(0o600)
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca))
+    with_tls = Security(str(files["server"]), str(files["server"]), str(ca)).context(server=True)
+    ours = {"sslcert": str(files["client"]), "sslkey": str(files["client"])}
+    async with served(tmp_path / "served", tls=with_tls) as node:
+        rows = await asyncio.to_thread(
+            lambda: node.rows("TIMELINE_STATUS", sslmode="verify-full", sslrootcert=str(ca), **ours)
+        )
+        assert rows == []
+        with pytest.raises(psycopg.OperationalError, match="needs TLS"):
+            await asyncio.to_thread(node.rows, "TIMELINE_STATUS", sslmode="disable")
+        with pytest.raises(psycopg.OperationalError):
+            await asyncio.to_thread(node.rows, "TIMELINE_STATUS", sslmode="require")
+        assert node.timelines.all == []
 
 
 async def test_a_timeline_that_cannot_be_read_is_not_made_anew(tmp_path: Path) -> None:
