@@ -12,7 +12,7 @@ from actors.errors import WalRefused
 from actors.testing import simulate as simulation
 from actors.testing.cluster import Report
 from actors.testing.wal.memory import MemoryDisk, record
-from actors.testing.wal.planted import PLANTED
+from actors.testing.wal.planted import PLANTED, PLANTED_IN_FILES
 from actors.testing.wal.run import simulate
 from actors.testing.wal.schedule import draw, draw_files
 from actors.wal.acceptor import Acceptor, Peer
@@ -49,6 +49,11 @@ FOUND = {
     "nothing_is_cut_off": 25,
     "horizon_of_the_fastest": 0,
 }
+FOUND_IN_FILES = {
+    "names_of_segments_not_synced": 3,
+    "files_not_flushed": 0,
+    "segments_not_zeroed": 53,
+}
 """A seed that finds each planted bug."""
 
 
@@ -75,6 +80,14 @@ def test_planted_bugs_are_found(name: str) -> None:
     with PLANTED[name]():
         assert simulate(draw(seed)).violation != ""
     assert simulate(draw(seed)).violation == ""
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_FILES)
+def test_bugs_planted_in_files_are_found(name: str) -> None:
+    seed = FOUND_IN_FILES[name]
+    with PLANTED_IN_FILES[name]():
+        assert simulate(draw_files(seed)).violation != ""
+    assert simulate(draw_files(seed)).violation == ""
 
 
 def test_a_seed_is_one_run() -> None:

@@ -16,6 +16,7 @@ from actors.testing.wal.memory import MemoryWal
 from actors.wal import acceptor, quorum
 from actors.wal.acceptor import Acceptor, Peer
 from actors.wal.candidate import Candidate
+from actors.wal.files import File
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,
@@ -23,6 +24,8 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
+from actors.wal.segments import SegmentFiles
+from actors.wal.storage import FileWal
 from actors.wal.stores import ControlState
 
 
@@ -254,6 +257,37 @@ def horizon_of_the_fastest() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def names_of_segments_not_synced() -> Iterator[None]:
+    """A new segment's bytes are on disk, and its name may not be."""
+    right = SegmentFiles.create
+
+    def create(self: SegmentFiles, number: int) -> File:
+        with mock.patch.object(self._files, "sync_folder"):
+            return right(self, number)
+
+    with mock.patch.object(SegmentFiles, "create", create):
+        yield
+
+
+@contextmanager
+def files_not_flushed() -> Iterator[None]:
+    """The log moves its positions and syncs no file."""
+
+    def flush(self: FileWal) -> None:
+        self._flush_lsn, self._flush_record_lsn = self._write_lsn, self._write_record_lsn
+
+    with mock.patch.object(FileWal, "flush", flush):
+        yield
+
+
+@contextmanager
+def segments_not_zeroed() -> Iterator[None]:
+    """What was cut off stays in its segment."""
+    with mock.patch.object(SegmentFiles, "cut_off"):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], Any]]] = {
     plant.__name__: plant
     for plant in (
@@ -277,3 +311,9 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
         horizon_of_the_fastest,
     )
 }
+"""Found by `schedule.draw`'s seeds."""
+PLANTED_IN_FILES: Final[dict[str, Callable[[], Any]]] = {
+    plant.__name__: plant
+    for plant in (names_of_segments_not_synced, files_not_flushed, segments_not_zeroed)
+}
+"""Found by `schedule.draw_files`' seeds."""
