@@ -154,6 +154,29 @@ def status(
         print("  ".join(f"{name} {value}" for name, value in one.items()))
 
 
+@wal.command()
+def inspect(
+    segment: Annotated[Path, typer.Argument(help="A file of a log: 24 digits, or with .partial.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Shows what a segment holds: pages, records, and where and why they end.
+
+    It only reads. A segment that ends within a record or with zeros is no fault: its log goes on
+    there. Exit status 1 for a file whose first page is zeros.
+    """
+    import msgspec
+
+    from actors.wal import inspection
+
+    set_up_logging("warning")
+    found = inspection.inspect(segment)
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+        return
+    for line in inspection.lines(found):
+        print(line)
+
+
 async def _of_acceptor(
     address: str, tenant: str, timeline: str, token: str
 ) -> list[dict[str, str | int]]:

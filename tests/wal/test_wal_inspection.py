@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from actors.cli import app
 from actors.errors import Corrupt, InvalidUsage, StorageError
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.inspection import inspect, lines
@@ -83,3 +86,17 @@ def test_damage_is_told_with_its_place(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(StorageError, match="could not read"):
         inspect(path)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    log = MadeUpLog(START, system_id=77)
+    log.record(bytes(10), manager=10, info=0x20)
+    (path,) = kept(tmp_path, log)
+    run = CliRunner().invoke
+    told = run(app, ["wal", "inspect", str(path)])
+    assert told.exit_code == 0
+    assert told.output.splitlines() == list(lines(inspect(path)))
+    found = json.loads(run(app, ["wal", "inspect", str(path), "--json"]).output)
+    assert [record["lsn"] for record in found["records"]] == [log.records[0][0]]
+    path.write_bytes(bytes(SEGMENT_BYTES))
+    assert isinstance(run(app, ["wal", "inspect", str(path)]).exception, Corrupt)
