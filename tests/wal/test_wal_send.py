@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from wal_disks import MemoryControl, MemoryDisk  # type: ignore[import-not-found]
+from wal_disks import Fault, MemoryControl, MemoryDisk, no_fault  # type: ignore[import-not-found]
 from wal_wires import (  # type: ignore[import-not-found]
     ELECTED,
     GREETING,
@@ -23,15 +23,17 @@ from wal_wires import (  # type: ignore[import-not-found]
     timeline_on,
 )
 
-from actors.errors import PenstockError, WalRefused
+from actors.errors import PenstockError, StorageError, WalRefused
 from actors.settings import Settings
 from actors.testing.isolation import Isolation
 from actors.wal.feedback import encode_feedback
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.messages import (
     WAL_BYTES_MAX,
+    Entry,
     HotStandbyFeedback,
     PageserverFeedback,
+    ProposerElected,
     VoteRequest,
 )
 from actors.wal.receiver import CopyEnd
@@ -224,6 +226,55 @@ async def test_positions_are_saved_off_the_path_of_appends(
         at += WAL_BYTES_MAX
     await stage.advance(300)
     assert timeline.saved.commit_lsn >= START + SEGMENT_BYTES
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    timelines.close()
+
+
+async def test_a_timeline_whose_disk_failed_is_opened_anew(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    disks = MemoryDisks()
+    timelines = Timelines(tmp_path, 5, disks, stage.system.clock, Settings(wal_save_ms=300))
+    await timelines.open()
+
+    async def failed() -> Timeline:
+        """The timeline, after a flush of it went wrong."""
+        timeline = await timelines.obtain(GREETING, may_create=True)
+        assert timeline is not None
+        term = timeline.acceptor.term + 1
+        vote = msgspec.structs.replace(VOTE, term=term)
+        done = await timeline.process([GREETING, vote])
+        begin = timeline.acceptor.flush_lsn or START
+        history = (*timeline.acceptor.state.history, Entry(term, begin))
+        elected = ProposerElected(0, term, begin, history)
+        assert (await timeline.process([elected])).error is None
+        [disk] = disks.disks.values()
+        disk.fault = lambda operation: Fault.LOST if operation == "flush" else Fault.NONE
+        request = msgspec.structs.replace(append(begin, 64), term=term)
+        done = await timeline.process([request])
+        disk.fault = no_fault
+        assert isinstance(done.error, StorageError)
+        return timeline
+
+    first = await failed()
+    async with reading(stage, first, StartReplication(START)) as (_, task):
+        await stage.advance(1_500)
+        with pytest.raises(ExceptionGroup) as told:
+            await task
+        assert told.group_contains(StorageError, match="connect again")
+    second = await failed()
+    assert second is not first
+    assert disks.logs[0].closed
+    assert not disks.logs[1].closed
+
+    keeping = asyncio.get_running_loop().create_task(timelines.keep_up())
+    await stage.advance(6_000)  # nobody comes: it is opened all the same
+    third = timelines.find(TENANT, TIMELINE)
+    assert third is not None
+    assert third is not second
+    assert third.acceptor.stopped is None
+    assert len(disks.logs) == 3
     keeping.cancel()
     await asyncio.wait([keeping])
     timelines.close()

@@ -42,8 +42,13 @@ class Log(MemoryWal):  # type: ignore[misc]
 
     removed_before = 0
 
+    closed = False
+
     def remove_before(self, lsn: int) -> None:
         self.removed_before = lsn
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def timeline_on(stage: Isolation, disk: MemoryDisk | None = None) -> tuple[Timeline, MemoryDisk]:

@@ -77,6 +77,7 @@ class Sender:
                 await timeline.ends.until(self._moved)
                 if self._target(timeline.ends.value) > self._at:
                     continue
+            timeline.check_going()
             if term is not None:
                 await timeline.read(self._at, 0, term)
             if self._is_done():

@@ -10,6 +10,9 @@ The timeline also knows what readers of the log say (`readers`), and puts it int
 proposers: the oldest transactions that any standby sees. What a consumer tells about itself goes
 to every proposer (`feeds`).
 
+After an error of the disk its acceptor does nothing any more: whoever is connected is told, and
+`timelines` opens it anew, as another `Timeline`.
+
 What it does not do: it decides nothing of the protocol (`acceptor`), and when its control file is
 saved is decided by `upkeep`.
 """
@@ -24,7 +27,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import PenstockError, WalRefused
+from actors.errors import PenstockError, StorageError, WalRefused
 from actors.kernel import Clock
 from actors.spans import measure, measuring
 from actors.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
@@ -56,6 +59,10 @@ class Log(WalStore, Protocol):
 
     def remove_before(self, lsn: int) -> object:
         """Removes whole segments that end at `lsn` or before. Raises `StorageError`."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds; nothing is written to it afterwards."""
         ...
 
 
@@ -116,6 +123,19 @@ class Timeline:
     def saved(self) -> ControlState:
         """What its control file says."""
         return self._control.state
+
+    async def close(self) -> None:
+        """Frees its log, when nobody is at it any more."""
+        await self.run(self._wal.close)
+
+    def check_going(self) -> None:
+        """Raises `StorageError` when its disk has failed: connect again."""
+        if self.acceptor.stopped is not None:
+            raise StorageError(
+                f"timeline {self.name} is opened anew after an error of its disk: connect again"
+                f" ({self.acceptor.stopped})",
+                determinate=True,
+            )
 
     async def remove_old(self) -> None:
         """Removes what lies below the `horizon`. Raises `StorageError`."""

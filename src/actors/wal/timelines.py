@@ -6,10 +6,11 @@ its acceptor has promised things that a new one would not know of. Others are op
 (in one step, durably) by the first proposer that may. One task saves control files off the path of
 appends: it looks every ``wal_save_ms``, and saves where commit leads the file by a segment, or
 where positions moved and the file is older than ``wal_control_age_ms``; then it removes whole
-segments below the horizon: what consumers, the offload and a majority have on disk.
+segments below the horizon: what consumers, the offload and a majority have on disk. A timeline
+whose disk has failed is opened anew, from what is on disk: by the next proposer, or by that task.
 
-Invariants: one `Timeline` for a folder, for the life of this object; a folder is written by one
-process (who opens it holds its lock).
+Invariants: at most one `Timeline` for a folder writes to it, the others have stopped; a folder is
+written by one process (who opens it holds its lock).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Final, Protocol
 
 import anyio
 
@@ -41,6 +42,9 @@ from actors.wal.stores import ControlState, ControlStore
 from actors.wal.timeline import Log, Timeline
 
 log = logging.getLogger("penstock.wal")
+
+REOPEN_DELAY_MS: Final = 5_000
+"""Between two tries to open a timeline anew."""
 
 
 class Disk(Protocol):
@@ -82,6 +86,8 @@ class Timelines:
         self._open: dict[tuple[str, str], Timeline] = {}
         self._blocked: dict[tuple[str, str], str] = {}
         self._saved_ms: dict[tuple[str, str], float] = {}
+        self._retry_ms: dict[tuple[str, str], float] = {}
+        """Before then nobody but a proposer opens a timeline anew that has stopped."""
         self._making = anyio.Lock()
         self._held: IO[bytes] | None = None
 
@@ -142,6 +148,13 @@ class Timelines:
         self._saved_ms[tenant, name] = self._clock.monotonic_ms()
         return timeline
 
+    async def _reopened(self, key: tuple[str, str], stopped: Timeline) -> Timeline:
+        """Instead of one that stopped. What cannot be read now is tried again later."""
+        log.warning("timeline %s is opened anew: %s", stopped.name, stopped.acceptor.stopped)
+        self._retry_ms[key] = self._clock.monotonic_ms() + REOPEN_DELAY_MS
+        await stopped.close()
+        return await self._opened(*key)
+
     @property
     def all(self) -> list[Timeline]:
         """Those that are served."""
@@ -163,6 +176,8 @@ class Timelines:
                     "remove its folder, and start again"
                 )
             found = self.find(tenant, name)
+            if found is not None and found.acceptor.stopped is not None:
+                return await self._reopened((tenant, name), found)
             if found is not None or not may_create:
                 return found
             state = ControlState(
@@ -198,11 +213,19 @@ class Timelines:
         while True:
             await anyio.sleep(self._settings.wal_save_ms / 1000)
             for key, timeline in list(self._open.items()):
-                if timeline.acceptor.stopped is None:
-                    try:
+                try:
+                    if timeline.acceptor.stopped is None:
                         await self._keep(key, timeline)
-                    except PenstockError as error:
-                        log.error("upkeep of timeline %s: %s", timeline.name, error)
+                    else:
+                        await self._mend(key, timeline)
+                except PenstockError as error:
+                    log.error("upkeep of timeline %s: %s", timeline.name, error)
+
+    async def _mend(self, key: tuple[str, str], stopped: Timeline) -> None:
+        async with self._making:
+            due = self._clock.monotonic_ms() >= self._retry_ms.get(key, 0.0)
+            if due and self._open[key] is stopped:
+                await self._reopened(key, stopped)
 
     async def _keep(self, key: tuple[str, str], timeline: Timeline) -> None:
         now_ms = self._clock.monotonic_ms()
