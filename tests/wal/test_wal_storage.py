@@ -101,6 +101,21 @@ def test_a_flush_without_a_new_record_does_nothing() -> None:
     assert positions(wal) == (START + 40, START, START, START)
 
 
+def test_what_is_reported_can_be_read_also_where_padding_is_still_to_come() -> None:
+    log = log_of(START, [101])
+    wal = begun(disk())
+    pad = -(24 + 2 + 101) % 8
+    assert pad > 0
+    assert not any(log.wal[-pad:])
+    wal.write(START, bytes(log.wal[:-pad]))
+    wal.flush()
+    assert wal.write_lsn == log.end_lsn - pad
+    assert wal.flush_record_lsn == log.end_lsn
+    assert wal.read(START, log.end_lsn - START) == bytes(log.wal)
+    with pytest.raises(InvalidUsage, match="it ends at"):
+        wal.read(START, log.end_lsn - START + 1)
+
+
 def test_a_full_segment_is_on_disk_and_has_its_name() -> None:
     files = disk()
     wal = begun(files)

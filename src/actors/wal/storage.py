@@ -229,12 +229,13 @@ class FileWal:
         self._segments.finish(number)
 
     def read(self, begin_lsn: int, size: int) -> bytes:
-        """``[begin_lsn, begin_lsn + size)``, which must have been written. Raises `InvalidUsage`
-        when it was not, or is no longer there; `StorageError`."""
-        if size < 0 or begin_lsn + size > self._write_lsn:
+        """``[begin_lsn, begin_lsn + size)``, which must have been written, up to the end of the
+        last record: what pads it may be still to come, and is zeros in any case. Raises
+        `InvalidUsage` when it was not, or is no longer there; `StorageError`."""
+        end_lsn = max(self._write_lsn, self._write_record_lsn)
+        if size < 0 or begin_lsn + size > end_lsn:
             raise InvalidUsage(
-                f"{size} bytes of the log at {lsn_text(begin_lsn)}: it ends at"
-                f" {lsn_text(self._write_lsn)}"
+                f"{size} bytes of the log at {lsn_text(begin_lsn)}: it ends at {lsn_text(end_lsn)}"
             )
         pieces, at, end = [], begin_lsn, begin_lsn + size
         while at < end:
