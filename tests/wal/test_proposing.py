@@ -39,7 +39,7 @@ def leading(those: list[House], **options: Any) -> Any:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(200):
         while not holds():
             await anyio.sleep(0.005)
 
