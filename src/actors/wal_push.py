@@ -56,7 +56,7 @@ def push(
         if len(value) != 32 or value.strip("0123456789abcdef"):
             raise InvalidUsage(f"--{name} {value}: 32 hexadecimal digits, lower case")
     resume = None if after is None else parse_pushed(after)
-    token = token_file.read_text().split("\n")[0].strip() if token_file is not None else ""
+    token = "" if token_file is None else _token_of(token_file)
     config = ProposerConfig(tenant, timeline, START_LSN, pg_version=PG_VERSION)
     last = resume
     try:
@@ -94,3 +94,11 @@ def push(
         print(json.dumps({"lines": done.lines, "lsn": done.lsn}))
     else:
         print(pushed_text(done))
+
+
+def _token_of(path: Path) -> str:
+    """The first line of a file. Raises `InvalidUsage`."""
+    try:
+        return path.read_text().partition("\n")[0].strip()
+    except OSError as error:
+        raise InvalidUsage(f"--token-file {path}: {error.strerror}") from None

@@ -29,7 +29,7 @@ from actors.errors import Broken, StateDirectoryError, WalRefused
 from actors.kernel import System, SystemClock
 from actors.settings import Settings
 from actors.testing.wal.made_up import MadeUpLog
-from actors.wal import codec_v3
+from actors.wal import codec_v3, dialling
 from actors.wal.dialling import (
     AcceptorAddress,
     AcceptorConnection,
@@ -230,6 +230,30 @@ async def test_an_absent_timeline_that_may_not_be_made_has_no_answer(tmp_path: P
         with pytest.raises(Broken):
             await hear(proposer)
         assert node.timelines.all == []
+
+
+async def test_a_token_does_not_cross_the_network_in_the_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dialling.is_of_this_machine(("127.0.0.1", 5454))
+    assert dialling.is_of_this_machine(("::1", 5454, 0, 0))
+    assert dialling.is_of_this_machine("/run/acceptor")
+    assert not dialling.is_of_this_machine(("192.0.2.7", 5454))
+    assert not dialling.is_of_this_machine(("fe80::1%eth0", 5454, 0, 2))
+    shown: list[bytes] = []
+
+    def knows(token: bytes) -> bool:
+        shown.append(token)
+        return True
+
+    async with served(tmp_path, knows) as node:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(dialling, "is_of_this_machine", lambda peer: False)
+            with pytest.raises(WalRefused, match="in the clear"):
+                await node.dial("opensesame")
+        assert shown == []
+        await node.dial("opensesame")
+        assert shown == [b"opensesame"]
 
 
 async def test_a_token_is_asked_for(tmp_path: Path) -> None:

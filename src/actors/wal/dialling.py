@@ -3,7 +3,8 @@
 Rules: a length is judged before any of the body is kept; every wait for the peer is bounded, but
 for `receive`, whose caller decides; what an acceptor answers with an error is raised as
 `WalRefused` with its text, an end of the stream as `Broken`, bytes that are no messages as
-`MalformedFrame`. One task receives, one sends.
+`MalformedFrame`. One task receives, one sends. There is no TLS here yet, so a token is shown to
+acceptors of this machine alone.
 
 Source: PostgreSQL's documentation, "Message Formats"; the parameters are those of Neon's proposer.
 """
@@ -11,10 +12,11 @@ Source: PostgreSQL's documentation, "Message Formats"; the parameters are those 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -128,6 +130,11 @@ class AcceptorConnection:
             if kind == b"R" and body != _U32.pack(0):
                 if body != _U32.pack(3) or not token:
                     raise WalRefused(f"acceptor {self.address} wants a token: give it one")
+                if not is_of_this_machine(self._writer.get_extra_info("peername")):
+                    raise WalRefused(
+                        f"acceptor {self.address} wants a token, which would cross the network in"
+                        " the clear: connect through a tunnel that ends on this machine"
+                    )
                 await self._write(b"p", token.encode() + b"\0")
             elif kind not in b"RSKN":
                 raise MalformedFrame(f"acceptor {self.address} began with {kind!r}")
@@ -183,6 +190,13 @@ def _row(body: bytes) -> tuple[str | None, ...]:
 def _error_text(body: bytes) -> str:
     fields = {part[:1]: part[1:] for part in body.split(b"\0") if part}
     return fields.get(b"M", b"an error without a text").decode(errors="replace")
+
+
+def is_of_this_machine(peer: Any) -> bool:
+    """Whether a socket's other end, as ``getpeername`` says, cannot be another machine."""
+    if not isinstance(peer, tuple):
+        return True  # a Unix socket's
+    return ipaddress.ip_address(str(peer[0]).partition("%")[0]).is_loopback
 
 
 async def dial(
