@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY = (
     "spark/test_prepared.py",
     "spark/test_standalone.py",
+    "testing_kit/test_simulated_seeds.py",
     "spark/test_spark_executor_on_spark.py",
     "testing_kit/test_check_views.py",
     "testing_kit/test_simulation.py",
