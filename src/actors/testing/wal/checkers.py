@@ -78,21 +78,29 @@ class Truth:
         self.votes: dict[tuple[int, int], bytes] = {}
         """(acceptor, term) -> the log with which it voted."""
         self._elected: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        """Term -> where its leader begins."""
+        self._commits: dict[int, int] = {}
+        """Term -> the highest that its leader told."""
         self._begins: dict[int, int] = {}
         self._memberships: dict[int, Membership] = {}
 
     def elected(self, life: int, term: int, start_lsn: int, log: bytes) -> None:
-        """Life `life` of a proposer leads `term`; `log` is all before its begin."""
+        """Life `life` of a proposer leads `term`; `log` is all before its begin. It has what was
+        committed in lower terms. Of higher ones it may know nothing: nobody will take its log."""
         known = self._elected.setdefault(term, life)
         hold(known == life, "1 election: two of a term", term, known, life)
+        self._starts[term] = start_lsn
+        commits = (lsn for lower, lsn in self._commits.items() if lower < term)
+        commit_lsn = max(commits, default=self.start_lsn)
         hold(
-            start_lsn >= self.commit_lsn,
+            start_lsn >= commit_lsn,
             "3 committed: a leader without it",
             term,
             start_lsn,
-            self.commit_lsn,
+            commit_lsn,
         )
-        self.same(log, 0, min(len(log), len(self.committed)), "3 committed: a leader has other")
+        self.same(log, 0, commit_lsn - self.start_lsn, "3 committed: a leader has other")
 
     def led(self, term: int, history: tuple[Entry, ...]) -> None:
         """A history with which somebody leads, or which somebody persists."""
@@ -117,6 +125,16 @@ class Truth:
         end = commit_lsn - self.start_lsn
         hold(end <= len(log), "3 committed: more than was appended", end, len(log))
         self.hold_committed(log, 0, end, "3 committed: two differ")
+        for higher, begin in self._starts.items():
+            hold(
+                higher <= term or begin >= commit_lsn,
+                "3 committed: a leader of a higher term lacks it",
+                higher,
+                begin,
+                term,
+                commit_lsn,
+            )
+        self._commits[term] = max(self._commits.get(term, commit_lsn), commit_lsn)
         self.commit_lsn = max(self.commit_lsn, commit_lsn)
 
     def hold_committed(self, log: bytes | bytearray, begin: int, end: int, rule: str) -> None:

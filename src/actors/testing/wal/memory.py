@@ -2,7 +2,8 @@
 
 The log's records here are of whole *cells* of 8 bytes, all the same: how many cells, which life of
 which proposer wrote it, and its number there. So no two records of a run are the same, half a
-record is seen to be half, and equal bytes at a place mean the same record.
+record is seen to be half, and equal bytes at a place mean the same record. A cell ends with a byte
+that is not zero: a torn one, zeros behind what reached the disk, is no cell.
 
 A crash keeps of the bytes that were not flushed nothing, all, a beginning, or any cells at all.
 What a truncation cut off is zeros on disk, as in a segment.
@@ -20,13 +21,14 @@ from actors.testing.wal.files import Crashed
 from actors.wal.stores import ControlState
 
 CELL: Final = 8
-_HEAD: Final = struct.Struct(">HHI")
+_CELL: Final = struct.Struct(">HHHxB")
+_WHOLE: Final = 0xFF
 CELLS_MAX: Final = 6
 
 
 def record(cells: int, life: int, number: int) -> bytes:
     """One record."""
-    return _HEAD.pack(cells, life, number) * cells
+    return _CELL.pack(cells, life, number, _WHOLE) * cells
 
 
 def record_end(wal: bytes | bytearray, at: int) -> int:
@@ -35,7 +37,8 @@ def record_end(wal: bytes | bytearray, at: int) -> int:
         return -1
     cells = wal[at] << 8 | wal[at + 1]
     end = at + cells * CELL
-    if not cells or end > len(wal) or wal[at:end] != wal[at : at + CELL] * cells:
+    whole = wal[at + CELL - 1] == _WHOLE
+    if not (cells and whole) or end > len(wal) or wal[at:end] != wal[at : at + CELL] * cells:
         return -1
     return end
 
