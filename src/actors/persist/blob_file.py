@@ -4,7 +4,7 @@ Order of a write: a new temporary file → bytes → fsync → rename to its pla
 (and of the parent when the folder is new). Temporary files live below ``.tmp`` beside the
 folders; what a killed process left there is removed at the next start, which is safe because
 the owner of the state directory is alone in it. Where several processes share a folder of blobs
-only what is older than a day goes.
+only what is older than a day goes, and temporary files of one process are in nobody's way.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class FileBlob:
         self._root = root
         self._temporary = root / TEMPORARY
         self._clock = clock
+        self._mark = os.urandom(8)
+        """Two processes may write one key at the same time, and a killed one leaves its file."""
 
     async def prepare(self, *, exclusive: bool = True) -> None:
         """Makes the folders and removes temporary files; where other processes may be writing
@@ -102,7 +104,8 @@ class FileBlob:
 
     def _written_at(self, key: str) -> Path:
         """Where a file grows. A key is longer than a file's name may be."""
-        return self._temporary / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        named = hashlib.blake2b(key.encode(), digest_size=16, key=self._mark)
+        return self._temporary / named.hexdigest()
 
     def _install(self, temporary: Path, key: str) -> None:
         """Renames into place and makes the name durable."""

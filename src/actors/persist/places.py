@@ -52,21 +52,25 @@ _documents: WeakValueDictionary[str, MemoryConsensus] = WeakValueDictionary()
 """By name, as long as somebody has them."""
 
 
-async def open_blob(url: str, settings: Settings, clock: Clock, *, exclusive: bool = True) -> Blob:
-    """The store of blobs that a URL names; `exclusive`: no other process writes there. Buckets are
-    asked nothing yet. Raises `InvalidUsage`, `StorageError`."""
+async def open_blob(
+    url: str, settings: Settings, clock: Clock, *, exclusive: bool = True, below: str = ""
+) -> Blob:
+    """The store of blobs that a URL names; `exclusive`: no other process writes there; `below`: a
+    folder of it, and of a bucket instead of ``blobs/``. Buckets are asked nothing yet. Raises
+    `InvalidUsage`, `StorageError`."""
     scheme, rest = _split(url, BLOB_FORMS)
     match scheme:
         case "mem":
             name = _memory_name(url, rest)
-            return MemoryBlob(clock) if not name else _blobs.setdefault(name, MemoryBlob(clock))
+            kept = f"{name}/{below}" if below else name
+            return MemoryBlob(clock) if not name else _blobs.setdefault(kept, MemoryBlob(clock))
         case "file":
-            blob = FileBlob(_path(url, rest), clock)
+            blob = FileBlob(_path(url, rest) / below, clock)
             await blob.prepare(exclusive=exclusive)
             return blob
         case _ if scheme in BUCKETS:
             store, prefix = await _bucket(url, settings, clock)
-            return BucketBlob(store, f"{prefix}blobs/", settings, clock)
+            return BucketBlob(store, f"{prefix}{below or 'blobs'}/", settings, clock)
         case "sqlite" | "postgresql" | "postgres":
             raise InvalidUsage(f"{scheme}: keeps documents, not blobs; blobs: {BLOB_FORMS}")
     raise _unknown(url, BLOB_FORMS)
