@@ -309,6 +309,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wal_control_age_ms: int = 300_000
     """Positions that moved and are in memory alone are saved after so long."""
 
+    wal_blob_url: str = ""
+    """Committed whole segments are kept there; see `actors.persist.places`. Empty: nowhere else,
+    and none is removed here."""
+    wal_keep_bytes: int = 1024 * 1024 * 1024
+    """Of the log behind its commit: segments kept at `wal_blob_url` stay here for so long, too.
+    Older ones go, also when consumers have not read them; those are read from there."""
+    wal_offload_ms: int = 1_000
+    """Timelines are looked at so often for segments to keep elsewhere."""
+    wal_offload_turn_ms: int = 5_000
+    """An acceptor waits so long for each that comes before it; then it keeps a segment itself."""
+    wal_blob_timeout_ms: int = 60_000
+    """Of one segment, written and read back, or read."""
+    wal_blob_segments_max: int = 4
+    """Of those read back for readers of the log: so many stay in memory (16 MiB each)."""
+
     # the process
     pin_cores: bool = False
     """Pins the event loop and the engine to separate cores; the log says which."""

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -46,6 +47,10 @@ def serve(
     node_id: Annotated[
         int | None, typer.Option("--node-id", help="Of this acceptor, among those of one log.")
     ] = None,
+    blob_url: Annotated[
+        str | None,
+        typer.Option("--blob-url", help="Keeps committed segments there too: file:PATH, s3://…"),
+    ] = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
     tls_authority: Authority = None,
@@ -64,6 +69,7 @@ def serve(
         "wal_listen": listen,
         "wal_dir": folder,
         "wal_node_id": node_id,
+        "wal_blob_url": blob_url,
         "tls_certificate": tls_certificate,
         "tls_key": tls_key,
         "tls_authority": tls_authority,
@@ -75,14 +81,21 @@ def serve(
 
 async def _serve(settings: Settings) -> None:
     from actors.kernel import System, SystemClock
+    from actors.wal.archive import Archive
+    from actors.wal.offload import Offload
     from actors.wal.timelines import FileDisk, Timelines
 
-    clock = SystemClock()
-    served = Timelines(Path(settings.wal_dir), settings.wal_node_id, FileDisk(), clock, settings)
+    clock, node_id = SystemClock(), settings.wal_node_id
+    url = settings.wal_blob_url
+    archive = await Archive.at(url, settings, clock) if url else None
+    served = Timelines(Path(settings.wal_dir), node_id, FileDisk(), clock, settings, archive)
     await served.open()
     try:
         async with System(clock=clock) as system, anyio.create_task_group() as group:
             group.start_soon(served.keep_up)
+            if archive is not None:
+                offload = Offload(lambda: served.all, node_id, archive, clock, settings, Random())
+                group.start_soon(offload.run)
             group.start_soon(_listen, served, system, clock, settings)
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:

@@ -20,9 +20,9 @@ from actors.wal.lsn import lsn_text
 PENSTOCK = (sys.executable, "-m", "actors.cli")
 
 
-async def started(folder: Path) -> tuple[asyncio.subprocess.Process, int]:
+async def started(folder: Path, *flags: str) -> tuple[asyncio.subprocess.Process, int]:
     process = await asyncio.create_subprocess_exec(
-        *PENSTOCK, "wal", "serve", "--listen", "127.0.0.1:0", "--dir", str(folder),
+        *PENSTOCK, "wal", "serve", "--listen", "127.0.0.1:0", "--dir", str(folder), *flags,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None

@@ -33,9 +33,12 @@ from actors.telemetry import (
     STEP_SECONDS,
     STEPS,
     SYSTEM,
+    WAL_BACKUP_LAG,
     WAL_BYTES,
     WAL_FLUSH_SECONDS,
     WAL_MESSAGES,
+    WAL_OFFLOAD_FAILURES,
+    WAL_OFFLOADED,
     WAL_OUTCOME,
     WAL_QUEUE_BYTES,
     WAL_QUEUE_DEPTH,
@@ -113,6 +116,10 @@ class Metrics:
             WAL_RECEIVERS: meter.create_up_down_counter(WAL_RECEIVERS, "1", "Proposers"),
             WAL_QUEUED: meter.create_up_down_counter(WAL_QUEUED, "1", "Messages not yet taken"),
             WAL_QUEUE_BYTES: meter.create_up_down_counter(WAL_QUEUE_BYTES, "By", "Their log"),
+            WAL_OFFLOADED: meter.create_counter(WAL_OFFLOADED, "1", "Segments kept elsewhere"),
+            WAL_OFFLOAD_FAILURES: meter.create_counter(
+                WAL_OFFLOAD_FAILURES, "1", "Tries to keep one that failed"
+            ),
         }
         self._recorders: dict[str, Any] = {
             STEP_SECONDS: meter.create_histogram(STEP_SECONDS, "s", "From cut to commit"),
@@ -122,7 +129,10 @@ class Metrics:
             WAL_QUEUE_DEPTH: meter.create_histogram(WAL_QUEUE_DEPTH, "1", "Of one proposer"),
         }
         self._setters: dict[str, Any] = {
-            LAG_MS: meter.create_gauge(LAG_MS, "ms", "How far an object is behind the tables")
+            LAG_MS: meter.create_gauge(LAG_MS, "ms", "How far an object is behind the tables"),
+            WAL_BACKUP_LAG: meter.create_gauge(
+                WAL_BACKUP_LAG, "By", "Log that is committed and kept nowhere else"
+            ),
         }
         for name, unit, text, of in (
             ("penstock.mailbox.depth", "1", "Messages that wait", lambda a: a.depth),

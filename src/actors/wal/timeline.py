@@ -19,6 +19,7 @@ saved is decided by `upkeep`.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
@@ -32,7 +33,8 @@ from actors.kernel import Clock
 from actors.spans import measure, measuring
 from actors.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
 from actors.wal.acceptor import Acceptor, AppendUnflushed, FlushWal, Message
-from actors.wal.lsn import lsn_text
+from actors.wal.archive import Archive
+from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import (
     AcceptorMessage,
     AppendResponse,
@@ -41,7 +43,7 @@ from actors.wal.messages import (
 )
 from actors.wal.registry import Feeds, Registry
 from actors.wal.replication import aggregate
-from actors.wal.stores import ControlState, ControlStore, WalStore
+from actors.wal.stores import ControlState, ControlStore, Removed, WalStore
 from actors.wal.watch import Watch
 
 R = TypeVar("R")
@@ -54,7 +56,7 @@ class Log(WalStore, Protocol):
 
     def read(self, begin_lsn: int, size: int) -> bytes:
         """The bytes [begin_lsn, begin_lsn + size) of what was written. Raises `InvalidUsage` for
-        what is not (or no longer) there, `StorageError`."""
+        what is not there, `Removed` for what is no longer, `StorageError`."""
         ...
 
     def remove_before(self, lsn: int) -> object:
@@ -84,8 +86,16 @@ class Processed(msgspec.Struct, frozen=True):
 class Timeline:
     """See the module. Raises `Corrupt` as `Acceptor` does."""
 
-    def __init__(self, node_id: int, control: ControlStore, wal: Log, clock: Clock) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        control: ControlStore,
+        wal: Log,
+        clock: Clock,
+        archive: Archive | None = None,
+    ) -> None:
         self.acceptor = Acceptor(node_id, control, wal)
+        self._archive = archive
         self._control = control
         self._wal = wal
         self._clock = clock
@@ -137,11 +147,15 @@ class Timeline:
                 determinate=True,
             )
 
-    async def remove_old(self) -> None:
+    async def backed_up(self, lsn: int) -> None:
+        """All before `lsn` is kept elsewhere, verified. Raises `StorageError`."""
+        await self.run(lambda: self.acceptor.record_backup(lsn))
+
+    async def remove_old(self, keep_bytes: int | None = None) -> None:
         """Removes what lies below the `horizon`. Raises `StorageError`."""
 
         def work() -> None:
-            lsn = horizon(self._control.state, self.acceptor.flush_lsn)
+            lsn = horizon(self._control.state, self.acceptor.flush_lsn, keep_bytes)
             if lsn:
                 self._wal.remove_before(lsn)
 
@@ -208,10 +222,11 @@ class Timeline:
     # -- readers of the log ----------------------------------------------------------------------
 
     async def read(self, begin_lsn: int, size: int, term: int | None) -> bytes:
-        """A piece of the log. With a `term`, only while the acceptor is in it: looked at under
-        the same lock. Raises `WalRefused`, `InvalidUsage`, `StorageError`."""
+        """A piece of the log; what was removed here comes from the archive. With a `term`, only
+        while the acceptor is in it: looked at under the same lock. Raises `WalRefused`,
+        `InvalidUsage`, `StorageError`."""
 
-        def work() -> bytes:
+        def work(begin_lsn: int, size: int) -> bytes:
             now = self.acceptor.term
             if term is not None and now != term:
                 raise WalRefused(
@@ -219,7 +234,24 @@ class Timeline:
                 )
             return self._wal.read(begin_lsn, size)
 
-        return await self.run(work)
+        try:
+            return await self.run(lambda: work(begin_lsn, size))
+        except Removed:
+            if self._archive is None:
+                raise
+        parts, at, end_lsn = [], begin_lsn, begin_lsn + size
+        while at < end_lsn:
+            number, offset = divmod(at, SEGMENT_BYTES)
+            part = min(end_lsn - at, SEGMENT_BYTES - offset)
+            try:
+                parts.append(await self.run(functools.partial(work, at, part)))
+            except Removed:
+                segment = await self._archive.segment(self.tenant, self.name, number)
+                if segment is None:
+                    raise
+                parts.append(segment[offset : offset + part])
+            at += part
+        return b"".join(parts)
 
     def hot_standby(self, reader: int, feedback: HotStandbyFeedback | None) -> None:
         """What a reader says of its transactions; None: it has gone."""
@@ -237,7 +269,11 @@ class Timeline:
             await self.run(lambda: self.acceptor.record_remote_consistent(lsn))
 
 
-def horizon(saved: ControlState, flush_lsn: int) -> int:
-    """Up to where the log is needed by nobody: all consumers, the offload and a majority have it
-    on disk, and so says the control file. 0: all is needed."""
-    return min(saved.remote_consistent_lsn, saved.backup_lsn, saved.commit_lsn, flush_lsn)
+def horizon(saved: ControlState, flush_lsn: int, keep_bytes: int | None = None) -> int:
+    """Up to where the log is needed here by nobody: all consumers, the offload and a majority have
+    it on disk, and so says the control file. 0: all is needed. With `keep_bytes` consumers count
+    no further than so far behind the commit: what is older they read from the archive."""
+    consumed_lsn = saved.remote_consistent_lsn
+    if keep_bytes is not None:
+        consumed_lsn = max(consumed_lsn, saved.commit_lsn - keep_bytes)
+    return min(consumed_lsn, saved.backup_lsn, saved.commit_lsn, flush_lsn)

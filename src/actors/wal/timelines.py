@@ -4,10 +4,12 @@ Theory of operation. At the start every control file below the folder is read, a
 recovered. A timeline that cannot be read is logged and *blocked*: nobody may make it anew, because
 its acceptor has promised things that a new one would not know of. Others are opened once, and made
 (in one step, durably) by the first proposer that may. One task saves control files off the path of
-appends: it looks every ``wal_save_ms``, and saves where commit leads the file by a segment, or
-where positions moved and the file is older than ``wal_control_age_ms``; then it removes whole
-segments below the horizon: what consumers, the offload and a majority have on disk. A timeline
-whose disk has failed is opened anew, from what is on disk: by the next proposer, or by that task.
+appends: it looks every ``wal_save_ms``, and saves where commit, or what is kept elsewhere, leads
+the file by a segment, or where positions moved and the file is older than ``wal_control_age_ms``;
+then it removes whole segments below the horizon: what consumers, the offload and a majority have
+on disk (of what the offload has, consumers can claim the newest ``wal_keep_bytes`` alone: the rest
+they read from there). A timeline whose disk has failed is opened anew, from what is on disk: by the
+next proposer, or by that task.
 
 Invariants: at most one `Timeline` for a folder writes to it, the others have stopped; a folder is
 written by one process (who opens it holds its lock).
@@ -33,6 +35,7 @@ from actors.errors import (
 )
 from actors.kernel import Clock
 from actors.settings import Settings
+from actors.wal.archive import Archive
 from actors.wal.control import FileControl, create_timeline
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.messages import ProposerGreeting
@@ -76,9 +79,16 @@ class Timelines:
     """See the module; `open` makes it."""
 
     def __init__(
-        self, folder: Path, node_id: int, disk: Disk, clock: Clock, settings: Settings
+        self,
+        folder: Path,
+        node_id: int,
+        disk: Disk,
+        clock: Clock,
+        settings: Settings,
+        archive: Archive | None = None,
     ) -> None:
         self.folder = folder
+        self.archive = archive
         self._node_id = node_id
         self._disk = disk
         self._clock = clock
@@ -141,7 +151,7 @@ class Timelines:
             control, wal = self._disk.open(folder)
             if (control.state.tenant, control.state.timeline) != (tenant, name):
                 raise InvalidUsage(f"the control file in {folder} is another timeline's")
-            return Timeline(self._node_id, control, wal, self._clock)
+            return Timeline(self._node_id, control, wal, self._clock, self.archive)
 
         timeline = await self._clock.run_blocking(opened)
         self._open[tenant, name] = timeline
@@ -233,11 +243,13 @@ class Timelines:
         if must_save(timeline.saved, timeline.acceptor.state, aged=aged):
             await timeline.run(timeline.acceptor.checkpoint)
             self._saved_ms[key] = now_ms
-            await timeline.remove_old()
+            keep = None if self.archive is None else self._settings.wal_keep_bytes
+            await timeline.remove_old(keep)
 
 
 def must_save(saved: ControlState, now: ControlState, *, aged: bool) -> bool:
     """Whether positions in memory are to be written to the control file."""
     if saved == now:
         return False
-    return aged or now.commit_lsn - saved.commit_lsn >= (now.segment_bytes or SEGMENT_BYTES)
+    moved = max(now.commit_lsn - saved.commit_lsn, now.backup_lsn - saved.backup_lsn)
+    return aged or moved >= (now.segment_bytes or SEGMENT_BYTES)

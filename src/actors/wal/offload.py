@@ -1,0 +1,161 @@
+"""Copies the committed whole segments of all timelines into an `Archive`, and says so to them.
+
+Theory of operation. One task looks at every timeline each ``wal_offload_ms``. The next segment of
+a timeline is that of its `backup_lsn`; it is due when all of it is committed. It is read here,
+kept in the archive (which reads it back), and only then `backup_lsn` moves to its end; what that
+allows to remove is removed by `timelines`. A crash anywhere in between does the same again, which
+finds the same bytes.
+
+*Who does it.* All acceptors of a log have the same bytes up to what is committed, so any may, and
+two at a time do no harm. That not all do everything, they take turns (`turn`) by the number of the
+segment and their own: the first at once, the others when it is not kept after a while
+(``wal_offload_turn_ms``) or falls behind by so many segments. Nobody needs to know who is up.
+Each of them reads back what another has kept before its own `backup_lsn` moves: no acceptor
+removes what it has not seen elsewhere.
+
+Rules: never anything above `commit_lsn`, never a part of a segment, in order, without gaps. What
+fails is tried again after a random pause that grows, timeline by timeline; no acceptor waits for
+it: the log is read in pieces, between appends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+import anyio
+import msgspec
+
+from actors.errors import PenstockError
+from actors.kernel import Clock
+from actors.settings import Settings
+from actors.spans import measure
+from actors.telemetry import WAL_BACKUP_LAG, WAL_OFFLOAD_FAILURES, WAL_OFFLOADED
+from actors.wal.archive import Archive
+from actors.wal.lsn import SEGMENT_BYTES, lsn_text
+from actors.wal.timeline import Timeline
+
+log = logging.getLogger("penstock.wal")
+
+TURNS: Final = 3
+"""As many acceptors as a log has, mostly."""
+READ_BYTES: Final = 1 << 20
+"""Of the log, while appends wait."""
+
+
+def next_segment(backup_lsn: int, commit_lsn: int) -> int | None:
+    """The number of the first segment that is to be kept; None while it is not committed whole.
+    `backup_lsn` 0: it is not yet known where the log begins."""
+    if not backup_lsn:
+        return None
+    number = backup_lsn // SEGMENT_BYTES
+    return number if (number + 1) * SEGMENT_BYTES <= commit_lsn else None
+
+
+def turn(node_id: int, number: int) -> int:
+    """After how many others this acceptor keeps a segment: 0 to ``TURNS - 1``."""
+    return (node_id + number) % TURNS
+
+
+def is_due(own_turn: int, ahead_segments: int, waited_ms: float, turn_ms: int) -> bool:
+    """Whether an acceptor does not wait for those before it any more. `ahead_segments`: committed
+    behind the one in question."""
+    return waited_ms >= own_turn * turn_ms or ahead_segments >= 2 * own_turn
+
+
+class _Progress(msgspec.Struct):
+    """Of one timeline."""
+
+    number: int = -1
+    since_ms: float = 0.0
+    """When it was first seen that this segment is to be kept."""
+    failures: int = 0
+    not_before_ms: float = 0.0
+
+
+class Offload:
+    """See the module. `timelines` gives those that are served now."""
+
+    def __init__(
+        self,
+        timelines: Callable[[], Sequence[Timeline]],
+        node_id: int,
+        archive: Archive,
+        clock: Clock,
+        settings: Settings,
+        random: Random,
+    ) -> None:
+        self._timelines = timelines
+        self._node_id = node_id
+        self._archive = archive
+        self._clock = clock
+        self._settings = settings
+        self._random = random
+        self._progress: dict[tuple[str, str], _Progress] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            if not await self.look():
+                await anyio.sleep(self._settings.wal_offload_ms / 1000)
+
+    async def look(self) -> bool:
+        """At every timeline, once; whether any came on. Raises nothing of the archive's."""
+        came_on = False
+        for timeline in self._timelines():
+            if timeline.acceptor.stopped is None:
+                came_on |= await self._look_at(timeline)
+        return came_on
+
+    async def _look_at(self, timeline: Timeline) -> bool:
+        state = timeline.acceptor.state
+        measure(WAL_BACKUP_LAG, max(0, state.commit_lsn - state.backup_lsn), timeline.name)
+        number = next_segment(state.backup_lsn, state.commit_lsn)
+        if number is None:
+            return False
+        progress = self._progress.setdefault((timeline.tenant, timeline.name), _Progress())
+        now_ms = self._clock.monotonic_ms()
+        if progress.number != number:
+            progress.number, progress.since_ms = number, now_ms
+        if now_ms < progress.not_before_ms:
+            return False
+        try:
+            kept = await self._keep(timeline, number, now_ms - progress.since_ms)
+        except PenstockError as error:
+            progress.failures += 1
+            pause_ms = self._settings.retry_delay_ms(progress.failures)
+            pause_ms = round(pause_ms * self._random.uniform(0.5, 1.0))
+            progress.not_before_ms = self._clock.monotonic_ms() + pause_ms
+            measure(WAL_OFFLOAD_FAILURES, 1)
+            log.warning(
+                "segment %d of timeline %s is not kept elsewhere, the next try in %d ms: %s: %s",
+                number,
+                timeline.name,
+                pause_ms,
+                type(error).__name__,
+                error,
+            )
+            return False
+        progress.failures, progress.not_before_ms = 0, 0.0
+        return kept
+
+    async def _keep(self, timeline: Timeline, number: int, waited_ms: float) -> bool:
+        """Whether it is kept, by whomever."""
+        begin_lsn, end_lsn = number * SEGMENT_BYTES, (number + 1) * SEGMENT_BYTES
+        ahead = (timeline.acceptor.commit_lsn - end_lsn) // SEGMENT_BYTES
+        own = turn(self._node_id, number)
+        mine = is_due(own, ahead, waited_ms, self._settings.wal_offload_turn_ms)
+        if not mine and not await self._archive.has(timeline.tenant, timeline.name, number):
+            return False
+        pieces = [
+            await timeline.read(at, READ_BYTES, None)
+            for at in range(begin_lsn, end_lsn, READ_BYTES)
+        ]
+        data = b"".join(pieces)
+        if await self._archive.keep(timeline.tenant, timeline.name, number, data):
+            measure(WAL_OFFLOADED, 1)
+            log.info("timeline %s is kept elsewhere up to %s", timeline.name, lsn_text(end_lsn))
+        await timeline.backed_up(end_lsn)
+        return True
