@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,6 +54,16 @@ async def test_a_killed_acceptor_has_what_it_acknowledged(tmp_path: Path) -> Non
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def test_an_acceptor_loads_no_engine_and_no_tables() -> None:
+    """Or starting took three times as long."""
+    program = (
+        "import sys; from actors.cluster import sockets; from actors.wal.listener import"
+        " WalListener; print([name for name in ('pyarrow', 'sqlglot') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 async def test_a_port_that_others_reach_needs_tls_and_tokens(tmp_path: Path) -> None:

@@ -1,11 +1,34 @@
 """A replica: its workers behind one connection, and the transport below every connection.
 
-What others use is re-exported here, once; `cluster.transport` stands by itself.
+What others use is re-exported here, once, and imported when it is first used: who wants a socket
+alone (an acceptor of the WAL) does not load workers and all below them. `cluster.transport` stands
+by itself.
 """
 
-from actors.cluster.client import ClusterClient as ClusterClient
-from actors.cluster.client import LocalClient as LocalClient
-from actors.cluster.client import WireClient as WireClient
-from actors.cluster.client import connect as connect
-from actors.cluster.cluster import Cluster as Cluster
-from actors.cluster.cluster import ClusterStatistics as ClusterStatistics
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actors.cluster.client import ClusterClient as ClusterClient
+    from actors.cluster.client import LocalClient as LocalClient
+    from actors.cluster.client import WireClient as WireClient
+    from actors.cluster.client import connect as connect
+    from actors.cluster.cluster import Cluster as Cluster
+    from actors.cluster.cluster import ClusterStatistics as ClusterStatistics
+
+_LAZY = {
+    "Cluster": "actors.cluster.cluster",
+    "ClusterClient": "actors.cluster.client",
+    "ClusterStatistics": "actors.cluster.cluster",
+    "LocalClient": "actors.cluster.client",
+    "WireClient": "actors.cluster.client",
+    "connect": "actors.cluster.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
