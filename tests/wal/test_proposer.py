@@ -350,6 +350,24 @@ def test_a_new_commit_is_told_at_once() -> None:
     assert subject.commit_lsn == START + 64, "commit never falls"
 
 
+def test_within_the_rest_of_a_switched_segment_nothing_is_committed() -> None:
+    """An acceptor that has the switch says that it has the segment, though zeros are to come. No
+    record ends among them: a commit there would be where a restarted acceptor looks for one."""
+    subject = leader()
+    subject.append(b"r" * 800)  # of which the last is a switch
+    end = START + 5000
+    for acceptor in range(3):
+        answer(subject, acceptor, START + 400)
+    for sent_lsn in (START + 800, START + 2400):
+        subject.append(bytes(sent_lsn - subject.end_lsn))
+        for acceptor in range(3):
+            answer(subject, acceptor, end)
+        assert subject.commit_lsn == START + 400
+    subject.append(bytes(end - subject.end_lsn))
+    answer(subject, 0, end)
+    assert of(CommitMoved, answer(subject, 1, end)) == [CommitMoved(end)]
+
+
 def test_what_lies_before_the_term_counts_as_nothing() -> None:
     subject = proposer()
     history = (Entry(1, START),)

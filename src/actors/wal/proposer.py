@@ -19,7 +19,8 @@ Theory of operation
   answer and says nothing for `silence_ms_max` is dropped; it comes back through the whole
   handshake.
 - **Commit** (`quorum.committed`): what a quorum of every set of voters has flushed, where LSNs
-  below `start_lsn` count as nothing. A new one is told to all at once.
+  below `start_lsn` count as nothing. A new one is told to all at once. It is the end of a record,
+  as acceptors report them; the rest of a segment behind a switch belongs to the switch.
 - **Sync mode** appends nothing: it ends when the acceptors connected agree up to `start_lsn`.
 
 Invariants (`validate`)
@@ -307,9 +308,12 @@ class Proposer(Candidate):
         if response.term < self.term:
             self._drop(peer, f"an answer of term {response.term}, and ours is {self.term}")
             return
-        # Behind a switch of segments it counts the rest of the segment, which was not sent yet.
+        # Behind a switch of segments it counts the rest of the segment, which was not all sent
+        # yet. What lies between is no record's end, and must not be committed: acceptors would
+        # look for a record there after a crash.
         peer.acked_lsn = max(peer.acked_lsn, min(response.flush_lsn, peer.streaming_at))
-        peer.flush_lsn = max(peer.flush_lsn, min(response.flush_lsn, peer.streaming_at))
+        if response.flush_lsn <= peer.streaming_at:
+            peer.flush_lsn = max(peer.flush_lsn, response.flush_lsn)
         peer.commit_lsn = max(peer.commit_lsn, response.commit_lsn)
         self._stream(peer)
         self._update_commit()

@@ -38,7 +38,7 @@ class ProposerConfig(msgspec.Struct, frozen=True):
     without it."""
     pending_bytes_max: int = 16 * 1024 * 1024
     """Of log appended and not committed; also what one acceptor may be sent and not have flushed.
-    No record may be longer."""
+    No record may be longer; the rest of its segment counts to one that switches segments."""
     retained_bytes_max: int = 16 * 1024 * 1024
     """Of committed log that is kept for acceptors that lag; they are given what is older from
     another acceptor."""
