@@ -62,6 +62,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/fuzz_protocol.py
 	@$(BIN)/python tests/proof/fuzz_wal_storage.py
 	@$(BIN)/python tests/proof/fuzz_wal.py
+	@$(BIN)/python tests/proof/wal_relay.py
 	@$(BIN)/python tests/proof/wal_crash.py
 	@$(BIN)/python tests/proof/wal_crash.py --faults --kills 60
 	@$(BIN)/python tests/proof/large_peek.py

@@ -59,6 +59,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("service",),
     ("terminal",),
     ("watching", "wal_push"),
+    ("wal_relay",),
     ("shard_reports",),
     ("inspection", "egress", "ingress", "conduits", "statements", "shards", "timelines"),
     ("demo", "cli"),

@@ -47,6 +47,7 @@ from actors.terminal import (
     set_up_logging,
 )
 from actors.wal_push import push
+from actors.wal_relay.command import relay
 
 if TYPE_CHECKING:
     from actors.tracing.metrics import Metrics
@@ -359,6 +360,7 @@ app.add_typer(conduits.source, name="source")
 app.add_typer(conduits.sink, name="sink")
 app.add_typer(shards.shard, name="shard")
 timelines.wal.command()(push)
+timelines.wal.command()(relay)
 app.add_typer(timelines.wal, name="wal")
 
 

@@ -56,7 +56,7 @@ def push(
         if len(value) != 32 or value.strip("0123456789abcdef"):
             raise InvalidUsage(f"--{name} {value}: 32 hexadecimal digits, lower case")
     resume = None if after is None else parse_pushed(after)
-    token = "" if token_file is None else _token_of(token_file)
+    token = "" if token_file is None else token_of(token_file)
     config = ProposerConfig(tenant, timeline, START_LSN, pg_version=PG_VERSION)
     last = resume
     try:
@@ -96,7 +96,7 @@ def push(
         print(pushed_text(done))
 
 
-def _token_of(path: Path) -> str:
+def token_of(path: Path) -> str:
     """The first line of a file. Raises `InvalidUsage`."""
     try:
         return path.read_text().partition("\n")[0].strip()

@@ -43,6 +43,7 @@ from anyio.abc import TaskGroup
 from wal_bank import Leaders, Ledger, Wrong
 from wal_crash_processes import (
     BYTES_A_LOOK,
+    DIAL_TIMEOUT_MS,
     TENANT,
     TIMELINE,
     AcceptorProcess,
@@ -55,7 +56,7 @@ from wal_crash_proposer import Orders
 from actors.errors import PenstockError
 from actors.wal.dialling import dial, parse_addresses
 from actors.wal.framing import START_LSN, Decoder
-from actors.wal.lsn import lsn_text, parse_lsn
+from actors.wal.lsn import lsn_text
 from actors.wal.reading import LogReader
 
 ACCEPTOR_FAULTS = (
@@ -285,7 +286,7 @@ class Campaign:
         try:
             with anyio.fail_after(STUCK_S):
                 [address] = parse_addresses(source.address)
-                connection = await dial(address, TENANT, TIMELINE, timeout_ms=10_000)
+                connection = await dial(address, TENANT, TIMELINE, timeout_ms=DIAL_TIMEOUT_MS)
                 reader = LogReader(connection, ledger.lsn)
                 try:
                     await reader.start()
@@ -301,24 +302,9 @@ class Campaign:
                 f" to {lsn_text(target)} in {STUCK_S} s"
             ) from None
 
-    async def _commits(self) -> dict[int, int]:
-        """What each acceptor calls committed; of one that is away: what it wrote down."""
-        found = {}
-        for each in self.acceptors:
-            found[each.node_id] = each.control().commit_lsn
-            if each.is_up:
-                [address] = parse_addresses(each.address)
-                connection = await dial(address, TENANT, TIMELINE, timeout_ms=10_000)
-                try:
-                    [(_, commit)] = await connection.query("TIMELINE_STATUS")
-                finally:
-                    connection.abort()
-                found[each.node_id] = parse_lsn(str(commit))
-        return found
-
     async def _compare(self) -> None:
         """The files, from where they were compared before."""
-        commits = await self._commits()
+        commits = {each.node_id: await each.commit_lsn() for each in self.acceptors}
         for one, other in itertools.combinations(self.acceptors, 2):
             pair = one.node_id, other.node_id
             end = min(commits[number] for number in pair)

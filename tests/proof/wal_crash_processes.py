@@ -15,14 +15,16 @@ from wal_crash_proposer import Orders
 
 from actors.testing.postgres_server import reserve_port
 from actors.wal.control import CONTROL_NAME, decode
+from actors.wal.dialling import dial, parse_addresses
 from actors.wal.files import Disk
-from actors.wal.lsn import SEGMENT_BYTES
+from actors.wal.lsn import PARTIAL, SEGMENT_BYTES, parse_lsn
 from actors.wal.segments import SegmentFiles
 from actors.wal.stores import ControlState
 
 TENANT, TIMELINE = "0a" * 16, "0b" * 16
 HERE = Path(__file__).parent
 BYTES_A_LOOK = 1 << 20
+DIAL_TIMEOUT_MS = 60_000
 START_S = 600
 
 
@@ -30,7 +32,7 @@ class Stuck(Exception):
     """Something that must come does not."""
 
 
-class _Lines:
+class Lines:
     """What a process says, a line at a time."""
 
     def __init__(self, process: Process) -> None:
@@ -78,7 +80,7 @@ class AcceptorProcess:
         command += ["--listen", self.address, "--node-id", str(self.node_id)]
         command += ["--dir", str(self._folder), "--log-level", "error"]
         self._process = await anyio.open_process(command, stderr=None)
-        lines = _Lines(self._process)
+        lines = Lines(self._process)
         with anyio.move_on_after(START_S):
             while (line := await lines.next()) != "ready":
                 if line is None:
@@ -98,6 +100,18 @@ class AcceptorProcess:
         await process.aclose()
         return 1
 
+    async def commit_lsn(self) -> int:
+        """What it calls committed; while it is away: what it wrote down."""
+        if not self.is_up:
+            return self.control().commit_lsn
+        [address] = parse_addresses(self.address)
+        connection = await dial(address, TENANT, TIMELINE, timeout_ms=DIAL_TIMEOUT_MS)
+        try:
+            [(_, commit)] = await connection.query("TIMELINE_STATUS")
+        finally:
+            connection.abort()
+        return parse_lsn(str(commit))
+
     # -- its disk ---------------------------------------------------------------------------------
 
     @property
@@ -110,6 +124,10 @@ class AcceptorProcess:
             return decode((self._timeline / CONTROL_NAME).read_bytes())
         except FileNotFoundError:
             return ControlState(TENANT, TIMELINE)
+
+    def segments(self) -> dict[str, Path]:
+        """Its files, by the names that they have when they are whole."""
+        return {path.name.removesuffix(PARTIAL): path for path in self._timeline.glob("0*")}
 
     def bytes_at(self, begin_lsn: int, size: int) -> bytes:
         """Of its segments."""
@@ -170,7 +188,7 @@ class ProposerProcess:
         command = [sys.executable, str(HERE / "wal_crash_proposer.py")]
         command += [msgspec.json.encode(self.orders).decode()]
         self._process = await anyio.open_process(command, stderr=None)
-        lines = _Lines(self._process)
+        lines = Lines(self._process)
         with anyio.move_on_after(START_S):
             if await lines.next() == "up":
                 group.start_soon(self._hear, self._process, lines)
@@ -184,7 +202,7 @@ class ProposerProcess:
         with contextlib.suppress(anyio.BrokenResourceError):
             await self._process.stdin.send(b"go\n")
 
-    async def _hear(self, process: Process, lines: _Lines) -> None:
+    async def _hear(self, process: Process, lines: Lines) -> None:
         while (line := await lines.next()) is not None:
             word, _, rest = line.partition(" ")
             match word:

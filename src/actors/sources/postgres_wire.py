@@ -28,7 +28,13 @@ class Wire:
     @classmethod
     async def connect(cls, parameters: Mapping[str, str], clock: Clock) -> Wire:
         """Raises `Unreachable`."""
-        conninfo = " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items())
+        return await cls.open(
+            " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items()), clock
+        )
+
+    @classmethod
+    async def open(cls, conninfo: str, clock: Clock) -> Wire:
+        """As libpq takes it: ``key=value``, or a URI. Raises `Unreachable`."""
 
         def blocking() -> libpq.Connection:
             return libpq.connect(conninfo.encode())

@@ -135,6 +135,15 @@ class LeadingProposer:
     async def append_at(self, encode: Callable[[int], bytes], bytes_max: int) -> int:
         """Appends what `encode` makes for the LSN at which it will stand (`bytes_max` at most).
 
+        Raises what `put` does, and `committed`."""
+        end_lsn = await self.put(encode, bytes_max)
+        await self.committed(end_lsn)
+        return end_lsn
+
+    async def put(self, encode: Callable[[int], bytes], bytes_max: int) -> int:
+        """As `append_at`, but it waits for room alone: the end of what was appended, which is
+        committed when `committed` says so.
+
         Raises `InvalidUsage` when it can never fit, `Broken` (which may have happened) when this
         proposer leads no more, `Closed`."""
         if self.core.config.is_sync:
@@ -152,9 +161,7 @@ class LeadingProposer:
                 await moved.wait()
             self._check()
             self._perform(self.core.append(encode(self.core.end_lsn)))
-            end_lsn = self.core.end_lsn
-        await self.committed(end_lsn)
-        return end_lsn
+            return self.core.end_lsn
 
     async def committed(self, lsn: int) -> None:
         """Waits until all before `lsn` is committed. Raises `Broken`, which may have happened."""
@@ -236,12 +243,16 @@ class LeadingProposer:
     async def _keep(self, acceptor: int) -> None:
         """One acceptor: a connection after another."""
         delay_ms = self._timing.retry_delay_ms_min
+        warned = ""
         while True:
             began = anyio.current_time()
             try:
                 await self._converse(acceptor)
             except PenstockError as error:
-                log.info("acceptor %s: %s", self._addresses[acceptor], error)
+                # Once a reason: what stays wrong must be seen, and fills no log.
+                level = logging.INFO if str(error) == warned else logging.WARNING
+                warned = str(error)
+                log.log(level, "acceptor %s: %s", self._addresses[acceptor], error)
             if (anyio.current_time() - began) * 1000 > self._timing.retry_delay_ms_max:
                 delay_ms = self._timing.retry_delay_ms_min  # it had lasted
             await anyio.sleep(delay_ms / 1000)

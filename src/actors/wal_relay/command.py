@@ -1,0 +1,200 @@
+"""The command that relays a PostgreSQL server's log to acceptors; `relay` does it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import anyio
+import typer
+
+from actors.errors import Broken, InvalidUsage
+from actors.terminal import LogLevel, run_loop, set_up_logging
+
+if TYPE_CHECKING:
+    from actors.wal.proposing import LeadingProposer
+    from actors.wal_relay.relay import Relay, Relayed
+
+ELECT_S: Final = 60.0
+FAREWELL_S: Final = 1.0
+"""For what was appended to be committed, when the relay is ended."""
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+def relay(
+    addresses: Annotated[
+        str, typer.Argument(help="All acceptors of the timeline: host:port,host:port,…")
+    ],
+    dsn: Annotated[
+        str,
+        typer.Argument(help="The server, as libpq takes it: postgresql://user@host or host=… …"),
+    ],
+    *,
+    tenant: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
+    timeline: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
+    slot: Annotated[
+        str, typer.Option(help="A physical slot: the server keeps the log until acceptors have it.")
+    ] = "",
+    create_slot: Annotated[
+        bool, typer.Option("--create-slot", help="Makes the slot, if it is not there.")
+    ] = False,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="The token to show, in the first line.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the election.")] = ELECT_S,
+    every: Annotated[float, typer.Option(help="Seconds between two lines of progress.")] = 10.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Says nothing on the way.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Lines on stdout as JSON.")] = False,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Relays a PostgreSQL server's log to acceptors, until SIGINT or SIGTERM.
+
+    The server sees a standby. It is told that it has what a majority of the acceptors has on disk,
+    so synchronous_standby_names may name it (by application_name of the DSN; penstock, if it says
+    none): then a commit waits for the acceptors. Started again, it goes on where their log ends.
+    There is one writer: whoever relays later ends who relayed before. The role needs REPLICATION.
+    """
+    set_up_logging(log_level)
+    from actors.wal.startup import checked_id
+    from actors.wal_push import token_of
+
+    checked_id("tenant", tenant)
+    checked_id("timeline", timeline)
+    if create_slot and not slot:
+        raise InvalidUsage("--create-slot: which? Give --slot NAME")
+    told = _Teller(quiet=quiet, as_json=as_json, every_s=every)
+    token = "" if token_file is None else token_of(token_file)
+    work = _Work(addresses, dsn, tenant, timeline, slot, create_slot, token, timeout, told)
+    run_loop(work.run)
+
+
+class _Teller:
+    """What is printed."""
+
+    def __init__(self, *, quiet: bool, as_json: bool, every_s: float) -> None:
+        self._quiet = quiet
+        self._as_json = as_json
+        self.every_s = every_s
+
+    def line(self, what: str, relayed: Relayed) -> None:
+        """On stdout."""
+        from actors.wal.lsn import lsn_text
+
+        if self._as_json:
+            shown = {
+                "state": what,
+                "term": relayed.term,
+                "start": lsn_text(relayed.start_lsn),
+                "committed": lsn_text(relayed.commit_lsn),
+            }
+            print(json.dumps(shown), flush=True)
+        elif what == "relaying":
+            print(f"relaying from {lsn_text(relayed.end_lsn)} in term {relayed.term}", flush=True)
+        else:
+            print(f"ended: {lsn_text(relayed.commit_lsn)} committed", flush=True)
+
+    async def progress(self, relay: Relay) -> None:
+        """On stderr, now and then."""
+        from actors.wal_relay.relay import progress_text
+
+        while not self._quiet:
+            await anyio.sleep(self.every_s)
+            print(progress_text(relay.relayed), file=sys.stderr, flush=True)
+
+
+class _Work:
+    """What `relay` was told."""
+
+    def __init__(
+        self,
+        addresses: str,
+        dsn: str,
+        tenant: str,
+        timeline: str,
+        slot: str,
+        create_slot: bool,
+        token: str,
+        elect_s: float,
+        told: _Teller,
+    ) -> None:
+        self._addresses = addresses
+        self._dsn = dsn
+        self._tenant = tenant
+        self._timeline = timeline
+        self._slot = slot
+        self._create_slot = create_slot
+        self._token = token
+        self._elect_s = elect_s
+        self._told = told
+
+    async def run(self) -> None:
+        """Until a signal."""
+        async with anyio.create_task_group() as group:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+
+                async def work() -> None:
+                    await self._relay(stopping)
+                    group.cancel_scope.cancel()
+
+                stopping = anyio.Event()
+                group.start_soon(work)
+                async for _ in signals:
+                    stopping.set()
+                    break
+                await anyio.sleep_forever()
+
+    async def _relay(self, stopping: anyio.Event) -> None:
+        from actors.kernel import SystemClock
+        from actors.wal.dialling import parse_addresses
+        from actors.wal.proposer import ProposerConfig
+        from actors.wal.proposing import propose
+        from actors.wal_relay.relay import Relay, check_system
+        from actors.wal_relay.server import ReplicationServer
+
+        clock = SystemClock()
+        acceptors = parse_addresses(self._addresses)
+        server = await ReplicationServer.connect(self._dsn, clock)
+        try:
+            identity = await server.identify()
+            await check_system(identity, acceptors, self._tenant, self._timeline, self._token)
+            if self._create_slot:
+                await server.make_slot(self._slot)
+            begin_lsn = await server.begin(identity, self._slot)
+        finally:
+            server.close()
+        config = ProposerConfig(
+            self._tenant,
+            self._timeline,
+            begin_lsn,
+            pg_version=identity.version,
+            system_id=identity.system_id,
+            pending_bytes_max=PENDING_BYTES_MAX,
+        )
+        async with propose(config, acceptors, token=self._token) as proposer:
+            await self._elected(proposer)
+            relay = Relay(self._dsn, self._slot, identity, proposer, clock)
+            async with anyio.create_task_group() as group:
+
+                async def stop() -> None:
+                    await stopping.wait()
+                    group.cancel_scope.cancel()
+
+                group.start_soon(stop)
+                group.start_soon(self._told.progress, relay)
+                group.start_soon(relay.run, lambda found: self._told.line("relaying", found))
+            with anyio.move_on_after(FAREWELL_S):
+                await proposer.committed(proposer.end_lsn)
+            self._told.line("ended", relay.relayed)
+
+    async def _elected(self, proposer: LeadingProposer) -> None:
+        try:
+            with anyio.fail_after(self._elect_s):
+                await proposer.elected()
+        except TimeoutError:
+            raise Broken(
+                f"no majority of {self._addresses} has elected this writer in {self._elect_s:g} s:"
+                " are they up, and is the timeline one of this version of PostgreSQL?"
+            ) from None

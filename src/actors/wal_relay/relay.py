@@ -1,0 +1,194 @@
+"""A server's log on its way into acceptors.
+
+Theory of operation. The acceptors know how far the log is: the relay's proposer is elected, and
+where its term begins the server is asked to go on. What comes is appended as it comes, records or
+parts of them, as long as the proposer has room; the server waits while there is none, since then
+the socket is not read. The server is told, and its slot with it, what a quorum of the acceptors has
+on disk, as soon as that moves, every `REPORT_S` in any case, and when it asks: so it can count the
+relay among its synchronous standbys. Nothing is kept here: whoever relays next goes on where the
+acceptors' log ends.
+
+Rules: a lost connection to the server is made again, at the byte behind the last one appended, and
+only to the same system; the acceptors' are the proposer's to mend. When another proposer was
+elected the relay is over. What is reported never falls, and is an end of a record.
+
+Of one system alone: a log that is there already must be of the server that is relayed
+(`check_system`). What it does not do: it looks at no record, and holds none that is longer than
+the proposer's ``pending_bytes_max``, which no quorum could ever confirm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+import msgspec
+
+from actors.errors import Broken, InvalidUsage, MalformedFrame, WalRefused
+from actors.kernel import Clock
+from actors.sources.source import Unreachable
+from actors.wal.dialling import AcceptorAddress, dial
+from actors.wal.lsn import lsn_text
+from actors.wal.proposing import LeadingProposer
+from actors.wal_relay.server import Identity, ReplicationServer
+
+log = logging.getLogger("penstock.wal")
+
+REPORT_S: Final = 2.0
+"""At least so often the server hears of us: less than its ``wal_sender_timeout``."""
+RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
+DIAL_TIMEOUT_MS: Final = 5_000
+
+
+class Relayed(msgspec.Struct, frozen=True):
+    """How far a relay is."""
+
+    term: int
+    start_lsn: int
+    end_lsn: int
+    """Behind the last byte appended."""
+    commit_lsn: int
+    """0: nothing is known yet."""
+    server_lsn: int
+    """How far the server's log is, when it last said."""
+
+
+class Relay:
+    """One, over a proposer; `run` is its life."""
+
+    def __init__(
+        self,
+        dsn: str,
+        slot: str,
+        identity: Identity,
+        proposer: LeadingProposer,
+        clock: Clock,
+    ) -> None:
+        self._dsn = dsn
+        self._slot = slot
+        self._identity = identity
+        self._proposer = proposer
+        self._clock = clock
+        self._start_lsn = 0
+        self._server_lsn = 0
+
+    @property
+    def relayed(self) -> Relayed:
+        """Now."""
+        proposer = self._proposer
+        return Relayed(
+            proposer.core.term,
+            self._start_lsn,
+            proposer.end_lsn,
+            proposer.commit_lsn,
+            max(self._server_lsn, proposer.end_lsn),
+        )
+
+    async def run(self, streaming: Callable[[Relayed], None] = lambda _: None) -> None:
+        """Until it is cancelled. `streaming` is told of each connection that gives the log.
+
+        Raises `Broken` when another leads, `InvalidUsage` when the server's log cannot go on,
+        `MalformedFrame`, `Corrupt`."""
+        self._start_lsn = await self._proposer.elected()
+        delay_s = RETRY_S_MIN
+        while True:
+            before = self._proposer.end_lsn
+            try:
+                await self._connected(streaming)
+            except* Unreachable as errors:
+                log.warning("%s (tried again in %.1f s)", _first(errors), delay_s)
+            await anyio.sleep(delay_s)
+            progressed = self._proposer.end_lsn > before
+            delay_s = RETRY_S_MIN if progressed else min(2 * delay_s, RETRY_S_MAX)
+
+    async def _connected(self, streaming: Callable[[Relayed], None]) -> None:
+        """For as long as one connection lasts."""
+        server = await ReplicationServer.connect(self._dsn, self._clock)
+        try:
+            found = await server.identify()
+            if found.system_id != self._identity.system_id:
+                raise InvalidUsage(
+                    f"the server was system {self._identity.system_id} and is {found.system_id}"
+                    " now: it was replaced; relay it into a timeline of its own"
+                )
+            await server.start(self._proposer.end_lsn, self._slot)
+            streaming(self.relayed)
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._report_commits, server)
+                group.start_soon(self._report_often, server)
+                await self._take(server)
+        finally:
+            server.close()
+
+    async def _take(self, server: ReplicationServer) -> None:
+        while True:
+            pieces = await server.next()
+            self._server_lsn = server.known_lsn
+            if server.wants_report:
+                server.report(self._proposer.commit_lsn)
+            if pieces:
+                await self._append(b"".join(pieces))
+
+    async def _append(self, wal: bytes) -> None:
+        await self._proposer.put(lambda _: wal, len(wal))
+
+    async def _report_commits(self, server: ReplicationServer) -> None:
+        lsn = max(self._proposer.commit_lsn, self._start_lsn - 1)
+        while True:
+            await self._proposer.committed(lsn + 1)
+            lsn = self._proposer.commit_lsn
+            server.report(lsn)
+
+    async def _report_often(self, server: ReplicationServer) -> None:
+        while True:
+            server.report(self._proposer.commit_lsn)
+            await anyio.sleep(REPORT_S)
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> BaseException:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+async def check_system(
+    identity: Identity,
+    addresses: Sequence[AcceptorAddress],
+    tenant: str,
+    timeline: str,
+    token: str = "",
+) -> None:
+    """Looks at the acceptors that can be reached. Raises `InvalidUsage` where one has another
+    server's log under that name."""
+    for address in addresses:
+        try:
+            connection = await dial(
+                address, tenant, timeline, timeout_ms=DIAL_TIMEOUT_MS, token=token
+            )
+            try:
+                with anyio.fail_after(DIAL_TIMEOUT_MS / 1000):
+                    if not await connection.query("TIMELINE_STATUS"):
+                        continue
+                    [(system_id, *_)] = await connection.query("IDENTIFY_SYSTEM")
+            finally:
+                connection.abort()
+        except (Broken, WalRefused, MalformedFrame, TimeoutError) as error:
+            log.info("acceptor %s: %s", address, error)
+            continue
+        if str(system_id) not in ("0", str(identity.system_id)):
+            raise InvalidUsage(
+                f"acceptor {address} has the log of system {system_id} in timeline {timeline},"
+                f" and the server is system {identity.system_id}: give a timeline of its own"
+            )
+
+
+def progress_text(relayed: Relayed) -> str:
+    """For people: a line."""
+    behind = relayed.server_lsn - max(relayed.commit_lsn, relayed.start_lsn)
+    return (
+        f"{lsn_text(relayed.commit_lsn)} committed, {lsn_text(relayed.end_lsn)} appended,"
+        f" {max(behind, 0) / 1024:.0f} KiB behind the server"
+    )
