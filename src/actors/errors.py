@@ -160,6 +160,11 @@ class WalRefused(RemoteProtocolError):
     another timeline, a gap; the peer must connect again, or another leads."""
 
 
+class WalRemoved(WalRefused):
+    """The log at that place is no longer kept by this acceptor: its segment was removed. Another
+    may still have it."""
+
+
 class Unauthenticated(RemoteProtocolError):
     """One side did not prove to the other who it is: a certificate or a token was refused."""
 

@@ -18,7 +18,7 @@ from test_wal_command import started  # type: ignore[import-not-found]
 from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-not-found]
 
 from actors import timelines as commands
-from actors.errors import Corrupt, InvalidUsage, StorageError
+from actors.errors import Corrupt, InvalidUsage, StorageError, WalRemoved
 from actors.kernel import SystemClock
 from actors.persist.blob_file import FileBlob
 from actors.persist.blob_memory import MemoryBlob
@@ -34,7 +34,6 @@ from actors.wal.lsn import SEGMENT_BYTES, lsn_text, segment_name
 from actors.wal.messages import WAL_BYTES_MAX, AppendRequest, AppendResponse, Entry, ProposerElected
 from actors.wal.offload import TURNS, Offload, is_due, next_segment, turn
 from actors.wal.reading import LogReader
-from actors.wal.stores import Removed
 from actors.wal.timeline import Timeline
 from actors.wal.timelines import FileDisk, Timelines
 
@@ -189,7 +188,7 @@ async def test_what_is_kept_elsewhere_is_removed_and_still_read(tmp_path: Path) 
         wal = await timeline.read(at, 200, 1)
         assert wal == LOG.wal[at - START : at - START + 200]
     assert bucket.asked == asked + 2, "a segment and its stamp, once"
-    with pytest.raises(Removed):
+    with pytest.raises(WalRemoved):
         await timeline.read(100, 200, 1)
     node.close()
 

@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 import pytest
 
-from actors.errors import Corrupt, InvalidUsage, StorageError, StoreFull
+from actors.errors import Corrupt, InvalidUsage, StorageError, StoreFull, WalRemoved
 from actors.testing.wal.files import Crashed, MemoryFiles
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.lsn import PAGE_BYTES
@@ -220,7 +220,7 @@ def test_old_segments_are_removed_whole_and_the_last_never() -> None:
     assert wal.remove_before(5 * SMALL - 1)[0].number == 3
     assert wal.remove_before(1 << 60)[0].number == 4
     assert [each.number for each in wal.segments()] == [5]
-    with pytest.raises(InvalidUsage, match="no longer kept"):
+    with pytest.raises(WalRemoved, match="no longer kept"):
         wal.read(START, 8)
 
 

@@ -2,7 +2,8 @@
 
 Rules: a length is judged before any of the body is kept; every wait for the peer is bounded, but
 for `receive`, whose caller decides; what an acceptor answers with an error is raised as
-`WalRefused` with its text, an end of the stream as `Broken`, bytes that are no messages as
+`WalRefused` with its text (`WalRemoved` where it says by its code that the log is no longer
+kept), an end of the stream as `Broken`, bytes that are no messages as
 `MalformedFrame`. One task receives, one sends. There is no TLS here yet, so a token is shown to
 acceptors of this machine alone.
 
@@ -20,9 +21,17 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.errors import Broken, FrameTooLarge, InvalidUsage, MalformedFrame, WalRefused
+from actors.errors import (
+    Broken,
+    FrameTooLarge,
+    InvalidUsage,
+    MalformedFrame,
+    WalRefused,
+    WalRemoved,
+)
 from actors.wal.lsn import lsn_text
 from actors.wal.messages import WAL_BYTES_MAX
+from actors.wal.startup import REMOVED
 
 PORT: Final = 5454
 BODY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
@@ -88,6 +97,14 @@ class AcceptorConnection:
                 raise Broken(f"acceptor {self.address} ended the stream")
             if kind not in b"NSCZ":
                 raise MalformedFrame(f"a message of type {kind!r} in a copy of {self.address}")
+
+    async def end_copy(self) -> None:
+        """Sends nothing more, and waits until the peer has taken it all. Raises as `receive`."""
+        await self._write(b"c", b"")
+        while True:
+            kind, _ = await self._message()
+            if kind == b"c":
+                return
 
     async def command(self, query: str) -> None:
         """Sends a command that begins a copy both ways, and waits for that."""
@@ -162,7 +179,9 @@ class AcceptorConnection:
         except OSError as error:
             raise Broken(f"acceptor {self.address}: {error}") from None
         if kind == b"E":
-            raise WalRefused(f"acceptor {self.address}: {_error_text(body)}")
+            refused = WalRemoved if _error_field(body, b"C") == REMOVED else WalRefused
+            text = _error_field(body, b"M") or "an error without a text"
+            raise refused(f"acceptor {self.address}: {text}")
         return kind, body
 
     def abort(self) -> None:
@@ -187,9 +206,9 @@ def _row(body: bytes) -> tuple[str | None, ...]:
     return tuple(cells)
 
 
-def _error_text(body: bytes) -> str:
+def _error_field(body: bytes, code: bytes) -> str:
     fields = {part[:1]: part[1:] for part in body.split(b"\0") if part}
-    return fields.get(b"M", b"an error without a text").decode(errors="replace")
+    return fields.get(code, b"").decode(errors="replace")
 
 
 def is_of_this_machine(peer: Any) -> bool:

@@ -27,6 +27,7 @@ from actors.errors import (
     PenstockError,
     Unauthenticated,
     WalRefused,
+    WalRemoved,
 )
 from actors.kernel import STOP, Clock, Reply, System
 from actors.settings import Settings
@@ -42,6 +43,7 @@ from actors.wal.startup import (
     INTERNAL_ERROR,
     NO_PASSWORD,
     READY,
+    REMOVED,
     SYNTAX_ERROR,
     Command,
     Handshake,
@@ -131,7 +133,8 @@ class WalListener:
         except Broken as error:
             log.info("connection of %s ended: %s", stream.peer, error)
         except PenstockError as error:
-            last = error_response(str(error))
+            code = REMOVED if isinstance(error, WalRemoved) else INTERNAL_ERROR
+            last = error_response(str(error), code)
             log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
         except Exception as error:  # a fault of ours ends this connection alone
             last = error_response(f"a fault of this acceptor: {type(error).__name__}: {error}")

@@ -396,6 +396,8 @@ INTERNAL_ERROR: Final = "XX000"
 NO_PASSWORD: Final = "28P01"
 SYNTAX_ERROR: Final = "42601"
 COPY_FAILED: Final = "00000"
+REMOVED: Final = "58P01"
+"""As PostgreSQL says that a segment was removed already."""
 
 
 def error_response(text: str, code: str = INTERNAL_ERROR) -> bytes:

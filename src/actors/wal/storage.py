@@ -27,13 +27,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from actors.errors import InvalidUsage, StorageError, storage_error
+from actors.errors import InvalidUsage, StorageError, WalRemoved, storage_error
 from actors.wal.files import Disk, File, Files
 from actors.wal.lsn import INVALID, SEGMENT_BYTES, lsn_text
 from actors.wal.records import MAGICS, RecordScanner
 from actors.wal.recovery import recover
 from actors.wal.segments import Segment, SegmentFiles, first_headers
-from actors.wal.stores import ControlState, Removed
+from actors.wal.stores import ControlState
 
 
 class FileWal:
@@ -231,7 +231,7 @@ class FileWal:
     def read(self, begin_lsn: int, size: int) -> bytes:
         """``[begin_lsn, begin_lsn + size)``, which must have been written, up to the end of the
         last record: what pads it may be still to come, and is zeros in any case. Raises
-        `InvalidUsage` when it was not, `Removed` when it is no longer there; `StorageError`."""
+        `InvalidUsage` when it was not, `WalRemoved` when it is no longer there; `StorageError`."""
         end_lsn = max(self._write_lsn, self._write_record_lsn)
         if size < 0 or begin_lsn + size > end_lsn:
             raise InvalidUsage(
@@ -248,7 +248,7 @@ class FileWal:
                 finally:
                     file.close()
             except FileNotFoundError:
-                raise Removed(
+                raise WalRemoved(
                     f"the log is no longer kept at {lsn_text(at)}: its segment was removed"
                 ) from None
             except OSError as error:

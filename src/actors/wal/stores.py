@@ -11,12 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from actors.errors import InvalidUsage
 from actors.wal.messages import Entry, Membership
-
-
-class Removed(InvalidUsage):
-    """A part of the log that is not kept here any more."""
 
 
 class ControlState(msgspec.Struct, frozen=True):

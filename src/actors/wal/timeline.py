@@ -28,7 +28,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import PenstockError, StorageError, WalRefused
+from actors.errors import PenstockError, StorageError, WalRefused, WalRemoved
 from actors.kernel import Clock
 from actors.spans import measure, measuring
 from actors.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
@@ -43,7 +43,7 @@ from actors.wal.messages import (
 )
 from actors.wal.registry import Feeds, Registry
 from actors.wal.replication import aggregate
-from actors.wal.stores import ControlState, ControlStore, Removed, WalStore
+from actors.wal.stores import ControlState, ControlStore, WalStore
 from actors.wal.watch import Watch
 
 R = TypeVar("R")
@@ -56,7 +56,7 @@ class Log(WalStore, Protocol):
 
     def read(self, begin_lsn: int, size: int) -> bytes:
         """The bytes [begin_lsn, begin_lsn + size) of what was written. Raises `InvalidUsage` for
-        what is not there, `Removed` for what is no longer, `StorageError`."""
+        what is not there, `WalRemoved` for what no longer is, `StorageError`."""
         ...
 
     def remove_before(self, lsn: int) -> object:
@@ -236,7 +236,7 @@ class Timeline:
 
         try:
             return await self.run(lambda: work(begin_lsn, size))
-        except Removed:
+        except WalRemoved:
             if self._archive is None:
                 raise
         parts, at, end_lsn = [], begin_lsn, begin_lsn + size
@@ -245,7 +245,7 @@ class Timeline:
             part = min(end_lsn - at, SEGMENT_BYTES - offset)
             try:
                 parts.append(await self.run(functools.partial(work, at, part)))
-            except Removed:
+            except WalRemoved:
                 segment = await self._archive.segment(self.tenant, self.name, number)
                 if segment is None:
                     raise
