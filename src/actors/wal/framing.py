@@ -28,6 +28,7 @@ Source: PostgreSQL's xlogrecord.h, xlog_internal.h, rmgr.h, version 17.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import google_crc32c
@@ -147,8 +148,12 @@ class Decoder:
     def feed(self, wal: bytes) -> list[Framed]:
         """The log goes on with `wal`; the payloads that are whole now. Raises `Corrupt`; then it
         is of no more use."""
+        return list(self.payloads(wal))
+
+    def payloads(self, wal: bytes) -> Iterator[Framed]:
+        """As `feed`, one after another: of a log that becomes `Corrupt`, those before it come
+        first. To be taken to the end before more is fed."""
         self._raw += wal
-        found: list[Framed] = []
         at = 0
         while at < len(self._raw):
             lsn = self._lsn + at
@@ -167,12 +172,11 @@ class Decoder:
             if size < wanted:
                 continue
             if self._length:
-                found.append(self._whole(lsn + size))
+                yield self._whole(lsn + size)
             else:
                 self._length = self._check_length()
         del self._raw[:at]
         self._lsn += at
-        return found
 
     def _check_page(self, lsn: int, header: bytes) -> None:
         magic, info, _, page_lsn, rest = _SHORT.unpack_from(header)

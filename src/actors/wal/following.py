@@ -1,0 +1,316 @@
+"""The committed log of a timeline, read from whichever acceptor has it.
+
+Theory of operation. Committed bytes are the same on every acceptor that has them, so the log is one
+stream of bytes, and it does not matter who gives which. One acceptor is read at a time. Where it
+breaks off, errs, or says nothing for `silence_ms`, the next is asked for the bytes from the same
+place on. Each is asked first how far its commit is (TIMELINE_STATUS): one that is not as far as the
+place is *behind*, and taken only when none is further.
+
+Now and then (`look_ms`) all acceptors are asked how far they are, beside the reading. So a reader
+whose acceptor is cut off from its proposer, and would tell of nothing new for ever, sees that
+others are further: when it still has not what was known there at the look before, it goes to the
+furthest. With the same look every acceptor hears how far this consumer is (`consumed`), on a
+connection of its own. The connection that is read stays a plain reader's: a consumer's is ended by
+the acceptor whenever there is nothing more to do.
+
+Rules:
+- bytes come in order, without a gap, each once: ``next_lsn`` is behind the last one given;
+- only committed bytes are asked for;
+- acceptors hear of what `consume` said, never of more;
+- every acceptor that failed since the last word of any is asked once; then `next` raises. Whoever
+  calls waits, and calls again;
+- ``known_lsn >= next_lsn``, and it never falls.
+
+What it does not do: it finds no records, and decides nothing about retries in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import anyio
+import msgspec
+
+from actors.errors import Broken, PenstockError, WalRemoved
+from actors.kernel import Clock
+from actors.wal.dialling import AcceptorAddress, AcceptorConnection, start_replication
+from actors.wal.feedback import encode_feedback
+from actors.wal.lsn import lsn_text, parse_lsn
+from actors.wal.messages import PageserverFeedback
+from actors.wal.reading import LogReader
+from actors.wal.replication import pg_time
+
+Dial: TypeAlias = Callable[[AcceptorAddress], Awaitable[AcceptorConnection]]
+"""Connects to an acceptor of the timeline. Raises `PenstockError`."""
+REPORT_MS: Final = 60_000
+"""An acceptor that is read hears from us so often, also while it has much to send: one of which
+nothing is heard is given up there."""
+GRACE_S: Final = 0.25
+"""So long data that has come waits for a look that is not done."""
+AGAIN_MS: Final = 1_000
+"""When somebody is further, the look that decides comes so soon."""
+
+
+class AllRemoved(WalRemoved):
+    """No acceptor keeps the log from the place that is next."""
+
+
+class NoTimeline(Broken):
+    """The acceptor has no such timeline, yet."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What is known of one acceptor."""
+
+    commit_lsn: int = 0
+    error: str = ""
+    """Why it could not be asked, the last time."""
+    is_absent: bool = False
+    """It has no such timeline."""
+
+
+def choose(commits: Mapping[AcceptorAddress, int], next_lsn: int) -> AcceptorAddress | None:
+    """Of those that are further than `next_lsn`, the furthest; the first of several."""
+    further = [address for address, commit in commits.items() if commit > next_lsn]
+    return max(further, key=lambda address: commits[address], default=None)
+
+
+class Follower:
+    """See the module. One task calls `next`; the rest never waits."""
+
+    def __init__(
+        self,
+        addresses: Sequence[AcceptorAddress],
+        start_lsn: int,
+        dial: Dial,
+        clock: Clock,
+        *,
+        silence_ms: int,
+        look_ms: int,
+    ) -> None:
+        self.next_lsn = start_lsn
+        self.known_lsn = start_lsn
+        self.seen: dict[AcceptorAddress, Seen] = {}
+        """Of each acceptor, at the last look or attempt."""
+        self._addresses = tuple(dict.fromkeys(addresses))
+        self._dial = dial
+        self._clock = clock
+        self._silence_s = silence_ms / 1000
+        self._look_ms = look_ms
+        self._reader: LogReader | None = None
+        self._at = self._addresses[0]
+        """Who is read, or is asked first."""
+        self._failed: dict[AcceptorAddress, PenstockError] = {}
+        """Since any acceptor said something."""
+        self._look_due_ms = clock.monotonic_ms() + look_ms
+        self._expected_lsn = 0
+        """Another acceptor had committed that much at the last look; 0: none was further."""
+        self._consumed_lsn = 0
+        self._told: dict[AcceptorAddress, int] = {}
+        self._reported_ms = 0.0
+
+    def consume(self, lsn: int) -> None:
+        """All before `lsn` is durable here: acceptors need not keep it for this consumer."""
+        self._consumed_lsn = max(self._consumed_lsn, lsn)
+
+    def close(self) -> None:
+        """Ends the connection; twice is fine."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.abort()
+
+    async def next(self) -> bytes:
+        """The next bytes; none: there is nothing new just now. Raises `AllRemoved`, `Broken`
+        with what each acceptor said; then nothing is lost, and it may be called again."""
+        while True:
+            if self._reader is None:
+                await self._begin()
+            if self._clock.monotonic_ms() < self._look_due_ms:
+                found = await self._receive()
+            else:
+                found = await self._receive_and_look()
+            if isinstance(found, bytes):
+                return found
+            self._fail(self._at, found)
+
+    # -- one acceptor ----------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Finds one to read from, and asks it."""
+        first = self._addresses.index(self._at)
+        behind: dict[AcceptorAddress, int] = {}
+        for address in self._addresses[first:] + self._addresses[:first]:
+            if address in self._failed:
+                continue
+            commit_lsn = await self._try(address, only_ahead=True)
+            if self._reader is not None:
+                return
+            if commit_lsn is not None:
+                behind[address] = commit_lsn
+        # What others have removed comes to nobody who lacks it.
+        if not any(isinstance(error, WalRemoved) for error in self._failed.values()):
+            for address in sorted(behind, key=lambda each: -behind[each]):
+                await self._try(address, only_ahead=False)
+                if self._reader is not None:
+                    return
+        raise self._nobody(behind)
+
+    def _nobody(self, behind: Mapping[AcceptorAddress, int]) -> PenstockError:
+        """Why there is nobody to read from."""
+        failed, self._failed = self._failed, {}
+        reasons = [str(failed[each]) for each in self._addresses if each in failed]
+        reasons += [
+            f"acceptor {address} is committed up to {lsn_text(commit_lsn)} only"
+            for address, commit_lsn in behind.items()
+            if address not in failed
+        ]
+        told = "; ".join(reasons)
+        if all(isinstance(error, WalRemoved) for error in failed.values()):
+            return AllRemoved(
+                f"no acceptor keeps the log from {lsn_text(self.next_lsn)} on any more: {told}"
+            )
+        return Broken(f"the log from {lsn_text(self.next_lsn)} on cannot be read: {told}")
+
+    async def _try(self, address: AcceptorAddress, *, only_ahead: bool) -> int | None:
+        """Begins to read from it; its commit LSN, None when it failed. `only_ahead`: not when it
+        is behind the place that is next."""
+        connection: AcceptorConnection | None = None
+        try:
+            with anyio.fail_after(self._silence_s):
+                connection = await self._dial(address)
+                commit_lsn = await committed(connection)
+                self._saw(address, commit_lsn)
+                if commit_lsn < self.next_lsn and only_ahead:
+                    connection.abort()
+                    return commit_lsn
+                await start_replication(connection, self.next_lsn)
+        except (PenstockError, TimeoutError) as error:
+            if connection is not None:
+                connection.abort()
+            self._fail(address, self._named(address, error))
+            return None
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
+        self._reader = LogReader(connection, self.next_lsn)
+        self._reader.known_lsn = commit_lsn
+        self._at = address
+        self._reported_ms = self._clock.monotonic_ms()
+        return commit_lsn
+
+    def _named(self, address: AcceptorAddress, error: Exception) -> PenstockError:
+        if isinstance(error, PenstockError):
+            return error
+        return Broken(f"acceptor {address} said nothing for {self._silence_s:g} s")
+
+    def _saw(self, address: AcceptorAddress, commit_lsn: int) -> None:
+        self.seen[address] = Seen(commit_lsn)
+        self.known_lsn = max(self.known_lsn, commit_lsn)
+
+    def _saw_fail(self, address: AcceptorAddress, error: PenstockError) -> None:
+        commit_lsn = self.seen.get(address, Seen()).commit_lsn
+        self.seen[address] = Seen(commit_lsn, str(error), isinstance(error, NoTimeline))
+
+    def _fail(self, address: AcceptorAddress, error: PenstockError) -> None:
+        self.close()
+        self._failed[address] = error
+        self._saw_fail(address, error)
+        turn = self._addresses.index(address) + 1
+        self._at = self._addresses[turn % len(self._addresses)]
+
+    async def _receive(self) -> bytes | PenstockError:
+        """What the acceptor says; or why it says nothing more."""
+        reader = self._reader
+        assert reader is not None, "begun"
+        try:
+            with anyio.fail_after(self._silence_s):
+                wal = await reader.next()
+                now = self._clock.monotonic_ms()
+                if reader.answers_asked or now >= self._reported_ms + REPORT_MS:
+                    self._reported_ms = now
+                    await reader.report(self._consumed_lsn)
+        except (PenstockError, TimeoutError) as error:
+            return self._named(self._at, error)
+        self._failed.clear()
+        self.next_lsn = reader.next_lsn
+        self._saw(self._at, reader.known_lsn)
+        return wal
+
+    # -- all acceptors ---------------------------------------------------------------------------
+
+    async def _receive_and_look(self) -> bytes | PenstockError:
+        """Looks beside the next word of the acceptor that is read."""
+        looked = False
+
+        async def look() -> None:
+            nonlocal looked
+            await self.look()
+            looked = True
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(look)
+            while not (found := await self._receive()) and not looked:
+                pass  # it says now and then that it is there
+            group.cancel_scope.deadline = anyio.current_time() + GRACE_S
+        self._judge(may_leave=found == b"")
+        return found
+
+    def _judge(self, *, may_leave: bool) -> None:
+        """Whether another acceptor is to be read, after a look."""
+        commits = {each: seen.commit_lsn for each, seen in self.seen.items() if not seen.error}
+        given = max(self.next_lsn, self.seen[self._at].commit_lsn)
+        furthest = choose(commits, given)
+        if may_leave and furthest is not None and self.next_lsn < self._expected_lsn:
+            self.close()
+            self._at = furthest
+        self._expected_lsn = 0 if furthest is None else commits[furthest]
+        wait_ms = self._look_ms if furthest is None else min(AGAIN_MS, self._look_ms)
+        self._look_due_ms = self._clock.monotonic_ms() + wait_ms
+
+    async def look(self) -> None:
+        """Asks every acceptor how far it is, and tells it how far this consumer is."""
+        async with anyio.create_task_group() as group:
+            for address in self._addresses:
+                group.start_soon(self._look_at, address)
+
+    async def _look_at(self, address: AcceptorAddress) -> None:
+        connection: AcceptorConnection | None = None
+        try:
+            with anyio.fail_after(self._silence_s):
+                connection = await self._dial(address)
+                commit_lsn = await committed(connection)
+                self._saw(address, commit_lsn)
+                consumed_lsn = self._consumed_lsn
+                if consumed_lsn > self._told.get(address, 0):
+                    await start_replication(connection, commit_lsn)
+                    await connection.send([consumer_feedback(consumed_lsn, self._clock.now_ms())])
+                    await connection.end_copy()
+                    self._told[address] = consumed_lsn
+        except (PenstockError, TimeoutError) as error:
+            self._saw_fail(address, self._named(address, error))
+        finally:
+            if connection is not None:
+                connection.abort()
+
+
+async def committed(connection: AcceptorConnection) -> int:
+    """How far the timeline is committed there. Raises as `AcceptorConnection.receive`, and
+    `NoTimeline`."""
+    rows = await connection.query("TIMELINE_STATUS")
+    if not rows:
+        raise NoTimeline(f"acceptor {connection.address} has no such timeline")
+    return parse_lsn(rows[0][1] or "0/0")
+
+
+def consumer_feedback(lsn: int, now_ms: int) -> bytes:
+    """A consumer's message: it has everything before `lsn` for good."""
+    told = PageserverFeedback(
+        last_received_lsn=lsn,
+        disk_consistent_lsn=lsn,
+        remote_consistent_lsn=lsn,
+        replytime=pg_time(now_ms),
+    )
+    body = encode_feedback(told)
+    return b"z" + len(body).to_bytes(8, "big") + body

@@ -1,0 +1,102 @@
+"""Acceptors in this process: real listeners on real ports, over files; each can go down and come
+back, on its port and its disk."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+
+from actors.kernel import System, SystemClock
+from actors.settings import Settings
+from actors.wal.dialling import AcceptorAddress
+from actors.wal.framing import START_LSN
+from actors.wal.listener import WalListener
+from actors.wal.proposer import ProposerConfig
+from actors.wal.proposing import Timing, propose
+from actors.wal.pushing import push
+from actors.wal.timeline import Timeline
+from actors.wal.timelines import FileDisk, Timelines
+
+TENANT, TIMELINE = "0a" * 16, "0b" * 16
+FAST = Timing(tick_ms=10, retry_delay_ms_min=5, retry_delay_ms_max=20)
+SETTINGS = Settings()
+
+
+class Node:
+    """One acceptor."""
+
+    def __init__(self, folder: Path, node_id: int) -> None:
+        self.folder = folder
+        self.node_id = node_id
+        self.port = 0
+        self._timelines: Timelines | None = None
+        self._stop = asyncio.Event()
+        self._served: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> AcceptorAddress:
+        return AcceptorAddress("127.0.0.1", self.port)
+
+    @property
+    def timeline(self) -> Timeline:
+        assert self._timelines is not None
+        found = self._timelines.find(TENANT, TIMELINE)
+        assert found is not None
+        return found
+
+    async def up(self) -> None:
+        sock = socket.create_server(("127.0.0.1", self.port))
+        sock.setblocking(False)
+        self.port = sock.getsockname()[1]
+        clock = SystemClock()
+        self._timelines = Timelines(self.folder, self.node_id, FileDisk(), clock, SETTINGS)
+        await self._timelines.open()
+        self._stop = asyncio.Event()
+        self._served = asyncio.create_task(self._serve(sock, self._timelines, clock))
+
+    async def _serve(self, sock: socket.socket, timelines: Timelines, clock: SystemClock) -> None:
+        try:
+            async with System(clock=clock) as system, anyio.create_task_group() as group:
+                listener = WalListener(timelines, system, clock, SETTINGS)
+                group.start_soon(listener.serve, [sock])
+                await self._stop.wait()
+                group.cancel_scope.cancel()
+        finally:
+            sock.close()
+            timelines.close()
+
+    async def down(self) -> None:
+        if self._served is not None:
+            self._stop.set()
+            await self._served
+            self._served = None
+
+
+@asynccontextmanager
+async def nodes(folder: Path, count: int = 3) -> AsyncIterator[list[Node]]:
+    """So many acceptors, up."""
+    made = [Node(folder / str(number), number) for number in range(1, count + 1)]
+    try:
+        for node in made:
+            await node.up()
+        yield made
+    finally:
+        for node in made:
+            await node.down()
+
+
+async def append(those: Sequence[Node], lines: Iterable[bytes], start_lsn: int = START_LSN) -> int:
+    """Elects a writer among them, which pushes the lines; the place behind them. All of them have
+    it all, and know that it is committed."""
+    config = ProposerConfig(TENANT, TIMELINE, start_lsn, heartbeat_ms=20)
+    async with propose(config, [node.address for node in those], timing=FAST) as log:
+        done = await push(log, lines, [])
+        for node in those:
+            await node.timeline.ends.until(lambda ends: ends.commit_lsn == done.lsn)
+    return done.lsn
