@@ -33,7 +33,7 @@ def create_source(
     target: Target,
     name: Annotated[str, typer.Argument(help="The source's name.")],
     kind: Annotated[
-        str, typer.Argument(help="postgres, files, nexmark, tpch, counter or churn.")
+        str, typer.Argument(help="postgres, files, wal, nexmark, tpch, counter or churn.")
     ] = "",
     option: Options = None,
     config: Annotated[

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import msgspec
@@ -23,6 +23,7 @@ import msgspec
 from actors.controller.client_copies import CopiedRows, CopyFormat, copied_from
 from actors.controller.client_link import Exchange
 from actors.errors import InvalidUsage
+from actors.plan.schema import Column
 from actors.protocol.api import Done, Traced
 from actors.protocol.api_storage import (
     AlterSource,
@@ -43,6 +44,7 @@ from actors.telemetry import CLIENT_REQUEST
 
 Tables: TypeAlias = Mapping[str, str] | Sequence[str | SourceTable]
 """Tables outside, with their names here or without."""
+_NOT_NULL: Final = " not null"
 
 
 class ClientSources:
@@ -172,13 +174,28 @@ def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:
     kind = given.pop("kind", given.pop("type", None))
     if not isinstance(kind, str):
         raise InvalidUsage("a source's configuration names its kind: {'kind': 'postgres', …}")
-    columns = given.get("columns")
-    if isinstance(columns, dict):  # as `create_table` takes them
-        given["columns"] = [{"name": name, "type": type_} for name, type_ in columns.items()]
+    if "columns" in given:
+        given["columns"] = _columns(given["columns"])
+    if isinstance(given.get("tables"), dict):
+        given["tables"] = {name: _columns(each) for name, each in given["tables"].items()}
     try:
         return kind, msgspec.json.encode({"type": kind, **given})
     except (TypeError, ValueError) as error:
         raise InvalidUsage(f"configuration of a source of kind {kind}: {error}") from None
+
+
+def _columns(given: Any) -> Any:
+    """Columns as `create_table` takes them, as a configuration has them."""
+    if not isinstance(given, dict):
+        return given
+    return [_column(name, str(type_).strip()) for name, type_ in given.items()]
+
+
+def _column(name: str, text: str) -> Column:
+    bare = len(text) - len(_NOT_NULL)
+    if text.lower().endswith(_NOT_NULL):
+        return Column(name, text[:bare].strip(), nullable=False)
+    return Column(name, text)
 
 
 def _tables(given: Tables) -> tuple[SourceTable, ...]:

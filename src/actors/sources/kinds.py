@@ -21,9 +21,17 @@ from actors.sources.secrets import check_secrets
 from actors.sources.source import Source
 from actors.sources.surroundings import Surroundings
 from actors.sources.tpch import Tpch, TpchConfig
+from actors.sources.wal import WalSource
+from actors.sources.wal_config import WalConfig
 
 SourceConfig: TypeAlias = (
-    CounterConfig | ChurnConfig | NexmarkConfig | TpchConfig | FilesConfig | PostgresConfig
+    CounterConfig
+    | ChurnConfig
+    | NexmarkConfig
+    | TpchConfig
+    | FilesConfig
+    | PostgresConfig
+    | WalConfig
 )
 
 
@@ -63,6 +71,9 @@ def make_source(config: SourceConfig, around: Surroundings) -> Source:
             return FilesSource(config, around)
         case PostgresConfig():
             return _postgres(config, around)
+        case WalConfig():
+            check_secrets(config, around.settings)
+            return WalSource(config, around)
         case _:
             assert_never(config)
 

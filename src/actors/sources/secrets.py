@@ -7,22 +7,28 @@ be able to name any variable or file of the service, only those that were put th
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from actors.errors import InvalidUsage
 from actors.settings import Settings
 from actors.sources.postgres_config import PostgresConfig
+from actors.sources.wal_config import WalConfig
+
+_VARIABLES: Final = ("password_env", "token_env")
+_FILES: Final = ("password_file", "passfile", "sslkey", "sslcert", "sslrootcert", "token_file")
 
 
-def check_secrets(config: PostgresConfig, settings: Settings) -> None:
+def check_secrets(config: PostgresConfig | WalConfig, settings: Settings) -> None:
     """Raises `InvalidUsage` for a variable or a file that is not for sources."""
     prefix = settings.secret_env_prefix
-    if config.password_env and not config.password_env.startswith(prefix):
-        raise InvalidUsage(
-            f"password_env {config.password_env!r}: the name must begin with {prefix} "
-            "(secret_env_prefix)"
-        )
-    for name in ("password_file", "passfile", "sslkey", "sslcert", "sslrootcert"):
-        path = getattr(config, name)
+    for name in _VARIABLES:
+        variable = getattr(config, name, "")
+        if variable and not variable.startswith(prefix):
+            raise InvalidUsage(
+                f"{name} {variable!r}: the name must begin with {prefix} (secret_env_prefix)"
+            )
+    for name in _FILES:
+        path = getattr(config, name, "")
         if path and path != "system":
             _check_file(name, path, settings.secret_dir)
 

@@ -1,0 +1,224 @@
+"""A log's bytes to changes of tables, with the place behind the last one. Pure.
+
+Theory of operation. Bytes come in order, in pieces of any size; each record that is whole is one
+change of one table. What a piece brought is given at once: the rows of each table, then a mark at
+the place behind the last record. So a record's change and its place stand before the same mark,
+and reading goes on behind it.
+
+A table that was added later is *filled*: the log is read from its begin once more up to the
+position, for the new tables alone, and one mark at that position fills them.
+
+What does not fit, and what comes of it:
+- a row that its table cannot hold ends that table (`ExportFailed`); the others go on;
+- a record that is no change, one of a table that is not declared (unless such are skipped), and
+  a log that is broken or not ours: nobody can say what it means, so the source *stops* before it.
+  All before is given, with a mark; then `stopped` says why;
+- tables that are declared and not wanted are passed over.
+
+Invariant: ``lsn`` is behind the last record that was given, and a mark's position is one of its
+values; it never falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from actors.errors import Corrupt, InvalidUsage
+from actors.sources.source import (
+    POSITION_BYTES_MAX,
+    Export,
+    ExportFailed,
+    Given,
+    Mark,
+    Rows,
+    Unreachable,
+)
+from actors.sources.wal_config import WalConfig
+from actors.sources.wal_rows import Misfit, RowsOfTable
+from actors.wal.framing import Decoder, Framed
+from actors.wal.lsn import lsn_text, parse_lsn
+
+ANEW: Final = (
+    "the log cannot be changed: create another source whose `tables` can hold it, or drop this "
+    "table here"
+)
+_SHOWN: Final = 200
+
+
+class _Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a record holds: see `wal.pushing`."""
+
+    table: str
+    row: msgspec.Raw
+    diff: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 1
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Everything before `lsn` was taken, into these tables."""
+
+    lsn: str
+    timeline: str
+    tables: tuple[str, ...]
+
+    @property
+    def at(self) -> int:
+        """The place."""
+        return parse_lsn(self.lsn)
+
+    def text(self) -> str:
+        """What `read_position` reads."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_position(text: str, config: WalConfig) -> Position:
+    """Raises `InvalidUsage` for what is no position, or one of another log."""
+    try:
+        found = msgspec.json.decode(text, type=Position)
+        parse_lsn(found.lsn)
+    except (msgspec.DecodeError, InvalidUsage) as error:
+        raise InvalidUsage(f"{text[:100]!r} is no position of a source of a log: {error}") from None
+    if found.timeline != config.timeline:
+        raise InvalidUsage(
+            f"this is timeline {config.timeline}; what is here came from {found.timeline}: name "
+            "that one, or drop the source and create it again"
+        )
+    return found
+
+
+_CHANGES: Final = msgspec.json.Decoder(_Change)
+
+
+class WalChanges:
+    """See the module. `lsn`: where the log that is fed begins; `fills`: what the mark that comes
+    at `until_lsn` fills, and no other mark comes before; `until_lsn` 0: without end."""
+
+    def __init__(
+        self,
+        config: WalConfig,
+        exports: Sequence[Export],
+        lsn: int,
+        *,
+        tables: Sequence[str],
+        fills: Sequence[str] = (),
+        until_lsn: int = 0,
+    ) -> None:
+        """`tables`: those that a position names. Raises `InvalidUsage` when they are too many."""
+        self._timeline = config.timeline
+        skips = config.undeclared == "skip"
+        self._skips = skips
+        declared = config.schemas()
+        self._declared = frozenset(declared)
+        self._rows = {
+            export.name: RowsOfTable(declared[export.name], export.schema, skips=skips)
+            for export in exports
+        }
+        self._decoder = Decoder(lsn)
+        self._tables = tuple(tables)
+        self._fills = tuple(fills)
+        self._until_lsn = until_lsn
+        self._failed: list[ExportFailed] = []
+        self.lsn = lsn
+        self.stopped: Unreachable | None = None
+        """Why nothing more can be given."""
+        self.records = 0
+        """Taken since the last mark."""
+        if len(self.mark().position) > POSITION_BYTES_MAX:
+            raise InvalidUsage(
+                f"the names of {len(self._tables)} tables make a position of more than "
+                f"{POSITION_BYTES_MAX} bytes: make several sources"
+            )
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether it reads for tables that were added, up to where the others are."""
+        return self._until_lsn > 0
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether it came to that end."""
+        return 0 < self._until_lsn <= self.lsn
+
+    def mark(self, filled: Sequence[str] = ()) -> Mark:
+        """Where it is."""
+        position = Position(lsn_text(self.lsn), self._timeline, self._tables)
+        names = (*self._fills, *filled)
+        return Mark(position.text(), messages=self.records, filled=names)
+
+    def take(self, wal: bytes) -> list[Given]:
+        """The log goes on with `wal`. What is whole now."""
+        begin_lsn = self.lsn
+        try:
+            self._take(self._decoder.payloads(wal))
+        except Corrupt as error:
+            self._stop(str(error), "is this the timeline that penstock wal push writes?")
+        given: list[Given] = []
+        for name, rows in list(self._rows.items()):
+            if len(rows):
+                try:
+                    given.append(Rows(name, rows.updates(), snapshot=self.is_filling))
+                except Misfit as error:
+                    where = f"records from {lsn_text(begin_lsn)} on"
+                    self._fail(name, where, error)
+                rows.clear()
+        given += self._failed
+        self._failed = []
+        if self.lsn > begin_lsn and self.is_filling == self.is_filled:
+            given.append(self.mark())
+            self.records = 0
+        return given
+
+    def give_up(self, error: str, hint: str) -> list[Given]:
+        """The tables that are being filled cannot be; with the mark that says so."""
+        self.lsn = self._until_lsn
+        failed = [ExportFailed(name, error, hint) for name in self._fills]
+        return [*failed, self.mark()]
+
+    def _take(self, payloads: Iterable[Framed]) -> None:
+        for framed in payloads:
+            if self.stopped is not None or self.is_filled or not self._change(framed):
+                return
+            self.lsn = framed.end_lsn
+            self.records += 1
+
+    def _change(self, framed: Framed) -> bool:
+        """Takes a record; False: it stops here."""
+        try:
+            change = _CHANGES.decode(framed.payload)
+        except (msgspec.DecodeError, RecursionError) as error:
+            shown = framed.payload[:_SHOWN].decode(errors="replace")
+            return self._stop(
+                f"the record at {lsn_text(self.lsn)} is no change: {error}: {shown}",
+                "records are written by penstock wal push; to go on behind it, create the source "
+                f"again with start_lsn={lsn_text(framed.end_lsn)}",
+            )
+        rows = self._rows.get(change.table)
+        if rows is None:
+            if self._skips or change.table in self._declared:
+                return True
+            return self._stop(
+                f"the record at {lsn_text(self.lsn)} is of table {change.table[:_SHOWN]!r}, which "
+                f"is not declared: {', '.join(sorted(self._declared))} are",
+                "create the source again, with that table in `tables`, or with undeclared=skip",
+            )
+        if not change.diff:
+            return self._stop(
+                f"the record at {lsn_text(self.lsn)} is no change: its diff is 0",
+                "records are written by penstock wal push",
+            )
+        try:
+            rows.add(change.row, change.diff)
+        except Misfit as error:
+            self._fail(change.table, f"the record at {lsn_text(self.lsn)}", error)
+        return True
+
+    def _stop(self, error: str, hint: str) -> bool:
+        self.stopped = Unreachable(error, hint)
+        return False
+
+    def _fail(self, name: str, where: str, error: Misfit) -> None:
+        """From here on the table is passed over."""
+        self._failed.append(ExportFailed(name, f"{where} does not fit the table: {error}", ANEW))
+        del self._rows[name]

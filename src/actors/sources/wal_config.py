@@ -1,0 +1,106 @@
+"""How a source of kind `wal` reaches its log, and which tables the log's records are of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from actors.errors import InvalidUsage
+from actors.plan.schema import Column, Schema
+from actors.sources.file_reading import check_columns
+from actors.sources.generators import at_least
+from actors.sources.wal_rows import check_type
+from actors.wal.dialling import AcceptorAddress, parse_addresses
+from actors.wal.framing import START_LSN, Decoder
+from actors.wal.lsn import parse_lsn
+
+TABLES_MAX: Final = 256
+_HEX: Final = "0123456789abcdef"
+
+
+class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wal"):
+    """A timeline of acceptors, as ``penstock wal push`` writes it. No token stands here: it is
+    read when the service connects, from where this names."""
+
+    acceptors: str
+    """All of the timeline: ``host:port,host:port,…``."""
+    tenant: str
+    """32 hexadecimal digits."""
+    timeline: str
+    """32 hexadecimal digits."""
+    tables: dict[str, tuple[Column, ...]]
+    """Those that records name, with their columns."""
+    undeclared: Literal["refuse", "skip"] = "refuse"
+    """What becomes of tables and columns in records that stand not in `tables`."""
+    start_lsn: str = ""
+    """Where reading begins, the end of a record (``0/1A2B3C8``); empty: at the log's begin."""
+    token_env: str = ""
+    """An environment variable of the service that holds the token."""
+    token_file: str = ""
+    """A file of the service whose first line is the token."""
+    feedback: bool = True
+    """Acceptors hear up to where everything is durable here, so that they may remove it."""
+    silence_ms: int = 10_000
+    """An acceptor that says nothing for so long is left for another."""
+    look_ms: int = 5_000
+    """All acceptors are asked so often how far they are."""
+
+    def check(self) -> None:
+        """Raises `InvalidUsage` naming the option that does not fit."""
+        self.addresses()
+        for name, value in (("tenant", self.tenant), ("timeline", self.timeline)):
+            if len(value) != 32 or value.strip(_HEX):
+                raise InvalidUsage(f"{name} = {value!r}: give 32 hexadecimal digits, lower case")
+        at_least(self, silence_ms=100, look_ms=10)
+        if self.token_env and self.token_file:
+            raise InvalidUsage("give one of token_env and token_file")
+        Decoder(self.begin_lsn())
+        if not 0 < len(self.tables) <= TABLES_MAX:
+            raise InvalidUsage(
+                f"tables = {{…}} with {len(self.tables)} tables: declare 1 to {TABLES_MAX}, each "
+                'with its columns, as {"orders": {"id": "bigint", "total": "decimal(12,2)"}}'
+            )
+        self.schemas()
+
+    def addresses(self) -> tuple[AcceptorAddress, ...]:
+        """Raises `InvalidUsage`."""
+        return parse_addresses(self.acceptors)
+
+    def begin_lsn(self) -> int:
+        """Where reading begins. Raises `InvalidUsage`."""
+        return parse_lsn(self.start_lsn) if self.start_lsn else START_LSN
+
+    def schemas(self) -> dict[str, Schema]:
+        """Of all tables. Raises `InvalidUsage`."""
+        return {name: _schema(name, columns) for name, columns in self.tables.items()}
+
+    def token(self) -> str:
+        """What is shown to acceptors; empty: nothing. Blocking. Raises `InvalidUsage`."""
+        if self.token_env:
+            value = os.environ.get(self.token_env)
+            if value is None:
+                raise InvalidUsage(
+                    f"the service has no environment variable {self.token_env} (token_env)"
+                )
+            return value
+        if self.token_file:
+            try:
+                return Path(self.token_file).read_text().partition("\n")[0].strip()
+            except OSError as error:
+                raise InvalidUsage(f"token_file {self.token_file}: {error.strerror}") from None
+        return ""
+
+
+def _schema(name: str, columns: tuple[Column, ...]) -> Schema:
+    if not name or not columns:
+        raise InvalidUsage(f"tables: {name!r} has no {'columns' if name else 'name'}")
+    try:
+        schema = check_columns(columns)
+        for field in schema.arrow():
+            check_type(field.type)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"tables: {name}: {error}") from None
+    return schema
