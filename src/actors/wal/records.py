@@ -24,6 +24,8 @@ Rules:
   to the next segment behind a switch, and those bytes need not have come. They are not checked.
 - Memory is bounded: less than `_HELD_MAX` bytes wait for the next piece. A record's body is not
   kept, only its CRC; a length is checked before anything is done with it.
+- Long pieces go through `runs` first, many records at a time, up to what is not ordinary or not
+  right; it gives no other ends or verdicts. (Not where `found` is told of each record.)
 
 It does not read what records say, does not check their chain of previous LSNs (acceptors never
 did: a log that begins in the middle has no previous record), and does not check unused bytes.
@@ -40,6 +42,7 @@ import msgspec
 
 from actors.errors import Corrupt
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
+from actors.wal.runs import RUN_BYTES_MIN, run_of
 
 MAGICS: Final = {14: 0xD10D, 15: 0xD110, 16: 0xD113, 17: 0xD116}
 """How the pages of a major version begin."""
@@ -191,6 +194,7 @@ class RecordScanner:
         self._lsn += len(piece)
         self._held = b""
         at, size = 0, len(data)
+        asked = 0  # before this, runs were looked for
         while at < size:
             lsn = base + at
             if lsn < self._skip_to:
@@ -202,7 +206,11 @@ class RecordScanner:
             elif self._left:
                 taken = self._go_on(data, at, lsn, room)
             else:
-                taken = self._whole_records(data, at, lsn, room)
+                taken = 0
+                if at >= asked and size - at >= RUN_BYTES_MIN:
+                    taken, looked = self._run(data, at, lsn)
+                    asked = at + looked
+                taken = taken or self._whole_records(data, at, lsn, room)
                 taken = taken or self._begin_record(data, at, lsn, room)
             if not taken:
                 self._held = data[at:]
@@ -230,6 +238,15 @@ class RecordScanner:
                 lsn, f"the page says that {to_come} bytes of a record come, not {self._left}"
             )
         return length
+
+    def _run(self, data: bytes, at: int, lsn: int) -> tuple[int, int]:
+        """As `runs.run_of`; nothing where each record is of interest."""
+        if self._overwritten or self._found is not None:
+            return 0, len(data) - at
+        taken, looked = run_of(data, at, lsn, self._magics, self._segment_bytes)
+        if taken:
+            self._record_lsn = self._skip_to = lsn + taken
+        return taken, looked
 
     def _whole_records(self, data: bytes, at: int, lsn: int, room: int) -> int:
         """Bytes of the records that stand whole in this page and this piece, and are no special

@@ -13,7 +13,8 @@ from actors.wal.control import decode, encode
 from actors.wal.inspection import inspect_bytes, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.messages import Entry, Member, Membership
-from actors.wal.records import RECORD_BYTES_MAX, Bad, RecordScanner
+from actors.wal.records import MAGICS, RECORD_BYTES_MAX, Bad, RecordScanner
+from actors.wal.runs import run_of
 from actors.wal.stores import ControlState
 
 _START: Final = SEGMENT_BYTES - 2 * PAGE_BYTES + 24
@@ -24,7 +25,10 @@ def read_records(data: bytes) -> None:
     if len(data) < 2:
         return
     step, stream = data[0] + 1, data[1:]
-    assert _scan(stream, len(stream)) == _scan(stream, step), "the pieces made a difference"
+    end_lsn, bad = _scan(stream, len(stream))
+    assert (end_lsn, bad) == _scan(stream, step), "the pieces made a difference"
+    taken, _ = run_of(stream, 0, _START, MAGICS.values(), SEGMENT_BYTES)
+    assert _START + taken <= end_lsn, "a run of records holds one that is wrong"
 
 
 def _scan(stream: bytes, step: int) -> tuple[int, Bad | None]:
