@@ -28,17 +28,18 @@ import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 import msgspec
 
 from actors.errors import Corrupt, StorageError
 from actors.kernel import Clock
-from actors.persist.location import Blob
-from actors.persist.places import open_blob
 from actors.settings import Settings
 from actors.wal.lsn import SEGMENT_BYTES, segment_name
+
+if TYPE_CHECKING:
+    from actors.persist.location import Blob
 
 log = logging.getLogger("penstock.wal")
 
@@ -73,6 +74,8 @@ class Archive:
     async def at(cls, url: str, settings: Settings, clock: Clock) -> Self:
         """The one that a URL names (`actors.persist.places`). A bucket is asked nothing yet.
         Raises `InvalidUsage`, `StorageError`."""
+        # It loads all of persist, pyarrow too: three times what an acceptor needs to start.
+        from actors.persist.places import open_blob
 
         async def open_tenant(tenant: str) -> Blob:
             return await open_blob(url, settings, clock, exclusive=False, below=tenant)
