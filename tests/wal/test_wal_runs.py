@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from struct import pack_into
 
@@ -62,7 +63,7 @@ def known(scanner: RecordScanner) -> tuple[object, ...]:
     return lsn, held, record_lsn, skip_to, left, record if left else None, overwritten
 
 
-def made_up(sizes: list[int | None], start: int) -> MadeUpLog:
+def made_up(sizes: Sequence[int | None], start: int) -> MadeUpLog:
     """None: a switch. No two bodies of a size are the same."""
     log = MadeUpLog(start, segment_bytes=SMALL)
     for number, size in enumerate(sizes):
