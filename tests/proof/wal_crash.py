@@ -79,7 +79,7 @@ STRIKES = {
     "everything": 1,
     "deposed": 2,
 }
-RACE_SHARE = 0.3
+RACE_SHARE = 0.5
 """Of the times when a proposer is needed, two campaign at once."""
 
 

@@ -1,11 +1,12 @@
 """A real PostgreSQL's log through `penstock wal relay` to three acceptors, under pgbench and kills.
 
-Run: ``python tests/proof/wal_relay.py [--kills 20] [--seed 1] [--transactions 500]``.
+Run: ``python tests/proof/wal_relay.py [--kills 20] [--seed 1] [--transactions 2000]``.
 
 The server counts the relay as its synchronous standby: no commit is acknowledged before a majority
 of the acceptors has it on disk. pgbench (TPC-B) runs; at random moments an acceptor, the relay or
-the whole server is killed with ``kill -9`` and started again. After each kill a mark is committed:
-so the stream has come to life again. In the end, up to the LSN that an acceptor calls committed:
+the whole server is killed with ``kill -9`` and started again, or another relay takes over; now and
+then a segment is switched just before. After each strike a mark is committed: so the stream has
+come to life again. In the end, up to the LSN that an acceptor calls committed:
 
 1. its segments equal the server's, byte for byte;
 2. ``pg_waldump`` reads them without an error, to that very LSN;
@@ -41,9 +42,11 @@ from actors.testing.postgres_server import NoPostgres, PostgresServer, binary, p
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn
 
 RELAY = (sys.executable, "-c", "from actors.cli import main; main()", "wal", "relay")
+ENDED_BY_ANOTHER = 2
 STUCK_S = 600
 PAUSE_S = 1.0
-VICTIMS = {"acceptor": 4, "relay": 3, "server": 2, "acceptor and relay": 2}
+VICTIMS = {"acceptor": 4, "relay": 3, "server": 2, "acceptor and relay": 2, "replaced": 1}
+"""The last: another relay takes over, and the first one must end."""
 CLIENTS = 4
 SWITCH_EVERY = 3
 """Strikes. A segment is switched just before."""
@@ -82,6 +85,17 @@ class Relay:
             self._process.kill()
             await self._process.aclose()
         self._process = None
+
+    async def replace(self) -> None:
+        """By another one. Raises `Wrong` when the first one does not end by itself."""
+        old = self._process
+        assert old is not None
+        await self.start()
+        with anyio.fail_after(STUCK_S):
+            status = await old.wait()
+        await old.aclose()
+        if status != ENDED_BY_ANOTHER:
+            raise Wrong(f"a relay that was replaced ended with {status}")
 
     async def end(self) -> int:
         """With SIGINT; what it calls committed."""
@@ -174,6 +188,8 @@ class Stage:
             await victim.start()
         if "relay" in kind:
             await self.relay.start()
+        if kind == "replaced":
+            await self.relay.replace()
         if kind == "server":
             self.server.kill()
             await anyio.to_thread.run_sync(self.server.start)
@@ -287,7 +303,7 @@ async def campaign(strikes: Sequence[str], seed: int, transactions: int, *, reco
             if number % SWITCH_EVERY == 1:
                 await stage.switch()
             await stage.strike(kind, dice.choice(stage.acceptors))
-            print(f"{number}: {kind} killed, {stage.marks} marks", flush=True)
+            print(f"{number}: {kind}, {stage.marks} marks", flush=True)
         stage.bench()
         await stage.benched()
         await stage.mark()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
+import msgspec
 import typer
 
 from actors.errors import Broken, InvalidUsage
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from actors.wal_relay.relay import Relay, Relayed
 
 ELECT_S: Final = 60.0
-FAREWELL_S: Final = 1.0
-"""For what was appended to be committed, when the relay is ended."""
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -105,33 +104,23 @@ class _Teller:
             print(progress_text(relay.relayed), file=sys.stderr, flush=True)
 
 
-class _Work:
+class _Work(msgspec.Struct):
     """What `relay` was told."""
 
-    def __init__(
-        self,
-        addresses: str,
-        dsn: str,
-        tenant: str,
-        timeline: str,
-        slot: str,
-        create_slot: bool,
-        token: str,
-        elect_s: float,
-        told: _Teller,
-    ) -> None:
-        self._addresses = addresses
-        self._dsn = dsn
-        self._tenant = tenant
-        self._timeline = timeline
-        self._slot = slot
-        self._create_slot = create_slot
-        self._token = token
-        self._elect_s = elect_s
-        self._told = told
+    addresses: str
+    dsn: str
+    tenant: str
+    timeline: str
+    slot: str
+    create_slot: bool
+    token: str
+    elect_s: float
+    told: _Teller
+    is_relaying: bool = False
 
     async def run(self) -> None:
-        """Until a signal."""
+        """Until a signal; a second one ends it at once."""
+        stopping = anyio.Event()
         async with anyio.create_task_group() as group:
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
 
@@ -139,12 +128,12 @@ class _Work:
                     await self._relay(stopping)
                     group.cancel_scope.cancel()
 
-                stopping = anyio.Event()
                 group.start_soon(work)
                 async for _ in signals:
+                    if stopping.is_set() or not self.is_relaying:
+                        break
                     stopping.set()
-                    break
-                await anyio.sleep_forever()
+                group.cancel_scope.cancel()
 
     async def _relay(self, stopping: anyio.Event) -> None:
         from actors.kernel import SystemClock
@@ -155,46 +144,40 @@ class _Work:
         from actors.wal_relay.server import ReplicationServer
 
         clock = SystemClock()
-        acceptors = parse_addresses(self._addresses)
-        server = await ReplicationServer.connect(self._dsn, clock)
+        acceptors = parse_addresses(self.addresses)
+        server = await ReplicationServer.connect(self.dsn, clock)
         try:
             identity = await server.identify()
-            await check_system(identity, acceptors, self._tenant, self._timeline, self._token)
-            if self._create_slot:
-                await server.make_slot(self._slot)
-            begin_lsn = await server.begin(identity, self._slot)
+            await check_system(identity, acceptors, self.tenant, self.timeline, self.token)
+            if self.create_slot:
+                await server.make_slot(self.slot)
+            begin_lsn = await server.begin(identity, self.slot)
         finally:
             server.close()
         config = ProposerConfig(
-            self._tenant,
-            self._timeline,
+            self.tenant,
+            self.timeline,
             begin_lsn,
             pg_version=identity.version,
             system_id=identity.system_id,
             pending_bytes_max=PENDING_BYTES_MAX,
         )
-        async with propose(config, acceptors, token=self._token) as proposer:
+        async with propose(config, acceptors, token=self.token) as proposer:
             await self._elected(proposer)
-            relay = Relay(self._dsn, self._slot, identity, proposer, clock)
+            relay = Relay(self.dsn, self.slot, identity, proposer, clock, stopping)
             async with anyio.create_task_group() as group:
-
-                async def stop() -> None:
-                    await stopping.wait()
-                    group.cancel_scope.cancel()
-
-                group.start_soon(stop)
-                group.start_soon(self._told.progress, relay)
-                group.start_soon(relay.run, lambda found: self._told.line("relaying", found))
-            with anyio.move_on_after(FAREWELL_S):
-                await proposer.committed(proposer.end_lsn)
-            self._told.line("ended", relay.relayed)
+                group.start_soon(self.told.progress, relay)
+                self.is_relaying = True
+                await relay.run(lambda found: self.told.line("relaying", found))
+                group.cancel_scope.cancel()
+            self.told.line("ended", relay.relayed)
 
     async def _elected(self, proposer: LeadingProposer) -> None:
         try:
-            with anyio.fail_after(self._elect_s):
+            with anyio.fail_after(self.elect_s):
                 await proposer.elected()
         except TimeoutError:
             raise Broken(
-                f"no majority of {self._addresses} has elected this writer in {self._elect_s:g} s:"
+                f"no majority of {self.addresses} has elected this writer in {self.elect_s:g} s:"
                 " are they up, and is the timeline one of this version of PostgreSQL?"
             ) from None

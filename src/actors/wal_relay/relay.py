@@ -39,6 +39,9 @@ log = logging.getLogger("penstock.wal")
 REPORT_S: Final = 2.0
 """At least so often the server hears of us: less than its ``wal_sender_timeout``."""
 RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
+FAREWELL_S: Final = 1.0
+"""For what was appended to be committed, when the relay is stopped. Of a record that has come in
+part nobody waits for the rest: it is asked for again."""
 DIAL_TIMEOUT_MS: Final = 5_000
 
 
@@ -65,12 +68,14 @@ class Relay:
         identity: Identity,
         proposer: LeadingProposer,
         clock: Clock,
+        stopping: anyio.Event,
     ) -> None:
         self._dsn = dsn
         self._slot = slot
         self._identity = identity
         self._proposer = proposer
         self._clock = clock
+        self._stopping = stopping
         self._start_lsn = 0
         self._server_lsn = 0
 
@@ -87,19 +92,21 @@ class Relay:
         )
 
     async def run(self, streaming: Callable[[Relayed], None] = lambda _: None) -> None:
-        """Until it is cancelled. `streaming` is told of each connection that gives the log.
+        """Until `stopping`: then what was appended is waited for, a moment, and the server told.
+        `streaming` is told of each connection that gives the log.
 
         Raises `Broken` when another leads, `InvalidUsage` when the server's log cannot go on,
         `MalformedFrame`, `Corrupt`."""
         self._start_lsn = await self._proposer.elected()
         delay_s = RETRY_S_MIN
-        while True:
+        while not self._stopping.is_set():
             before = self._proposer.end_lsn
             try:
                 await self._connected(streaming)
             except* Unreachable as errors:
                 log.warning("%s (tried again in %.1f s)", _first(errors), delay_s)
-            await anyio.sleep(delay_s)
+            with anyio.move_on_after(delay_s):
+                await self._stopping.wait()
             progressed = self._proposer.end_lsn > before
             delay_s = RETRY_S_MIN if progressed else min(2 * delay_s, RETRY_S_MAX)
 
@@ -118,9 +125,23 @@ class Relay:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._report_commits, server)
                 group.start_soon(self._report_often, server)
-                await self._take(server)
+                await self._take_until_stopped(server)
+                with anyio.move_on_after(FAREWELL_S):
+                    await self._proposer.committed(self._proposer.end_lsn)
+                server.report(self._proposer.commit_lsn)
+                group.cancel_scope.cancel()
         finally:
             server.close()
+
+    async def _take_until_stopped(self, server: ReplicationServer) -> None:
+        async with anyio.create_task_group() as group:
+
+            async def stop() -> None:
+                await self._stopping.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(stop)
+            await self._take(server)
 
     async def _take(self, server: ReplicationServer) -> None:
         while True:
