@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -86,7 +86,10 @@ RACE_SHARE = 0.5
 class Campaign:
     """One."""
 
-    def __init__(self, folder: Path, seed: int, fault: str, group: TaskGroup) -> None:
+    def __init__(
+        self, folder: Path, seed: int, fault: str, pause_s: float, group: TaskGroup
+    ) -> None:
+        self._pause_s = pause_s
         self._dice = random.Random(seed)
         in_acceptors = fault if fault in ACCEPTOR_FAULTS else ""
         self._proposer_fault = fault if fault in PROPOSER_FAULTS else ""
@@ -159,6 +162,7 @@ class Campaign:
             len(self._lives),
             self._dice.randrange(1 << 30),
             WORKERS,
+            self._pause_s,
             self._ledger.lsn,
             list(self._ledger.balances),
             self._proposer_fault,
@@ -184,11 +188,14 @@ class Campaign:
 
     # -- strikes ----------------------------------------------------------------------------------
 
-    async def strike(self, number: int) -> None:
+    def drawn(self) -> str:
+        """Whom the next strike hits."""
+        return self._dice.choices([*STRIKES], [*STRIKES.values()])[0]
+
+    async def strike(self, number: int, kind: str) -> None:
         """Load, a kill, and all checks."""
         await self._load(self._dice.randrange(1, LOAD_MAX))
         await anyio.sleep(self._dice.random() * PAUSE_S)
-        kind = self._dice.choices([*STRIKES], [*STRIKES.values()])[0]
         self.strikes[kind] += 1
         victims = self._dice.sample(self.acceptors, 3)
         hit = {
@@ -365,12 +372,12 @@ async def _start(acceptors: list[AcceptorProcess]) -> None:
 
 
 @asynccontextmanager
-async def campaigning(seed: int, fault: str) -> AsyncIterator[Campaign]:
+async def campaigning(seed: int, fault: str, pause_s: float) -> AsyncIterator[Campaign]:
     """One, whose processes end with the block."""
     failed: Exception | None = None
     with tempfile.TemporaryDirectory() as folder:
         async with anyio.create_task_group() as group:
-            made = Campaign(Path(folder), seed, fault, group)
+            made = Campaign(Path(folder), seed, fault, pause_s, group)
             try:
                 yield made
             except Exception as error:  # noqa: BLE001 - the block's own: the group would wrap it
@@ -381,13 +388,16 @@ async def campaigning(seed: int, fault: str) -> AsyncIterator[Campaign]:
         raise failed
 
 
-async def run(kills: int, seed: int, fault: str) -> dict[str, object]:
+async def run(
+    kills: int, strikes: Sequence[str], seed: int, fault: str, pause_s: float
+) -> dict[str, object]:
     """A whole campaign. Raises `Wrong`, `Stuck`."""
     began = time.perf_counter()
-    async with campaigning(seed, fault) as campaign:
+    async with campaigning(seed, fault, pause_s) as campaign:
         await campaign.start()
         for number in range(1, kills + 1):
-            await campaign.strike(number)
+            kind = strikes[number - 1] if strikes else campaign.drawn()
+            await campaign.strike(number, kind)
         summary = await campaign.finish()
     elapsed_s = time.perf_counter() - began
     return summary | {"seconds": round(elapsed_s, 1)}
@@ -405,6 +415,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--strikes", help="instead of --kills: whom, one after another")
+    parser.add_argument("--pause-ms", type=float, default=0, help="of a worker after a transfer")
     parser.add_argument("--fault", choices=[*ACCEPTOR_FAULTS, *PROPOSER_FAULTS], default="")
     parser.add_argument("--faults", action="store_true")
     given = parser.parse_args()
@@ -417,12 +429,15 @@ def main() -> int:
             print(f"{fault}: {what or 'NOT FOUND'}", flush=True)
         return int(not all(found.values()))
     try:
-        summary = anyio.run(run, given.kills, given.seed, given.fault)
+        strikes = given.strikes.split(",") if given.strikes else []
+        kills = len(strikes) or given.kills
+        pause_s = given.pause_ms / 1000
+        summary = anyio.run(run, kills, strikes, given.seed, given.fault, pause_s)
     except (Wrong, Stuck, PenstockError, msgspec.DecodeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(summary))
-    print(f"{given.kills} strikes: nothing was lost, nothing differs")
+    print(f"{kills} strikes: nothing was lost, nothing differs")
     return 0
 
 

@@ -39,6 +39,8 @@ class Orders(msgspec.Struct):
     life: int
     seed: int
     workers: int
+    pause_s: float
+    """Of a worker between two transfers."""
     lsn: int
     balances: list[int]
     """At `lsn`."""
@@ -111,6 +113,7 @@ class Bank:
                 functools.partial(self._encoded, attempt), framed_bytes_max(PAYLOAD_BYTES_MAX)
             )
             say(f"ok {attempt} {lsn}")
+            await anyio.sleep(self._orders.pause_s)
 
     def _encoded(self, attempt: int, lsn: int) -> bytes:
         """In the log's order, whoever was first."""

@@ -10,9 +10,9 @@ come to life again. In the end, up to the LSN that an acceptor calls committed:
 
 1. its segments equal the server's, byte for byte;
 2. ``pg_waldump`` reads them without an error, to that very LSN;
-3. with ``--recover`` (always, but for the short form): a base backup of the beginning, recovered
-   with the acceptor's segments alone, has every mark and every transaction that pgbench counted,
-   and the sums of TPC-B are equal.
+3. (not in the ``--short`` form) a base backup of the beginning, recovered with the acceptor's
+   segments alone, has every mark and every transaction that pgbench counted, and the sums of TPC-B
+   are equal.
 
 Exit status 1 when anything differs.
 """
@@ -127,14 +127,20 @@ class Stage:
         self._marks = 0
         self._bench: subprocess.Popen[str] | None = None
 
-    async def start(self) -> None:
-        """All, and the tables. A mark is taken before pgbench's: the relay is seen to be one of
-        the synchronous standbys."""
+    async def start(self, *, loads: bool) -> None:
+        """All, and the tables. `loads`: what fills them goes through the relay, too."""
         for each in self.acceptors:
             await each.start()
+        fill = ["-i", "-q", "dbname=postgres"]
+        if not loads:
+            fill[-1] += " options='-c synchronous_commit=local'"
+            await anyio.to_thread.run_sync(self.server.run, "pgbench", fill)
+            await self.switch()
+            await self._psql("CHECKPOINT")  # the slot will keep the log from here on
         self.begin_lsn = await self.relay.start()
         await self._psql("CREATE TABLE marks (n int)")
-        await anyio.to_thread.run_sync(self.server.run, "pgbench", ["-i", "-q", "postgres"])
+        if loads:
+            await anyio.to_thread.run_sync(self.server.run, "pgbench", fill)
 
     def bench(self) -> None:
         """pgbench goes on, if it has ended."""
@@ -269,7 +275,7 @@ def recover(stage: Stage, acceptor: AcceptorProcess, backup: Path) -> None:
 
 
 @asynccontextmanager
-async def staged(transactions: int) -> AsyncIterator[tuple[Stage, Path]]:
+async def staged(transactions: int, *, loads: bool) -> AsyncIterator[tuple[Stage, Path]]:
     """Everything up, and a folder."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -282,7 +288,7 @@ async def staged(transactions: int) -> AsyncIterator[tuple[Stage, Path]]:
     ):
         stage = Stage(Path(folder), server, transactions)
         try:
-            await stage.start()
+            await stage.start(loads=loads)
             yield stage, Path(folder)
         finally:
             await stage.stop()
@@ -291,7 +297,7 @@ async def staged(transactions: int) -> AsyncIterator[tuple[Stage, Path]]:
 async def campaign(strikes: Sequence[str], seed: int, transactions: int, *, recovers: bool) -> None:
     """All of it. Raises `Wrong`, `Stuck`."""
     dice = random.Random(seed)
-    async with staged(transactions) as (stage, folder):
+    async with staged(transactions, loads=recovers) as (stage, folder):
         backup = stage.server.folder / "backup"
         if recovers:
             await anyio.to_thread.run_sync(
@@ -300,7 +306,7 @@ async def campaign(strikes: Sequence[str], seed: int, transactions: int, *, reco
         for number, kind in enumerate(strikes, 1):
             stage.bench()
             await anyio.sleep(dice.random() * PAUSE_S)
-            if number % SWITCH_EVERY == 1:
+            if number % SWITCH_EVERY == 0:
                 await stage.switch()
             await stage.strike(kind, dice.choice(stage.acceptors))
             print(f"{number}: {kind}, {stage.marks} marks", flush=True)
@@ -327,7 +333,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--transactions", type=int, default=2_000, help="of each run of pgbench")
-    parser.add_argument("--recover", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--short", action="store_true", help="no backup, tables filled before")
     parser.add_argument("--strikes", help="instead of --kills: whom, one after another")
     given = parser.parse_args()
     dice = random.Random(given.seed)
@@ -335,7 +341,9 @@ def main() -> int:
     if given.strikes is not None:
         strikes = given.strikes.split(",")
     try:
-        anyio.run(lambda: campaign(strikes, given.seed, given.transactions, recovers=given.recover))
+        anyio.run(
+            lambda: campaign(strikes, given.seed, given.transactions, recovers=not given.short)
+        )
     except (Wrong, Stuck, NoPostgres) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
