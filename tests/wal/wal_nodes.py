@@ -15,8 +15,10 @@ import anyio.lowlevel
 from actors.kernel import System, SystemClock
 from actors.settings import Settings
 from actors.wal.dialling import AcceptorAddress
-from actors.wal.framing import START_LSN
+from actors.wal.framing import PG_VERSION, START_LSN
 from actors.wal.listener import WalListener
+from actors.wal.lsn import SEGMENT_BYTES
+from actors.wal.messages import Membership, ProposerGreeting
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import Timing, propose
 from actors.wal.pushing import push
@@ -70,6 +72,12 @@ class Node:
         finally:
             sock.close()
             timelines.close()
+
+    async def make(self) -> None:
+        """The timeline, of which it has nothing yet."""
+        assert self._timelines is not None
+        greeting = ProposerGreeting(TENANT, TIMELINE, Membership(), PG_VERSION, 0, SEGMENT_BYTES)
+        await self._timelines.obtain(greeting, may_create=True)
 
     async def down(self) -> None:
         if self._served is not None:
