@@ -262,6 +262,28 @@ async def test_a_table_that_was_added_is_filled_from_the_begin(tmp_path: Path) -
         assert lab.ids() == Bag([*range(0, 300, 3), 999])
 
 
+async def test_a_table_that_went_and_comes_again_is_new(tmp_path: Path) -> None:
+    """Also when nothing came meanwhile, and no acceptor is there."""
+    async with nodes(tmp_path) as those:
+        end = await append(those, [order(1), note("a")])
+        lab = Lab(those)
+        async with lab.life() as source:
+            await lab.until(source, end)
+        for node in those:
+            await node.down()
+        async with lab.life("orders") as source:
+            assert await lab.step(source)
+        for node in those:
+            await node.up()
+        del lab.bags["notes"]
+        await append(those, [])
+        async with lab.life() as source:
+            while not lab.filled:
+                await lab.step(source)
+        assert (lab.filled, lab.bags["notes"]) == ({"notes"}, Bag([("a",)]))
+        assert lab.ids() == Bag([1])
+
+
 async def test_a_begin_that_was_removed(tmp_path: Path) -> None:
     """The log begins in a later segment: what was before is as if it had been removed."""
     begin = 3 * SEGMENT_BYTES + 40
@@ -321,6 +343,29 @@ async def test_an_acceptor_that_is_down_is_noted(tmp_path: Path) -> None:
             await look(source)
             [told] = source.lag().notes
             assert told.startswith("1 of 3 acceptors fail: cannot connect to acceptor")
+
+
+async def test_acceptors_that_wait_for_a_writer_are_noted(tmp_path: Path) -> None:
+    """All were restarted, and what they saved trails behind what was committed."""
+    async with nodes(tmp_path) as those:
+        end = await append(those, [order(1)])
+        lab = Lab(those)
+        async with lab.life() as source:
+            await lab.until(source, end)
+        for node in those:
+            await node.down()
+            await node.up()
+            assert node.timeline.acceptor.commit_lsn < end
+        async with lab.life() as source:
+            await lab.step(source)
+            assert lab.idle == 1
+            [told] = source.lag().notes
+            assert f"everything before {lsn_text(end)} is here: they were restarted" in told
+            assert source.lag().bytes_behind == 0
+            end = await append(those, [order(2)])
+            await lab.until(source, end)
+            assert source.lag().notes == ()
+        assert lab.ids() == Bag([1, 2])
 
 
 # -- in a service ---------------------------------------------------------------------------------

@@ -100,7 +100,8 @@ class WalSource:
         self._taken_lsn = lsn
         if not new or lsn <= begin_lsn:
             await self._go_on(lsn)
-            if new:
+            # Also one that tells of tables that went: if they come again they are new.
+            if was is not None and set(was.tables) != {export.name for export in exports}:
                 self._ready.append(self._changes.mark([each.name for each in new]))
             return
         names = [export.name for export in exports]
