@@ -309,6 +309,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wal_control_age_ms: int = 300_000
     """Positions that moved and are in memory alone are saved after so long."""
 
+    wal_peers: str = ""
+    """The other acceptors of its logs: host:port,host:port; empty: the members that a timeline's
+    configuration names."""
+    wal_peer_interval_ms: int = 1_000
+    """Peers are asked so often how far they are."""
     wal_blob_url: str = ""
     """Committed whole segments are kept there; see `actors.persist.places`. Empty: nowhere else,
     and none is removed here."""

@@ -26,6 +26,7 @@ from actors.terminal import (
 
 if TYPE_CHECKING:
     from actors.kernel import Clock, System
+    from actors.wal.dialling import AcceptorAddress, AcceptorConnection
     from actors.wal.timelines import Timelines
 
 log = logging.getLogger("penstock.wal")
@@ -46,6 +47,9 @@ def serve(
     ] = None,
     node_id: Annotated[
         int | None, typer.Option("--node-id", help="Of this acceptor, among those of one log.")
+    ] = None,
+    peers: Annotated[
+        str | None, typer.Option("--peers", help="The other acceptors: host:port,host:port,…")
     ] = None,
     blob_url: Annotated[
         str | None,
@@ -69,6 +73,7 @@ def serve(
         "wal_listen": listen,
         "wal_dir": folder,
         "wal_node_id": node_id,
+        "wal_peers": peers,
         "wal_blob_url": blob_url,
         "tls_certificate": tls_certificate,
         "tls_key": tls_key,
@@ -82,8 +87,13 @@ def serve(
 async def _serve(settings: Settings) -> None:
     from actors.kernel import System, SystemClock
     from actors.wal.archive import Archive
+    from actors.wal.dialling import dial
     from actors.wal.offload import Offload
+    from actors.wal.peers import Peers
     from actors.wal.timelines import FileDisk, Timelines
+
+    async def dialled(address: AcceptorAddress, tenant: str, timeline: str) -> AcceptorConnection:
+        return await dial(address, tenant, timeline, timeout_ms=settings.connect_timeout_ms)
 
     clock, node_id = SystemClock(), settings.wal_node_id
     url = settings.wal_blob_url
@@ -96,6 +106,7 @@ async def _serve(settings: Settings) -> None:
             if archive is not None:
                 offload = Offload(lambda: served.all, node_id, archive, clock, settings, Random())
                 group.start_soon(offload.run)
+            group.start_soon(Peers(lambda: served.all, node_id, dialled, settings).run)
             group.start_soon(_listen, served, system, clock, settings)
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:

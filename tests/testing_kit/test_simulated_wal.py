@@ -38,7 +38,7 @@ FOUND = {
     "disk_forgets_to_flush": 0,
     "commit_beyond_flush": 3,
     "commit_of_another_log": 405,
-    "truncation_keeps_stale_bytes": 51,
+    "truncation_keeps_stale_bytes": 27,
     "append_of_a_lower_term": 3,
     "generation_not_looked_at": 51,
     "commit_below_the_terms_begin": 4,
@@ -48,7 +48,7 @@ FOUND = {
     "writes_before_the_leader_is_known": 4,
     "elected_in_a_lower_term": 9,
     "start_not_worked_out": 25,
-    "nothing_is_cut_off": 25,
+    "nothing_is_cut_off": 18,
     "horizon_of_the_fastest": 0,
 }
 FOUND_IN_FILES = {
@@ -67,6 +67,12 @@ def reports() -> dict[int, Report]:
 
 def test_seeds_find_nothing(reports: dict[int, Report]) -> None:
     assert [report for report in reports.values() if report.violation] == []
+
+
+def test_seeds_recover_from_peers(reports: dict[int, Report]) -> None:
+    """Nothing found would prove nothing if nobody had recovered."""
+    pieces = [report.faults.get("recovered a piece", 0) for report in reports.values()]
+    assert sum(pieces) > 5
 
 
 def test_seeds_find_nothing_on_files() -> None:

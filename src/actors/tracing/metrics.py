@@ -44,6 +44,7 @@ from actors.telemetry import (
     WAL_QUEUE_DEPTH,
     WAL_QUEUED,
     WAL_RECEIVERS,
+    WAL_RECOVERED_BYTES,
     WAL_WRITE_SECONDS,
 )
 
@@ -116,6 +117,7 @@ class Metrics:
             WAL_RECEIVERS: meter.create_up_down_counter(WAL_RECEIVERS, "1", "Proposers"),
             WAL_QUEUED: meter.create_up_down_counter(WAL_QUEUED, "1", "Messages not yet taken"),
             WAL_QUEUE_BYTES: meter.create_up_down_counter(WAL_QUEUE_BYTES, "By", "Their log"),
+            WAL_RECOVERED_BYTES: meter.create_counter(WAL_RECOVERED_BYTES, "By", "From peers"),
             WAL_OFFLOADED: meter.create_counter(WAL_OFFLOADED, "1", "Segments kept elsewhere"),
             WAL_OFFLOAD_FAILURES: meter.create_counter(
                 WAL_OFFLOAD_FAILURES, "1", "Tries to keep one that failed"

@@ -32,6 +32,7 @@ from actors.errors import (
 from actors.kernel import STOP, Clock, Reply, System
 from actors.settings import Settings
 from actors.wal import codec_v2, codec_v3
+from actors.wal.donors import COLUMNS, status_of, status_row
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import ProposerGreeting
 from actors.wal.receiver import Codec, CopyEnd, Outcome, Receiver
@@ -45,6 +46,7 @@ from actors.wal.startup import (
     READY,
     REMOVED,
     SYNTAX_ERROR,
+    AskPeerStatus,
     Command,
     Handshake,
     IdentifySystem,
@@ -216,6 +218,11 @@ class WalListener:
                     ends = found.ends.value
                     lines.append((lsn_text(ends.flush_lsn), lsn_text(ends.commit_lsn)))
                 return rows({"flush_lsn": str, "commit_lsn": str}, lines)
+            case AskPeerStatus():
+                found = self._timelines.find(target.tenant, target.timeline)
+                alive = found is not None and found.acceptor.stopped is None
+                told = [status_row(status_of(found.acceptor))] if found and alive else []
+                return rows(dict.fromkeys(COLUMNS, str), list(told))
             case Show(name):
                 if name not in SHOWN:
                     raise WalRefused(f"SHOW {name[:60]}: only {', '.join(SHOWN)} can be shown")

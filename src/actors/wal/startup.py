@@ -281,6 +281,10 @@ class TimelineStatus(msgspec.Struct, frozen=True):
     """How far is it?"""
 
 
+class AskPeerStatus(msgspec.Struct, frozen=True):
+    """How far is it, in all that acceptors tell one another? (Ours: Neon's have a broker.)"""
+
+
 class StartWalPush(msgspec.Struct, frozen=True):
     """The peer is a proposer."""
 
@@ -302,7 +306,9 @@ class Show(msgspec.Struct, frozen=True):
     name: str
 
 
-Command: TypeAlias = IdentifySystem | TimelineStatus | StartWalPush | StartReplication | Show
+Command: TypeAlias = (
+    IdentifySystem | TimelineStatus | AskPeerStatus | StartWalPush | StartReplication | Show
+)
 
 _OPTION: Final = re.compile(r"\s*([a-z_]+)\s+'([^']*)'\s*")
 _REPLICATION: Final = re.compile(
@@ -313,7 +319,8 @@ _REPLICATION: Final = re.compile(
 _PUSH: Final = re.compile(r"START_WAL_PUSH\s*(?:\((.*)\))?", re.IGNORECASE)
 _SHOW: Final = re.compile(r'SHOW\s+"?([a-z_]+)"?', re.IGNORECASE)
 _COMMANDS: Final = (
-    "IDENTIFY_SYSTEM, TIMELINE_STATUS, START_WAL_PUSH, START_REPLICATION PHYSICAL X/X, SHOW"
+    "IDENTIFY_SYSTEM, TIMELINE_STATUS, PEER_STATUS, START_WAL_PUSH, "
+    "START_REPLICATION PHYSICAL X/X, SHOW"
 )
 
 
@@ -325,6 +332,8 @@ def parse_command(query: str) -> Command:
         return IdentifySystem()
     if word == "TIMELINE_STATUS":
         return TimelineStatus()
+    if word == "PEER_STATUS":
+        return AskPeerStatus()
     if (found := _PUSH.fullmatch(text)) is not None:
         return _parse_push(found.group(1) or "")
     if (found := _REPLICATION.fullmatch(text)) is not None:

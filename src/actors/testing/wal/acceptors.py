@@ -18,6 +18,7 @@ from actors.testing.wal.checkers import Before, Held
 from actors.testing.wal.files import Crashed
 from actors.testing.wal.network import TO_ACCEPTOR, TO_PROPOSER, Link
 from actors.wal.acceptor import Acceptor, AppendUnflushed, FlushWal
+from actors.wal.donors import PeerStatus, can_give, elected, status_of, vote_request
 from actors.wal.messages import AppendRequest, ProposerElected
 from actors.wal.stores import ControlState, ControlStore, WalStore
 
@@ -293,6 +294,41 @@ class AcceptorNode:
             self.process(self._last_elected)
         elif not which and self._last_append is not None:
             self.process(AppendUnflushed(self._last_append))
+
+    def recover(self, other: AcceptorNode) -> None:
+        """From another acceptor, if that has something to give."""
+        if self.acceptor is None or other.acceptor is None or other is self:
+            return
+        donor = status_of(other.acceptor)
+        if not can_give(donor, status_of(self.acceptor)):
+            return
+        vote = self.process(vote_request(donor, self.acceptor.state.membership.generation))
+        try:
+            announced = vote and elected(donor, vote)
+        except WalRefused as error:
+            raise Violation(f"12 history: {error}") from error
+        if announced:
+            self.world.told("recovers", self.number, other.number, announced.start_streaming_at)
+            self.process(announced)
+            self._take(other, donor, announced.start_streaming_at, self._life)
+
+    def _take(self, other: AcceptorNode, donor: PeerStatus, at_lsn: int, life: int) -> None:
+        """The next piece of a recovery; whatever came in between is refused, or goes on."""
+        if self.acceptor is None or life != self._life:
+            return
+        end_lsn = min(at_lsn + self._dice.choice((8, 100, 10_000)), donor.flush_lsn)
+        wal = other.log(at_lsn, end_lsn, donor.term)
+        if not wal:
+            self.process(FlushWal())
+            return
+        generation = self.acceptor.state.membership.generation
+        end_lsn = at_lsn + len(wal)
+        request = AppendRequest(generation, donor.term, at_lsn, end_lsn, 0, 0, wal)
+        self.process(AppendUnflushed(request))
+        if self.wal is not None and self.wal.write_lsn == end_lsn:
+            self.world.struck["recovered a piece"] += 1
+            delay = self._dice.choice((0, 0, 5, 200))
+            self.world.events.after(delay, self._take, other, donor, end_lsn, life)
 
     def guarded(self, call: Any, *given: Any) -> None:
         """A call beside messages, which may die of the disk as well."""

@@ -200,6 +200,8 @@ class World:
             node.guarded(node.acceptor.bump_term, node.acceptor.term + count)
         elif kind == plan.CHECKPOINT and node.acceptor is not None:
             node.guarded(node.acceptor.checkpoint)
+        elif kind == plan.RECOVER:
+            node.recover(self.acceptors[count % len(self.acceptors)])
         elif kind == plan.GOSSIP and node.acceptor is not None:
             other = self.acceptors[count % len(self.acceptors)].acceptor
             if other is not None:

@@ -41,6 +41,8 @@ CHECKPOINT: Final = "checkpoint"
 """Acceptor `who` persists what it had in memory."""
 GOSSIP: Final = "gossip"
 """Acceptor `who` is told how far another one is."""
+RECOVER: Final = "recover"
+"""Acceptor `who` looks whether acceptor `count` can give it something, and begins to take it."""
 
 ACTIONS_MAX: Final = 99
 GAP_MS_MAX: Final = 499
@@ -128,6 +130,7 @@ def draw(seed: int, *, files: bool = False) -> Schedule:
     if setting.version == 2:
         setting = msgspec.structs.replace(setting, generation=0)  # it has no word for it
     actions = _actions(work, setting)
+    _recoveries(seed, setting, actions)
     return Schedule(seed, setting, tuple(actions), tuple(_faults(seed, setting)))
 
 
@@ -168,6 +171,15 @@ def _actions(work: random.Random, setting: Setting) -> list[Action]:
         who = work.randrange(setting.proposers if of_proposers else setting.acceptors)
         found.append(Action(work.randint(0, gap), kind, who, count))
     return found
+
+
+def _recoveries(seed: int, setting: Setting, actions: list[Action]) -> None:
+    """Puts them in between."""
+    dice = random.Random(f"wal recoveries {seed}")
+    for _ in range(dice.choice((0, 0, 1, 4, 12))):
+        who, other = dice.sample(range(setting.acceptors), 2)
+        at = dice.randrange(len(actions) + 1)
+        actions.insert(at, Action(dice.choice((0, 0, 50)), RECOVER, who, other))
 
 
 def _faults(seed: int, setting: Setting) -> list[Fault]:

@@ -1,0 +1,209 @@
+"""Acceptors of one log hear of one another, and one that is behind fetches what it lacks.
+
+Theory of operation. Every ``wal_peer_interval_ms`` each timeline asks each of its peers how far
+it is (PEER_STATUS), over a connection that is kept. What is heard goes to the acceptor, which may
+raise its commit by it. When no proposer streams to this acceptor and the peer can give something
+(`donors`), the log is read from there and taken, as if from the leader that wrote it, until as far
+as the peer had said; then the next answer is looked at. One recovery of a timeline at a time; it
+ends when a proposer begins to stream, and with any error, and the next interval begins anew.
+
+Peers are those of ``wal_peers``, or, where there are none, the members of the timeline's
+configuration. This acceptor may be among them: it recognizes itself.
+
+Bounded: one connection for asking and one for reading a timeline and peer; each answer and each
+piece has ``connect_timeout_ms``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
+
+import anyio
+import anyio.abc
+
+from actors.errors import Broken, PenstockError
+from actors.settings import Settings
+from actors.spans import measure
+from actors.telemetry import WAL_RECOVERED_BYTES
+from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
+from actors.wal.dialling import AcceptorAddress, AcceptorConnection, parse_addresses
+from actors.wal.donors import PeerStatus, can_give, elected, parse_status, status_of, vote_request
+from actors.wal.lsn import lsn_text
+from actors.wal.messages import AcceptorMessage, AppendRequest, VoteResponse
+from actors.wal.reading import LogReader
+from actors.wal.timeline import Timeline
+
+log = logging.getLogger("penstock.wal")
+
+QUERY: Final = "PEER_STATUS"
+Dial: TypeAlias = Callable[[AcceptorAddress, str, str], Awaitable[AcceptorConnection]]
+"""(address, tenant, timeline) -> a connection on which nothing was asked yet."""
+_Way: TypeAlias = tuple[str, str, AcceptorAddress]
+
+
+class Peers:
+    """See the module. `timelines` gives those that are served now."""
+
+    def __init__(
+        self,
+        timelines: Callable[[], Sequence[Timeline]],
+        node_id: int,
+        dial: Dial,
+        settings: Settings,
+    ) -> None:
+        self._timelines = timelines
+        self._node_id = node_id
+        self._dial = dial
+        self._interval_s = settings.wal_peer_interval_ms / 1000
+        self._limit_s = settings.connect_timeout_ms / 1000
+        self._given = parse_addresses(settings.wal_peers) if settings.wal_peers else ()
+        self._connections: dict[_Way, AcceptorConnection] = {}
+        self._asked: set[_Way] = set()
+        self._recovering: set[tuple[str, str]] = set()
+        self._silent: set[_Way] = set()
+        """Those whose last answer was none: said once."""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            async with anyio.create_task_group() as group:
+                while True:
+                    self._ask_all(group)
+                    await anyio.sleep(self._interval_s)
+        finally:
+            for connection in self._connections.values():
+                connection.abort()
+
+    def _ask_all(self, group: anyio.abc.TaskGroup) -> None:
+        for timeline in self._timelines():
+            for address in self.addresses(timeline):
+                way = (timeline.tenant, timeline.name, address)
+                if way not in self._asked and timeline.acceptor.stopped is None:
+                    self._asked.add(way)
+                    group.start_soon(self._look, timeline, way)
+
+    def addresses(self, timeline: Timeline) -> tuple[AcceptorAddress, ...]:
+        """Of a timeline's peers."""
+        if self._given:
+            return self._given
+        membership = timeline.acceptor.state.membership
+        members = (*membership.members, *membership.new_members)
+        found = [
+            AcceptorAddress(each.host, each.port)
+            for each in members
+            if each.node_id != self._node_id
+        ]
+        return tuple(dict.fromkeys(found))
+
+    async def _look(self, timeline: Timeline, way: _Way) -> None:
+        try:
+            status = await self._ask(way)
+            if status is not None:
+                await self._heard(timeline, way, status)
+            self._silent.discard(way)
+        except PenstockError as error:
+            if way not in self._silent:
+                self._silent.add(way)
+                log.info("peer %s of timeline %s: %s", way[2], timeline.name, error)
+        finally:
+            self._asked.discard(way)
+
+    async def _ask(self, way: _Way) -> PeerStatus | None:
+        """None: it has no such timeline. Raises `PenstockError`."""
+        connection = self._connections.pop(way, None)
+        try:
+            with anyio.fail_after(self._limit_s):
+                if connection is None:
+                    connection = await self._dial(way[2], way[0], way[1])
+                found = await connection.query(QUERY)
+        except TimeoutError:
+            if connection is not None:
+                connection.abort()
+            raise Broken(f"no answer in {self._limit_s:g} s (connect_timeout_ms)") from None
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
+        self._connections[way] = connection
+        return parse_status(found[0]) if found else None
+
+    async def _heard(self, timeline: Timeline, way: _Way, status: PeerStatus) -> None:
+        acceptor = timeline.acceptor
+        own = status_of(acceptor)
+        if status.node_id == own.node_id:
+            return
+        if own.last_log_term == status.last_log_term and (
+            own.flush_lsn > own.commit_lsn < status.commit_lsn
+            or own.horizon_lsn < status.horizon_lsn
+            or own.consumed_lsn < status.consumed_lsn
+        ):
+            await timeline.run(lambda: acceptor.record_peer(status.as_peer()))
+        if not can_give(status, own) or timeline.registry.streaming:
+            return
+        key = (timeline.tenant, timeline.name)
+        if key in self._recovering:
+            return
+        self._recovering.add(key)
+        try:
+            await self._recover(timeline, way, status)
+        finally:
+            self._recovering.discard(key)
+
+    # -- recovery --------------------------------------------------------------------------------
+
+    async def _recover(self, timeline: Timeline, way: _Way, donor: PeerStatus) -> None:
+        """Takes the donor's log up to what it said. Raises `PenstockError`."""
+        generation = timeline.acceptor.state.membership.generation
+        with timeline.registry.register(None) as guard:
+            vote = await _tell(timeline, vote_request(donor, generation))
+            assert isinstance(vote, VoteResponse), "it was asked for a vote"
+            announced = elected(donor, vote)
+            if announced is None or timeline.registry.streaming:
+                return
+            begin_lsn = announced.start_streaming_at
+            log.info(
+                "timeline %s is behind: taking %s to %s of term %d from %s",
+                timeline.name,
+                lsn_text(begin_lsn),
+                lsn_text(donor.flush_lsn),
+                donor.term,
+                way[2],
+            )
+            await _tell(timeline, announced)
+            guard.streaming()
+            reader = LogReader(await self._dial(way[2], way[0], way[1]), begin_lsn)
+            try:
+                await self._copy(timeline, reader, donor, generation)
+            except TimeoutError:
+                raise Broken(f"no log came in {self._limit_s:g} s (connect_timeout_ms)") from None
+            finally:
+                reader.abort()
+
+    async def _copy(
+        self, timeline: Timeline, reader: LogReader, donor: PeerStatus, generation: int
+    ) -> None:
+        with anyio.fail_after(self._limit_s):
+            await reader.start(donor.term)
+        while reader.next_lsn < donor.flush_lsn and not timeline.registry.streaming:
+            begin_lsn = reader.next_lsn
+            with anyio.fail_after(self._limit_s):
+                wal = await reader.next()
+            if not wal:
+                continue
+            request = AppendRequest(generation, donor.term, begin_lsn, reader.next_lsn, 0, 0, wal)
+            answer = await _tell(timeline, AppendUnflushed(request))
+            if answer is not None and answer.term > donor.term:
+                return  # a later leader was promised it meanwhile
+            measure(WAL_RECOVERED_BYTES, len(wal))
+        await _tell(timeline, FlushWal())
+        log.info("timeline %s came up to %s", timeline.name, timeline.positions())
+
+
+async def _tell(timeline: Timeline, message: Message) -> AcceptorMessage | None:
+    """One message to one's own acceptor. Raises what it does, `WalRefused`."""
+    done = await timeline.process([message])
+    if done.error is not None:
+        raise done.error
+    return done.replies[0] if done.replies else None
