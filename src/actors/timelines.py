@@ -25,6 +25,8 @@ from actors.terminal import (
 )
 
 if TYPE_CHECKING:
+    import ssl
+
     from actors.kernel import Clock, System
     from actors.wal.dialling import AcceptorAddress, AcceptorConnection
     from actors.wal.timelines import Timelines
@@ -85,6 +87,7 @@ def serve(
 
 
 async def _serve(settings: Settings) -> None:
+    from actors.cluster.security import Security, dialling_tls
     from actors.kernel import System, SystemClock
     from actors.wal.archive import Archive
     from actors.wal.dialling import dial
@@ -92,8 +95,13 @@ async def _serve(settings: Settings) -> None:
     from actors.wal.peers import Peers
     from actors.wal.timelines import FileDisk, Timelines
 
+    tls = dialling_tls(settings)
+    own = settings.token_file
+    token = Security.of(settings, own).token.decode() if own else ""
+
     async def dialled(address: AcceptorAddress, tenant: str, timeline: str) -> AcceptorConnection:
-        return await dial(address, tenant, timeline, timeout_ms=settings.connect_timeout_ms)
+        limit_ms = settings.connect_timeout_ms
+        return await dial(address, tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls)
 
     clock, node_id = SystemClock(), settings.wal_node_id
     url = settings.wal_blob_url
@@ -153,6 +161,9 @@ def status(
     token: Annotated[
         str, typer.Option("--token", envvar="PENSTOCK_WAL_TOKEN", help="What it asks for.")
     ] = "",
+    tls_certificate: Certificate = None,
+    tls_key: Key = None,
+    tls_authority: Authority = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Shows how far a timeline is: of a running acceptor, or all that a folder's control files say.
@@ -160,7 +171,14 @@ def status(
     A running one tells what is durable and committed just now; control files trail behind it.
     Exit status 2 when there is no such timeline.
     """
+    from actors.cluster.security import dialling_tls
+
     set_up_logging("warning")
+    given = {
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "tls_authority": tls_authority,
+    }
     if (connect is None) == (folder is None):
         raise typer.BadParameter("give --connect ADDRESS or --dir FOLDER")
     if folder is not None:
@@ -168,7 +186,8 @@ def status(
     elif tenant is None or timeline is None:
         raise typer.BadParameter("--connect needs --tenant and --timeline")
     else:
-        found = run_loop(lambda: _of_acceptor(str(connect), str(tenant), str(timeline), token))
+        tls = dialling_tls(load(flags=given))
+        found = run_loop(lambda: _of_acceptor(str(connect), str(tenant), str(timeline), token, tls))
     if not found:
         raise InvalidUsage(f"there is no such timeline in {folder or connect}")
     if as_json:
@@ -202,7 +221,7 @@ def inspect(
 
 
 async def _of_acceptor(
-    address: str, tenant: str, timeline: str, token: str
+    address: str, tenant: str, timeline: str, token: str, tls: ssl.SSLContext | None = None
 ) -> list[dict[str, str | int]]:
     from actors.wal.dialling import dial, parse_addresses
     from actors.wal.startup import checked_id
@@ -211,7 +230,7 @@ async def _of_acceptor(
     checked_id("timeline", timeline)
     limit_ms = load().connect_timeout_ms
     connection = await dial(
-        parse_addresses(address)[0], tenant, timeline, timeout_ms=limit_ms, token=token
+        parse_addresses(address)[0], tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls
     )
     try:
         lines = await connection.query("TIMELINE_STATUS")

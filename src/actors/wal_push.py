@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import anyio
 import typer
 
 from actors.errors import Broken, InvalidUsage, PenstockError
-from actors.terminal import run_loop, set_up_logging
+from actors.terminal import Authority, Certificate, Key, run_loop, set_up_logging
 
 if TYPE_CHECKING:
+    import ssl
+
     from actors.wal.pushing import Pushed
 
 ELECT_S: Final = 60.0
@@ -34,6 +36,9 @@ def push(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="The token to show, in the first line.")
     ] = None,
+    tls_certificate: Certificate = None,
+    tls_key: Key = None,
+    tls_authority: Authority = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the election.")] = ELECT_S,
     quiet: Annotated[bool, typer.Option("--quiet", help="Says nothing on the way.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
@@ -57,12 +62,10 @@ def push(
             raise InvalidUsage(f"--{name} {value}: 32 hexadecimal digits, lower case")
     resume = None if after is None else parse_pushed(after)
     token = "" if token_file is None else token_of(token_file)
+    tls = tls_of(tls_certificate, tls_key, tls_authority)
     config = ProposerConfig(tenant, timeline, START_LSN, pg_version=PG_VERSION)
     last = resume
-    try:
-        source = sys.stdin.buffer if file == "-" else Path(file).open("rb")  # noqa: SIM115
-    except OSError as error:
-        raise InvalidUsage(f"{file}: {error.strerror}") from None
+    source = _source_of(file)
 
     def told(done: Pushed) -> None:
         nonlocal last
@@ -71,7 +74,7 @@ def push(
             print(f"{done.lines} lines acknowledged", file=sys.stderr)
 
     async def run() -> Pushed:
-        async with propose(config, acceptors, token=token) as log:
+        async with propose(config, acceptors, token=token, tls=tls) as log:
             try:
                 with anyio.fail_after(timeout):
                     await log.elected()
@@ -81,7 +84,7 @@ def push(
                     " are they up?"
                 ) from None
             lines = lines_of(source)
-            return await push(log, lines, acceptors, resume=resume, told=told, token=token)
+            return await push(log, lines, acceptors, resume=resume, told=told, token=token, tls=tls)
 
     try:
         with source:
@@ -94,6 +97,25 @@ def push(
         print(json.dumps({"lines": done.lines, "lsn": done.lsn}))
     else:
         print(pushed_text(done))
+
+
+def _source_of(file: str) -> BinaryIO:
+    """Raises `InvalidUsage`."""
+    try:
+        return sys.stdin.buffer if file == "-" else Path(file).open("rb")
+    except OSError as error:
+        raise InvalidUsage(f"{file}: {error.strerror}") from None
+
+
+def tls_of(
+    certificate: str | None, key: str | None, authority: str | None
+) -> ssl.SSLContext | None:
+    """By flags, or the environment. Raises `BadSettings`."""
+    from actors.cluster.security import dialling_tls
+    from actors.settings import load
+
+    given = {"tls_certificate": certificate, "tls_key": key, "tls_authority": authority}
+    return dialling_tls(load(flags=given))
 
 
 def token_of(path: Path) -> str:

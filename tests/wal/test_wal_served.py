@@ -38,6 +38,13 @@ from actors.wal.dialling import (
     start_replication,
 )
 from actors.wal.feedback import encode_feedback
+from actors.wal.framing import (
+    PG_VERSION,
+    START_LSN,
+    Decoder,
+    encode,
+    framed_bytes_max,
+)
 from actors.wal.listener import WalListener
 from actors.wal.lsn import lsn_text
 from actors.wal.messages import (
@@ -51,6 +58,9 @@ from actors.wal.messages import (
     ProposerMessage,
     VoteResponse,
 )
+from actors.wal.proposer import ProposerConfig
+from actors.wal.proposing import propose
+from actors.wal.reading import LogReader
 from actors.wal.timelines import FileDisk, Timelines
 
 SETTINGS = Settings(wal_save_ms=10, wal_control_age_ms=10)
@@ -70,8 +80,8 @@ class Served:
         self.listener = listener
         self.dialled: list[AcceptorConnection] = []
 
-    async def dial(self, token: str = "") -> AcceptorConnection:
-        made = await dial(self.address, TENANT, TIMELINE, timeout_ms=10_000, token=token)
+    async def dial(self, token: str = "", tls: ssl.SSLContext | None = None) -> AcceptorConnection:
+        made = await dial(self.address, TENANT, TIMELINE, timeout_ms=10_000, token=token, tls=tls)
         self.dialled.append(made)
         return made
 
@@ -288,6 +298,103 @@ async def test_with_tls_nobody_starts_in_the_clear(tmp_path: Path) -> None:
         with pytest.raises(psycopg.OperationalError):
             await asyncio.to_thread(node.rows, "TIMELINE_STATUS", sslmode="require")
         assert node.timelines.all == []
+
+
+class Certified:
+    """Two sides with certificates of one authority, and a third with none of it."""
+
+    def __init__(self, folder: Path) -> None:
+        authority, stranger = trustme.CA(), trustme.CA()
+        self.files = {}
+        for name, certificate in (
+            ("server", authority.issue_cert("127.0.0.1")),
+            ("elsewhere", authority.issue_cert("192.0.2.7")),
+            ("client", authority.issue_cert("somebody")),
+            ("stranger", stranger.issue_cert("somebody")),
+        ):
+            self.files[name] = str(folder / f"{name}.pem")
+            certificate.private_key_and_cert_chain_pem.write_to_path(self.files[name])
+            Path(self.files[name]).chmod(0o600)
+        self.authority = str(folder / "ca.pem")
+        authority.cert_pem.write_to_path(self.authority)
+
+    def context(self, name: str, *, server: bool) -> ssl.SSLContext:
+        path = self.files[name]
+        return Security(path, path, self.authority).context(server=server)
+
+
+async def test_a_token_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dialled from elsewhere, as it were: a proposer and a reader over TLS, and their token."""
+    monkeypatch.setattr(dialling, "is_of_this_machine", lambda peer: False)
+    both = Certified(tmp_path)
+    ours = both.context("client", server=False)
+    theirs = both.context("server", server=True)
+    async with served(tmp_path / "served", lambda token: token == b"opensesame", theirs) as node:
+        with pytest.raises(WalRefused, match="needs TLS"):
+            await node.dial("opensesame")
+        with pytest.raises(Broken):
+            await node.dial("opensesame", both.context("stranger", server=False))
+        with pytest.raises(WalRefused, match="none of this acceptor's tokens"):
+            await node.dial("another", ours)
+        config = ProposerConfig(TENANT, TIMELINE, START_LSN, pg_version=PG_VERSION)
+        with anyio.fail_after(60):
+            async with propose(config, [node.address], token="opensesame", tls=ours) as log:
+                await log.elected()
+                record = b"said in secret" * 1_000
+                end = await log.append_at(
+                    lambda lsn: encode(record, lsn), framed_bytes_max(len(record))
+                )
+                reader = LogReader(await node.dial("opensesame", ours), START_LSN)
+                await reader.start()
+                decoder, found = Decoder(START_LSN), list[bytes]()
+                while decoder.next_lsn < end:
+                    found += [each.payload for each in decoder.feed(await reader.next())]
+                assert found == [record]
+
+
+async def test_tls_is_with_the_host_that_was_dialled(tmp_path: Path) -> None:
+    both = Certified(tmp_path)
+    async with served(tmp_path / "served", tls=both.context("elsewhere", server=True)) as node:
+        with pytest.raises(Broken, match="cannot connect"):
+            await node.dial(tls=both.context("client", server=False))
+
+
+@pytest.mark.parametrize("answer", [b"N", b"", b"S\0\0\0\x08and more in the clear"])
+async def test_who_asks_for_tls_speaks_nothing_else(tmp_path: Path, answer: bytes) -> None:
+    """Also when somebody in between puts something behind the answer."""
+    heard = bytearray()
+    over = anyio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            heard.extend(await reader.readexactly(8))
+            writer.write(answer)
+            writer.write_eof()
+            heard.extend(await reader.read())
+        except OSError:
+            pass  # it is hung up on
+        finally:
+            writer.transport.abort()
+            over.set()
+
+    ours = Certified(tmp_path).context("client", server=False)
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises((WalRefused, Broken)):
+            await dial(
+                AcceptorAddress("127.0.0.1", port),
+                TENANT,
+                TIMELINE,
+                timeout_ms=60_000,
+                token="opensesame",
+                tls=ours,
+            )
+        await over.wait()
+        await anyio.lowlevel.checkpoint()
+    assert bytes(heard[:8]) == struct.pack("!II", 8, 80877103)
+    assert b"opensesame" not in heard
+    assert b"timeline_id" not in heard
 
 
 async def test_a_timeline_that_cannot_be_read_is_not_made_anew(tmp_path: Path) -> None:

@@ -135,6 +135,13 @@ def for_dialler(address: Address, settings: Settings, token_file: str) -> Securi
     return security if security.has_tls or security.has_tokens else None
 
 
+def dialling_tls(settings: Settings) -> ssl.SSLContext | None:
+    """TLS of whoever dials acceptors of the WAL; None where the settings name no certificate.
+    Raises `BadSettings`."""
+    security = Security.of(settings, "")
+    return security.context(server=False) if security.has_tls else None
+
+
 def _tokens(path: str) -> tuple[str, ...]:
     try:
         text = Path(path).read_text()

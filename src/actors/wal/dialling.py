@@ -3,9 +3,10 @@
 Rules: a length is judged before any of the body is kept; every wait for the peer is bounded, but
 for `receive`, whose caller decides; what an acceptor answers with an error is raised as
 `WalRefused` with its text (`WalRemoved` where it says by its code that the log is no longer
-kept), an end of the stream as `Broken`, bytes that are no messages as
-`MalformedFrame`. One task receives, one sends. There is no TLS here yet, so a token is shown to
-acceptors of this machine alone.
+kept), an end of the stream as `Broken`, bytes that are no messages as `MalformedFrame`. One task
+receives, one sends. A token is shown to acceptors of this machine, and to others over TLS alone.
+With TLS nothing else is spoken: an acceptor that has none is an error; its certificate must be of
+the authority that is trusted, and for the host that was dialled.
 
 Source: PostgreSQL's documentation, "Message Formats"; the parameters are those of Neon's proposer.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
 from typing import Any, Final
@@ -39,6 +41,7 @@ BODY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
 _HEADER: Final = struct.Struct("!cI")
 _U32: Final = struct.Struct("!I")
 _VERSION_3: Final = 3 << 16
+_SSL_REQUEST: Final = struct.pack("!II", 8, 80877103)
 
 
 class AcceptorAddress(msgspec.Struct, frozen=True):
@@ -147,10 +150,11 @@ class AcceptorConnection:
             if kind == b"R" and body != _U32.pack(0):
                 if body != _U32.pack(3) or not token:
                     raise WalRefused(f"acceptor {self.address} wants a token: give it one")
-                if not is_of_this_machine(self._writer.get_extra_info("peername")):
+                is_safe = self._writer.get_extra_info("ssl_object") is not None
+                if not is_safe and not is_of_this_machine(self._writer.get_extra_info("peername")):
                     raise WalRefused(
                         f"acceptor {self.address} wants a token, which would cross the network in"
-                        " the clear: connect through a tunnel that ends on this machine"
+                        " the clear: set tls_certificate, tls_key and tls_authority"
                     )
                 await self._write(b"p", token.encode() + b"\0")
             elif kind not in b"RSKN":
@@ -219,13 +223,22 @@ def is_of_this_machine(peer: Any) -> bool:
 
 
 async def dial(
-    address: AcceptorAddress, tenant: str, timeline: str, *, timeout_ms: int, token: str = ""
+    address: AcceptorAddress,
+    tenant: str,
+    timeline: str,
+    *,
+    timeout_ms: int,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
 ) -> AcceptorConnection:
     """Connects and starts up. Raises `Broken`, `WalRefused`, `MalformedFrame`."""
     writer = None
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
+            if tls is None:
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+            else:
+                reader, writer = await _open_encrypted(address, tls)
             raw = writer.get_extra_info("socket")
             if raw is not None:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -239,6 +252,33 @@ async def dial(
             text = str(error) or f"no answer in {timeout_ms} ms"
             raise Broken(f"cannot connect to acceptor {address}: {text}") from None
         raise
+
+
+async def _open_encrypted(
+    address: AcceptorAddress, tls: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Asks for TLS and begins it. Of what comes in the clear one byte is read and no more, so that
+    nothing that somebody put behind it counts as said over TLS. Raises `OSError`, `WalRefused`."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    failure = OSError(f"no address of {address.host}")
+    for family, kind, protocol, _, place in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, place)
+            await loop.sock_sendall(sock, _SSL_REQUEST)
+            answer = await loop.sock_recv(sock, 1)
+            if answer != b"S":
+                raise WalRefused(f"acceptor {address} has no TLS, and it is asked for: not spoken")
+            return await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=address.host)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+    raise failure
 
 
 async def start_push(connection: AcceptorConnection) -> None:

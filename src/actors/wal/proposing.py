@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -86,12 +87,14 @@ class LeadingProposer:
         addresses: Sequence[AcceptorAddress],
         timing: Timing,
         token: str,
+        tls: ssl.SSLContext | None,
         group: TaskGroup,
     ) -> None:
         self.core = Proposer(config, range(len(addresses)))
         self._addresses = addresses
         self._timing = timing
         self._token = token
+        self._tls = tls
         self._group = group
         self._links: dict[int, _Link] = {}
         self._readers: dict[int, tuple[int, LogReader]] = {}
@@ -266,6 +269,7 @@ class LeadingProposer:
             config.timeline,
             timeout_ms=self._timing.connect_timeout_ms,
             token=self._token,
+            tls=self._tls,
         )
 
     async def _converse(self, acceptor: int) -> None:
@@ -367,6 +371,7 @@ async def propose(
     *,
     timing: Timing | None = None,
     token: str = "",
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[LeadingProposer]:
     """A proposer that campaigns, and once `elected` leads, until the block ends. When it cannot
     lead any more, everything that waits for it raises `Broken`; the block is not interrupted."""
@@ -379,7 +384,9 @@ async def propose(
 
         async def work() -> None:
             async with anyio.create_task_group() as group:
-                ready.append(LeadingProposer(config, addresses, timing or Timing(), token, group))
+                ready.append(
+                    LeadingProposer(config, addresses, timing or Timing(), token, tls, group)
+                )
                 await ready[0].run()
                 made.set()
 

@@ -14,6 +14,7 @@ record that is not the line that stands there is refused).
 from __future__ import annotations
 
 import functools
+import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, Final
 
@@ -89,6 +90,7 @@ async def push(
     resume: Pushed | None = None,
     told: Callable[[Pushed], None] = lambda _: None,
     token: str = "",
+    tls: ssl.SSLContext | None = None,
 ) -> Pushed:
     """Appends all lines (empty ones are no lines), behind those that are in the log already, and
     tells of each batch that is committed.
@@ -104,7 +106,7 @@ async def push(
     payloads = _payloads(lines, done.lines)
     batches = _batches(payloads)
     if done.lsn < start_lsn:
-        held = await _held(log, done.lsn, start_lsn, addresses, token)
+        held = await _held(log, done.lsn, start_lsn, addresses, token, tls)
         for number, payload in enumerate(held, done.lines + 1):
             ours = await anyio.to_thread.run_sync(_next, payloads, abandon_on_cancel=True)
             if ours != payload:
@@ -196,6 +198,7 @@ async def _held(
     end_lsn: int,
     addresses: Sequence[AcceptorAddress],
     token: str,
+    tls: ssl.SSLContext | None,
 ) -> list[bytes]:
     """The payloads of [begin_lsn, end_lsn), from any acceptor that has them all; less than a batch,
     about. Waits until the quorum has them: then they are read as what is committed."""
@@ -207,7 +210,7 @@ async def _held(
         try:
             with anyio.fail_after(READ_TIMEOUT_S):
                 connection = await dial(
-                    address, config.tenant, config.timeline, timeout_ms=5_000, token=token
+                    address, config.tenant, config.timeline, timeout_ms=5_000, token=token, tls=tls
                 )
                 reader = LogReader(connection, begin_lsn)
                 await reader.start(log.core.term)

@@ -13,9 +13,18 @@ import msgspec
 import typer
 
 from actors.errors import Broken, InvalidUsage
-from actors.terminal import LogLevel, run_loop, set_up_logging
+from actors.terminal import (
+    Authority,
+    Certificate,
+    Key,
+    LogLevel,
+    run_loop,
+    set_up_logging,
+)
 
 if TYPE_CHECKING:
+    import ssl
+
     from actors.wal.proposing import LeadingProposer
     from actors.wal_relay.relay import Relay, Relayed
 
@@ -43,6 +52,9 @@ def relay(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="The token to show, in the first line.")
     ] = None,
+    tls_certificate: Certificate = None,
+    tls_key: Key = None,
+    tls_authority: Authority = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the election.")] = ELECT_S,
     every: Annotated[float, typer.Option(help="Seconds between two lines of progress.")] = 10.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Says nothing on the way.")] = False,
@@ -58,7 +70,7 @@ def relay(
     """
     set_up_logging(log_level)
     from actors.wal.startup import checked_id
-    from actors.wal_push import token_of
+    from actors.wal_push import tls_of, token_of
 
     checked_id("tenant", tenant)
     checked_id("timeline", timeline)
@@ -66,7 +78,8 @@ def relay(
         raise InvalidUsage("--create-slot: which? Give --slot NAME")
     told = _Teller(quiet=quiet, as_json=as_json, every_s=every)
     token = "" if token_file is None else token_of(token_file)
-    work = _Work(addresses, dsn, tenant, timeline, slot, create_slot, token, timeout, told)
+    tls = tls_of(tls_certificate, tls_key, tls_authority)
+    work = _Work(addresses, dsn, tenant, timeline, slot, create_slot, token, tls, timeout, told)
     run_loop(work.run)
 
 
@@ -114,6 +127,7 @@ class _Work(msgspec.Struct):
     slot: str
     create_slot: bool
     token: str
+    tls: ssl.SSLContext | None
     elect_s: float
     told: _Teller
     is_relaying: bool = False
@@ -148,7 +162,9 @@ class _Work(msgspec.Struct):
         server = await ReplicationServer.connect(self.dsn, clock)
         try:
             identity = await server.identify()
-            await check_system(identity, acceptors, self.tenant, self.timeline, self.token)
+            await check_system(
+                identity, acceptors, self.tenant, self.timeline, self.token, self.tls
+            )
             if self.create_slot:
                 await server.make_slot(self.slot)
             begin_lsn = await server.begin(identity, self.slot)
@@ -162,7 +178,7 @@ class _Work(msgspec.Struct):
             system_id=identity.system_id,
             pending_bytes_max=PENDING_BYTES_MAX,
         )
-        async with propose(config, acceptors, token=self.token) as proposer:
+        async with propose(config, acceptors, token=self.token, tls=self.tls) as proposer:
             await self._elected(proposer)
             relay = Relay(self.dsn, self.slot, identity, proposer, clock, stopping)
             async with anyio.create_task_group() as group:

@@ -20,6 +20,7 @@ the proposer's ``pending_bytes_max``, which no quorum could ever confirm.
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -181,13 +182,14 @@ async def check_system(
     tenant: str,
     timeline: str,
     token: str = "",
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Looks at the acceptors that can be reached. Raises `InvalidUsage` where one has another
     server's log under that name."""
     for address in addresses:
         try:
             connection = await dial(
-                address, tenant, timeline, timeout_ms=DIAL_TIMEOUT_MS, token=token
+                address, tenant, timeline, timeout_ms=DIAL_TIMEOUT_MS, token=token, tls=tls
             )
             try:
                 with anyio.fail_after(DIAL_TIMEOUT_MS / 1000):
