@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,9 +34,13 @@ SETTINGS = Settings()
 class Node:
     """One acceptor."""
 
-    def __init__(self, folder: Path, node_id: int) -> None:
+    def __init__(
+        self, folder: Path, node_id: int, tls: ssl.SSLContext | None = None, token: str = ""
+    ) -> None:
         self.folder = folder
         self.node_id = node_id
+        self._tls = tls
+        self._token = token.encode()
         self.port = 0
         self._timelines: Timelines | None = None
         self._stop = asyncio.Event()
@@ -65,7 +70,10 @@ class Node:
     async def _serve(self, sock: socket.socket, timelines: Timelines, clock: SystemClock) -> None:
         try:
             async with System(clock=clock) as system, anyio.create_task_group() as group:
-                listener = WalListener(timelines, system, clock, SETTINGS)
+                knows = self._token.__eq__ if self._token else None
+                listener = WalListener(
+                    timelines, system, clock, SETTINGS, knows=knows, tls=self._tls
+                )
                 group.start_soon(listener.serve, [sock])
                 await self._stop.wait()
                 group.cancel_scope.cancel()
@@ -99,11 +107,19 @@ async def nodes(folder: Path, count: int = 3) -> AsyncIterator[list[Node]]:
             await node.down()
 
 
-async def append(those: Sequence[Node], lines: Iterable[bytes], start_lsn: int = START_LSN) -> int:
+async def append(
+    those: Sequence[Node],
+    lines: Iterable[bytes],
+    start_lsn: int = START_LSN,
+    *,
+    tls: ssl.SSLContext | None = None,
+    token: str = "",
+) -> int:
     """Elects a writer among them, which pushes the lines; the place behind them. All of them have
     it all, and know that it is committed."""
     config = ProposerConfig(TENANT, TIMELINE, start_lsn, heartbeat_ms=20)
-    async with propose(config, [node.address for node in those], timing=FAST) as log:
+    addresses = [node.address for node in those]
+    async with propose(config, addresses, timing=FAST, tls=tls, token=token) as log:
         done = await push(log, lines, [])
         for node in those:
             await node.timeline.ends.until(lambda ends: ends.commit_lsn == done.lsn)

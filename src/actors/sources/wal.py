@@ -125,6 +125,7 @@ class WalSource:
     async def _following(self, lsn: int) -> Follower:
         config, settings = self._config, self._around.settings
         token = await self._clock.run_blocking(config.token)
+        tls = await self._clock.run_blocking(config.tls)
 
         async def connect(address: AcceptorAddress) -> AcceptorConnection:
             return await dial(
@@ -133,6 +134,7 @@ class WalSource:
                 config.timeline,
                 timeout_ms=settings.connect_timeout_ms,
                 token=token,
+                tls=tls,
             )
 
         await self.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import ssl
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
-from actors.errors import InvalidUsage
+from actors.cluster.security import Security
+from actors.errors import BadSettings, InvalidUsage
 from actors.plan.schema import Column, Schema
 from actors.sources.file_reading import check_columns
 from actors.sources.generators import at_least
@@ -41,6 +43,13 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """An environment variable of the service that holds the token."""
     token_file: str = ""
     """A file of the service whose first line is the token."""
+    sslrootcert: str = ""
+    """A file of the service: acceptors' certificates must be of this authority. Empty: no TLS, and
+    a token is shown to acceptors of this machine alone. With it go the next two."""
+    sslcert: str = ""
+    """The certificate that is shown."""
+    sslkey: str = ""
+    """Its key."""
     feedback: bool = True
     """Acceptors hear up to where everything is durable here, so that they may remove it."""
     silence_ms: int = 10_000
@@ -57,6 +66,10 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         at_least(self, silence_ms=100, look_ms=10)
         if self.token_env and self.token_file:
             raise InvalidUsage("give one of token_env and token_file")
+        files = {"sslrootcert": self.sslrootcert, "sslcert": self.sslcert, "sslkey": self.sslkey}
+        missing = [name for name, path in files.items() if not path]
+        if missing and len(missing) < len(files):
+            raise InvalidUsage(f"TLS needs {', '.join(files)}: {', '.join(missing)} not given")
         Decoder(self.begin_lsn())
         if not 0 < len(self.tables) <= TABLES_MAX:
             raise InvalidUsage(
@@ -92,6 +105,15 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             except OSError as error:
                 raise InvalidUsage(f"token_file {self.token_file}: {error.strerror}") from None
         return ""
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What is spoken with acceptors; None: no TLS. Blocking. Raises `InvalidUsage`."""
+        if not self.sslrootcert:
+            return None
+        try:
+            return Security(self.sslcert, self.sslkey, self.sslrootcert).context(server=False)
+        except BadSettings as error:
+            raise InvalidUsage(f"sslcert, sslkey, sslrootcert: {error}") from None
 
 
 def _schema(name: str, columns: tuple[Column, ...]) -> Schema:
