@@ -9,8 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from actors.cluster.security import Security
-from actors.errors import BadSettings, InvalidUsage
+from actors.errors import InvalidUsage
 from actors.plan.schema import Column, Schema
 from actors.sources.file_reading import check_columns
 from actors.sources.generators import at_least
@@ -111,9 +110,15 @@ class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if not self.sslrootcert:
             return None
         try:
-            return Security(self.sslcert, self.sslkey, self.sslrootcert).context(server=False)
-        except BadSettings as error:
-            raise InvalidUsage(f"sslcert, sslkey, sslrootcert: {error}") from None
+            context = ssl.create_default_context(cafile=self.sslrootcert)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.load_cert_chain(self.sslcert, self.sslkey)
+        except (OSError, ValueError) as error:
+            raise InvalidUsage(
+                f"sslrootcert {self.sslrootcert}, sslcert {self.sslcert}, sslkey {self.sslkey}: no"
+                f" certificates with a key in PEM: {error}"
+            ) from None
+        return context
 
 
 def _schema(name: str, columns: tuple[Column, ...]) -> Schema:
