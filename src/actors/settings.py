@@ -294,6 +294,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Its timelines lie here, a folder for each: tenant/timeline."""
     wal_node_id: int = 1
     """Of this acceptor, among those of one log."""
+    wal_jwt_keys: str = ""
+    """Of those who sign tokens for acceptors: a public Ed25519 key as a PEM file, or a folder of
+    them. Such a token is taken beside those of `token_file`; empty: none is."""
+    wal_jwt_tenants_only: bool = False
+    """Of signed tokens only those for one tenant are taken."""
     wal_messages_max: int = 256
     """Of one proposer: read and not yet in the log; then its socket is not read."""
     wal_replies_max: int = 16

@@ -131,16 +131,18 @@ async def _listen(served: Timelines, system: System, clock: Clock, settings: Set
     from actors.cluster.address import Address
     from actors.cluster.security import for_listener
     from actors.wal.listener import WalListener
+    from actors.wal.tokens import token_check
 
     address = Address.parse(settings.wal_listen, "wal_listen")
-    security = for_listener("wal_listen", address, settings, "token_file")
+    check = token_check(settings)
+    security = for_listener("wal_listen", address, settings, "token_file", checks=check is not None)
     tls = security.context(server=True) if security and security.has_tls else None
     knows = security.knows if security and security.has_tokens else None
     bound = await sockets.bind(address)
     try:
         print(f"listening on {bound.address}", flush=True)
         print("ready", flush=True)
-        listener = WalListener(served, system, clock, settings, tls=tls, knows=knows)
+        listener = WalListener(served, system, clock, settings, tls=tls, knows=knows, check=check)
         await listener.serve(bound.sockets)
     finally:
         bound.close()

@@ -61,6 +61,7 @@ from actors.wal.messages import (
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import propose
 from actors.wal.reading import LogReader
+from actors.wal.startup import Grant
 from actors.wal.timelines import FileDisk, Timelines
 
 SETTINGS = Settings(wal_save_ms=10, wal_control_age_ms=10)
@@ -130,6 +131,7 @@ async def served(
     folder: Path,
     knows: Callable[[bytes], bool] | None = None,
     tls: ssl.SSLContext | None = None,
+    check: Callable[[bytes], Grant] | None = None,
 ) -> AsyncIterator[Served]:
     clock = SystemClock()
     timelines = Timelines(folder, 5, FileDisk(), clock, SETTINGS)
@@ -138,7 +140,9 @@ async def served(
     sock.setblocking(False)
     try:
         async with System(clock=clock) as system, anyio.create_task_group() as group:
-            listener = WalListener(timelines, system, clock, SETTINGS, knows=knows, tls=tls)
+            listener = WalListener(
+                timelines, system, clock, SETTINGS, knows=knows, tls=tls, check=check
+            )
             group.start_soon(listener.serve, [sock])
             group.start_soon(timelines.keep_up)
             node = Served(sock.getsockname()[1], timelines, listener)

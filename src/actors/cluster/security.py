@@ -102,9 +102,10 @@ class Security:
 
 
 def for_listener(
-    name: str, address: Address, settings: Settings, token_name: str
+    name: str, address: Address, settings: Settings, token_name: str, *, checks: bool = False
 ) -> Security | None:
-    """What a listener asks of its peers; None: nothing. `name` and `token_name` are settings.
+    """What a listener asks of its peers; None: nothing. `name` and `token_name` are settings;
+    `checks`: it asks for tokens of another kind in any case.
 
     Raises `BadSettings` when others than this machine reach the address and TLS or a token is
     missing.
@@ -112,7 +113,7 @@ def for_listener(
     if address.is_unix:
         return None
     security = Security.of(settings, getattr(settings, token_name))
-    if not address.is_local and not (security.has_tls and security.has_tokens):
+    if not address.is_local and not (security.has_tls and (security.has_tokens or checks)):
         raise BadSettings(
             f"{name} = {address}: other machines reach this address, so it needs TLS and tokens: "
             f"set tls_certificate, tls_key, tls_authority and {token_name} (docs/operations.md, "

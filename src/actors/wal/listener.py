@@ -48,6 +48,7 @@ from actors.wal.startup import (
     SYNTAX_ERROR,
     AskPeerStatus,
     Command,
+    Grant,
     Handshake,
     IdentifySystem,
     Show,
@@ -83,6 +84,7 @@ class WalListener:
         *,
         tls: ssl.SSLContext | None = None,
         knows: Callable[[bytes], bool] | None = None,
+        check: Callable[[bytes], Grant] | None = None,
     ) -> None:
         self._timelines = timelines
         self._system = system
@@ -90,6 +92,7 @@ class WalListener:
         self._settings = settings
         self._tls = tls
         self._knows = knows
+        self._check = check
         self._number = 0
         self.connections = 0
 
@@ -177,7 +180,8 @@ class WalListener:
         return b""
 
     async def _let_in(self, stream: PgStream) -> Target | None:
-        handshake = Handshake(has_tls=self._tls is not None, knows=self._knows)
+        has_tls = self._tls is not None
+        handshake = Handshake(has_tls=has_tls, knows=self._knows, check=self._check)
         while handshake.target is None:
             if handshake.asks_password:
                 found = await stream.message()

@@ -213,16 +213,30 @@ class Answer(msgspec.Struct, frozen=True):
     ends: bool = False
 
 
+class Grant(msgspec.Struct, frozen=True):
+    """What a password allows: one tenant, or, empty, all."""
+
+    tenant: str = ""
+
+
 class Handshake:
     """From the first packet until a peer is let in (`target` is set then).
 
     `has_tls`: whether TLS can be offered, and so must be used. `knows`: whether a password is a
-    token; None: nobody is asked. Told packets in order: `packet`, then `password` if
-    `asks_password`."""
+    token of ours; `check`: what a signed one allows (it raises `Unauthenticated`); neither: nobody
+    is asked. Told packets in order: `packet`, then `password` if `asks_password`. Whom a tenant's
+    token lets in has that tenant as its target."""
 
-    def __init__(self, *, has_tls: bool, knows: Callable[[bytes], bool] | None) -> None:
+    def __init__(
+        self,
+        *,
+        has_tls: bool,
+        knows: Callable[[bytes], bool] | None,
+        check: Callable[[bytes], Grant] | None = None,
+    ) -> None:
         self._has_tls = has_tls
         self._knows = knows
+        self._check = check
         self._encrypted = False
         self._asked: set[bool] = set()
         self._waiting: Target | None = None
@@ -254,7 +268,7 @@ class Handshake:
         if self._has_tls and not self._encrypted:
             raise Unauthenticated("this port needs TLS: connect with sslmode=require or better")
         target = parse_target(parameters.get("options", ""))
-        if self._knows is None:
+        if self._knows is None and self._check is None:
             self.target = target
             return Answer(_LET_IN)
         self._waiting = target
@@ -262,12 +276,21 @@ class Handshake:
 
     def password(self, body: bytes) -> Answer:
         """A password message's body. Raises `Unauthenticated`, `MalformedFrame`."""
-        if self._waiting is None or self._knows is None:
+        if self._waiting is None:
             raise MalformedFrame("a password that nobody asked for")
-        if not self._knows(parse_text(body).encode()):
-            raise Unauthenticated("the password is none of this acceptor's tokens")
-        self.target, self._waiting = self._waiting, None
+        tenant = self._granted(parse_text(body).encode()).tenant
+        target, self._waiting = self._waiting, None
+        if tenant and target.tenant not in ("", tenant):
+            raise Unauthenticated(f"the token is of tenant {tenant}, not of {target.tenant}")
+        self.target = Target(tenant, target.timeline) if tenant else target
         return Answer(_LET_IN)
+
+    def _granted(self, password: bytes) -> Grant:
+        if self._knows is not None and self._knows(password):
+            return Grant()
+        if self._check is not None:
+            return self._check(password)
+        raise Unauthenticated("the password is none of this acceptor's tokens")
 
 
 # -- commands --------------------------------------------------------------------------------------

@@ -1,0 +1,125 @@
+"""Signed tokens (JWT, EdDSA) that are shown to acceptors as a password: what each allows.
+
+Rules: the signature is Ed25519, by one of the keys that were given, and no other algorithm is ever
+tried, whatever a token says of itself; ``exp`` and ``nbf`` count where they are there, once, when
+the connection begins; ``scope`` is ``tenant``, with the ``tenant_id`` that alone is allowed, or
+``safekeeperdata``, which allows every tenant; any other scope, and `TOKEN_BYTES_MAX`, is refused,
+and, where only tokens of tenants are taken, ``safekeeperdata`` too. A token that is refused raises
+`Unauthenticated`, which says why, and nothing else.
+
+PyJWT verifies (extra ``jwt``); it is loaded when keys are given, not before.
+
+Source: the claims are those of Neon's safekeepers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from actors.errors import BadSettings, Unauthenticated, WalRefused
+from actors.settings import Settings
+from actors.wal.startup import Grant, checked_id
+
+TOKEN_BYTES_MAX: Final = 8_192
+KEYS_MAX: Final = 64
+ALGORITHM: Final = "EdDSA"
+Check: TypeAlias = Callable[[bytes], Grant]
+"""What a token allows. Raises `Unauthenticated`."""
+
+
+class _Claims(msgspec.Struct, frozen=True):
+    scope: str
+    tenant_id: str | None = None
+
+
+def token_check(settings: Settings) -> Check | None:
+    """As the settings say; None: no keys were given. Raises `BadSettings`."""
+    if not settings.wal_jwt_keys:
+        return None
+    keys = load_keys(Path(settings.wal_jwt_keys))
+    is_tenants_only = settings.wal_jwt_tenants_only
+    return lambda token: granted(token, keys, is_tenants_only=is_tenants_only)
+
+
+def load_keys(path: Path) -> tuple[Any, ...]:
+    """The public keys of a PEM file, or of all ``*.pem`` of a folder, one a file. Raises
+    `BadSettings`."""
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    except ImportError as error:
+        raise _missing(error) from None
+    found = []
+    try:
+        files = sorted(path.glob("*.pem")) if path.is_dir() else [path]
+        for file in files[: KEYS_MAX + 1]:
+            key = load_pem_public_key(file.read_bytes())
+            if not isinstance(key, Ed25519PublicKey):
+                raise BadSettings(
+                    f"wal_jwt_keys: {file} is no Ed25519 key: make one with"
+                    " `openssl genpkey -algorithm ed25519`"
+                )
+            found.append(key)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise BadSettings(f"wal_jwt_keys = {path}: no public key in PEM: {error}") from None
+    if not 0 < len(found) <= KEYS_MAX:
+        raise BadSettings(f"wal_jwt_keys = {path}: {len(found)} keys; give 1 to {KEYS_MAX}")
+    try:
+        import jwt  # noqa: F401
+    except ImportError as error:
+        raise _missing(error) from None
+    return tuple(found)
+
+
+def _missing(error: ImportError) -> BadSettings:
+    return BadSettings(f"wal_jwt_keys needs PyJWT ({error}): pip install 'penstock[jwt]'")
+
+
+def granted(token: bytes, keys: Sequence[Any], *, is_tenants_only: bool = False) -> Grant:
+    """See the module."""
+    if len(token) > TOKEN_BYTES_MAX:
+        raise Unauthenticated(f"a token of {len(token)} bytes: at most {TOKEN_BYTES_MAX}")
+    claims = _verified(token, keys)
+    if claims.scope == "tenant":
+        if claims.tenant_id is None:
+            raise Unauthenticated("a token of scope tenant names its tenant_id")
+        try:
+            return Grant(checked_id("tenant", claims.tenant_id.lower()))
+        except WalRefused as error:
+            raise Unauthenticated(f"the token: {error}") from None
+    if claims.scope != "safekeeperdata":
+        raise Unauthenticated(
+            f"a token of scope {claims.scope[:40]!r}: tenant or safekeeperdata opens this port"
+        )
+    if is_tenants_only:
+        raise Unauthenticated("this port takes tokens of scope tenant alone")
+    return Grant()
+
+
+def _verified(token: bytes, keys: Sequence[Any]) -> _Claims:
+    import jwt
+
+    refused = "it is signed by none of wal_jwt_keys"
+    for key in keys:
+        try:
+            claims = jwt.decode(token, key, algorithms=[ALGORITHM], options={"verify_aud": False})
+            return msgspec.convert(claims, _Claims)
+        except jwt.InvalidSignatureError:
+            continue
+        except jwt.InvalidAlgorithmError:
+            refused = f"its algorithm is not {ALGORITHM}"
+        except jwt.ExpiredSignatureError:
+            refused = "it has expired"
+        except jwt.ImmatureSignatureError:
+            refused = "it is not valid yet"
+        except msgspec.ValidationError as error:
+            refused = f"its claims: {error}"
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+            refused = "it is no signed token"
+        break
+    raise Unauthenticated(f"the token is refused: {refused}")
