@@ -315,7 +315,10 @@ def test_values_of_each_type(kind: str, value: Any, wanted: Any) -> None:
         ("date", "2024-02-30"), ("timestamp", "2024-02-29T12:00:00"), ("string", 5),
         ("timestamp_ntz", "2024-02-29T12:00:00Z"), ("binary", "?"), ("array<int>", ["1"]),
         ("struct<a:int>", {"b": 1}), ("map<string,int>", {"a": "1"}), ("string", "\ud800"),
-        ("array<decimal(3,1)>", ["1.25"]),
+        ("array<decimal(3,1)>", ["1.25"]), ("decimal(12,2)", "1e999999999"),
+        ("decimal(12,2)", "1e-999999999"), ("map<string,decimal(12,2)>", {"a": "0e-999999999"}),
+        ("struct<a:array<struct<b:decimal(12,2)>>>", {"a": [{"b": "1e-999999999"}]}),
+        ("decimal(12,2)", "0." + 8_000_000 * "1"),
     ],
 )  # fmt: skip
 def test_nothing_is_rounded_or_guessed(kind: str, value: Any) -> None:

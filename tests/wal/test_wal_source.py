@@ -462,14 +462,14 @@ async def test_in_a_service(tmp_path: Path) -> None:
 
             await until(failed)
             assert (await read(client, "orders_in", "id"))[1] == 5
-            end = await append(those, [b'{"table": "other", "row": {"text": 5}}'])
+            await append(those, [order(1), b'{"table": "other", "row": {"text": 5}}', order(1)])
 
             async def stalled() -> bool:
                 health = (await status(client)).health
                 return health.status == "stalled" and "of table 'other'" in (health.error or "")
 
             await until(stalled)
-            assert (await read(client, "orders_in", "id"))[1] == 5
+            assert (await read(client, "orders_in", "id"))[1] == 6, "what is before it is taken"
 
 
 async def _holds(found: Awaitable[Bag[Any]], wanted: Bag[Any]) -> bool:

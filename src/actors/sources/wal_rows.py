@@ -28,6 +28,11 @@ FLOAT_MAX: Final = 3.4028234663852886e38
 """Of 32 bits."""
 _SHOWN: Final = 200
 """Of a row, in an error."""
+_DIGITS_MAX: Final = 100
+"""Of a decimal, before or behind the point: more than any column has. Arrow is asked about no
+others: exponents of some hundred millions, and as many digits, end its process."""
+_SHORT_BYTES: Final = 4096
+"""A row that is not longer has not many digits."""
 
 _AWARE: Final = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 _PLAIN: Final = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
@@ -107,6 +112,13 @@ class RowsOfTable:
         self._names = keep.names
         self._arrow = keep.arrow()
         self._nested = any(pa.types.is_nested(field.type) for field in self._arrow)
+        kinds = [type_ for _, type_, _ in columns]
+        self._plain = [place for place, kind in enumerate(kinds) if pa.types.is_decimal(kind)]
+        self._deep = [
+            place
+            for place, kind in enumerate(kinds)
+            if pa.types.is_nested(kind) and "decimal" in str(kind)
+        ]
         self._rows: list[tuple[Any, ...]] = []
         self._diffs: list[int] = []
 
@@ -121,7 +133,15 @@ class RowsOfTable:
             shown = bytes(row)[: _SHOWN + 1].decode(errors="replace")
             more = "…" if len(shown) > _SHOWN else ""
             raise Misfit(f"{error}, in the row {shown[:_SHOWN]}{more}") from None
-        self._rows.append(msgspec.structs.astuple(found))
+        values = msgspec.structs.astuple(found)
+        for place in self._plain:
+            value = values[place]
+            if value is not None and abs(value.adjusted()) > _DIGITS_MAX:
+                _check_decimals(value)
+        if self._deep or len(row) > _SHORT_BYTES:
+            for place in (*self._plain, *self._deep):
+                _check_decimals(values[place])
+        self._rows.append(values)
         self._diffs.append(diff)
 
     def clear(self) -> None:
@@ -155,6 +175,21 @@ class RowsOfTable:
 
 def _arrow(column: Column) -> pa.DataType:
     return Schema((column,)).arrow().field(0).type
+
+
+def _check_decimals(value: Any) -> None:
+    """Raises `Misfit` for digits that nothing can hold, however deep."""
+    if isinstance(value, decimal.Decimal):
+        text = str(value)
+        if abs(value.adjusted()) > _DIGITS_MAX or len(text) > 2 * _DIGITS_MAX:
+            raise Misfit(f"no decimal column can hold {text[:_SHOWN]}")
+    elif isinstance(value, msgspec.Struct):
+        _check_decimals(msgspec.structs.astuple(value))
+    elif isinstance(value, dict):
+        _check_decimals(value.values())
+    elif value is not None and not isinstance(value, str | bytes | int | float | datetime.date):
+        for each in value:
+            _check_decimals(each)
 
 
 def _plain(value: Any) -> Any:
