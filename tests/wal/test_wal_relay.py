@@ -25,7 +25,7 @@ from actors.wal.first_record import FirstRecord
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import RecordScanner
 from actors.wal_relay.command import relay
-from actors.wal_relay.relay import check_system
+from actors.wal_relay.relay import STALL_MS, Stall, check_system
 from actors.wal_relay.server import Identity, replication_dsn
 
 CAMPAIGN = Path(__file__).parents[1] / "proof" / "wal_relay.py"
@@ -127,6 +127,18 @@ async def test_a_timeline_is_of_one_system(tmp_path: Path) -> None:
         await check_system(own, addresses, TENANT, TIMELINE)
         with pytest.raises(InvalidUsage, match="give a timeline of its own"):
             await check_system(other, addresses, TENANT, TIMELINE)
+
+
+def test_a_stall_is_told_of_and_told_of_again() -> None:
+    stall = Stall(0)
+    assert not stall.lasts(STALL_MS - 1, 100, 200)  # the first commit
+    assert not stall.lasts(2 * STALL_MS - 2, 100, 300)
+    assert stall.lasts(2 * STALL_MS - 1, 100, 300)
+    assert not stall.lasts(2 * STALL_MS, 100, 300)
+    assert stall.lasts(3 * STALL_MS, 100, 300)
+    assert not stall.lasts(4 * STALL_MS, 300, 300)
+    assert not stall.lasts(9 * STALL_MS, 300, 300)  # nothing waits
+    assert not stall.lasts(9 * STALL_MS + 1, 300, 400)
 
 
 def test_a_dsn_becomes_a_standbys() -> None:

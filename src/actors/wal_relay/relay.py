@@ -39,11 +39,30 @@ log = logging.getLogger("penstock.wal")
 
 REPORT_S: Final = 2.0
 """At least so often the server hears of us: less than its ``wal_sender_timeout``."""
+STALL_MS: Final = 30_000
 RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
 FAREWELL_S: Final = 1.0
 """For what was appended to be committed, when the relay is stopped. Of a record that has come in
 part nobody waits for the rest: it is asked for again."""
 DIAL_TIMEOUT_MS: Final = 5_000
+
+
+class Stall:
+    """Tells when nothing has been committed for `STALL_MS`, though something waits for it; again
+    after as long. Pure."""
+
+    def __init__(self, now_ms: float) -> None:
+        self._since_ms = now_ms
+        self._commit_lsn = 0
+
+    def lasts(self, now_ms: float, commit_lsn: int, end_lsn: int) -> bool:
+        """Whether it is to be told of now."""
+        if commit_lsn != self._commit_lsn or commit_lsn >= end_lsn:
+            self._since_ms, self._commit_lsn = now_ms, commit_lsn
+        if now_ms - self._since_ms < STALL_MS:
+            return False
+        self._since_ms = now_ms
+        return True
 
 
 class Relayed(msgspec.Struct, frozen=True):
@@ -164,8 +183,19 @@ class Relay:
             server.report(lsn)
 
     async def _report_often(self, server: ReplicationServer) -> None:
+        proposer = self._proposer
+        stall = Stall(self._clock.monotonic_ms())
         while True:
-            server.report(self._proposer.commit_lsn)
+            server.report(proposer.commit_lsn)
+            if stall.lasts(self._clock.monotonic_ms(), proposer.commit_lsn, proposer.end_lsn):
+                log.warning(
+                    "nothing was committed for %d s behind %s, and %d bytes wait: is a majority of"
+                    " the acceptors away, or is a record longer than %d bytes?",
+                    STALL_MS // 1000,
+                    lsn_text(proposer.commit_lsn),
+                    proposer.end_lsn - max(proposer.commit_lsn, self._start_lsn),
+                    proposer.core.config.pending_bytes_max,
+                )
             await anyio.sleep(REPORT_S)
 
 
