@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import ssl
 
     from actors.kernel import Clock, System
+    from actors.tracing.metrics import Metrics
     from actors.wal.dialling import AcceptorAddress, AcceptorConnection
     from actors.wal.timelines import Timelines
 
@@ -61,14 +63,18 @@ def serve(
     tls_key: Key = None,
     tls_authority: Authority = None,
     token_file: TokenFile = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option("--metrics-listen", help="host:port of measures, as Prometheus reads them."),
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
     log_level: LogLevel = "info",
 ) -> None:
     """Runs one acceptor until SIGINT or SIGTERM: proposers push logs to it, readers read them.
 
-    The first line printed is the address; then `ready`. What was acknowledged is on disk at any
-    moment. A port that other machines reach needs TLS and tokens (docs/operations.md, Security); a
-    token is shown as PostgreSQL's password.
+    The first line printed is the address, the last one `ready`. What was acknowledged is on disk
+    at any moment. A port that other machines reach needs TLS and tokens (docs/operations.md,
+    Security); a token is shown as PostgreSQL's password.
     """
     set_up_logging(log_level)
     flags = {
@@ -81,12 +87,19 @@ def serve(
         "tls_key": tls_key,
         "tls_authority": tls_authority,
         "token_file": token_file,
+        "metrics_listen": metrics_listen,
     }
     chosen = load(config, flags=flags)
-    run_loop(lambda: _serve(chosen))
+    if not chosen.metrics_listen:
+        run_loop(lambda: _serve(chosen))
+        return
+    from actors.tracing.metrics import start
+
+    with start() as metrics:
+        run_loop(lambda: _serve(chosen, metrics))
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
     from actors.cluster.security import Security, dialling_tls
     from actors.kernel import System, SystemClock
     from actors.wal.archive import Archive
@@ -115,7 +128,7 @@ async def _serve(settings: Settings) -> None:
                 offload = Offload(lambda: served.all, node_id, archive, clock, settings, Random())
                 group.start_soon(offload.run)
             group.start_soon(Peers(lambda: served.all, node_id, dialled, settings).run)
-            group.start_soon(_listen, served, system, clock, settings)
+            group.start_soon(_listen, served, system, clock, settings, metrics)
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
                     log.info("stopping: %s", signal.Signals(number).name)
@@ -126,7 +139,9 @@ async def _serve(settings: Settings) -> None:
     log.info("stopped")
 
 
-async def _listen(served: Timelines, system: System, clock: Clock, settings: Settings) -> None:
+async def _listen(
+    served: Timelines, system: System, clock: Clock, settings: Settings, metrics: Metrics | None
+) -> None:
     from actors.cluster import sockets
     from actors.cluster.address import Address
     from actors.cluster.security import for_listener
@@ -141,9 +156,16 @@ async def _listen(served: Timelines, system: System, clock: Clock, settings: Set
     bound = await sockets.bind(address)
     try:
         print(f"listening on {bound.address}", flush=True)
-        print("ready", flush=True)
-        listener = WalListener(served, system, clock, settings, tls=tls, knows=knows, check=check)
-        await listener.serve(bound.sockets)
+        async with AsyncExitStack() as stack:
+            if metrics is not None:
+                metrics.watch(system.statistics)
+                page = await stack.enter_async_context(metrics.serve(settings.metrics_listen))
+                print(f"measures on {page}", flush=True)
+            print("ready", flush=True)
+            listener = WalListener(
+                served, system, clock, settings, tls=tls, knows=knows, check=check
+            )
+            await listener.serve(bound.sockets)
     finally:
         bound.close()
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,43 @@ async def test_a_killed_acceptor_has_what_it_acknowledged(tmp_path: Path) -> Non
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_its_measures_are_on_a_page(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *PENSTOCK, "wal", "serve", "--listen", "127.0.0.1:0", "--dir", str(tmp_path),
+        "--metrics-listen", "127.0.0.1:0", stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        port = int((await process.stdout.readline()).decode().rsplit(":", 1)[1])
+        said, place = (await process.stdout.readline()).decode().rsplit(" ", 1)
+        assert said == "measures on"
+        assert await process.stdout.readline() == b"ready\n"
+        proposer = await Served(port, None, None).lead()
+        await push(proposer, START)
+
+        def page() -> str:
+            with urllib.request.urlopen(place.strip()) as found:
+                return str(found.read().decode())
+
+        text = await asyncio.to_thread(page)
+        measured = {line.partition("{")[0]: line.rsplit(" ", 1)[1] for line in text.splitlines()}
+        assert float(measured["penstock_wal_receivers"]) == 1
+        assert float(measured["penstock_wal_written_bytes_total"]) == LOG.end_lsn - START
+        for name in (
+            "penstock_wal_queue_messages",
+            "penstock_wal_queue_size_bytes",
+            "penstock_wal_messages_total",
+            "penstock_wal_write_duration_seconds_count",
+            "penstock_wal_flush_duration_seconds_count",
+            "penstock_mailbox_depth",
+        ):
+            assert name in measured, text
+        proposer.abort()
+    finally:
+        process.kill()
+        await process.wait()
 
 
 def test_an_acceptor_loads_no_engine_and_no_tables() -> None:
