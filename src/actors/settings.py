@@ -334,6 +334,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wal_blob_segments_max: int = 4
     """Of those read back for readers of the log: so many stay in memory (16 MiB each)."""
 
+    # the WAL's proposers: `penstock wal push`, `relay`
+    wal_heartbeat_ms: int = 1_000
+    """So long after the last message an acceptor is sent an empty one."""
+    wal_silence_ms: int = 10_000
+    """An acceptor that owes a message for so long is hung up on, and dialled anew."""
+    wal_donor_absent_ms: int = 30_000
+    """While the only acceptor with the log's end is away for so long a proposer gives up; the
+    next one campaigns without it."""
+    wal_fetch_timeout_ms: int = 10_000
+    """Of a piece of log that is read from one acceptor for another."""
+    wal_redial_ms_max: int = 5_000
+    """The pause before an acceptor is dialled again grows from `retry_delay_ms_min` to this."""
+
     # the process
     pin_cores: bool = False
     """Pins the event loop and the engine to separate cores; the log says which."""
@@ -361,6 +374,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """How long to wait after so many failures in a row (from 1): doubled by each."""
         doubled = self.retry_delay_ms_min << min(failures - 1, 30)
         return min(self.retry_delay_ms_max, doubled)
+
+    def _wal_relations(self) -> list[tuple[bool, str]]:
+        return [
+            (
+                self.wal_messages_max >= 8 and self.wal_replies_max >= 2,
+                "wal_messages_max must be at least 8, and wal_replies_max at least 2: half of each "
+                "is in hand while the other half waits",
+            ),
+            (
+                self.wal_heartbeat_ms * 2 <= self.wal_silence_ms,
+                "wal_heartbeat_ms must be at most half of wal_silence_ms",
+            ),
+        ]
 
     def check(self) -> None:
         """Raises `BadSettings` when a limit is out of range or two contradict each other."""
@@ -399,11 +425,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 self.retry_delay_ms_min <= self.retry_delay_ms_max,
                 "retry_delay_ms_min must not exceed retry_delay_ms_max",
             ),
-            (
-                self.wal_messages_max >= 8 and self.wal_replies_max >= 2,
-                "wal_messages_max must be at least 8, and wal_replies_max at least 2: half of each "
-                "is in hand while the other half waits",
-            ),
+            *self._wal_relations(),
             (self.replicas <= REPLICAS_MAX, f"replicas must not exceed {REPLICAS_MAX}"),
             (
                 self.replicas == 1 or not (self.cluster_listen or self.storage_listen),

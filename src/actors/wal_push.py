@@ -11,11 +11,10 @@ import anyio
 import typer
 
 from actors.errors import Broken, InvalidUsage, PenstockError
+from actors.settings import Settings, load
 from actors.terminal import Authority, Certificate, Key, run_loop, set_up_logging
 
 if TYPE_CHECKING:
-    import ssl
-
     from actors.wal.pushing import Pushed
 
 ELECT_S: Final = 60.0
@@ -50,20 +49,20 @@ def push(
     acknowledged; then LINES@X/X on stderr says how far it came, and --after goes on there.
     """
     set_up_logging("error")
+    from actors.cluster.security import dialling_tls
     from actors.wal.dialling import parse_addresses
     from actors.wal.framing import PG_VERSION, START_LSN
     from actors.wal.proposer import ProposerConfig
-    from actors.wal.proposing import propose
+    from actors.wal.proposing import Timing, propose
     from actors.wal.pushing import lines_of, parse_pushed, push, pushed_text
 
     acceptors = parse_addresses(addresses)
-    for name, value in (("tenant", tenant), ("timeline", timeline)):
-        if len(value) != 32 or value.strip("0123456789abcdef"):
-            raise InvalidUsage(f"--{name} {value}: 32 hexadecimal digits, lower case")
+    _check_ids(tenant, timeline)
     resume = None if after is None else parse_pushed(after)
     token = "" if token_file is None else token_of(token_file)
-    tls = tls_of(tls_certificate, tls_key, tls_authority)
-    config = ProposerConfig(tenant, timeline, START_LSN, pg_version=PG_VERSION)
+    settings = settings_of(tls_certificate, tls_key, tls_authority)
+    tls, timing = dialling_tls(settings), Timing.of(settings)
+    config = ProposerConfig(tenant, timeline, START_LSN, pg_version=PG_VERSION).timed(settings)
     last = resume
     source = _source_of(file)
 
@@ -74,7 +73,7 @@ def push(
             print(f"{done.lines} lines acknowledged", file=sys.stderr)
 
     async def run() -> Pushed:
-        async with propose(config, acceptors, token=token, tls=tls) as log:
+        async with propose(config, acceptors, timing=timing, token=token, tls=tls) as log:
             try:
                 with anyio.fail_after(timeout):
                     await log.elected()
@@ -99,6 +98,13 @@ def push(
         print(pushed_text(done))
 
 
+def _check_ids(tenant: str, timeline: str) -> None:
+    """Raises `InvalidUsage`."""
+    for name, value in (("tenant", tenant), ("timeline", timeline)):
+        if len(value) != 32 or value.strip("0123456789abcdef"):
+            raise InvalidUsage(f"--{name} {value}: 32 hexadecimal digits, lower case")
+
+
 def _source_of(file: str) -> BinaryIO:
     """Raises `InvalidUsage`."""
     try:
@@ -107,15 +113,9 @@ def _source_of(file: str) -> BinaryIO:
         raise InvalidUsage(f"{file}: {error.strerror}") from None
 
 
-def tls_of(
-    certificate: str | None, key: str | None, authority: str | None
-) -> ssl.SSLContext | None:
+def settings_of(certificate: str | None, key: str | None, authority: str | None) -> Settings:
     """By flags, or the environment. Raises `BadSettings`."""
-    from actors.cluster.security import dialling_tls
-    from actors.settings import load
-
-    given = {"tls_certificate": certificate, "tls_key": key, "tls_authority": authority}
-    return dialling_tls(load(flags=given))
+    return load(flags={"tls_certificate": certificate, "tls_key": key, "tls_authority": authority})
 
 
 def token_of(path: Path) -> str:

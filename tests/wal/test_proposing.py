@@ -14,7 +14,8 @@ from proposer_house import (  # type: ignore[import-not-found]
     houses,
 )
 
-from actors.errors import Broken, Closed, InvalidUsage
+from actors.errors import BadSettings, Broken, Closed, InvalidUsage
+from actors.settings import Settings, load
 from actors.wal.dialling import AcceptorAddress, parse_addresses
 from actors.wal.proposer import Phase, ProposerConfig
 from actors.wal.proposing import Timing, propose
@@ -180,3 +181,22 @@ def test_addresses() -> None:
     for wrong in ("", "a:0", "a:b", ":5", "a,,b"):
         with pytest.raises(InvalidUsage, match="is no address"):
             parse_addresses(wrong)
+
+
+def test_times_are_settings() -> None:
+    settings = Settings(
+        wal_heartbeat_ms=7,
+        wal_silence_ms=70,
+        wal_donor_absent_ms=700,
+        wal_fetch_timeout_ms=7_000,
+        wal_redial_ms_max=77,
+        connect_timeout_ms=777,
+    )
+    config = ProposerConfig(TENANT, TIMELINE, 8).timed(settings)
+    assert (config.tenant, config.start_lsn) == (TENANT, 8)
+    assert (config.heartbeat_ms, config.silence_ms_max, config.donor_absent_ms_max) == (7, 70, 700)
+    timing = Timing.of(settings)
+    assert (timing.fetch_timeout_ms, timing.connect_timeout_ms) == (7_000, 777)
+    assert timing.retry_delay_ms_max == 77
+    with pytest.raises(BadSettings, match="wal_heartbeat_ms must be"):
+        load(environment={}, flags={"wal_heartbeat_ms": 6_000})

@@ -6,10 +6,12 @@ LSNs are byte positions, times milliseconds. `acceptor` is the caller's number o
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
+from actors.settings import Settings
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.messages import Membership, ProposerMessage
 
@@ -42,6 +44,15 @@ class ProposerConfig(msgspec.Struct, frozen=True):
     retained_bytes_max: int = 16 * 1024 * 1024
     """Of committed log that is kept for acceptors that lag; they are given what is older from
     another acceptor."""
+
+    def timed(self, settings: Settings) -> Self:
+        """The same, with the times that the settings say."""
+        return replace(
+            self,
+            heartbeat_ms=settings.wal_heartbeat_ms,
+            silence_ms_max=settings.wal_silence_ms,
+            donor_absent_ms_max=settings.wal_donor_absent_ms,
+        )
 
 
 class Send(msgspec.Struct, frozen=True):

@@ -19,13 +19,14 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Self
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
 from actors.errors import Broken, Closed, InvalidUsage, PenstockError
+from actors.settings import Settings
 from actors.wal import codec_v3
 from actors.wal.dialling import (
     AcceptorAddress,
@@ -62,6 +63,16 @@ class Timing(msgspec.Struct, frozen=True):
     retry_delay_ms_min: int = 100
     retry_delay_ms_max: int = 5_000
     fetch_timeout_ms: int = 10_000
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """As the settings say."""
+        return cls(
+            connect_timeout_ms=settings.connect_timeout_ms,
+            retry_delay_ms_min=settings.retry_delay_ms_min,
+            retry_delay_ms_max=max(settings.wal_redial_ms_max, settings.retry_delay_ms_min),
+            fetch_timeout_ms=settings.wal_fetch_timeout_ms,
+        )
 
 
 class _Link:

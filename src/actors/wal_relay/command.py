@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from actors.errors import Broken, InvalidUsage
+from actors.settings import Settings
 from actors.terminal import (
     Authority,
     Certificate,
@@ -23,8 +24,6 @@ from actors.terminal import (
 )
 
 if TYPE_CHECKING:
-    import ssl
-
     from actors.wal.proposing import LeadingProposer
     from actors.wal_relay.relay import Relay, Relayed
 
@@ -70,7 +69,7 @@ def relay(
     """
     set_up_logging(log_level)
     from actors.wal.startup import checked_id
-    from actors.wal_push import tls_of, token_of
+    from actors.wal_push import settings_of, token_of
 
     checked_id("tenant", tenant)
     checked_id("timeline", timeline)
@@ -78,8 +77,10 @@ def relay(
         raise InvalidUsage("--create-slot: which? Give --slot NAME")
     told = _Teller(quiet=quiet, as_json=as_json, every_s=every)
     token = "" if token_file is None else token_of(token_file)
-    tls = tls_of(tls_certificate, tls_key, tls_authority)
-    work = _Work(addresses, dsn, tenant, timeline, slot, create_slot, token, tls, timeout, told)
+    settings = settings_of(tls_certificate, tls_key, tls_authority)
+    work = _Work(
+        addresses, dsn, tenant, timeline, slot, create_slot, token, settings, timeout, told
+    )
     run_loop(work.run)
 
 
@@ -127,7 +128,7 @@ class _Work(msgspec.Struct):
     slot: str
     create_slot: bool
     token: str
-    tls: ssl.SSLContext | None
+    settings: Settings
     elect_s: float
     told: _Teller
     is_relaying: bool = False
@@ -150,21 +151,21 @@ class _Work(msgspec.Struct):
                 group.cancel_scope.cancel()
 
     async def _relay(self, stopping: anyio.Event) -> None:
+        from actors.cluster.security import dialling_tls
         from actors.kernel import SystemClock
         from actors.wal.dialling import parse_addresses
         from actors.wal.proposer import ProposerConfig
-        from actors.wal.proposing import propose
+        from actors.wal.proposing import Timing, propose
         from actors.wal_relay.relay import Relay, check_system
         from actors.wal_relay.server import ReplicationServer
 
         clock = SystemClock()
+        tls = dialling_tls(self.settings)
         acceptors = parse_addresses(self.addresses)
         server = await ReplicationServer.connect(self.dsn, clock)
         try:
             identity = await server.identify()
-            await check_system(
-                identity, acceptors, self.tenant, self.timeline, self.token, self.tls
-            )
+            await check_system(identity, acceptors, self.tenant, self.timeline, self.token, tls)
             if self.create_slot:
                 await server.make_slot(self.slot)
             begin_lsn = await server.begin(identity, self.slot)
@@ -178,7 +179,10 @@ class _Work(msgspec.Struct):
             system_id=identity.system_id,
             pending_bytes_max=PENDING_BYTES_MAX,
         )
-        async with propose(config, acceptors, token=self.token, tls=self.tls) as proposer:
+        timing = Timing.of(self.settings)
+        async with propose(
+            config.timed(self.settings), acceptors, timing=timing, token=self.token, tls=tls
+        ) as proposer:
             await self._elected(proposer)
             relay = Relay(self.dsn, self.slot, identity, proposer, clock, stopping)
             async with anyio.create_task_group() as group:
