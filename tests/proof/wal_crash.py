@@ -2,12 +2,14 @@
 
 Run: ``python tests/proof/wal_crash.py [--kills 200] [--seed 1] [--fault NAME] [--faults]``.
 
-Three acceptors (`penstock wal serve`) and a proposer (`wal_crash_proposer.py`: ten workers, each
-record a transfer) are processes of their own. A seeded dice says after how many acknowledged
-transfers, and how much later, whom the next strike hits: one acceptor, two, all, the proposer, it
-and acceptors. One acceptor may stay away until the next strike. At times two proposers campaign at
-the same moment; at times the leader is stopped (SIGSTOP), another is elected, and the old one goes
-on. After each strike, while the load goes on:
+Three acceptors (`penstock wal serve`, which know one another as peers) and a proposer
+(`wal_crash_proposer.py`: ten workers, each record a transfer) are processes of their own. A seeded
+dice says after how many acknowledged transfers, and how much later, whom the next strike hits: one
+acceptor, two, all, the proposer, it and acceptors; or two acceptors are stopped (SIGSTOP) for a
+moment before all are killed, and the third, which was faster, stays away. One acceptor may stay
+away until the next strike, too.
+At times two proposers campaign at the same moment; at times the leader is stopped, another is
+elected, and the old one goes on. After each strike, while the load goes on:
 
 1. what is committed is read back from an acceptor: every acknowledged transfer is there, once, in
    its place, nothing is there that nobody wrote, the sum holds at each record (`wal_bank`);
@@ -69,6 +71,7 @@ WORKERS = 10
 LOAD_MAX = 60
 """Acknowledged transfers from one strike to the next, at most."""
 PAUSE_S = 0.03
+STOP_S = 0.1
 STUCK_S = 600
 STRIKES = {
     "acceptor": 6,
@@ -78,6 +81,7 @@ STRIKES = {
     "proposer and acceptor": 3,
     "everything": 1,
     "deposed": 2,
+    "proposer behind a stop": 2,
 }
 RACE_SHARE = 0.5
 """Of the times when a proposer is needed, two campaign at once."""
@@ -94,6 +98,8 @@ class Campaign:
         in_acceptors = fault if fault in ACCEPTOR_FAULTS else ""
         self._proposer_fault = fault if fault in PROPOSER_FAULTS else ""
         self.acceptors = [AcceptorProcess(folder, n, in_acceptors) for n in (1, 2, 3)]
+        for one, other in itertools.permutations(self.acceptors, 2):
+            one.peers.append(other.address)
         self._lives: list[ProposerProcess] = []
         self._leader: ProposerProcess | None = None
         self._ledger = Ledger(START_LSN)
@@ -206,15 +212,24 @@ class Campaign:
             "proposer and acceptor": victims[:1],
             "everything": victims,
             "deposed": victims[:1],
+            "proposer behind a stop": victims,
         }[kind]
         old = self.leader
+        stopped = victims[1:] if kind == "proposer behind a stop" else []
+        for each in stopped:
+            each.pause()
+        if stopped:
+            await anyio.sleep(self._dice.random() * STOP_S)
         if kind == "deposed":
             old.pause()
         elif kind.startswith("proposer") or kind == "everything":
             self.kills["proposer"] += await old.kill()
         for each in hit:
             self.kills["acceptor"] += await each.kill()
-        await self._restore(may_stay_away=len(hit) == 1)
+        if stopped:
+            await _start(stopped)  # without the one that was faster
+        else:
+            await self._restore(may_stay_away=len(hit) == 1)
         if kind == "deposed":
             await self._elect()
             old.go_on()

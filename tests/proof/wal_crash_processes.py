@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections import deque
@@ -25,6 +26,7 @@ TENANT, TIMELINE = "0a" * 16, "0b" * 16
 HERE = Path(__file__).parent
 BYTES_A_LOOK = 1 << 20
 DIAL_TIMEOUT_MS = 60_000
+PEER_INTERVAL_MS = 100
 START_S = 600
 
 
@@ -58,6 +60,8 @@ class AcceptorProcess:
 
     def __init__(self, folder: Path, node_id: int, fault: str) -> None:
         self.node_id = node_id
+        self.peers: list[str] = []
+        """Addresses. Whoever is behind fetches from them, when no proposer streams to it."""
         self._folder = folder / str(node_id)
         self._held = reserve_port()
         self._port: int = self._held.getsockname()[1]
@@ -79,7 +83,10 @@ class AcceptorProcess:
         command = [sys.executable, str(HERE / "wal_crash_faults.py"), self._fault, "serve"]
         command += ["--listen", self.address, "--node-id", str(self.node_id)]
         command += ["--dir", str(self._folder), "--log-level", "error"]
-        self._process = await anyio.open_process(command, stderr=None)
+        if self.peers:
+            command += ["--peers", ",".join(self.peers)]
+        environment = os.environ | {"PENSTOCK_WAL_PEER_INTERVAL_MS": str(PEER_INTERVAL_MS)}
+        self._process = await anyio.open_process(command, stderr=None, env=environment)
         lines = Lines(self._process)
         with anyio.move_on_after(START_S):
             while (line := await lines.next()) != "ready":
@@ -88,6 +95,11 @@ class AcceptorProcess:
             else:
                 return
         raise Stuck(f"acceptor {self.node_id} does not start")
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
 
     async def kill(self) -> int:
         """With SIGKILL; how many died."""
