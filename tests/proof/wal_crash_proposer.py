@@ -19,6 +19,7 @@ from wal_bank import Transfer, payload_of, transfer, transfer_of
 from wal_crash_faults import planted
 
 from actors.errors import Broken, PenstockError
+from actors.terminal import set_up_logging
 from actors.wal.dialling import dial, parse_addresses
 from actors.wal.framing import START_LSN, Decoder, encode, framed_bytes_max
 from actors.wal.proposer import ProposerConfig
@@ -139,6 +140,7 @@ async def live(orders: Orders) -> None:
 def main() -> int:
     """The exit status."""
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
+    set_up_logging("error")
     say("up")
     if not sys.stdin.readline():
         return 0

@@ -46,9 +46,6 @@ class Identity(msgspec.Struct, frozen=True):
     version: int
     """150018 for 15.18."""
 
-    def __str__(self) -> str:
-        return f"PostgreSQL {self.version // 10_000}, system {self.system_id}"
-
 
 class ReplicationServer:
     """One connection; `connect` makes it."""
