@@ -240,13 +240,16 @@ class ProposerProcess:
 
     def pause(self) -> None:
         """SIGSTOP."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            self._process.send_signal(number)
 
     async def kill(self) -> int:
         """With SIGKILL, and hears the last of it; how many died."""
