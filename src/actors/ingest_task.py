@@ -176,8 +176,13 @@ class IngestTask(Actor[_Message]):
 
         async def open_all() -> _Opened:
             await self._shards.open()
-            live = [each for each in self._exports if each.name not in self._shards.failed]
-            await self._source.open(live, self._shards.position)
+            shards = self._shards
+            live = [
+                msgspec.structs.replace(each, is_new=shards.is_empty(each.name))
+                for each in self._exports
+                if each.name not in shards.failed
+            ]
+            await self._source.open(live, shards.position)
             return _Opened()
 
         self.ctx.effect(open_all, done=lambda opened: opened, failed=_Failed)

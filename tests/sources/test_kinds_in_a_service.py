@@ -145,3 +145,37 @@ async def test_nexmark_ends_where_it_should(tmp_path: Path) -> None:
         await until(whole)
         assert (await client.peek("auction")).num_rows == 300
         assert (await client.peek("person")).num_rows == 100
+
+
+async def test_a_table_that_is_added_or_comes_again_is_filled(tmp_path: Path) -> None:
+    """Of sources that have nothing more to give, so that nothing but the filling is a mark."""
+    folder = tmp_path / "in" / "clicks"
+    folder.mkdir(parents=True)
+    put(folder, "1.parquet", [1, 2])
+    put(folder, "2.parquet", [3])
+    columns = [{"name": "k", "type": "bigint"}, {"name": "v", "type": "string"}]
+    files = {
+        "kind": "files", "folder": str(folder), "format": "parquet", "columns": columns,
+        "poll_ms": 20, "batch_files_max": 1,
+    }  # fmt: skip
+    async with running(tmp_path) as client:
+        await client.create_source(
+            "auctions", {"kind": "nexmark", "up_to": 500}, ["auction", "bid"]
+        )
+        await client.create_source("clicks", files, {"rows": "clicks_in"})
+
+        async def holds(name: str, count: int) -> bool:
+            return bool((await client.peek(name)).num_rows == count)
+
+        await until(partial(holds, "auction", 30))
+        await until(partial(holds, "clicks_in", 3))
+        await client.alter_source("auctions", ["person"])
+        await until(partial(holds, "person", 10))
+        await client.drop("person")
+        await client.alter_source("auctions", ["person"])
+        await until(partial(holds, "person", 10))
+        await client.drop("clicks_in")
+        await client.alter_source("clicks", {"rows": "clicks_in"})
+        await until(partial(holds, "clicks_in", 3))
+        assert {each.health.status for each in await client.sources()} == {"running"}
+        assert await holds("auction", 30)

@@ -127,6 +127,11 @@ async def test_views_on_its_tables_equal_its_own_answers(db: House, tmp_path: Pa
         assert await rows(client, "accounts", time) == Counter()
         await client.wait_for("late", time)
         assert (await rows(client, "late", time)).total() == 50
+        await client.drop("late")
+        await client.alter_source("pg", ["public.late"])  # before anything moves the position
+        time = await caught_up(db, client, 100)
+        await client.wait_for("late", time)
+        assert (await rows(client, "late", time)).total() == 50
         (status,) = await client.sources()
         assert status.health.status == "running"
         assert {table.health.status for table in status.tables} == {"running"}

@@ -444,6 +444,9 @@ async def test_in_a_service(tmp_path: Path) -> None:
             await until(ticks)
             await client.alter_source("log", ["notes"])
             await until(lambda: _holds(read(client, "notes", "text"), Bag(["a"])))
+            await client.drop("notes")
+            await client.alter_source("log", ["notes"])
+            await until(lambda: _holds(read(client, "notes", "text"), Bag(["a"])))
         end = await append(those, [order(7, -1)] * 5)
         async with running(tmp_path) as client:
             await until(lambda: at(end))

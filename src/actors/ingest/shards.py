@@ -67,6 +67,10 @@ class IngestShards:
         uppers = ((name, self._uppers[each.shard]) for name, each in self.exports.items())
         return tuple((name, upper) for name, upper in uppers if upper)
 
+    def is_empty(self, export: str) -> bool:
+        """Whether it was never filled."""
+        return not self._uppers[self.exports[export].shard]
+
     async def open(self) -> None:
         """Reads where the source stands. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
         shards = [self._remap, *(export.shard for export in self.exports.values())]

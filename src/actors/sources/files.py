@@ -141,7 +141,7 @@ class FilesSource:
         names = tuple(export.name for export in exports)
         if any(name != EXPORT for name in names):
             raise InvalidUsage(f"a source of files has {EXPORT!r} alone, not {', '.join(names)}")
-        if EXPORT in names and EXPORT not in came.exports:
+        if exports and (exports[0].is_new or EXPORT not in came.exports):
             came = self._place.begun(None)  # what was taken went to nobody
         self._first = EXPORT not in came.exports
         self._taken = came.holding(names)
@@ -264,6 +264,7 @@ class FilesSource:
 
     def _marked(self) -> Mark:
         files, self._batch, self._pieces = self._batch, (), None
+        filled = (EXPORT,) if self._first else ()
         self._pending = self._pending[len(files) :]
         self._taken = self._taken.plus(files)
         if not self._pending and not self._behind:
@@ -273,6 +274,7 @@ class FilesSource:
             self._taken.position(),
             outside_ms=None if newest is None else newest // 1_000_000,
             messages=len(files),
+            filled=filled,
         )
 
     # -- looking ----------------------------------------------------------------------------------

@@ -134,6 +134,8 @@ class Generator:
         self._marked_ms = -float("inf")
         self._pieces: Iterator[Rows] | None = None
         self._filling = False
+        self._new: frozenset[str] = frozenset()
+        """To be filled with the next mark."""
         self._inline = True
         self._stop = 0
         self._told = False
@@ -157,6 +159,7 @@ class Generator:
         self._exports = {export.name: export for export in exports}
         self._at = self._opened_at = self._stop = came.events
         new = frozenset(self._exports) - frozenset(came.exports)
+        self._new = new = new | {export.name for export in exports if export.is_new}
         await self._series.prepare(self._at, frozenset(self._exports))
         if new:
             self._begin(self._series.contents(self._at, new), self._at, filling=True)
@@ -220,7 +223,8 @@ class Generator:
         self._marked_ms = self._clock.monotonic_ms()
         position = Position(self._at, tuple(sorted(self._exports)))
         text = msgspec.json.encode(position).decode()
-        return Mark(text, outside_ms=self._clock.now_ms(), messages=events)
+        filled, self._new = tuple(sorted(self._new)), frozenset()
+        return Mark(text, outside_ms=self._clock.now_ms(), messages=events, filled=filled)
 
     # -- pace -------------------------------------------------------------------------------------
 

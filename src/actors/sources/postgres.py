@@ -131,7 +131,7 @@ class PostgresSource:
             filled = {
                 name: Filled(each.oid, lsn_of(each.lsn), tuple(each.columns), each.number_max)
                 for name, each in (was.filled if was else {}).items()
-                if name in self._exports
+                if name in self._exports and not self._exports[name].is_new
             }
             new = [name for name in self._exports if name not in filled and name in found]
             gone = [name for name in self._exports if name not in filled and name not in found]

@@ -56,6 +56,9 @@ class Export(msgspec.Struct, frozen=True):
 
     name: str
     schema: Schema
+    is_new: bool = False
+    """Nothing of it was ever given, or it went and came again: it is filled, also where the
+    position names it. Told by whoever opens the source."""
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -154,7 +157,8 @@ class Source(Protocol):
 
     async def open(self, exports: Sequence[Export], position: str | None) -> None:
         """Begins after a position; None: from the very beginning. `exports` may be more than
-        those of the position: the new ones are filled. Raises `Unreachable`, `InvalidUsage`."""
+        those of the position: the new ones are filled, and those that say `is_new`. Raises
+        `Unreachable`, `InvalidUsage`."""
         ...
 
     async def next(self) -> Given:

@@ -94,14 +94,18 @@ class WalSource:
             raise InvalidUsage(f"the source declares no table {', '.join(unknown)}")
         self._exports = tuple(exports)
         self._begun = was is not None
-        new = [export for export in exports if was is not None and export.name not in was.tables]
+        new = [
+            export
+            for export in exports
+            if was is not None and (export.is_new or export.name not in was.tables)
+        ]
         begin_lsn = config.begin_lsn()
         lsn = begin_lsn if was is None else was.at
         self._taken_lsn = lsn
         if not new or lsn <= begin_lsn:
             await self._go_on(lsn)
-            # Also one that tells of tables that went: if they come again they are new.
-            if was is not None and set(was.tables) != {export.name for export in exports}:
+            # Also one that tells of tables that went.
+            if was is not None and (new or len(was.tables) > len(exports)):
                 self._ready.append(self._changes.mark([each.name for each in new]))
             return
         names = [export.name for export in exports]
