@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -102,6 +103,7 @@ def serve(
 async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
     from actors.cluster.security import Security, dialling_tls
     from actors.kernel import System, SystemClock
+    from actors.kernel.threads import ThreadedClock
     from actors.wal.archive import Archive
     from actors.wal.dialling import dial
     from actors.wal.offload import Offload
@@ -116,9 +118,10 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
         limit_ms = settings.connect_timeout_ms
         return await dial(address, tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls)
 
-    clock, node_id = SystemClock(), settings.wal_node_id
+    # As many as an executor has. Uploads have others: nobody's flush waits behind them.
+    clock, node_id = ThreadedClock((os.cpu_count() or 1) + 4), settings.wal_node_id
     url = settings.wal_blob_url
-    archive = await Archive.at(url, settings, clock) if url else None
+    archive = await Archive.at(url, settings, SystemClock()) if url else None
     served = Timelines(Path(settings.wal_dir), node_id, FileDisk(), clock, settings, archive)
     await served.open()
     try:
@@ -136,6 +139,7 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
             group.cancel_scope.cancel()
     finally:
         served.close()
+        clock.close()
     log.info("stopped")
 
 

@@ -27,6 +27,7 @@ from wal_wires import (  # type: ignore[import-not-found]
 from actors.cluster.security import Security
 from actors.errors import Broken, StateDirectoryError, WalRefused
 from actors.kernel import System, SystemClock
+from actors.kernel.threads import ThreadedClock
 from actors.settings import Settings
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal import codec_v3, dialling
@@ -62,6 +63,7 @@ from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import propose
 from actors.wal.reading import LogReader
 from actors.wal.startup import Grant
+from actors.wal.stream import PgStream
 from actors.wal.timelines import FileDisk, Timelines
 
 SETTINGS = Settings(wal_save_ms=10, wal_control_age_ms=10)
@@ -133,7 +135,7 @@ async def served(
     tls: ssl.SSLContext | None = None,
     check: Callable[[bytes], Grant] | None = None,
 ) -> AsyncIterator[Served]:
-    clock = SystemClock()
+    clock = ThreadedClock(4)
     timelines = Timelines(folder, 5, FileDisk(), clock, SETTINGS)
     await timelines.open()
     sock = socket.create_server(("127.0.0.1", 0))
@@ -155,6 +157,7 @@ async def served(
             group.cancel_scope.cancel()
     finally:
         timelines.close()
+        clock.close()
         sock.close()
 
 
@@ -460,3 +463,13 @@ async def test_pg_receivewal_writes_the_same_segment(tmp_path: Path) -> None:
         theirs = (out / name).read_bytes()
         size = LOG.end_lsn - 0x100_0000
         assert theirs[:size] == ours[:size]
+
+
+async def test_who_says_nothing_for_too_long_is_given_up() -> None:
+    ours, theirs = socket.socketpair()
+    stream = PgStream(Settings(wal_idle_timeout_ms=20))
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, ours)
+    with theirs:
+        with pytest.raises(Broken, match="sent nothing for"):
+            await stream.next_copy()
+        stream.abort()

@@ -30,7 +30,12 @@ class PgStream(asyncio.Protocol):
         self._write_s = settings.write_timeout_ms / 1000
         self._buffer = bytearray()
         self._transport: Any = None
-        self._wanted = asyncio.Event()
+        self._wanted: asyncio.Future[None] | None = None
+        """Of who waits for bytes."""
+        self._waits_since_s: float | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        """Looks, now and then, since when somebody waits; a timer a wait would cost more."""
+        self._is_idle = False
         self._room = asyncio.Event()
         self._room.set()
         self._gone = asyncio.Event()
@@ -53,19 +58,21 @@ class PgStream(asyncio.Protocol):
         if len(self._buffer) >= BUFFER_BYTES_MAX and not self._held:
             self._held = True
             self._transport.pause_reading()
-        self._wanted.set()
+        self._wake()
 
     def eof_received(self) -> bool:
         """The peer sends nothing more; it may still listen, but not over TLS."""
         self._eof = True
-        self._wanted.set()
+        self._wake()
         return self._transport.get_extra_info("ssl_object") is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport is gone."""
         self._eof = True
         self._gone.set()
-        self._wanted.set()
+        if self._watch is not None:
+            self._watch.cancel()
+        self._wake()
         self._room.set()
 
     def pause_writing(self) -> None:
@@ -85,20 +92,45 @@ class PgStream(asyncio.Protocol):
                 if self._buffer:
                     raise Broken(f"{self.peer} went away inside a message")
                 return None
-            self._wanted.clear()
             if self._held:
                 self._held = False
                 self._transport.resume_reading()
-            try:
-                async with asyncio.timeout(self._idle_s):
-                    await self._wanted.wait()
-            except TimeoutError:
+            await self._bytes()
+            if self._is_idle:
                 raise Broken(
                     f"{self.peer} sent nothing for {self._idle_s:.0f} s (wal_idle_timeout_ms)"
-                ) from None
+                )
         taken = bytes(memoryview(self._buffer)[:count])
         del self._buffer[:count]
         return taken
+
+    async def _bytes(self) -> None:
+        """Waits until some come, or none will."""
+        loop = asyncio.get_running_loop()
+        self._wanted = loop.create_future()
+        self._waits_since_s = loop.time()
+        if self._watch is None:
+            self._watch = loop.call_later(self._idle_s, self._look)
+        try:
+            await self._wanted
+        finally:
+            self._wanted = self._waits_since_s = None
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        waits = self._wanted is not None and not self._wanted.done()
+        since_s = self._waits_since_s if waits else None
+        since_s = loop.time() if since_s is None else since_s
+        left_s = since_s + self._idle_s - loop.time()
+        if left_s > 0:
+            self._watch = loop.call_later(left_s, self._look)
+        else:
+            self._is_idle = True
+            self._wake()
 
     async def _rest(self, count: int) -> bytes:
         rest = await self._exactly(count)

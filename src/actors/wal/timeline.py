@@ -99,7 +99,7 @@ class Timeline:
         self._control = control
         self._wal = wal
         self._clock = clock
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._serial = threading.Lock()
         self.registry = Registry()
         self.feeds = Feeds()
