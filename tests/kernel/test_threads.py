@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextvars import ContextVar
+from functools import partial
 
 import pytest
 
@@ -38,7 +39,7 @@ async def test_no_more_threads_than_allowed_and_calls_wait_their_turn() -> None:
     held = [asyncio.ensure_future(clock.run_blocking(hold)) for _ in range(2)]
     await asyncio.to_thread(both.wait)
     later = [
-        asyncio.ensure_future(clock.run_blocking(lambda number=number: order.append(number)))
+        asyncio.ensure_future(clock.run_blocking(partial(order.append, number)))
         for number in range(20)
     ]
     assert await asyncio.to_thread(lambda: order) == []
@@ -53,7 +54,7 @@ async def test_one_thread_takes_calls_in_their_order() -> None:
     clock = ThreadedClock(1)
     order: list[int] = []
     await asyncio.gather(
-        *(clock.run_blocking(lambda number=number: order.append(number)) for number in range(100))
+        *(clock.run_blocking(partial(order.append, number)) for number in range(100))
     )
     assert order == list(range(100))
     clock.close()
