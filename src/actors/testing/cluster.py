@@ -113,7 +113,8 @@ def settings_of(setting: Setting, directory: Path) -> Settings:
         inline_part_bytes_max=16 * 1024 if setting.inline else 1,
         # Room for a few rows: most reads go by the stash.
         inline_bytes_max=1_500 if setting.stash else 4 * 1024 * 1024,
-        stash_orphan_ms=500,
+        # Copies make large tables: nobody could take all pieces of a join of two in half a second.
+        stash_orphan_ms=5_000 if setting.copies else 500,
         decoded_parts_bytes_max=32 * 1024 * 1024 if setting.decoded else 1,
         batches_per_shard_max=setting.batches_max,
         blob_orphan_grace_ms=500,
