@@ -1,4 +1,4 @@
-"""One small append by one connection, answered once it is on disk; and long ones in a stream.
+"""One small append by one connection, answered once it is on disk.
 
 ``wal_lone_append``: over a socket of a real ``penstock wal serve``, from the first byte sent to the
 answer that says it is durable, one after another, the median. What is appended is a record of 8

@@ -17,7 +17,7 @@ from proposer_house import (  # type: ignore[import-not-found]
 from actors.errors import BadSettings, Broken, Closed, InvalidUsage
 from actors.settings import Settings, load
 from actors.wal.dialling import AcceptorAddress, parse_addresses
-from actors.wal.proposer import Phase, ProposerConfig
+from actors.wal.proposer import Effect, Phase, ProposerConfig
 from actors.wal.proposing import Timing, propose
 
 pytestmark = pytest.mark.anyio
@@ -52,6 +52,30 @@ async def test_what_is_appended_is_on_a_quorum() -> None:
         having = [each for each in those if each.wal.flush_lsn == START + 300_000]
         assert len(having) >= 2
         await until(lambda: all(each.acceptor.commit_lsn == START + 300_000 for each in those))
+
+
+async def test_what_many_append_at_once_goes_out_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with houses() as those, leading(those) as log:
+        await log.elected()
+        sent: list[bytes] = []
+        append: Callable[[bytes], list[Effect]] = log.core.append
+
+        def noted(wal: bytes) -> list[Effect]:
+            sent.append(wal)
+            return append(wal)
+
+        monkeypatch.setattr(log.core, "append", noted)
+        ends: list[int] = []
+
+        async def client(number: int) -> None:
+            ends.extend([await log.append(b"%08d" % number) for _ in range(3)])
+
+        async with anyio.create_task_group() as group:
+            for number in range(100):
+                group.start_soon(client, number)
+        assert sorted(ends) == [START + 8 * n for n in range(1, 301)]
+        await until(lambda: bytes(those[0].wal.wal) == b"".join(sent))
+        assert len(sent) < 30
 
 
 async def test_one_acceptor_is_killed_and_comes_back() -> None:

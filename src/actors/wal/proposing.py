@@ -3,7 +3,8 @@
 Theory of operation. One task an acceptor dials it, hands what comes to the core, and writes what
 the core sends; when its connection ends it dials again, after a pause that doubles. One task ticks.
 A fetch reads from another acceptor by a connection of its own, which is kept for the next piece.
-The core is told one event at a time and never awaited.
+The core is told one event at a time and never awaited. All that is appended in one turn of the
+loop is one append to it, so that of many who were woken by one commit the next is made.
 
 Rules: `append` returns when a quorum has it on disk; those who append wait in order while there is
 no room; what the core calls fatal ends all of them with an error that says that it may have
@@ -12,6 +13,7 @@ happened; of a connection that ended nothing is told to the core any more.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import logging
@@ -111,7 +113,10 @@ class LeadingProposer:
         self._readers: dict[int, tuple[int, LogReader]] = {}
         self._elected = anyio.Event()
         self._synced = anyio.Event()
-        self._order = anyio.Lock()
+        self._order = anyio.Lock(fast_acquire=True)
+        self._gathered: list[bytes] = []
+        """Behind the log's end: what is appended in this turn of the loop, and sent as one."""
+        self._gathered_bytes = 0
         self._moved = anyio.Event()
         self._waiting: list[tuple[int, int, anyio.Event]] = []
         self._numbers = itertools.count()
@@ -127,7 +132,7 @@ class LeadingProposer:
     @property
     def end_lsn(self) -> int:
         """Behind the last byte appended."""
-        return self.core.end_lsn
+        return self.core.end_lsn + self._gathered_bytes
 
     async def elected(self) -> int:
         """Waits for the election; where the log goes on. Raises `Broken` when it was lost."""
@@ -169,13 +174,26 @@ class LeadingProposer:
             )
         await self.elected()
         async with self._order:
-            while self.core.room < bytes_max:
+            while self.core.room < self._gathered_bytes + bytes_max:
                 self._check()
                 self._moved = moved = anyio.Event()
                 await moved.wait()
             self._check()
-            self._perform(self.core.append(encode(self.core.end_lsn)))
-            return self.core.end_lsn
+            wal = encode(self.end_lsn)
+            if not self._gathered:
+                asyncio.get_running_loop().call_soon(self._append_gathered)
+            self._gathered.append(wal)
+            self._gathered_bytes += len(wal)
+            return self.end_lsn
+
+    def _append_gathered(self) -> None:
+        wal = b"".join(self._gathered)
+        self._gathered, self._gathered_bytes = [], 0
+        if self._error is None:
+            try:
+                self._perform(self.core.append(wal))
+            except InvalidUsage as error:  # nobody else hears of what goes wrong in this turn
+                self._stop(error)
 
     async def committed(self, lsn: int) -> None:
         """Waits until all before `lsn` is committed. Raises `Broken`, which may have happened."""
