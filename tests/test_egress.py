@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +21,7 @@ import pyarrow as pa
 import pytest
 from anyio.streams.text import TextReceiveStream
 
+from actors import egress
 from actors.client import Change, Client
 from actors.egress import Printed
 from actors.kernel import Address, System
@@ -88,6 +91,31 @@ def test_where_to_go_on(begins: int | None, changes: list[Change], text: str) ->
     for change in changes:
         found.done(change)
     assert found.resumption() == text
+
+
+async def test_what_a_reader_has_seen_counts_though_a_signal_came_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lines were out, and the signal came before their writer had said so: the frontier told
+    was the one before, and the lines would have come again."""
+    monkeypatch.setattr(egress, "_SETTLE_S", 200)
+    found = Printed(as_json=True, progress=True, upper=5)
+    out, told = threading.Event(), threading.Event()
+    done = found.done
+
+    def late(change: Change) -> None:
+        out.set()
+        told.wait()
+        done(change)
+
+    monkeypatch.setattr(found, "done", late)
+    async with anyio.create_task_group() as group:
+        group.start_soon(found.write, Change(5, 6))
+        await asyncio.to_thread(out.wait)
+        group.cancel_scope.cancel()
+    resumption = asyncio.create_task(asyncio.to_thread(found.resumption))
+    told.set()
+    assert await resumption == "resume with --resume 6"
 
 
 # -- the command -----------------------------------------------------------------------------------

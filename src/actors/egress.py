@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
 import typer
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from actors.protocol.api import CopyProgress
 
 FORMATS = ("parquet", "csv", "json")
+_SETTLE_S: Final = 1.0
+"""At the end what is being written may take so long: a reader that takes nothing is not waited for
+any longer."""
 
 
 @speaks_to_a_service
@@ -166,6 +170,9 @@ class Printed:
         self._named = as_json
         """The line with the columns' names has been printed."""
         self._partial = False
+        self._settled = threading.Event()
+        """Nothing is being written just now."""
+        self._settled.set()
         self.upper = upper
         """Everything below it has been printed."""
 
@@ -190,6 +197,21 @@ class Printed:
             else:
                 yield "# the end" if upper is None else f"# upper {upper}"
 
+    async def write(self, change: Change) -> None:
+        """Prints it, on a thread: a reader that is slow holds back the changes, not the
+        connection."""
+        text = "".join(f"{line}\n" for line in self.lines(change))
+        self._settled.clear()
+        await anyio.to_thread.run_sync(self._write, text, change, abandon_on_cancel=True)
+
+    def _write(self, text: str, change: Change) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self.done(change)
+        finally:
+            self._settled.set()
+
     def done(self, change: Change) -> None:
         """All of it has been printed."""
         self._partial = change.partial
@@ -198,6 +220,8 @@ class Printed:
 
     def resumption(self) -> str:
         """How to go on; empty when there is nothing to go on with."""
+        # What a reader has seen counts, also when a signal came before its writer could say so.
+        self._settled.wait(_SETTLE_S)
         if self.upper is not None and self.upper >= EMPTY:
             return ""
         if self.upper is None:
@@ -229,12 +253,4 @@ async def _end_on_signal(scope: anyio.CancelScope) -> None:
 async def _print(client: Client, name: str, given: dict[str, Any], printed: Printed) -> None:
     async with contextlib.aclosing(client.subscribe(name, **given)) as changes:
         async for change in changes:
-            text = "".join(f"{line}\n" for line in printed.lines(change))
-            # On a thread: a reader that is slow holds back the changes, not the connection.
-            await anyio.to_thread.run_sync(_write, text, abandon_on_cancel=True)
-            printed.done(change)
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+            await printed.write(change)

@@ -175,23 +175,28 @@ def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:
     if not isinstance(kind, str):
         raise InvalidUsage("a source's configuration names its kind: {'kind': 'postgres', …}")
     if "columns" in given:
-        given["columns"] = _columns(given["columns"])
+        given["columns"] = _columns("columns", given["columns"])
     if isinstance(given.get("tables"), dict):
-        given["tables"] = {name: _columns(each) for name, each in given["tables"].items()}
+        given["tables"] = {
+            name: _columns(f"tables: {name}", each) for name, each in given["tables"].items()
+        }
     try:
         return kind, msgspec.json.encode({"type": kind, **given})
     except (TypeError, ValueError) as error:
         raise InvalidUsage(f"configuration of a source of kind {kind}: {error}") from None
 
 
-def _columns(given: Any) -> Any:
+def _columns(where: str, given: Any) -> Any:
     """Columns as `create_table` takes them, as a configuration has them."""
     if not isinstance(given, dict):
         return given
-    return [_column(name, str(type_).strip()) for name, type_ in given.items()]
+    return [_column(f"{where}: {name}", name, type_) for name, type_ in given.items()]
 
 
-def _column(name: str, text: str) -> Column:
+def _column(where: str, name: str, type_: Any) -> Column:
+    if not isinstance(type_, str):
+        raise InvalidUsage(f"{where}: its type is a text, as 'bigint', not {type_!r}")
+    text = type_.strip()
     bare = len(text) - len(_NOT_NULL)
     if text.lower().endswith(_NOT_NULL):
         return Column(name, text[:bare].strip(), nullable=False)
