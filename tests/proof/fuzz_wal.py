@@ -24,6 +24,8 @@ MORE_S = 120
 
 def seeds() -> list[bytes]:
     """The golden messages, of all versions and sides: others' are a good way to be wrong."""
+    from actors.testing.wal_fuzz import OPENINGS
+
     found: dict[str, bytes] = {}
     name = ""
     for line in (ROOT / "wal" / "golden_wal_messages.txt").read_text().splitlines():
@@ -31,7 +33,7 @@ def seeds() -> list[bytes]:
             name = line
         elif line and not line.startswith("#"):
             found[name] = found.get(name, b"") + bytes.fromhex(line.partition("  ")[0])
-    return list(found.values())
+    return [*found.values(), *(data for given in OPENINGS.values() for data in given)]
 
 
 def child(name: str, arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wal_messages import GOLDEN, PROPOSERS, golden_bytes  # type: ignore[import-not-found]
 
-from actors.testing.wal_fuzz import TARGETS, mutated_wal
+from actors.testing.wal_fuzz import OPENINGS, TARGETS, mutated_wal
 from actors.wal.feedback import encode_feedback
 
 SEEDS: dict[str, list[bytes]] = {name: [] for name in TARGETS}
@@ -22,6 +22,7 @@ SEEDS["feedback"] = [
     for message in GOLDEN.values()
     if getattr(message, "pageserver", None) is not None
 ]
+SEEDS.update(OPENINGS)
 ALL = [data for seeds in SEEDS.values() for data in seeds]
 NAMES = pytest.mark.parametrize("name", list(TARGETS))
 
@@ -40,11 +41,13 @@ def test_any_bytes(name: str, data: bytes) -> None:
 
 @NAMES
 def test_mutated_messages(name: str) -> None:
+    refusals = {"MalformedFrame", "WalRefused", "Unauthenticated"}
     outcomes: Counter[str] = Counter()
     rng = Random(name)
     for _ in range(2000):
         error = TARGETS[name](mutated_wal(rng.choice(SEEDS[name]), ALL, rng))
         outcomes["accepted" if error is None else type(error).__name__] += 1
-    assert set(outcomes) == {"accepted", "MalformedFrame"}
+    accepted = outcomes.pop("accepted")
+    assert set(outcomes) <= refusals
     # both ways are walked, or nothing was looked at
-    assert min(outcomes.values()) > 100, outcomes
+    assert min(accepted, outcomes.total()) > 50, (accepted, outcomes)

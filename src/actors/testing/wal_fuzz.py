@@ -9,14 +9,19 @@ A parser of another part joins by a line in `TARGETS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, TypeAlias
 
-from actors.errors import MalformedFrame, PenstockError
+from actors.errors import MalformedFrame, PenstockError, Unauthenticated, WalRefused
 from actors.testing.wire_fuzz import mutated
 from actors.wal import codec_v2, codec_v3
+from actors.wal.dialling import read_row
+from actors.wal.donors import PeerStatus, parse_status, status_row
 from actors.wal.feedback import decode_feedback, encode_feedback
+from actors.wal.messages import Entry, PageserverFeedback
+from actors.wal.replication import parse_reader
+from actors.wal.startup import Grant, Handshake, parse_command
 
 Target: TypeAlias = Callable[[bytes], PenstockError | None]
 
@@ -37,12 +42,115 @@ def message_of(decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]) -
     return read
 
 
+def read_startup(data: bytes) -> PenstockError | None:
+    """A first packet, and what is behind its first 0xFF as a password; nobody has a token, and
+    all passwords of even length are signed ones of one tenant."""
+    packet, _, password = data.partition(b"\xff")
+
+    def check(password: bytes) -> Grant:
+        if len(password) % 2:
+            raise Unauthenticated("odd")
+        return Grant(_TENANT)
+
+    try:
+        for asked in (None, check):
+            handshake = Handshake(has_tls=False, knows=None, check=asked)
+            answer = handshake.packet(packet)
+            if handshake.asks_password:
+                assert asked is not None
+                handshake.password(password)
+                assert handshake.target is not None
+                assert handshake.target.tenant == _TENANT
+            else:
+                assert answer.data or answer.ends
+    except (MalformedFrame, WalRefused, Unauthenticated) as error:
+        return error
+    return None
+
+
+def read_command(data: bytes) -> PenstockError | None:
+    """A simple query."""
+    try:
+        parse_command(data.decode("utf-8", "replace"))
+    except WalRefused as error:
+        return error
+    return None
+
+
+def read_reader(data: bytes) -> PenstockError | None:
+    """What a reader of the log says."""
+    try:
+        parse_reader(data)
+    except MalformedFrame as error:
+        return error
+    return None
+
+
+def read_peer_status(data: bytes) -> PenstockError | None:
+    """A row, and what it says of a peer: of what is accepted our own row says the same."""
+    try:
+        status = parse_status(read_row(data))
+    except MalformedFrame as error:
+        return error
+    assert parse_status(status_row(status)) == status
+    return None
+
+
+_TENANT: Final = "9e4c8f36063c6c6e93bc20d65a820f3d"
+_TIMELINE: Final = "4d1e1d3d1f4a5c0f9d6e3c8b7a695847"
+
+
+def _packet(options: str) -> bytes:
+    texts = ("user", "penstock", "options", options)
+    return b"\0\3\0\0" + b"".join(text.encode() + b"\0" for text in texts) + b"\0"
+
+
+def _row(cells: Sequence[str]) -> bytes:
+    said = [len(cell).to_bytes(4) + cell.encode() for cell in cells]
+    return len(cells).to_bytes(2) + b"".join(said)
+
+
+def _status(*history: Entry) -> bytes:
+    term = history[-1].term if history else 0
+    return _row(status_row(PeerStatus(7, term, 0x3000, 0x2000, 0x1000, 0, 0, history)))
+
+
+_FEEDBACK: Final = encode_feedback(PageserverFeedback(1, 2, 3, 4, 5))
+
+OPENINGS: Final[dict[str, list[bytes]]] = {
+    "startup": [
+        (80877103).to_bytes(4),
+        (80877102).to_bytes(4) + (1 << 32 | 7).to_bytes(8),
+        _packet(f"-c tenant_id={_TENANT} timeline_id={_TIMELINE}") + b"\xff1234\0",
+        _packet(rf"-c\ x ztenantid={_TENANT}") + b"\xffsecret\0",
+    ],
+    "command": [
+        b"IDENTIFY_SYSTEM;",
+        b"TIMELINE_STATUS",
+        b"PEER_STATUS",
+        b"START_WAL_PUSH (proto_version '3', allow_timeline_creation 'false')",
+        b"START_REPLICATION SLOT a PHYSICAL 16/B374D848 TIMELINE 1 (term='12')",
+        b"SHOW wal_segment_size",
+    ],
+    "reader": [
+        b"r" + bytes(range(33)),
+        b"h" + bytes(range(24)),
+        b"z" + len(_FEEDBACK).to_bytes(8) + _FEEDBACK,
+    ],
+    "peer status": [_status(), _status(Entry(1, 0x1000)), _status(Entry(1, 8), Entry(5, 0x2000))],
+}
+"""Inputs to begin with of what has no golden bytes: what is said before and around messages."""
+
 TARGETS: Final[dict[str, Target]] = {
     "v3 proposer": message_of(codec_v3.decode_proposer, codec_v3.encode_proposer),
     "v3 acceptor": message_of(codec_v3.decode_acceptor, codec_v3.encode_acceptor),
     "v2 proposer": message_of(codec_v2.decode_proposer, codec_v2.encode_proposer),
     "v2 acceptor": message_of(codec_v2.decode_acceptor, codec_v2.encode_acceptor),
     "feedback": message_of(decode_feedback, encode_feedback),
+    "startup": read_startup,
+    "command": read_command,
+    "reader": read_reader,
+    "peer status": read_peer_status,
 }
 
 

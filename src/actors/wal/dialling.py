@@ -128,7 +128,7 @@ class AcceptorConnection:
             if kind == b"Z":
                 return found
             if kind == b"D":
-                found.append(_row(body))
+                found.append(read_row(body))
             elif kind not in b"TCNS":
                 raise MalformedFrame(f"{text!r} was answered by {kind!r}")
 
@@ -193,7 +193,8 @@ class AcceptorConnection:
         self._writer.transport.abort()
 
 
-def _row(body: bytes) -> tuple[str | None, ...]:
+def read_row(body: bytes) -> tuple[str | None, ...]:
+    """The cells of a DataRow; None: null. Raises `MalformedFrame`."""
     try:
         (count,) = struct.unpack_from("!H", body)
         at, cells = 2, list[str | None]()

@@ -181,7 +181,8 @@ def split_options(options: str) -> list[str]:
                 words.append("".join(word))
             word = None
             continue
-        word = [character] if word is None else [*word, character]
+        word = [] if word is None else word
+        word.append(character)
     if word is not None:
         words.append("".join(word))
     return words

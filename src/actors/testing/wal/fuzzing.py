@@ -10,6 +10,9 @@ import google_crc32c
 from actors.errors import Corrupt, InvalidUsage
 from actors.testing.wal.made_up import MadeUpLog
 from actors.wal.control import decode, encode
+from actors.wal.first_record import FirstRecord
+from actors.wal.framing import Decoder
+from actors.wal.framing import encode as framed
 from actors.wal.inspection import inspect_bytes, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.messages import Entry, Member, Membership
@@ -44,6 +47,38 @@ def _scan(stream: bytes, step: int) -> tuple[int, Bad | None]:
     return scanner.record_lsn, None
 
 
+def read_frames(data: bytes) -> None:
+    """A log of changes: all at once and in pieces must say the same, and its first record is
+    found as it begins with one."""
+    if len(data) < 2:
+        return
+    step, wal = data[0] + 1, data[1:]
+    frames = _frames(wal, len(wal))
+    assert frames == _frames(wal, step), "the pieces made a difference"
+    assert sum(len(payload) for payload, _ in frames[0]) <= len(wal)
+    places = set()
+    for size in (len(wal), step):
+        first = FirstRecord(SEGMENT_BYTES, 150004)
+        pieces = (wal[at : at + size] for at in range(0, len(wal), size))
+        try:
+            found = next((lsn for piece in pieces if (lsn := first.feed(piece)) is not None), None)
+        except Corrupt:
+            found = -1
+        places.add(found)
+    assert len(places) == 1, "the pieces made a difference to where the first record is"
+
+
+def _frames(wal: bytes, size: int) -> tuple[list[tuple[bytes, int]], bool]:
+    decoder, found = Decoder(SEGMENT_BYTES), list[tuple[bytes, int]]()
+    try:
+        for at in range(0, len(wal), size):
+            for framed in decoder.payloads(wal[at : at + size]):
+                found.append((framed.payload, framed.end_lsn))
+    except Corrupt:
+        return found, True
+    return found, False
+
+
 def read_control(data: bytes) -> None:
     """As it is, and under a right sum; what is accepted is written again as it was read."""
     for whole in (data, data + google_crc32c.value(data).to_bytes(4, "little")):
@@ -71,6 +106,7 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
     "records": read_records,
     "control": read_control,
     "segment": read_segment,
+    "frames": read_frames,
 }
 """An input's first byte names one."""
 
@@ -88,7 +124,12 @@ def seeds() -> list[bytes]:
     first.record(bytes(100))
     found = [b"\0" + bytes([step]) + bytes(log.wal) for step in (6, 38, 255)]
     found += [b"\1" + encode(state)[:-4] for state in (small, large)]
-    return [*found, b"\2" + bytes(first.wal), b"\1" + encode(small)]
+    changes = b""
+    for size in (5, 300, 20_000):
+        changes += framed(bytes(size), SEGMENT_BYTES + len(changes))
+    found += [b"\3" + bytes([step]) + changes for step in (6, 255)]
+    goes_on = b"\3\x28" + bytes(first.wal)
+    return [*found, b"\2" + bytes(first.wal), b"\1" + encode(small), goes_on]
 
 
 def read(data: bytes) -> None:
