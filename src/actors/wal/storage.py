@@ -23,8 +23,7 @@ Not thread-safe, but for `read`, which may run beside one other call: it opens i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from actors.errors import InvalidUsage, StorageError, WalRemoved, storage_error
@@ -110,18 +109,20 @@ class FileWal:
         number = start_lsn // self._bytes
         magic = MAGICS[self._pg_version // 10_000] if self._pg_version else max(MAGICS.values())
         headers = first_headers(start_lsn, magic, self._system_id, self._bytes)
-        with self._writing(f"make the first segment of a log at {lsn_text(start_lsn)}"):
-            here = False
-            for segment in self._segments.all():
-                here = here or segment.number == number
-                if segment.number != number:
-                    self._segments.remove(segment)
-            file = self._segments.open(number)[0] if here else self._segments.create(number)
-            try:
-                for offset, header in headers:
-                    file.write_at(offset, header)
-            finally:
-                file.close()
+        self._at_disk("make the first segment of a log", start_lsn, self._begin, number, headers)
+
+    def _begin(self, number: int, headers: Iterable[tuple[int, bytes]]) -> None:
+        here = False
+        for segment in self._segments.all():
+            here = here or segment.number == number
+            if segment.number != number:
+                self._segments.remove(segment)
+        file = self._segments.open(number)[0] if here else self._segments.create(number)
+        try:
+            for offset, header in headers:
+                file.write_at(offset, header)
+        finally:
+            file.close()
 
     def write(self, begin_lsn: int, wal: bytes) -> None:
         """See `stores.WalStore`. Bytes that are no records change nothing."""
@@ -138,9 +139,9 @@ class FileWal:
                 f" {lsn_text(self._write_lsn)}"
             )
         for end, record_lsn in self._scanned(begin_lsn, wal):
-            part = wal[self._write_lsn - begin_lsn : end - begin_lsn]
-            with self._writing(f"write {len(part)} bytes of WAL at {lsn_text(self._write_lsn)}"):
-                self._write_part(part)
+            lsn = self._write_lsn
+            part = wal[lsn - begin_lsn : end - begin_lsn]
+            self._at_disk(f"write {len(part)} bytes of WAL", lsn, self._write_part, part)
             self._write_lsn, self._write_record_lsn = end, record_lsn
             if end % self._bytes == 0:
                 self._flush_lsn, self._flush_record_lsn = end, record_lsn
@@ -177,8 +178,7 @@ class FileWal:
         if self._flush_record_lsn == self._write_record_lsn:
             return
         if self._file is not None:
-            with self._writing(f"flush the log up to {lsn_text(self._write_record_lsn)}"):
-                self._file.sync_data()
+            self._at_disk("flush the log", self._write_record_lsn, self._file.sync_data)
         self._flush_lsn, self._flush_record_lsn = self._write_lsn, self._write_record_lsn
 
     def truncate(self, end_lsn: int) -> None:
@@ -192,17 +192,16 @@ class FileWal:
         if not self.pending_truncation and end_lsn == self._write_lsn == self._flush_record_lsn:
             return
         self.pending_truncation = True
-        with self._writing(f"cut the log off at {lsn_text(end_lsn)}"):
-            if self._file is not None:
-                self._file.sync()
-                self._close()
-            self._cut(end_lsn)
+        self._at_disk("cut the log off", end_lsn, self._cut, end_lsn)
         self._write_lsn = self._write_record_lsn = end_lsn
         self._flush_lsn = self._flush_record_lsn = end_lsn
         self._scanner = self._scanner_at(end_lsn)
         self.pending_truncation = False
 
     def _cut(self, end_lsn: int) -> None:
+        if self._file is not None:
+            self._file.sync()
+            self._close()
         number, offset = divmod(end_lsn, self._bytes)
         if offset:
             self._segments.cut_off(number, offset)
@@ -301,11 +300,11 @@ class FileWal:
     def _scanner_at(self, lsn: int) -> RecordScanner:
         return RecordScanner(lsn, pg_version=self._pg_version, segment_bytes=self._bytes)
 
-    @contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """Whatever goes wrong in the block breaks the log: also a crash that a test makes."""
+    def _at_disk(self, what: str, lsn: int, function: Callable[..., None], *given: object) -> None:
+        """Does it. An error of the disk breaks the log."""
         try:
-            yield
+            function(*given)
         except OSError as error:
-            self._broken = f"could not {what}, and the log must be opened again: {error}"
-            raise storage_error(what, error, determinate=False) from error
+            doing = f"{what} at {lsn_text(lsn)}"
+            self._broken = f"could not {doing}, and the log must be opened again: {error}"
+            raise storage_error(doing, error, determinate=False) from error

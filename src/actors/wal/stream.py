@@ -85,13 +85,13 @@ class PgStream(asyncio.Protocol):
 
     # -- receiving --
 
-    async def _exactly(self, count: int) -> bytes | None:
-        """The next so many bytes; None at an end before the first. Raises `Broken`."""
+    async def _filled(self, count: int) -> bool:
+        """Waits for so many bytes; False at an end before the first. Raises `Broken`."""
         while len(self._buffer) < count:
             if self._eof:
                 if self._buffer:
                     raise Broken(f"{self.peer} went away inside a message")
-                return None
+                return False
             if self._held:
                 self._held = False
                 self._transport.resume_reading()
@@ -100,9 +100,7 @@ class PgStream(asyncio.Protocol):
                 raise Broken(
                     f"{self.peer} sent nothing for {self._idle_s:.0f} s (wal_idle_timeout_ms)"
                 )
-        taken = bytes(memoryview(self._buffer)[:count])
-        del self._buffer[:count]
-        return taken
+        return True
 
     async def _bytes(self) -> None:
         """Waits until some come, or none will."""
@@ -132,25 +130,27 @@ class PgStream(asyncio.Protocol):
             self._is_idle = True
             self._wake()
 
-    async def _rest(self, count: int) -> bytes:
-        rest = await self._exactly(count)
-        if rest is None:
-            raise Broken(f"{self.peer} went away inside a message")
-        return rest
-
     async def packet(self) -> bytes | None:
         """A startup packet without its length; None at the end. Raises `Broken`,
         `MalformedFrame`, `FrameTooLarge`."""
-        header = await self._exactly(4)
-        return None if header is None else await self._rest(packet_bytes(header))
+        if not await self._filled(4):
+            return None
+        size = packet_bytes(bytes(self._buffer[:4]))
+        await self._filled(4 + size)
+        packet = bytes(self._buffer[4 : 4 + size])
+        del self._buffer[: 4 + size]
+        return packet
 
     async def message(self) -> tuple[bytes, bytes] | None:
         """(type, body) of the next message; None at the end. Raises as `packet`."""
-        header = await self._exactly(5)
-        if header is None:
+        if len(self._buffer) < 5 and not await self._filled(5):
             return None
-        kind, size = body_bytes(header)
-        return kind, await self._rest(size)
+        kind, size = body_bytes(bytes(self._buffer[:5]))
+        if len(self._buffer) < 5 + size:
+            await self._filled(5 + size)
+        body = bytes(memoryview(self._buffer)[5 : 5 + size])
+        del self._buffer[: 5 + size]
+        return kind, body
 
     async def next_copy(self) -> bytes | CopyEnd:
         """See `actors.wal.receiver.Wire`."""

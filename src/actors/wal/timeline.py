@@ -168,11 +168,15 @@ class Timeline:
             with self._serial:
                 return function()
 
-        async with self._lock:
-            try:
-                return await self._clock.run_blocking(alone)
-            finally:
-                self.ends.set(self._ends())
+        try:
+            self._lock.acquire_nowait()  # free as a rule, and a wait for it costs even then
+        except anyio.WouldBlock:
+            await self._lock.acquire()
+        try:
+            return await self._clock.run_blocking(alone)
+        finally:
+            self._lock.release()
+            self.ends.set(self._ends())
 
     async def process(self, messages: Sequence[Message]) -> Processed:
         """Hands messages to the acceptor in one go; stops at the first that it refuses.
