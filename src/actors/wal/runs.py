@@ -122,18 +122,20 @@ def _content(data: bytes, at: int, size: int, first: int) -> Words:
 
 def _chase(words: Words, count: int) -> list[int]:
     """Where records begin that are whole in the first `count` words, and where the next would."""
-    lengths: Any = words.view("<u4").data
+    lengths: Any = words.view("<u4")[::2].data
     at, last, places = 0, count - _HEADER_BYTES // 8, list[int]()
     add = places.append
-    while at <= last:
-        length = lengths[at + at]
-        behind = at + ((length + 7) >> 3)
-        if behind > count or length < _HEADER_BYTES:
+    # All that is done for each record is here: what is no length is looked for afterwards.
+    for _ in range(count // 3):
+        if at > last:
             break
         add(at)
-        at = behind
+        at += lengths[at] + 7 >> 3
     add(at)
-    return places
+    wrong = words.take(np.array(places[:-1], np.int64)) & _LOW < _HEADER_BYTES
+    if wrong.any():
+        return places[: int(wrong.argmax()) + 1]
+    return places if at <= count else places[:-1]
 
 
 def _fitting(pages: list[tuple[int, int]], begin: int, places: list[int], words: Words) -> int:
@@ -178,7 +180,9 @@ def _right(words: Words, places: Places) -> int:
     words[begins + _WORDS] ^= low  # no two are the same: a record has three words at least
     words[begins + 3] ^= high[2]
     # Beginning at zeros and not inverted at the end: both are what extending these ones is.
-    remainder = google_crc32c.extend(0xFFFF_FFFF, words[:stop].tobytes())
+    messages = words[:stop]
+    messages.setflags(write=False)  # the checksum takes no other
+    remainder = google_crc32c.extend(0xFFFF_FFFF, messages)
     return count if remainder == 0xFFFF_FFFF else 0
 
 
