@@ -103,10 +103,14 @@ class Node:
     """One acceptor's timelines over files, and its offload."""
 
     def __init__(
-        self, folder: Path, bucket: Blob, node_id: int = 1, settings: Settings = SETTINGS
+        self,
+        folder: Path,
+        bucket: Blob | Archive,
+        node_id: int = 1,
+        settings: Settings = SETTINGS,
     ) -> None:
         self.clock = Hands()
-        self.archive = archive_on(bucket, settings)
+        self.archive = bucket if isinstance(bucket, Archive) else archive_on(bucket, settings)
         self.timelines = Timelines(folder, node_id, FileDisk(), self.clock, settings, self.archive)
         self.offload = Offload(
             lambda: self.timelines.all, node_id, self.archive, self.clock, settings, Random(1)
