@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from actors.errors import InvalidUsage, PenstockError
+from actors.errors import InvalidUsage, PenstockError, WalRefused
 from actors.settings import Settings, load
 from actors.terminal import (
     Authority,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from actors.kernel import Clock, System
     from actors.tracing.metrics import Metrics
     from actors.wal.dialling import AcceptorAddress, AcceptorConnection
+    from actors.wal.inspection import Inspected
     from actors.wal.timelines import Timelines
 
 log = logging.getLogger("penstock.wal")
@@ -228,19 +229,29 @@ def status(
 @wal.command()
 def inspect(
     segment: Annotated[Path, typer.Argument(help="A file of a log: 24 digits, or with .partial.")],
+    blob_url: Annotated[
+        str | None,
+        typer.Option("--blob-url", help="Where it was copied to (wal_blob_url): then a name."),
+    ] = None,
+    tenant: Annotated[str, typer.Option("--tenant", help="With --blob-url.")] = "",
+    timeline: Annotated[str, typer.Option("--timeline", help="With --blob-url.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Shows what a segment holds: pages, records, and where and why they end.
 
     It only reads. A segment that ends within a record or with zeros is no fault: its log goes on
-    there. Exit status 1 for a file whose first page is zeros.
+    there. Exit status 1 for a file whose first page is zeros, 2 for a segment that is not kept.
     """
     import msgspec
 
     from actors.wal import inspection
 
     set_up_logging("warning")
-    found = inspection.inspect(segment)
+    if blob_url is None:
+        found = inspection.inspect(segment)
+    else:
+        url = blob_url
+        found = run_loop(lambda: _of_archive(url, tenant, timeline, segment.name))
     if as_json:
         print(msgspec.json.encode(found).decode())
         return
@@ -248,25 +259,51 @@ def inspect(
         print(line)
 
 
-async def _of_acceptor(
-    address: str, tenant: str, timeline: str, token: str, tls: ssl.SSLContext | None = None
-) -> list[dict[str, str | int]]:
-    from actors.wal.dialling import dial, parse_addresses
+async def _of_archive(url: str, tenant: str, timeline: str, name: str) -> Inspected:
+    from actors.kernel import SystemClock
+    from actors.wal.archive import Archive
+    from actors.wal.inspection import inspect_bytes
+    from actors.wal.lsn import SEGMENT_BYTES, parse_segment_name
     from actors.wal.startup import checked_id
 
     checked_id("tenant", tenant)
     checked_id("timeline", timeline)
+    number, _ = parse_segment_name(name)
+    archive = await Archive.at(url, load(), SystemClock())
+    data = await archive.segment(tenant, timeline, number)
+    if data is None:
+        raise InvalidUsage(f"{url} keeps no segment {name} of timeline {timeline}")
+    return inspect_bytes(data, number * SEGMENT_BYTES, whole=True)
+
+
+async def _of_acceptor(
+    address: str, tenant: str, timeline: str, token: str, tls: ssl.SSLContext | None = None
+) -> list[dict[str, str | int]]:
+    from actors.wal.dialling import dial, parse_addresses
+    from actors.wal.donors import parse_status
+    from actors.wal.lsn import lsn_text
+    from actors.wal.startup import checked_id
+
+    checked_id("tenant", tenant)
+    checked_id("timeline", timeline)
+    more: dict[str, str | int] = {}
     limit_ms = load().connect_timeout_ms
     connection = await dial(
         parse_addresses(address)[0], tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls
     )
     try:
         lines = await connection.query("TIMELINE_STATUS")
+        with suppress(WalRefused):  # others' acceptors know no such command
+            for row in await connection.query("PEER_STATUS"):
+                told = parse_status(row)
+                more["term"] = told.term
+                more["backup"] = lsn_text(told.backup_lsn)
+                more["consumed"] = lsn_text(told.consumed_lsn)
     finally:
         connection.abort()
+    named: dict[str, str | int] = {"tenant": tenant, "timeline": timeline}
     return [
-        {"tenant": tenant, "timeline": timeline, "flush": str(flush), "commit": str(commit)}
-        for flush, commit in lines
+        {**named, "flush": str(flush), "commit": str(commit), **more} for flush, commit in lines
     ]
 
 

@@ -30,6 +30,7 @@ from actors.wal.acceptor import AppendUnflushed, FlushWal
 from actors.wal.archive import Archive, Stamp
 from actors.wal.control import FileControl
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial, start_push
+from actors.wal.inspection import inspect_bytes
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, segment_name
 from actors.wal.messages import WAL_BYTES_MAX, AppendRequest, AppendResponse, Entry, ProposerElected
 from actors.wal.offload import TURNS, Offload, is_due, next_segment, turn
@@ -477,6 +478,15 @@ async def test_a_killed_process_goes_on_keeping_and_reads_back(tmp_path: Path) -
             reader.abort()
             [found] = commands._of_folder(folder, TENANT, TIMELINE)
             assert found["backup"] == lsn_text(3 * SEGMENT_BYTES)
+            [told] = await commands._of_acceptor(f"127.0.0.1:{port}", TENANT, TIMELINE, "")
+            assert (told["commit"], told["backup"]) == (lsn_text(end), found["backup"])
+            kept = await commands._of_archive(f"file:{store}", TENANT, TIMELINE, NAMES[1])
+            assert kept == inspect_bytes(
+                (store / TENANT / TIMELINE / NAMES[1]).read_bytes(), 2 * SEGMENT_BYTES, whole=True
+            )
+            assert kept.records
+            with pytest.raises(InvalidUsage, match=f"keeps no segment {NAMES[2]}"):
+                await commands._of_archive(f"file:{store}", TENANT, TIMELINE, NAMES[2])
     finally:
         if process.returncode is None:
             process.kill()

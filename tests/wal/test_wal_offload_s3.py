@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from s3_server import Fate, point_to, serving  # type: ignore[import-not-found]
 from test_wal_offload import (  # type: ignore[import-not-found]
     LOG,
     NAMES,
@@ -21,6 +20,7 @@ from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
 from actors.wal.archive import Archive
 from actors.wal.lsn import SEGMENT_BYTES
+from s3_server import Fate, point_to, serving  # type: ignore[import-not-found]
 
 
 async def test_a_bucket_keeps_segments_and_gives_them_back(
