@@ -180,7 +180,7 @@ def test_what_nobody_sent_to_a_client_is_seen() -> None:
     status: Any = StatusUpdate("u1", "running")
     told.sent("/storage-adapter-0", "a", status)
     told.told("a", status)
-    for nonce, response in (("b", status), ("a", msgspec.structs.replace(status))):
+    for nonce, response in (("b", status), ("a", msgspec.structs.replace(status, id="u2"))):
         with pytest.raises(Violation, match="nobody sent"):
             told.told(nonce, response)
     told.sent("/storage-adapter-0", "a", FrontierUpper("u1", 9))

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from actors.kernel.cell import Cell
 from actors.progress import EMPTY, Frontier, Nonce, ObjectId
 from actors.protocol.relations import PREFIX
@@ -47,8 +49,8 @@ class ToldChecker:
         self._history = history
         self._sinks = sinks
         self._uppers: dict[tuple[Nonce, ObjectId], dict[str, Frontier]] = {}
-        self._sent: dict[Nonce, dict[int, Response]] = {}
-        """By identity; kept, so that none is reused."""
+        self._sent: dict[Nonce, set[bytes]] = {}
+        """As they cross a wire: an actor that hears one may have been given a copy."""
 
     def sent(self, adapter: str, nonce: Nonce, response: Response) -> None:
         """A worker answers by way of its adapter."""
@@ -58,14 +60,14 @@ class ToldChecker:
         elif isinstance(response, StagedBatches):
             self._uppers.setdefault((nonce, response.uuid), {})[adapter] = EMPTY
         else:
-            self._sent.setdefault(nonce, {})[id(response)] = response
+            self._sent.setdefault(nonce, set()).add(msgspec.msgpack.encode(response))
 
     def told(self, nonce: Nonce, response: Response) -> None:
         """The client of that nonce is told."""
         if isinstance(response, StagedBatches):
             response = FrontierUpper(response.uuid, EMPTY)  # merged as one
         if not isinstance(response, FrontierUpper):
-            if id(response) not in self._sent.get(nonce, {}):
+            if msgspec.msgpack.encode(response) not in self._sent.get(nonce, ()):
                 raise Violation(f"nonces: {nonce} was told what nobody sent to it: {response}")
             return
         id_, upper = response.id, response.upper
