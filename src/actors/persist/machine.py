@@ -30,7 +30,6 @@ older than the upper that seals it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from random import Random
 from typing import Generic, TypeVar
 
@@ -418,18 +417,24 @@ class _Locks:
     def __init__(self, locks: dict[str, anyio.Lock], keys: Sequence[str]) -> None:
         self._locks = locks
         self._keys = sorted(keys)
-        self._stack = AsyncExitStack()
+        self._taken: list[tuple[str, anyio.Lock]] = []
 
     async def __aenter__(self) -> None:
-        async with AsyncExitStack() as stack:
+        try:
             for key in self._keys:
                 lock = self._locks.setdefault(key, anyio.Lock())
-                await stack.enter_async_context(lock)
-            self._stack = stack.pop_all()
+                await lock.acquire()
+                self._taken.append((key, lock))
+        except BaseException:
+            self._release()
+            raise
 
     async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
-        for key in self._keys:
-            lock = self._locks.get(key)
-            if lock is not None and not lock.statistics().tasks_waiting and not lock.locked():
-                del self._locks[key]
+        self._release()
+
+    def _release(self) -> None:
+        while self._taken:
+            key, lock = self._taken.pop()
+            lock.release()
+            if not lock.locked():  # else who waited longest has it
+                self._locks.pop(key, None)
