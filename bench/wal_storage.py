@@ -1,10 +1,11 @@
 """The log on disk: appends with a flush each, beside one file; and how fast a recovery reads.
 
-``append_…``: a piece of records written to the log and flushed, the median; the peer writes the
-same bytes to one file that has its length already, and calls fdatasync as often. The rounds
-alternate. Targets are shares of the peer's throughput: 0.6, 0.4 and 0.2, so ours may take 1.7, 2.5
-and 5 times as long. ``recovery_…``: milliseconds to find the end of a log whose records have so
-many bytes; the peer is what 40 MB/s would take.
+``append_…``: a piece of records written to the log and flushed, the median, and all together; the
+peer writes the same bytes to one file that has its length already, and calls fdatasync as often.
+The rounds alternate. A thread makes segments ahead of time, as `timelines` does. Targets are shares
+of the peer's throughput: 0.6, 0.4 and 0.2, so ours may take 1.7, 2.5 and 5 times as long.
+``recovery_…``: milliseconds to find the end of a log whose records have so many bytes; the peer is
+what 40 MB/s would take.
 
     python bench/wal_storage.py [--json FILE] [--quick]
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
@@ -61,7 +63,10 @@ def appends(report: Report, folder: Path, piece_bytes: int, count: int) -> None:
     os.ftruncate(number, piece_bytes * count)
     os.fsync(number)
     ours, peer = [], []
+    beside = ThreadPoolExecutor(1)
     for at in range(0, piece_bytes * count, piece_bytes):
+        if wal.wants_segment:
+            beside.submit(wal.prepare)
         piece = stream[at : at + piece_bytes]
         began = perf_counter()
         wal.write(START + at, piece)
@@ -71,6 +76,7 @@ def appends(report: Report, folder: Path, piece_bytes: int, count: int) -> None:
         os.pwrite(number, piece, at)
         os.fdatasync(number)
         peer.append((perf_counter() - began) * 1000)
+    beside.shutdown()
     os.close(number)
     target = round(1 / SHARES[piece_bytes], 2)
     kib = piece_bytes // 1024

@@ -35,6 +35,7 @@ from actors.wal.lsn import SEGMENT_BYTES, lsn_text, segment_name
 from actors.wal.messages import WAL_BYTES_MAX, AppendRequest, AppendResponse, Entry, ProposerElected
 from actors.wal.offload import TURNS, Offload, is_due, next_segment, turn
 from actors.wal.reading import LogReader
+from actors.wal.segments import NEW_NAME
 from actors.wal.timeline import Timeline
 from actors.wal.timelines import FileDisk, Timelines
 
@@ -195,6 +196,27 @@ async def test_what_is_kept_elsewhere_is_removed_and_still_read(tmp_path: Path) 
     assert bucket.asked == asked + 2, "a segment and its stamp, once"
     with pytest.raises(WalRemoved):
         await timeline.read(100, 200, 1)
+    node.close()
+
+
+async def test_the_next_segment_is_made_before_it_is_needed(tmp_path: Path) -> None:
+    node = Node(tmp_path, Bucket())
+    await node.open()
+    timeline = await node.lead()
+    folder = tmp_path / TENANT / TIMELINE
+    async with anyio.create_task_group() as group:
+        group.start_soon(node.timelines.keep_up)
+        await pushed(timeline, LOG.records[0][1], START)
+        with anyio.fail_after(60):
+            while not (folder / NEW_NAME).exists():
+                await anyio.lowlevel.checkpoint()
+        made = (folder / NEW_NAME).stat()
+        assert made.st_blocks * 512 >= made.st_size == SEGMENT_BYTES, "zeros, not a hole"
+        await pushed(timeline, ends_before(2 * SEGMENT_BYTES + 90_000), START)
+        group.cancel_scope.cancel()
+    assert local_segments(tmp_path) == [NAMES[0], NAMES[1] + ".partial"]
+    assert (folder / (NAMES[1] + ".partial")).stat().st_ino == made.st_ino
+    assert not (folder / NEW_NAME).exists()
     node.close()
 
 

@@ -244,6 +244,36 @@ def test_a_first_segment_may_be_made_again_elsewhere() -> None:
     assert [each.number for each in wal.segments()] == [3]
 
 
+def test_a_segment_made_ahead_of_time_is_the_next_one() -> None:
+    files = disk()
+    wal = begun(files)
+    half = log_of(START, [1000] * (SMALL // 2000))
+    assert not wal.wants_segment
+    append(wal, half, 4000)
+    assert wal.wants_segment
+    files.fail_at(2)
+    with pytest.raises(StorageError, match="ahead of time") as caught:
+        wal.prepare()
+    assert caught.value.determinate
+    assert wal.wants_segment, "nothing was prepared, and the log goes on"
+    wal.prepare()
+    assert not wal.wants_segment
+    calls = files.calls
+    wal.prepare()
+    assert files.calls == calls
+    rest = log_of(half.end_lsn, [1000] * (SMALL // 1500), fill=2)
+    append(wal, rest, 4000)
+    assert {each.number for each in wal.segments()} == {START // SMALL, START // SMALL + 1}
+    assert wal.read(START, rest.end_lsn - START) == bytes(half.wal + rest.wal)
+    while not wal.wants_segment:
+        more = log_of(wal.write_lsn, [1000], fill=3)
+        append(wal, more, 4000)
+    wal.prepare()
+    wal.close()
+    wal.prepare()
+    assert opened(files).flush_record_lsn == more.end_lsn, "what was prepared is no segment"
+
+
 # -- crashes and errors ------------------------------------------------------------------------
 
 
@@ -252,9 +282,10 @@ class Life:
     `bytes_now` are those from START on that are being written, `acked` how far they must be
     there, `cutting` whether OLD may be found as well."""
 
-    def __init__(self, files: MemoryFiles, step: int) -> None:
+    def __init__(self, files: MemoryFiles, step: int, prepares: bool = False) -> None:
         self.files = files
         self.step = step
+        self.prepares = prepares
         self.bytes_now = b""
         self.acked = 0
         self.cutting = False
@@ -281,6 +312,8 @@ class Life:
             self.acked = self.wal.flush_record_lsn
             self.wal.flush()
             self.acked = self.wal.flush_record_lsn
+            if self.prepares and self.wal.wants_segment:
+                self.wal.prepare()
 
     def check(self, wal: FileWal) -> None:
         """What was found is what was acknowledged, and then nothing but what was written."""
@@ -307,15 +340,15 @@ def go_on_from(files: MemoryFiles, wal: FileWal) -> None:
 
 
 @pytest.mark.parametrize("survives", ["nothing", "everything", "some"])
-@pytest.mark.parametrize("step", [5000, 1 << 17])
-def test_a_crash_at_every_call(survives: str, step: int) -> None:
+@pytest.mark.parametrize(("step", "prepares"), [(5000, True), (5000, False), (1 << 17, False)])
+def test_a_crash_at_every_call(survives: str, step: int, prepares: bool) -> None:
     """Of what was not flushed nothing, everything or some is on disk afterwards."""
-    whole = Life(disk(), step)
+    whole = Life(disk(), step, prepares)
     whole.run()
     calls = whole.files.calls
     assert calls > 40
     for call in range(1, calls + 1):
-        life = Life(disk(), step)
+        life = Life(disk(), step, prepares)
         life.files.crash_at(call)
         try:
             life.run()

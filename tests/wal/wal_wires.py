@@ -44,6 +44,11 @@ class Log(MemoryWal):  # type: ignore[misc]
 
     closed = False
 
+    wants_segment = False
+
+    def prepare(self) -> None:
+        raise AssertionError("nobody wants a segment")
+
     def remove_before(self, lsn: int) -> None:
         self.removed_before = lsn
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class File(Protocol):
@@ -77,6 +77,9 @@ class Files(Protocol):
         ...
 
 
+ZEROS: Final = memoryview(bytes(1024 * 1024))
+
+
 class _DiskFile:
     def __init__(self, path: Path, flags: int) -> None:
         self._number = os.open(path, flags | os.O_CLOEXEC, 0o600)
@@ -90,7 +93,11 @@ class _DiskFile:
         return os.pread(self._number, size, offset)
 
     def set_length(self, length: int) -> None:
-        os.ftruncate(self._number, length)
+        at = os.fstat(self._number).st_size
+        if length <= at:
+            os.ftruncate(self._number, length)
+        while at < length:  # zeros, not a hole: to fill one, each flush changes the file's map, too
+            at += os.pwrite(self._number, ZEROS[: length - at], at)
 
     def sync(self) -> None:
         os.fsync(self._number)

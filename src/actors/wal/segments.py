@@ -3,7 +3,8 @@
 The newest has a name that ends with ``.partial`` until it is full; then it is flushed and renamed.
 A new one is made under another name with its whole length, flushed, renamed, and the folder
 flushed: so a segment that has a name has its length, writing never changes it, and `sync_data` is
-enough. Names are not trusted for what is in a file: a crash may keep a full one ``.partial``.
+enough. Names are not trusted for what is in a file: a crash may keep a full one ``.partial``. One
+may be made ahead of time (`prepare`); who opens the folder anew makes it again.
 
 Calls raise `OSError`; `storage` knows what that means.
 """
@@ -11,6 +12,7 @@ Calls raise `OSError`; `storage` knows what that means.
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -69,6 +71,10 @@ class SegmentFiles:
         self.folder = folder
         self.segment_bytes = segment_bytes
         self._files = files
+        self._making = threading.Lock()
+        self._spare: File | None = None
+        """A new one, whole and on disk, under `NEW_NAME`."""
+        self._closed = False
 
     def all(self) -> list[Segment]:
         """By number ascending; a number has one file."""
@@ -98,17 +104,45 @@ class SegmentFiles:
 
     def create(self, number: int) -> File:
         """An empty one of its whole length, durably there when this returns."""
-        place = self.folder / NEW_NAME
-        file = self._files.create(place)
+        with self._making:
+            file, self._spare = self._spare or self._made(), None
+            try:
+                self._files.rename(self.folder / NEW_NAME, self.path(number, whole=False))
+                self._files.sync_folder(self.folder)
+            except BaseException:
+                file.close()
+                raise
+        return file
+
+    def _made(self) -> File:
+        file = self._files.create(self.folder / NEW_NAME)
         try:
             file.set_length(self.segment_bytes)
             file.sync()
-            self._files.rename(place, self.path(number, whole=False))
-            self._files.sync_folder(self.folder)
         except BaseException:
             file.close()
             raise
         return file
+
+    @property
+    def prepared(self) -> bool:
+        """Whether `create` has nothing left to make."""
+        return self._spare is not None
+
+    def prepare(self) -> None:
+        """Makes what the next `create` gives, unless there is one: its zeros take a while. May be
+        called beside anything else."""
+        with self._making:
+            if self._spare is None and not self._closed:
+                self._spare = self._made()
+
+    def close(self) -> None:
+        """Lets go of what was prepared; nothing is any more."""
+        with self._making:
+            self._closed = True
+            if self._spare is not None:
+                self._spare.close()
+                self._spare = None
 
     def finish(self, number: int) -> None:
         """Gives a full one, that is flushed, its final name. The name need not be durable: what

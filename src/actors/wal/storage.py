@@ -18,7 +18,8 @@ Rules:
 - `truncate` makes the cut durable first, in the one segment where it is; from then on a recovery
   ends there, whatever stands in later segments. Then those go, durably, before anything is written.
 
-Not thread-safe, but for `read`, which may run beside one other call: it opens its own files.
+Not thread-safe, but for `read` and `prepare`, which may run beside one other call: they have files
+of their own.
 """
 
 from __future__ import annotations
@@ -283,9 +284,24 @@ class FileWal:
                 raise storage_error(f"remove {segment.path}", error, determinate=False) from error
         return gone
 
+    @property
+    def wants_segment(self) -> bool:
+        """Whether the newest segment is half full, and the one behind it was not made yet."""
+        within = self._write_lsn % self._bytes
+        return 2 * within >= self._bytes and not self._segments.prepared and not self._broken
+
+    def prepare(self) -> None:
+        """Makes the segment behind the newest one, ahead of time. May run beside other calls.
+        Raises `StorageError`; the log is as it was."""
+        try:
+            self._segments.prepare()
+        except OSError as error:
+            raise storage_error("make a segment ahead of time", error) from error
+
     def close(self) -> None:
         """Frees its file; does not flush. Only `read` works afterwards."""
         self._broken = self._broken or "the log was closed: open it again"
+        self._segments.close()
         self._close()
 
     def _close(self) -> None:

@@ -59,6 +59,16 @@ class Log(WalStore, Protocol):
         what is not there, `WalRemoved` for what no longer is, `StorageError`."""
         ...
 
+    @property
+    def wants_segment(self) -> bool:
+        """Whether it is time to `prepare`."""
+        ...
+
+    def prepare(self) -> None:
+        """Does now, beside other calls, what would hold up an append later. Raises
+        `StorageError`."""
+        ...
+
     def remove_before(self, lsn: int) -> object:
         """Removes whole segments that end at `lsn` or before. Raises `StorageError`."""
         ...
@@ -93,8 +103,10 @@ class Timeline:
         wal: Log,
         clock: Clock,
         archive: Archive | None = None,
+        half_full: Callable[[], object] = lambda: None,
     ) -> None:
         self.acceptor = Acceptor(node_id, control, wal)
+        self._half_full = half_full
         self._archive = archive
         self._control = control
         self._wal = wal
@@ -161,6 +173,12 @@ class Timeline:
 
         await self.run(work)
 
+    async def prepare(self) -> None:
+        """Makes the next segment if it is time (then `half_full` was called); appends go on
+        meanwhile. Raises `StorageError`."""
+        if self._wal.wants_segment:
+            await self._clock.run_blocking(self._wal.prepare)
+
     async def run(self, function: Callable[[], R]) -> R:
         """Runs it off the loop, alone."""
 
@@ -177,6 +195,8 @@ class Timeline:
         finally:
             self._lock.release()
             self.ends.set(self._ends())
+            if self._wal.wants_segment:
+                self._half_full()
 
     async def process(self, messages: Sequence[Message]) -> Processed:
         """Hands messages to the acceptor in one go; stops at the first that it refuses.

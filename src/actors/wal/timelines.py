@@ -99,6 +99,8 @@ class Timelines:
         self._retry_ms: dict[tuple[str, str], float] = {}
         """Before then nobody but a proposer opens a timeline anew that has stopped."""
         self._making = anyio.Lock()
+        self._half_full = anyio.Event()
+        """A segment of some timeline is."""
         self._held: IO[bytes] | None = None
 
     async def open(self) -> None:
@@ -151,7 +153,14 @@ class Timelines:
             control, wal = self._disk.open(folder)
             if (control.state.tenant, control.state.timeline) != (tenant, name):
                 raise InvalidUsage(f"the control file in {folder} is another timeline's")
-            return Timeline(self._node_id, control, wal, self._clock, self.archive)
+            return Timeline(
+                self._node_id,
+                control,
+                wal,
+                self._clock,
+                self.archive,
+                lambda: self._half_full.set(),
+            )
 
         timeline = await self._clock.run_blocking(opened)
         self._open[tenant, name] = timeline
@@ -218,8 +227,24 @@ class Timelines:
     # -- upkeep ----------------------------------------------------------------------------------
 
     async def keep_up(self) -> None:
-        """Saves and removes, until it is cancelled. A timeline that fails is logged, and looked
-        at again."""
+        """Saves, removes and makes segments ahead of time, until it is cancelled. A timeline that
+        fails is logged, and looked at again."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._prepare)
+            group.start_soon(self._save)
+
+    async def _prepare(self) -> None:
+        while True:
+            await self._half_full.wait()
+            self._half_full = anyio.Event()
+            for timeline in self.all:
+                try:
+                    await timeline.prepare()
+                except PenstockError as error:
+                    log.error("timeline %s: %s", timeline.name, error)
+                    await anyio.sleep(self._settings.wal_save_ms / 1000)
+
+    async def _save(self) -> None:
         while True:
             await anyio.sleep(self._settings.wal_save_ms / 1000)
             for key, timeline in list(self._open.items()):
