@@ -26,6 +26,7 @@ from actors.persist import (
     PersistClient,
     UpperMismatch,
 )
+from actors.persist.shard import shard_key
 from actors.progress import EMPTY
 
 Make = Callable[[Part, Part, Part], Append]
@@ -138,6 +139,48 @@ async def test_a_mismatch_of_what_is_known_is_looked_at_again() -> None:
     assert await two.append([Append("s", 7, 9, later)]) == Appended((("s", 9),)), "7 is current"
     early = await one.write_parts("s", updates((4, 8, 1)))
     assert await one.append([Append("s", 7, 9, early)]) == UpperMismatch("s", 7, 9)
+
+
+def heads_of(stores: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Documents that are read from now on, in order."""
+    read: list[str] = []
+    head = stores.consensus.head
+
+    async def counted(key: str) -> Any:
+        read.append(key)
+        return await head(key)
+
+    monkeypatch.setattr(stores.consensus, "head", counted)
+    return read
+
+
+@pytest.mark.parametrize("tables", [False, True])
+async def test_a_mismatch_reads_what_it_is_told_of_and_the_tables_upper_for_tables_only(
+    tables: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = Stores(exclusive=False)
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA, tables=tables)])
+    await client.upper("s")
+    read = heads_of(stores, monkeypatch)
+    assert await client.append([parts()]) == UpperMismatch("s", 5, 0)
+    assert read == ([TABLES_UPPER] if tables else []) + [shard_key("s")]
+
+
+async def test_a_shard_that_became_a_table_is_answered_for_after_the_tables_upper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stores = Stores(exclusive=False)
+    one, _ = await world(stores)
+    two = stores.client()
+    assert await two.upper("s") == 5
+    await one.drop_shards(["s"])
+    await one.create_shards([NewShard("s", SCHEMA, tables=True)])
+    await one.append([], tables_upper=(0, 12))
+    read = heads_of(stores, monkeypatch)
+    assert await two.append([parts(lower=4)]) == UpperMismatch("s", 4, 0)
+    assert read == [shard_key("s"), TABLES_UPPER, shard_key("s")]
+    assert await two.upper("s") == 12
 
 
 async def test_what_cannot_be_decided_is_raised_and_never_guessed() -> None:

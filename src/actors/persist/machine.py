@@ -12,7 +12,7 @@ process do not fail each other and changes of different shards run side by side.
 - Where other processes write, the cache may be older than the store. A set finds that out; an
   answer without a set (a mismatch of uppers, a hold that stands already, an error) does not. Such
   an answer holds only for documents that were read within the call: else they are read, and the
-  change is asked once more.
+  change is asked once more. (The tables' upper is one of them only where a shard is a table.)
 - An indeterminate failure: all are read again, with backoff; the change finds its own mark in
   them (`shard.is_done`) or is done afresh: never twice. When even reading fails, the cache is
   forgotten and the failure goes to the caller, still indeterminate.
@@ -254,8 +254,7 @@ class Machine:
                         raise
                     final = False
                 if not final:
-                    await self._read_all(names, tables=True)
-                    fresh = True
+                    fresh = await self._read_fresh(names, tables or _of_tables(held))
                     continue
                 try:
                     if await self._set(outcome, held, extra):
@@ -373,6 +372,12 @@ class Machine:
         for shard in names:
             await self._read_shard(shard)
 
+    async def _read_fresh(self, names: Sequence[ShardId], tables: bool) -> bool:
+        """Reads all again, with the tables' upper if it matters; whether that is enough to answer
+        from: not when one turned out to be a table, whose upper is to be read before it."""
+        await self._read_all(names, tables)
+        return tables or not _of_tables({name: self._shards.get(name) for name in names})
+
     async def _read_back(
         self, names: Sequence[ShardId], tables: bool, failure: StorageError, attempt: int
     ) -> None:
@@ -409,6 +414,11 @@ class Machine:
 
     def _locked(self, keys: Sequence[str]) -> _Locks:
         return _Locks(self._locks, keys)
+
+
+def _of_tables(states: Mapping[ShardId, ShardState | None]) -> bool:
+    """Whether the tables' upper says anything of one of these shards."""
+    return any(state is not None and state.tables for state in states.values())
 
 
 class _Locks:
