@@ -65,6 +65,7 @@ CREATE TABLE {table} (
   seqno bigint NOT NULL,
   data bytea NOT NULL
 )"""
+_HEAD: Final = "SELECT seqno, data FROM {table} WHERE key = %s"
 _LOCK: Final = "SELECT pg_advisory_xact_lock(l) FROM unnest(%s::bigint[]) l"
 _SET: Final = """
 WITH op AS MATERIALIZED (
@@ -104,7 +105,8 @@ class PostgresConsensus:
         self._channel = f"penstock_{place.schema}"
         self._table = sql.Identifier(place.schema, "documents")
         self._set_sql = sql.SQL(_SET).format(table=self._table).as_bytes()
-        """Put together once: it is sent often."""
+        """Put together once: it is sent often. So is the next."""
+        self._head_sql = sql.SQL(_HEAD).format(table=self._table).as_bytes()
         self._writer = PostgresLink(place, settings)
         self._reader = PostgresLink(place, settings)
         self._writing = anyio.Lock()
@@ -138,8 +140,7 @@ class PostgresConsensus:
     async def head(self, key: str) -> VersionedData | None:
         """The document, or None. Raises `StorageError`."""
         check_key(key)
-        query = sql.SQL("SELECT seqno, data FROM {} WHERE key = %s").format(self._table)
-        rows = await self._read(query, (key,))
+        rows = await self._read(self._head_sql, (key,))
         return VersionedData(rows[0][0], bytes(rows[0][1])) if rows else None
 
     async def list_keys(self, prefix: str = "") -> list[str]:
@@ -147,9 +148,9 @@ class PostgresConsensus:
         query = sql.SQL(
             "SELECT key FROM {} WHERE key >= %s AND starts_with(key, %s) ORDER BY key"
         ).format(self._table)
-        return [row[0] for row in await self._read(query, (prefix, prefix))]
+        return [row[0] for row in await self._read(query.as_bytes(), (prefix, prefix))]
 
-    async def _read(self, query: sql.Composed, values: Sequence[Any]) -> list[Any]:
+    async def _read(self, query: bytes, values: Sequence[Any]) -> list[Any]:
         async def read() -> list[Any]:
             connection = await self._reader.connected()
             cursor = await connection.execute(query, values, binary=True)
