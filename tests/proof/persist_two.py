@@ -83,10 +83,14 @@ class Pair:
         self._folder = folder
         self._lives = 0
         self._running: list[subprocess.Popen[str]] = []
+        self._running_lives: list[int] = []
+        self._killed: list[int] = []
+        """Lives whose histories were not looked at since."""
 
     def start(self) -> None:
         """Both."""
         self._running = [self._life() for _ in range(PROCESSES)]
+        self._running_lives = list(range(1, PROCESSES + 1))
 
     def _life(self) -> subprocess.Popen[str]:
         self._lives += 1
@@ -99,7 +103,9 @@ class Pair:
         ended = process.poll()
         process.kill()
         process.communicate()
+        self._killed.append(self._running_lives[which])
         self._running[which] = self._life()
+        self._running_lives[which] = self._lives
         return ended is None
 
     def ready(self, which: int) -> None:
@@ -125,6 +131,13 @@ class Pair:
         """The histories."""
         return sorted(self._folder.glob("life-*.jsonl"))
 
+    def growing(self) -> list[Path]:
+        """Histories that may have grown since the last call: of those that run, and of those that
+        were killed since."""
+        lives, self._killed = [*self._killed, *self._running_lives], []
+        paths = [self._folder / f"life-{life:05d}.jsonl" for life in lives]
+        return [path for path in paths if path.exists()]
+
 
 class Counted:
     """How many operations the histories hold, read as they grow."""
@@ -139,8 +152,9 @@ class Counted:
                 file.seek(self._read.get(path, 0))
                 data = file.read()
             self._read[path] = self._read.get(path, 0) + len(data)
-            for line in data.splitlines():
-                self.count += line[:4] not in (b'["i"', b'["e"')
+            data = b"\n" + data  # each line is one write: none is read in halves
+            begun = data.count(b'\n["i"') + data.count(b'\n["e"')
+            self.count += data.count(b"\n") - 1 - begun
         return self.count
 
 
@@ -208,7 +222,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             shown = 0
             while True:
                 select.select([], [], [], POLL_S)
-                done = counted.look(pair.files())
+                done = counted.look(pair.growing())
                 if served is not None:
                     served.calls.clear()
                 over = time.monotonic() - began > options.seconds

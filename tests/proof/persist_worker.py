@@ -70,15 +70,13 @@ async def contents(client: PersistClient, reader: Reader, as_of: int) -> tuple[i
     """Rows at a time, and the sum of their hashes."""
     parts, _ = await reader.snapshot(as_of)
     try:
-        count = total = 0
-        for part in parts:
-            table = await client.fetch(part, SCHEMA)
-            times, diffs = np.asarray(table[TIME]), np.asarray(table[DIFF])
-            if part.time_max > as_of:
-                diffs = np.where(times <= as_of, diffs, 0)
-            count += int(diffs.sum())
-            total += summed(np.asarray(table["a"]), diffs)
-        return count, total & MASK
+        if not parts:
+            return 0, 0
+        table = pa.concat_tables([await client.fetch(part, SCHEMA) for part in parts])
+        diffs = np.asarray(table[DIFF])
+        if any(part.time_max > as_of for part in parts):
+            diffs = np.where(np.asarray(table[TIME]) <= as_of, diffs, 0)
+        return int(diffs.sum()), summed(np.asarray(table["a"]), diffs) & MASK
     finally:
         reader.release([part.key for part in parts])
 
