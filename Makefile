@@ -69,6 +69,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/penstock simulate --runs 20000
 	@$(BIN)/penstock simulate --sources --runs 5000
 	@$(BIN)/penstock simulate --persist --runs 50000
+	@$(BIN)/penstock simulate --halves --runs 50000
 	@$(BIN)/penstock simulate --wal --runs 100000
 	@$(BIN)/penstock simulate --wal-files --runs 20000
 	@$(BIN)/python tests/proof/planted_bugs.py

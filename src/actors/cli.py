@@ -314,6 +314,9 @@ def simulate(
     persist: Annotated[
         bool, typer.Option("--persist", help="Shards alone: a few processes on the same stores.")
     ] = False,
+    halves: Annotated[
+        bool, typer.Option("--halves", help="Workers alone: both halves, and their clients.")
+    ] = False,
     wal: Annotated[
         bool, typer.Option("--wal", help="The WAL alone: acceptors, and proposers that race.")
     ] = False,
@@ -327,11 +330,14 @@ def simulate(
     """
     from actors.testing import simulate as simulation
 
-    if persist + sources + wal + wal_files > 1:
-        raise typer.BadParameter("give one of --sources, --persist, --wal and --wal-files")
+    if persist + sources + halves + wal + wal_files > 1:
+        raise typer.BadParameter(
+            "give one of --sources, --persist, --halves, --wal and --wal-files"
+        )
     kind = simulation.SERVICE
     for wanted, of_it in (
         (persist, simulation.SHARDS),
+        (halves, simulation.HALVES),
         (wal, simulation.WAL),
         (wal_files, simulation.WAL_FILES),
     ):

@@ -17,6 +17,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from actors.testing.cluster import Report, simulate
+from actors.testing.halves import run as halves
+from actors.testing.halves import schedule as halves_schedule
 from actors.testing.shards import run as shards
 from actors.testing.shards import schedule as shard_schedule
 from actors.testing.simulation.faults import Fault
@@ -50,6 +52,8 @@ SERVICE: Final = Kind(
 """The whole service."""
 SHARDS: Final = Kind(shard_schedule.draw, shards.simulate, shard_schedule.describe, "--persist ")
 """Persist alone."""
+HALVES: Final = Kind(halves_schedule.draw, halves.simulate, halves_schedule.describe, "--halves ")
+"""Both halves of a replica's workers alone."""
 WAL: Final = Kind(wal_schedule.draw, wal.simulate, wal_schedule.describe, "--wal ")
 """Acceptors and proposers of the WAL alone."""
 WAL_FILES: Final = Kind(

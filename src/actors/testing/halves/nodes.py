@@ -1,0 +1,396 @@
+"""One worker of the simulated replica: the states of both halves, and the shell around them.
+
+The shell does what the worker's actors do, a message at a time: a mailbox of which each half has a
+lane, the two adapters, the two outboxes, and the way of ordered commands. It does nothing of what
+is done for people (relations, measures, logs). That a response was taken is known at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from actors.channel_adapter import Connect, Disconnect, StashRules, Verdict
+from actors.compute import events as ce
+from actors.compute.outbox import Outbox
+from actors.compute.state import ComputeState
+from actors.kernel import Address, Lane
+from actors.progress import ObjectId
+from actors.protocol import storage_internal as internal
+from actors.protocol.compute import Tagged, TaggedResponse
+from actors.protocol.internal import Emitted, Half, Sequenced
+from actors.protocol.storage import StatusUpdate, StorageTagged, StorageTaggedResponse
+from actors.storage import events as e
+from actors.storage.outbox import StorageOutbox
+from actors.storage.state import StorageState
+from actors.testing.halves.checkers import hold
+from actors.testing.halves.clients import SETTINGS
+
+if TYPE_CHECKING:
+    from actors.testing.halves.run import World
+
+PEEKS_MAX: Final = 6
+"""That wait: few, so that a run meets the bound."""
+
+
+class Late(msgspec.Struct):
+    """A former client's command that an adapter lets through, as if it knew of nobody else."""
+
+    tagged: Any
+
+
+class Came(msgspec.Struct):
+    """A command in the mailbox, and what is remembered of its coming."""
+
+    tagged: Any
+    half: Half
+    mark: list[Any] | None = None
+
+
+class Mailbox:
+    """As much of one as a lane needs."""
+
+    def __init__(self) -> None:
+        self.lanes: tuple[Any, ...] = ()
+        self.messages: deque[Any] = deque()
+
+    def send_nowait(self, message: Any) -> None:
+        """There is always room: lanes bound what comes."""
+        self.messages.append(message)
+
+
+class Adapter:
+    """The adapter of one half, by the real rules of the stash."""
+
+    def __init__(self, node: Node, half: Half, lane: Lane[Any]) -> None:
+        self._node = node
+        self._half = half
+        self._lane = lane
+        self.rules = StashRules(SETTINGS.stash_responses_max)
+        self.down: deque[Any] = deque()
+        self.up: deque[Any] = deque()
+
+    def step_down(self) -> bool:
+        """The next message of a client, if there is room for it."""
+        node, rules = self._node, self.rules
+        match self.down[0]:
+            case Connect(nonce=nonce):
+                for response in rules.connect(nonce):
+                    node.world.hear(self._half, node.index, nonce, response)
+            case Disconnect(nonce=nonce):
+                if rules.disconnect(nonce):
+                    lost = e.ClientLost if self._half == "storage" else ce.ClientLost
+                    node.mailbox.messages.append(lost(nonce))
+            case Late() as late:
+                node.mailbox.messages.append(late)
+            case tagged if tagged.nonce == rules.current and rules.connected:
+                if self._lane.under_way >= node.world.schedule.setting.window:
+                    return False
+                mark = node.world.delay.came(self._half) if node.index == 0 else None
+                self._lane.send_nowait(Came(tagged, self._half, mark))
+        self.down.popleft()
+        return True
+
+    def step_up(self) -> bool:
+        """The next response of the worker."""
+        tagged, node = self.up.popleft(), self._node
+        verdict = self.rules.judge(tagged)
+        assert verdict is not Verdict.HOLD, "the stash is large enough for every run"
+        node.world.struck[f"response: {verdict.value}"] += verdict is not Verdict.FORWARD
+        if verdict is Verdict.FORWARD:
+            node.world.told.passed(self.rules.current, tagged.nonce)
+            node.world.hear(self._half, node.index, tagged.nonce, tagged.response)
+        self.rules.validate()
+        node.taken(self._half, tagged)
+        return True
+
+
+class Node:
+    """Worker `index`; see the module's text."""
+
+    def __init__(self, world: World, index: int) -> None:
+        setting = world.schedule.setting
+        self.world = world
+        self.index = index
+        self.compute = ComputeState(
+            index, setting.workers, result_bytes_max=1000, peeks_max=PEEKS_MAX
+        )
+        self.storage = StorageState(index, setting.workers)
+        self.mailbox = Mailbox()
+        self.ordered: deque[Sequenced] = deque()
+        to: Any = Address(self.mailbox)  # type: ignore[arg-type]
+        self._compute_lane: Lane[Any] = Lane(to, setting.window)
+        self._storage_lane: Lane[Any] = Lane(to, setting.window)
+        self.adapters: dict[Half, Adapter] = {
+            "compute": Adapter(self, "compute", self._compute_lane),
+            "storage": Adapter(self, "storage", self._storage_lane),
+        }
+        self._unordered: deque[int] = deque()
+        self._outbox: Outbox[tuple[int, Emitted]] = Outbox(setting.responses, 1 << 20)
+        self._storage_outbox = StorageOutbox(setting.responses)
+        self._mark: list[Any] | None = None
+        """Of the command that is being handled."""
+        self.cause: frozenset[ObjectId] = frozenset()
+        """The objects that what is being handled is about."""
+
+    @property
+    def lanes(self) -> tuple[Lane[Any], ...]:
+        """Of both halves."""
+        return self._compute_lane, self._storage_lane
+
+    def ways(self) -> list[tuple[Sized, Callable[[], bool]]]:
+        """What can be delivered: of what, and how. Commands get on twice as fast as responses."""
+        found: list[tuple[Sized, Callable[[], bool]]] = [
+            (self.mailbox.messages, self.step_mailbox),
+            (self.ordered, self.step_ordered),
+        ] * 2
+        for adapter in self.adapters.values():
+            found += [(adapter.down, adapter.step_down)] * 2
+            found.append((adapter.up, adapter.step_up))
+        return found
+
+    # -- deliveries --------------------------------------------------------------------------------
+
+    def step_mailbox(self) -> bool:
+        """The next message of the mailbox."""
+        match self.mailbox.messages.popleft():
+            case Came(tagged, "compute", mark):
+                self._from_compute(tagged, mark)
+            case Came(tagged, _, mark):
+                self._from_storage(tagged, mark)
+                self._unordered.append(self.storage.proposed)
+                self._done_with_some()
+            case Late(Tagged() as tagged):
+                hold(not self._offers(tagged, None), "told", "late, and offered: {}", tagged)
+            case Late(tagged):
+                self._from_storage(tagged, None)
+            case ce.ClientLost() as lost:
+                self.feed_compute(lost)
+            case lost:
+                self.feed(lost)
+        return True
+
+    def _from_compute(self, tagged: Tagged, mark: list[Any] | None) -> None:
+        if not self._offers(tagged, mark):
+            self._compute_lane.done()
+
+    def _offers(self, tagged: Tagged, mark: list[Any] | None) -> bool:
+        effects = self.compute.handle(tagged)
+        self._mark = mark
+        self._perform_all(effects)
+        self._mark = None
+        return bool(effects)
+
+    def _from_storage(self, tagged: StorageTagged, mark: list[Any] | None) -> None:
+        if self.index == 0:
+            self.world.wants_storage.hear(tagged.nonce, tagged.command)
+        self._mark = mark
+        self.feed(tagged)
+        self._mark = None
+
+    def step_ordered(self) -> bool:
+        """The next command of the one order, for both halves."""
+        ordered = self.ordered.popleft()
+        place = ordered.index
+        for effects in self.compute.steps(ordered):
+            self._perform_all(effects, place)
+        if isinstance(ordered.command, internal.ForStorage):
+            self.cause = self._named(ordered.command.command)
+            self.feed(ordered, place)
+            self.world.logs.applied(self.storage)
+            self.cause = frozenset()
+        else:
+            if self.world.validates():
+                self.compute.validate()
+            hold(not self.storage.handle(ordered), "order", "storage heeds {}", ordered)
+            if self.index == 0:
+                self._compute_lane.done()
+        self._done_with_some()
+        return True
+
+    def _done_with_some(self) -> None:
+        """As `StorageHalf` has it."""
+        while self._unordered and self._unordered[0] <= self.storage.ordered:
+            self._unordered.popleft()
+            self._storage_lane.done()
+
+    def _named(self, command: internal.InternalCommand) -> frozenset[ObjectId]:
+        """The objects that a command is about; of an export: its source."""
+        match command:
+            case internal.CreateIngestionDataflow() | internal.RunSinkDataflow():
+                return frozenset((command.description.id,))
+            case internal.RunOneshotIngestionDataflow():
+                return frozenset((command.oneshot.uuid,))
+            case internal.SuspendAndRestart():
+                return frozenset((command.id,))
+            case internal.DropDataflow():
+                found = set(command.ids)
+                for id_, rendering in self.storage.renderings.current.items():
+                    if found & set(rendering.ids):
+                        found.add(id_)
+                return frozenset(found)
+        return frozenset()
+
+    # -- the storage half --------------------------------------------------------------------------
+
+    def feed(self, event: e.Event, place: int = -1) -> None:
+        """An event of the storage half, and what follows."""
+        state = self.storage
+        before = state.renderings.log.length
+        effects = state.handle(event)
+        if self.world.validates():
+            state.validate()
+        new = state.renderings.log.length - before
+        if new:
+            for entry in list(state.renderings.log.entries)[-new:]:
+                hold(entry.index == place, "order", "{} is rendered at {}", entry, place)
+                self.world.logs.render(self.index, place, (entry.change, entry.id, entry.number))
+                rendering = state.renderings.current.get(entry.id)
+                self.world.outside.rendered(None if rendering is None else rendering.what)
+        for effect in effects:
+            self._perform_storage(effect)
+        self.flush()
+
+    def _perform_storage(self, effect: e.Effect) -> None:
+        world = self.world
+        match effect:
+            case e.Respond(response=response):
+                client = self.storage.client
+                world.told.answered(
+                    client.nonce, self._storage_outbox.nonce, client.muted, response
+                )
+                if isinstance(response, StatusUpdate):
+                    world.blame.status(response)
+                world.told.sent(client.nonce or "", self.index, response)
+                self._storage_outbox.push(response)
+            case e.Offer(propose=propose):
+                hold(self.index == 0, "order", "worker {} offers {}", self.index, propose)
+                assert isinstance(propose.command, internal.ForStorage)
+                command = propose.command.command
+                world.wanted.offered(command)
+                if isinstance(command, internal.SuspendAndRestart):
+                    world.blame.suspended(command)
+                world.proposals.append((propose, self._mark))
+            case e.Forward(forwarded=forwarded):
+                hold(self.index != 0, "order", "worker 0 forwards {}", forwarded)
+                if isinstance(forwarded.command, internal.SuspendAndRestart):
+                    world.blame.suspended(forwarded.command)
+                world.forwarded.append(forwarded)
+            case e.SwitchClient(nonce=nonce):
+                self._storage_outbox.switch(nonce)
+            case e.LookUp():
+                world.outside.look_up(effect)
+            case e.CancelLookUp(ticket=ticket):
+                del world.outside.look_ups[ticket]
+            case e.StartOneshot(number=number, oneshot=what):
+                world.blame.touched(what.uuid, self.cause, "started")
+                world.outside.start(self, number, what)
+            case e.StartIngestion() | e.StartSink():
+                world.blame.touched(effect.description.id, self.cause, "started")
+                world.outside.start(self, effect.number, effect.description)
+            case e.Stop(number=number):
+                world.blame.touched(world.outside.tasks[number].id, self.cause, "stopped")
+                world.outside.stop(number)
+            case e.RestartLater(number=number):
+                world.outside.delayed.append(world.outside.tasks[number])
+            case e.AllowTaskWrites():
+                for task in world.outside.tasks.values():
+                    task.at_work |= task.node is self
+            case e.AllowTaskCompaction(id=id_, frontier=frontier):
+                allowed = world.allowed.get(id_, 0)
+                world.holds.compaction(id_, frontier, allowed)
+            case e.Reconciled(refused=refused):
+                world.struck["update refused"] += len(refused)
+            case e.Unfit():
+                world.struck["update refused"] += 1
+            case e.Discard(batches=batches):
+                world.told.discarded(batches)
+
+    # -- the compute half --------------------------------------------------------------------------
+
+    def feed_compute(self, event: ce.Event) -> None:
+        """An event of the compute half, and what follows."""
+        effects = self.compute.handle(event)
+        if self.world.validates():
+            self.compute.validate()
+        self._perform_all(effects)
+
+    def _perform_all(self, effects: list[ce.Effect], place: int = -1) -> None:
+        for effect in effects:
+            self._perform(effect, place)
+        self.flush()
+
+    def _perform(self, effect: ce.Effect, place: int) -> None:
+        world = self.world
+        match effect:
+            case ce.Respond(response=response, number=number, receipt=receipt):
+                state = self.compute
+                world.told.answered(state.nonce, self._outbox.nonce, state.muted, response)
+                world.told.reached(world.outside, state, response)
+                world.told.sent(state.nonce or "", self.index, response)
+                self._outbox.push(response, None if receipt is None else (number, receipt))
+            case ce.Offer(propose=propose):
+                hold(self.index == 0, "order", "worker {} offers {}", self.index, propose)
+                world.proposals.append((propose, self._mark))
+            case ce.SwitchClient(nonce=nonce):
+                self._deliver(self._outbox.switch(nonce))
+            case ce.Receipt(number=number, emitted=emitted):
+                self._deliver([(number, emitted)])
+            case ce.Render(number=number, description=description):
+                world.logs.render(self.index, place, ("create", description.id, number))
+                world.wanted.rendered(self.index, number, description.id)
+                world.outside.render(self, effect)
+            case ce.DropDataflow(number=number):
+                world.logs.render(self.index, place, ("remove", "", number))
+                world.wanted.dropped(self.index, number)
+                world.outside.dropped(self, number)
+            case ce.Tell(number=number, message=message):
+                world.logs.render(self.index, place, (message, "", number))
+                if self.index == 0:
+                    world.outside.heard(number, message)
+            case ce.Respawn(number=number):
+                world.respawns.append(number)
+            case ce.Compact():
+                world.outside.compacts(self, effect)
+            case ce.StartPeek():
+                world.outside.read(self, effect)
+            case ce.StopPeek(ticket=ticket):
+                world.outside.reads.pop((self.index, ticket), None)
+
+    def _deliver(self, receipts: list[tuple[int, Emitted]]) -> None:
+        for number, _ in receipts:
+            self.world.outside.flows[number].waits = False
+
+    # -- responses ---------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Sends what may go to the adapters."""
+        nonce = self._outbox.nonce
+        if nonce is not None and len(self._outbox):
+            up = self.adapters["compute"].up
+            up.extend(TaggedResponse(nonce, what, serial) for serial, what in self._outbox.take())
+        nonce = self._storage_outbox.nonce
+        if nonce is not None and len(self._storage_outbox):
+            for serial, response in self._storage_outbox.take():
+                tagged = StorageTaggedResponse(nonce, response, serial)
+                self.adapters["storage"].up.append(tagged)
+
+    def taken(self, half: Half, tagged: Any) -> None:
+        """A response is off the adapter's hands."""
+        if half == "storage":
+            self._storage_outbox.taken(tagged.nonce, (tagged.serial,))
+        else:
+            self._deliver(self._outbox.taken(tagged.nonce, (tagged.serial,)))
+        self.flush()
+
+    def idle(self) -> bool:
+        """Whether nothing of commands and responses is on its way here."""
+        return not (
+            len(self._outbox)
+            or len(self._storage_outbox)
+            or self._unordered
+            or any(lane.under_way for lane in self.lanes)
+        )

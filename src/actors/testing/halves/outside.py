@@ -1,0 +1,449 @@
+"""What runs below the workers: look-ups, tasks of the storage half, dataflows, reads.
+
+What shards and places outside hold (`durable`) outlives tasks, clients, and the workers themselves.
+A task or a dataflow does what an operation or a delivery says, and tells its worker so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from actors.compute import events as ce
+from actors.progress import EMPTY, Frontier, ObjectId
+from actors.protocol import compute, storage
+from actors.protocol.internal import (
+    DataflowProgress,
+    DataflowStatus,
+    Emit,
+    Scheduled,
+)
+from actors.protocol.storage import Staged, StagingFailed, Statistics
+from actors.protocol.storage_internal import ResumeState
+from actors.storage import events as e
+from actors.storage.renderings import owner_of
+from actors.testing.halves.checkers import hold
+from actors.testing.halves.clients import AS_OF
+from actors.testing.halves.wishes import Shape, shapes
+
+if TYPE_CHECKING:
+    from actors.testing.halves.nodes import Node
+    from actors.testing.halves.run import World
+
+T = TypeVar("T")
+STATED: Final = ("running", "running", "paused", "stalled")
+
+
+class Task(msgspec.Struct):
+    """A task of the storage half, on its owner."""
+
+    number: int
+    id: ObjectId
+    what: Any
+    node: Any
+    at_work: bool = False
+    """It may write."""
+    failed: bool = False
+    stopping: bool = False
+    hangs: bool = False
+    counted: int = 0
+    round: int = 0
+
+
+class Dataflow(msgspec.Struct):
+    """A dataflow, known by its number on all workers that have rendered it."""
+
+    number: int
+    description: compute.DataflowDescription
+    upper: Frontier = 0
+    incarnation: int = 1
+    begun: bool = False
+    """Worker 0 has rendered it."""
+    scheduled: bool = False
+    crashed: bool = False
+    emitted: Frontier = 0
+    waits: bool = False
+    """For the receipt of a batch."""
+    over: bool = False
+    dropping: set[int] = msgspec.field(default_factory=set)
+    """Workers that drop it."""
+    stopped: bool = False
+    sealed: dict[int, Frontier] = msgspec.field(default_factory=dict)
+    """By worker: what its partition is complete below …"""
+    since: dict[int, int] = msgspec.field(default_factory=dict)
+    compacted: dict[int, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def id(self) -> ObjectId:
+        """Of its export."""
+        return self.description.id
+
+    @property
+    def is_index(self) -> bool:
+        """Whether workers have partitions of it."""
+        return isinstance(self.description.export, compute.IndexExport)
+
+
+class Read(msgspec.Struct):
+    """A read under way on a worker."""
+
+    node: Any
+    start: ce.StartPeek
+    incarnation: int
+
+
+class Outside:
+    """See the module's text."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.durable: dict[Shape, Frontier] = {}
+        self.clock = AS_OF
+        self._parts = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """All workers have died, and their tasks with them."""
+        self.tasks: dict[int, Task] = {}
+        self.look_ups: dict[int, tuple[e.LookUp, bool]] = {}
+        self.delayed: list[Task] = []
+        self._failures: list[Task] = []
+        self._crashes: list[Dataflow] = []
+        self.flows: dict[int, Dataflow] = {}
+        self.reads: dict[tuple[int, int], Read] = {}
+
+    def ways(self) -> list[tuple[Sized, Callable[[], bool]]]:
+        """What can be delivered: of what, and how."""
+        return [
+            (self.look_ups, self.look_up_answered),
+            (self.tasks, self.task_stops),
+            (self.delayed, self.delay_is_over),
+            (self._failures, self.failure_is_told),
+            (self.flows, self.flow_stops),
+            (self._crashes, self.crash_is_told),
+            (self.reads, self.read_ends),
+        ]
+
+    # -- look-ups and tasks ------------------------------------------------------------------------
+
+    def look_up(self, effect: e.LookUp) -> None:
+        """Worker 0 asks where a source goes on."""
+        self.look_ups[effect.ticket] = (effect, self._world.fault("look-up"))
+
+    def look_up_answered(self) -> bool:
+        """Delivers an answer."""
+        ticket = self._world.pick(list(self.look_ups))
+        asked, fails = self.look_ups.pop(ticket)
+        node = self._world.nodes[0]
+        what = asked.description
+        if fails:
+            node.feed(e.ResumeFailed(ticket, f"<{what.id}>: no store"))
+            return True
+        uppers = tuple((each.id, self._upper(("export", each.shard))) for each in what.exports)
+        remap = self._upper(("remap", what.remap_shard))
+        node.feed(e.ResumeFound(ticket, ResumeState(0, remap, uppers)))
+        return True
+
+    def _upper(self, shape: Shape) -> Frontier:
+        return self.durable.get(shape, 0)
+
+    def rendered(self, what: Any) -> None:
+        """A source all of whose exports are complete has nothing more to map."""
+        if isinstance(what, storage.IngestionDescription) and what.exports:
+            found = shapes(what)
+            remap = found.pop(what.id)
+            if all(self._upper(shape) == EMPTY for shape in found.values()):
+                self.durable[remap] = EMPTY
+
+    def start(self, node: Node, number: int, what: Any) -> None:
+        """A worker starts a task."""
+        id_ = what.uuid if isinstance(what, storage.RunOneshotIngestion) else what.id
+        others = [task.number for task in self.tasks.values() if task.id == id_]
+        hold(not others, "wanted", "task {} of {} starts, there are {}", number, id_, others)
+        right = owner_of(id_, len(self._world.nodes)) == node.index
+        hold(right, "wanted", "worker {} starts {}, of which it is not the owner", node.index, id_)
+        task = self.tasks[number] = Task(number, id_, what, node, node.storage.writes_allowed)
+        if isinstance(what, storage.SinkDescription):
+            (shape,) = shapes(what).values()
+            self._world.holds.sink(what, self._upper(shape), AS_OF)
+        if self._world.fault("task"):
+            self._fail(task)
+
+    def stop(self, number: int) -> None:
+        """Its worker tells a task to stop."""
+        task = self.tasks[number]
+        task.stopping = True
+        task.hangs = self._world.fault("stop")
+
+    def task_stops(self) -> bool:
+        """One that was told to."""
+        stopping = [t for t in self.tasks.values() if t.stopping and not t.hangs]
+        if not stopping:
+            return False
+        task = self._world.pick(stopping)
+        del self.tasks[task.number]
+        task.node.cause = frozenset((task.id,))
+        task.node.feed(e.Stopped(task.number))
+        return True
+
+    def delay_is_over(self) -> bool:
+        """Of a task that has failed."""
+        task = self._world.pick(self.delayed)
+        self.delayed.remove(task)
+        self._world.blame.failed.add((task.id, task.number))
+        task.node.feed(e.RestartDue(task.number))
+        return True
+
+    def _fail(self, task: Task) -> None:
+        """Its worker is to hear of it."""
+        task.failed = True
+        self._failures.append(task)
+
+    def failure_is_told(self) -> bool:
+        """A worker hears that a task has failed: it is to be started again, or was a one-shot
+        ingestion, whose answer that is."""
+        task = self._failures.pop(0)
+        text = f"<{task.id}>: broken"
+        if isinstance(task.what, storage.RunOneshotIngestion):
+            self.done(task, StagingFailed("PenstockError", text))
+        else:
+            task.node.feed(e.Failed(task.number, text))
+        return True
+
+    def done(self, task: Task, result: storage.StagingResult) -> None:
+        """A one-shot ingestion has ended."""
+        task.failed = True
+        self._world.told.staged.setdefault(task.id, []).append(result)
+        task.node.feed(e.OneshotDone(task.number, result))
+
+    def at_work(self) -> list[Task]:
+        """Those that can do something."""
+        return [t for t in self.tasks.values() if t.at_work and not (t.failed or t.stopping)]
+
+    def act(self, dice: random.Random) -> bool:
+        """A task does something, if there is one at work."""
+        working = self.at_work()
+        if working:
+            self._act(working[int(dice.random() * len(working))], dice)
+        return bool(working)
+
+    def _act(self, task: Task, dice: random.Random) -> None:
+        which = dice.random()
+        if isinstance(task.what, storage.RunOneshotIngestion):
+            if which < 0.3:
+                self._measure(task, (task.id,))
+            elif which < 0.45:
+                self._fail(task)
+            else:
+                self.done(task, self.batch())
+            return
+        ids = list(shapes(task.what))
+        if which < 0.25:
+            self._fail(task)
+        elif which < 0.65:
+            self.clock += 1
+            self.reach(task, self.clock)
+        elif which < 0.70 and isinstance(task.what, storage.IngestionDescription):
+            self.reach(task, EMPTY)
+        elif which < 0.90:
+            self._observe(task, ids, dice)
+        else:
+            self._measure(task, ids)
+
+    def batch(self) -> Staged:
+        """Something staged that nothing else is."""
+        self._parts += 1
+        return Staged((storage.StagedBatch(b"part %d" % self._parts, 1, 1),))
+
+    def reach(self, task: Task, upper: Frontier) -> None:
+        """What it writes is durable below that; what is complete stays so."""
+        for id_, shape in shapes(task.what).items():
+            if upper == EMPTY and shape[0] == "remap":
+                continue
+            now = self.durable[shape] = max(self._upper(shape), upper)
+            task.node.feed(e.Reached(task.number, id_, now))
+
+    def _observe(self, task: Task, ids: list[ObjectId], dice: random.Random) -> None:
+        task.round += 1
+        seen = []
+        for id_ in ids:
+            status: Any = dice.choice(STATED)
+            error = f"<{id_}>: no route" if status == "stalled" else None
+            seen.append(e.Observation(id_, status, error))
+        gets_on = dice.random() < 0.5
+        task.node.feed(e.Observed(task.number, task.round, tuple(seen), gets_on))
+
+    def _measure(self, task: Task, ids: Any) -> None:
+        task.counted += 1
+        for id_ in ids:
+            self._world.told.measured[id_] += 1
+            task.node.feed(e.Measured(task.number, Statistics(id_, task.counted)))
+
+    # -- dataflows ---------------------------------------------------------------------------------
+
+    def render(self, node: Node, effect: ce.Render) -> None:
+        """A worker renders a dataflow; worker 0 runs its actor."""
+        known = self.flows.get(effect.number)
+        flow = known or Dataflow(effect.number, effect.description)
+        self.flows[effect.number] = flow
+        if node.index == 0:
+            flow.begun = True
+            flow.crashed = self._world.fault("dataflow")
+            if flow.crashed:
+                self._crashes.append(flow)
+
+    def heard(self, number: int, message: Any) -> None:
+        """Worker 0 tells a dataflow something."""
+        if isinstance(message, Scheduled):
+            self.flows[number].scheduled = True
+
+    def flow_stops(self) -> bool:
+        """A dropped dataflow stops on worker 0, then everywhere."""
+        going = [flow for flow in self.flows.values() if flow.dropping]
+        for flow in going:
+            if not flow.stopped:
+                if 0 in flow.dropping:
+                    flow.stopped = True
+                    return True
+                continue
+            index = self._world.pick(sorted(flow.dropping))
+            flow.dropping.discard(index)
+            self._world.nodes[index].feed_compute(ce.Stopped(flow.number))
+            return True
+        return False
+
+    def crash_is_told(self) -> bool:
+        """Worker 0 hears that a dataflow's actor has failed, or the actor starts afresh."""
+        flow = self._crashes.pop(0)
+        if self._lives(flow):
+            self._world.nodes[0].feed_compute(ce.Crashed(flow.number, "its actor failed"))
+        return True
+
+    def respawn(self, number: int) -> None:
+        """The actor of a dataflow starts afresh: an index begins with a snapshot again."""
+        flow = self.flows[number]
+        flow.crashed = False
+        flow.incarnation += 1
+        for node in self._world.nodes:
+            if flow.is_index and flow.sealed.pop(node.index, None) is not None:
+                node.feed_compute(ce.Sealed(number, 0))
+
+    def _lives(self, flow: Dataflow) -> bool:
+        return flow.begun and 0 not in flow.dropping and not flow.stopped
+
+    def living(self) -> list[Dataflow]:
+        """Those that can do something."""
+        flows = self.flows.values()
+        return [f for f in flows if self._lives(f) and f.scheduled and not f.crashed]
+
+    def flow_acts(self, dice: random.Random) -> bool:
+        """A dataflow does something, if one is there that may."""
+        living = self.living()
+        if living:
+            self._flow_acts(living[int(dice.random() * len(living))], dice)
+        return bool(living)
+
+    def _flow_acts(self, flow: Dataflow, dice: random.Random) -> None:
+        which = dice.random()
+        if which < 0.12:
+            flow.crashed = True
+            self._crashes.append(flow)
+        elif which < 0.2:
+            status = DataflowStatus(flow.id, "running")
+            self._world.nodes[0].feed_compute(ce.StatusSeen(flow.number, status))
+        else:
+            self.clock += 1
+            self.get_on(flow, self.clock, lambda: dice.random() < 0.6)
+
+    def get_on(self, flow: Dataflow, upper: Frontier, hears: Callable[[], bool]) -> None:
+        """A dataflow comes as far as that; some workers hear so."""
+        export = flow.description.export
+        if isinstance(export, compute.CopyToExport):
+            if not flow.over:
+                flow.over = True
+                done = compute.CopyDone(1, 1, "manifest")
+                self._world.nodes[0].feed_compute(ce.CopyEnded(flow.number, done))
+            return
+        flow.upper = upper = max(upper, flow.upper, flow.description.as_of)
+        if isinstance(export, compute.SubscribeExport):
+            self._emit(flow, upper)
+            return
+        for node in self._world.nodes:
+            if hears() and node.compute.by_number(flow.number) is not None:
+                self._tell(node, flow)
+
+    def _emit(self, flow: Dataflow, upper: Frontier) -> None:
+        if flow.waits or upper + 1 <= flow.emitted:
+            return
+        lower = flow.emitted or flow.description.as_of
+        flow.emitted, flow.waits = upper + 1, True
+        batch = compute.SubscribeBatch(lower, flow.emitted)
+        emit = Emit(flow.id, flow.incarnation, batch)
+        self._world.nodes[0].feed_compute(ce.Emitting(flow.number, emit))
+
+    def _tell(self, node: Node, flow: Dataflow) -> None:
+        upper = flow.upper
+        if flow.is_index:
+            made = node.compute.by_number(flow.number)
+            first = flow.sealed.get(node.index) is None
+            since = made.allowed if first and made is not None else 0
+            if since >= upper:
+                return  # its snapshot is not readable yet
+            flow.sealed[node.index] = upper
+            if first:
+                flow.since[node.index] = since
+            node.feed_compute(ce.Sealed(flow.number, upper, since))
+        progress = DataflowProgress(flow.id, upper, upper, upper)
+        node.feed_compute(ce.Progressed(flow.number, progress))
+
+    def dropped(self, node: Node, number: int) -> None:
+        """A worker drops a dataflow."""
+        self.flows[number].dropping.add(node.index)
+
+    # -- reads -------------------------------------------------------------------------------------
+
+    def read(self, node: Node, start: ce.StartPeek) -> None:
+        """A worker starts a read."""
+        incarnation = 0
+        if start.number:
+            flow, time = self.flows[start.number], start.peek.time
+            incarnation = flow.incarnation
+            sealed = flow.sealed.get(node.index, 0)
+            hold(sealed > time, "holds", "{} is read at {}, sealed below {}", flow.id, time, sealed)
+            since = max(flow.since.get(node.index, 0), flow.compacted.get(node.index, 0))
+            hold(since <= time, "holds", "{} is read at {}, its since is {}", flow.id, time, since)
+        self.reads[node.index, start.ticket] = Read(node, start, incarnation)
+
+    def read_ends(self) -> bool:
+        """With an answer, or none, when a snapshot has replaced what it read."""
+        index, ticket = self._world.pick(list(self.reads))
+        read = self.reads.pop((index, ticket))
+        flow = self.flows.get(read.start.number)
+        replaced = flow is not None and flow.incarnation != read.incarnation
+        rows = None if replaced else compute.PeekRows(b"", 0)
+        read.node.feed_compute(ce.PeekDone(ticket, rows))
+        return True
+
+    def compacts(self, node: Node, effect: ce.Compact) -> None:
+        """A worker's partition forgets."""
+        flow = self.flows[effect.number]
+        made = node.compute.by_number(effect.number)
+        if made is not None:
+            self._world.holds.compaction(flow.id, effect.since, made.allowed)
+        times = [
+            read.start.peek.time
+            for (index, _), read in self.reads.items()
+            if index == node.index and read.start.number == effect.number
+        ]
+        self._world.holds.reads(effect.number, effect.since, times)
+        flow.compacted[node.index] = effect.since
+
+    # -- calm --------------------------------------------------------------------------------------
+
+    def calm(self) -> None:
+        """Nothing hangs any more."""
+        for task in self.tasks.values():
+            task.hangs = False

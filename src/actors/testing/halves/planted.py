@@ -1,0 +1,344 @@
+"""Bugs to plant: each is one rule of the halves left out, by patching, for as long as it lasts.
+
+They prove the simulation: each must be found in few seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest import mock
+
+from msgspec.structs import replace
+
+from actors.channel_adapter import StashRules, Verdict
+from actors.cluster import partitioned, storage_partitioned
+from actors.compute import reconcile as compute_reconcile
+from actors.compute.reads import Reads
+from actors.compute.reconcile import Flag
+from actors.compute.state import ComputeState
+from actors.progress import Frontier
+from actors.protocol.compute import CreateDataflow, Tagged
+from actors.protocol.storage import SinkDescription, StorageTagged
+from actors.protocol.storage_internal import DropDataflow, RunSinkDataflow, SuspendAndRestart
+from actors.storage import events as e
+from actors.storage import reconcile as storage_reconcile
+from actors.storage import state as storage_state
+from actors.storage.pursuits import Pursuits
+from actors.storage.state import StorageState
+from actors.storage.statistics import Aggregate
+from actors.storage.tasks import Shape, Tasks
+
+
+@contextmanager
+def drop_when_told() -> Iterator[None]:
+    """An external command renders: a worker drops what its client drops at once, not in its
+    order."""
+    right = StorageState._drop
+
+    def drop(self: StorageState, id: str) -> list[e.Effect]:
+        effects = right(self, id)
+        self.renderings.apply(self.next_index, DropDataflow((id,)))
+        return effects
+
+    with mock.patch.object(StorageState, "_drop", drop):
+        yield
+
+
+@contextmanager
+def created_when_told() -> Iterator[None]:
+    """Worker 0 renders a dataflow when its client asks for it, the others when it is ordered."""
+    right = ComputeState._tagged
+
+    def tagged(self: ComputeState, event: Tagged) -> Any:
+        effects = right(self, event)
+        if effects and isinstance(event.command, CreateDataflow) and self.incoming is None:
+            effects = [*effects, *self._create(event.command.dataflow)]
+        return effects
+
+    with mock.patch.object(ComputeState, "_tagged", tagged):
+        yield
+
+
+@contextmanager
+def rendered_after_its_drop() -> Iterator[None]:
+    """A sink that is suspended late is rendered again, though it was dropped meanwhile."""
+    right, dropped = Pursuits.suspended, Pursuits.drop
+    gone: dict[str, Any] = {}
+
+    def drop(self: Pursuits, *ids: str) -> Any:
+        gone.update({id: self.get(id) for id in ids})
+        return dropped(self, *ids)
+
+    def suspended(self: Pursuits, id: str) -> Any:
+        what = gone.get(id)
+        if self.get(id) is None and isinstance(what, SinkDescription):
+            return [RunSinkDataflow(what, 0)]
+        return right(self, id)
+
+    with (
+        mock.patch.object(Pursuits, "drop", drop),
+        mock.patch.object(Pursuits, "suspended", suspended),
+    ):
+        yield
+
+
+@contextmanager
+def late_commands_applied() -> Iterator[None]:
+    """Commands of a former client of the storage half are taken for the present one's."""
+    right = StorageState._tagged
+
+    def tagged(self: StorageState, event: StorageTagged) -> list[e.Effect]:
+        return right(self, replace(event, nonce=self.client.nonce or event.nonce))
+
+    with mock.patch.object(StorageState, "_tagged", tagged):
+        yield
+
+
+@contextmanager
+def late_commands_offered() -> Iterator[None]:
+    """Commands of a former client of the compute half are offered to the order."""
+    right = ComputeState._tagged
+
+    def tagged(self: ComputeState, event: Tagged) -> Any:
+        return right(self, replace(event, nonce=self._offering or event.nonce))
+
+    with mock.patch.object(ComputeState, "_tagged", tagged):
+        yield
+
+
+@contextmanager
+def compaction_of_another() -> Iterator[None]:
+    """What a client needs no more of any object moves the hold of every sink."""
+    right = Pursuits.allow
+
+    def allow(self: Pursuits, id: str, frontier: Frontier) -> None:
+        for each in self.running():
+            right(self, each, frontier)
+
+    with mock.patch.object(Pursuits, "allow", allow):
+        yield
+
+
+@contextmanager
+def furthest_upper_told() -> Iterator[None]:
+    """An upper is told when the first worker has told it."""
+    with mock.patch.object(storage_partitioned, "min", max, create=True):
+        yield
+
+
+@contextmanager
+def furthest_frontier_told() -> Iterator[None]:
+    """The same of the compute half."""
+    with mock.patch.object(partitioned, "min", max, create=True):
+        yield
+
+
+@contextmanager
+def unmentioned_kept() -> Iterator[None]:
+    """A reconciliation does not drop what the new client has not mentioned."""
+    right = storage_reconcile.reconcile
+
+    def reconcile(*given: Any) -> Any:
+        return replace(right(*given), drop=())
+
+    with mock.patch.object(storage_state, "reconcile", reconcile):
+        yield
+
+
+@contextmanager
+def update_of_anything() -> Iterator[None]:
+    """What may not be altered is altered all the same."""
+    with (
+        mock.patch.object(storage_state, "refusal", return_value=None),
+        mock.patch.object(storage_reconcile, "refusal", return_value=None),
+    ):
+        yield
+
+
+@contextmanager
+def failure_of_all() -> Iterator[None]:
+    """When one object is to be restarted, its worker has all its objects restarted."""
+    right = StorageState._restart
+
+    def restart(self: StorageState, number: int) -> list[e.Effect]:
+        effects = right(self, number)
+        for other, task in self.tasks.running.items() if effects else ():
+            if other != number:
+                effects += self._propose(SuspendAndRestart(task.rendering.id, other, "beside"))
+        return effects
+
+    with mock.patch.object(StorageState, "_restart", restart):
+        yield
+
+
+@contextmanager
+def reads_hold_nothing() -> Iterator[None]:
+    """An index is compacted beyond the reads that wait for it."""
+
+    def earliest(self: Any, number: int) -> None:
+        return None
+
+    with (
+        mock.patch("actors.compute.pending.PendingPeeks.earliest", earliest),
+        mock.patch.object(Reads, "validate"),
+    ):
+        yield
+
+
+@contextmanager
+def stash_goes_to_anybody() -> Iterator[None]:
+    """An adapter passes on what was meant for a client that it has not served yet."""
+    right = StashRules.judge
+
+    def judge(self: StashRules, tagged: Any) -> Verdict:
+        strange = tagged.nonce not in self._served and self.connected
+        return Verdict.FORWARD if strange else right(self, tagged)
+
+    with mock.patch.object(StashRules, "judge", judge):
+        yield
+
+
+@contextmanager
+def proposals_not_counted() -> Iterator[None]:
+    """A command is done with when it was received, wherever what it led to waits."""
+    right = StorageState._steps
+
+    def steps(self: StorageState, steps: Sequence[Any]) -> list[e.Effect]:
+        before = self.proposed
+        effects = right(self, steps)
+        self.proposed = before
+        return effects
+
+    with mock.patch.object(StorageState, "_steps", steps):
+        yield
+
+
+def _without(flag: Flag) -> Any:
+    right = compute_reconcile.flags
+
+    def flags(*given: Any) -> tuple[Flag, ...]:
+        return tuple(each for each in right(*given) if each is not flag)
+
+    return mock.patch.object(compute_reconcile, "flags", flags)
+
+
+@contextmanager
+def compacted_kept() -> Iterator[None]:
+    """A dataflow is kept that can no longer be read where its new client wants to begin."""
+    with _without(Flag.COMPACTED):
+        yield
+
+
+@contextmanager
+def other_imports_kept() -> Iterator[None]:
+    """A dataflow is kept that reads another shard."""
+    with _without(Flag.IMPORTS):
+        yield
+
+
+@contextmanager
+def answers_while_initializing() -> Iterator[None]:
+    """A worker tells frontiers to a client that has not said all."""
+    muted = property(lambda self: not self.connected)
+    with mock.patch.object(ComputeState, "muted", muted):
+        yield
+
+
+@contextmanager
+def upper_of_another_shard() -> Iterator[None]:
+    """What another shard of the same id has reached is told."""
+
+    def upper(self: Tasks, id: str, shape: Shape) -> Frontier | None:
+        found = self._uppers.get(id)
+        return None if found is None else found[1]
+
+    with mock.patch.object(Tasks, "upper", upper):
+        yield
+
+
+@contextmanager
+def two_tasks_of_one() -> Iterator[None]:
+    """A task starts while the former one of its object is still stopping."""
+    right = Tasks._begin
+
+    def begin(self: Tasks, rendering: Any) -> list[e.Effect]:
+        with mock.patch.object(self, "stopping", {}):
+            return right(self, rendering)
+
+    with mock.patch.object(Tasks, "_begin", begin), mock.patch.object(Tasks, "validate"):
+        yield
+
+
+@contextmanager
+def overtaken_look_up() -> Iterator[None]:
+    """The look-up of what was dropped is answered after its drop, and rendered."""
+    right = Pursuits.drop
+
+    def drop(self: Pursuits, *ids: str) -> Any:
+        kept = {id: self._all[id] for id in ids if id in self._all and self._all[id].ticket}
+        steps = [each for each in right(self, *ids) if not isinstance(each, e.CancelLookUp)]
+        for id, pursuit in kept.items():
+            self._last += 1
+            pursuit.ticket, self._all[id] = self._last, pursuit
+            self._tickets[self._last] = id
+            steps.append(e.LookUp(self._last, pursuit.what, 0))  # type: ignore[arg-type]
+        return steps
+
+    with mock.patch.object(Pursuits, "drop", drop):
+        yield
+
+
+@contextmanager
+def counted_twice() -> Iterator[None]:
+    """Measurements are added twice."""
+    right = Aggregate.absorb
+
+    def absorb(self: Aggregate, update: Any) -> None:
+        right(self, update)
+        right(self, update)
+
+    with mock.patch.object(Aggregate, "absorb", absorb):
+        yield
+
+
+@contextmanager
+def another_client_unseen() -> Iterator[None]:
+    """A client's end is taken for the present one's, whoever's it is."""
+    right = ComputeState._client_lost
+
+    def lost(self: ComputeState, event: Any) -> Any:
+        return right(self, replace(event, nonce=self.nonce or event.nonce))
+
+    with mock.patch.object(ComputeState, "_client_lost", lost):
+        yield
+
+
+PLANTED: Final[dict[str, Callable[[], Any]]] = {
+    plant.__name__: plant
+    for plant in (
+        drop_when_told,
+        created_when_told,
+        rendered_after_its_drop,
+        late_commands_applied,
+        late_commands_offered,
+        compaction_of_another,
+        furthest_upper_told,
+        furthest_frontier_told,
+        unmentioned_kept,
+        update_of_anything,
+        failure_of_all,
+        reads_hold_nothing,
+        stash_goes_to_anybody,
+        proposals_not_counted,
+        compacted_kept,
+        other_imports_kept,
+        answers_while_initializing,
+        upper_of_another_shard,
+        two_tasks_of_one,
+        overtaken_look_up,
+        counted_twice,
+        another_client_unseen,
+    )
+}

@@ -1,0 +1,488 @@
+"""The course of one run: actions among deliveries, then calm, then nothing may be missing.
+
+When the actions are over, nothing fails any more and clients say all they want. Everything is
+delivered: then what runs is what they want. Everything gets on: then they are told just that. They
+want nothing any more: then nothing is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence, Sized
+from itertools import chain, islice
+from typing import Any, Final, TypeAlias, TypeVar
+
+from actors.channel_adapter import Connect, Disconnect
+from actors.errors import PenstockError
+from actors.progress import EMPTY, Frontier, ObjectId
+from actors.protocol import compute, storage
+from actors.protocol.internal import Half, Propose
+from actors.protocol.storage_internal import Forwarded
+from actors.sequencer import Order
+from actors.storage import events as e
+from actors.testing.cluster import Report
+from actors.testing.halves import schedule as plan
+from actors.testing.halves.checkers import (
+    KINDS,
+    BlameChecker,
+    DelayChecker,
+    HoldsChecker,
+    OrderChecker,
+    ToldChecker,
+    WantedChecker,
+    hold,
+    nothing_is_left,
+)
+from actors.testing.halves.clients import Client, ComputeClient, Make, StorageClient, lots, varied
+from actors.testing.halves.nodes import Late, Node
+from actors.testing.halves.outside import Outside
+from actors.testing.halves.schedule import Action, Schedule
+from actors.testing.halves.wishes import ComputeTruth, StorageTruth, shapes
+from actors.testing.simulation.faults import Injector, Trace
+from actors.testing.simulation.history import Violation
+
+T = TypeVar("T")
+Way: TypeAlias = tuple[Sized, Callable[[], bool]]
+"""What waits somewhere, and what delivers one of it; False: it must wait on."""
+
+DELIVERIES_MAX: Final = 200_000
+"""Of one run; the longest need a tenth of it."""
+LATER: Final = 1000
+"""In the end everything gets on by so much."""
+LAG: Final = 20
+"""Deliveries, for so long."""
+VALIDATED: Final = 5
+"""After every so many events a state asserts its invariants, and whenever all is delivered."""
+STILL: Final = 0.3
+"""How often other queues than before stand still with an action, and how often none any more."""
+LOST_MAX: Final = 3
+"""Commands of a former client that are lost on their way to one worker, or come late."""
+
+
+class HalvesTrace(Trace):
+    """Steps by their number: there is no clock."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__(keep)
+        self._digest = hashlib.blake2b(digest_size=8)
+
+    def note(self, *what: object) -> None:
+        self.steps += 1
+        line = " ".join(map(str, what))
+        self._digest.update(line.encode())
+        if self._kept is not None:
+            self._kept.append(f"{self.steps:6} {line}")
+
+
+class World:
+    """The workers, the order, the clients, and what is on its way between them."""
+
+    def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
+        self.schedule = schedule
+        self.trace = HalvesTrace(keep_trace)
+        self.injector = Injector(schedule.faults, self.trace)
+        self.dice = random.Random(schedule.seed)
+        self.struck: Counter[str] = Counter()
+        count = schedule.setting.workers
+        self.outside = Outside(self)
+        self.told = ToldChecker(count, self.outside.durable)
+        self.holds = HoldsChecker()
+        self.allowed: dict[ObjectId, Frontier] = {}
+        """The furthest compaction that any client of the storage half has said."""
+        self.clients: dict[Half, Client | None] = {"compute": None, "storage": None}
+        self._histories: dict[Half, list[Any]] = {"compute": [], "storage": []}
+        """Of the last client of each half."""
+        self._nonces = 0
+        self.most_delayed = 0
+        self._events = 0
+        self._lagging: Half | None = None
+        """The half whose adapters, but the first, have not heard of its new client for a while."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """A life of all workers."""
+        setting = self.schedule.setting
+        self.order = Order()
+        self.proposals: deque[tuple[Propose, list[Any] | None]] = deque()
+        self.forwarded: deque[Forwarded] = deque()
+        self.respawns: list[int] = []
+        self.logs = OrderChecker()
+        self.blame = BlameChecker()
+        self.delay = DelayChecker(setting.window)
+        self.wants_storage = StorageTruth()
+        self.wants_compute = ComputeTruth()
+        self.wanted = WantedChecker(self.wants_storage, self.wants_compute)
+        self.nodes = [Node(self, index) for index in range(setting.workers)]
+        outside = self.outside
+        ways: list[Way] = [
+            (self.proposals, self._sequence),
+            (self.forwarded, self._forward),
+            (self.respawns, self._respawn),
+            *outside.ways(),
+        ]
+        for node in self.nodes:
+            ways += node.ways()
+        self._ways = self._open = ways
+
+    # -- what others ask of the world --------------------------------------------------------------
+
+    def fault(self, site: str) -> bool:
+        """Whether something goes wrong there now."""
+        return self.injector.draw(site) is not None
+
+    def validates(self) -> bool:
+        """Whether a state asserts its invariants after the event of the moment: that is dear."""
+        self._events += 1
+        return not self._events % VALIDATED
+
+    def pick(self, those: Sequence[T]) -> T:
+        """One of them, by the dice of the moment."""
+        return those[int(self.dice.random() * len(those))]
+
+    def hear(self, half: Half, part: int, nonce: str, response: Any) -> None:
+        """An adapter passes a response to the connection of that nonce, if it is still there."""
+        client = self.clients[half]
+        if client is None or client.nonce != nonce:
+            return
+        if isinstance(client, StorageClient):
+            shape = client.shapes.get(getattr(response, "id", ""))
+            told: Any = client.hear(part, response)
+            self.told.storage_told(nonce, shape, told)
+        else:
+            told = client.hear(part, response)
+            self.told.compute_told(nonce, told)
+        if told is not None:
+            self.trace.note("told", nonce, type(told).__name__, getattr(told, "id", ""))
+
+    # -- deliveries --------------------------------------------------------------------------------
+
+    def _sequence(self) -> bool:
+        proposal, mark = self.proposals.popleft()
+        ordered = self.order.propose(proposal)
+        hold(ordered is not None, "order", "{} is dropped, and worker 0 offers in order", proposal)
+        assert ordered is not None
+        self.delay.ordered(mark)
+        self.most_delayed = max(self.most_delayed, self.delay.most)
+        self.trace.note("ordered", ordered.index, ordered.generation, ordered.command)
+        if proposal.half == "compute":
+            lot: Any = ordered.command
+            for command in lot.commands if isinstance(lot, compute.Lot) else (lot,):
+                self.wants_compute.order(command)
+        for node in self.nodes:
+            node.ordered.append(ordered)
+        return True
+
+    def _forward(self) -> bool:
+        self.nodes[0].feed(self.forwarded.popleft())
+        return True
+
+    def _respawn(self) -> bool:
+        self.outside.respawn(self.respawns.pop(0))
+        return True
+
+    def step(self) -> bool:
+        """One delivery; False when there is none to make."""
+        ways = self._open
+        first = int(self.dice.random() * len(ways))
+        for queue, way in chain(islice(ways, first, None), islice(ways, first)):
+            if queue and way():
+                return True
+        return False
+
+    def _deliver(self, count: int) -> None:
+        """So many deliveries; now and then some queues stand still, for a few actions."""
+        dice, which = self.dice, self.dice.random()
+        if self._lagging:
+            adapters = [node.adapters[self._lagging].down for node in self.nodes[1:]]
+            still = set(map(id, adapters))
+            self._open = [way for way in self._ways if id(way[0]) not in still]
+            self._lagging, count = None, count + LAG
+        elif which < STILL:
+            share = dice.choice((0.06, 0.5))
+            still = {id(queue) for queue, _ in self._ways if dice.random() < share}
+            self._open = [way for way in self._ways if id(way[0]) not in still]
+        elif which < 2 * STILL:
+            self._open = self._ways
+        for _ in range(count if self._open else 0):
+            if not self.step():
+                break
+
+    def settle(self) -> None:
+        """Delivers all there is: of each queue what there is, then of the next."""
+        count, going = 0, True
+        while going:
+            going = False
+            first = int(self.dice.random() * len(self._ways))
+            for queue, way in chain(islice(self._ways, first, None), islice(self._ways, first)):
+                while queue and way():
+                    count, going = count + 1, True
+            if count > DELIVERIES_MAX:
+                raise Violation(f"livelock: more than {DELIVERIES_MAX} deliveries")
+
+    # -- clients -----------------------------------------------------------------------------------
+
+    def say(self, half: Half, commands: Sequence[Any]) -> None:
+        """The client says these, as far as the rules allow; without one, one comes first."""
+        client = self._client(half)
+        to_first: list[Any] = []
+        for command in commands:
+            for part, split in client.say(command):
+                hello = isinstance(split, compute.Hello)
+                if isinstance(client, StorageClient):
+                    if isinstance(split, compute.AllowCompaction) and split.frontier < EMPTY:
+                        most = max(split.frontier, self.allowed.get(split.id, 0))
+                        self.allowed[split.id] = most
+                    tagged: Any = storage.StorageTagged(client.nonce, split)
+                    self.nodes[part].adapters[half].down.append(tagged)
+                elif part == 0 and not hello:
+                    to_first.append(split)
+                else:
+                    tagged = compute.Tagged(client.nonce, split)
+                    self.nodes[part].adapters[half].down.append(tagged)
+        for lot in lots(to_first, self.dice):
+            tagged = compute.Tagged(client.nonce, lot)
+            self.nodes[0].adapters[half].down.append(tagged)
+
+    def _client(self, half: Half) -> Client:
+        """The present one; where there is none, one comes that has the former's history."""
+        client = self.clients[half]
+        return client or self.connect(half, self._histories[half])
+
+    def connect(self, half: Half, first: Sequence[Any] = ()) -> Client:
+        """A client takes over and says these."""
+        self._nonces += 1
+        nonce = f"n{self._nonces}"
+        client = self.clients[half] = Make[half](nonce, len(self.nodes))
+        self.trace.note("connect", half, nonce)
+        for node in self.nodes:
+            to: Any = None
+            node.adapters[half].down.append(Connect(nonce, to))
+        opening: list[Any] = [compute.Hello(nonce)]
+        if isinstance(client, ComputeClient):
+            opening.append(compute.CreateInstance(len(self.nodes)))
+        self.say(half, [*opening, *first])
+        return client
+
+    def leave(self, half: Half) -> None:
+        """The client is gone; what it said last may not have come everywhere."""
+        client = self.clients[half]
+        if client is None:
+            return
+        self._histories[half] = client.history()
+        for node in self.nodes:
+            down = node.adapters[half].down
+            for _ in range(int(self.dice.random() * (LOST_MAX + 1))):
+                if down and isinstance(down[-1], compute.Tagged | storage.StorageTagged):
+                    down.pop()
+            if self.dice.random() < 0.7:
+                down.append(Disconnect(client.nonce))
+        self.clients[half] = None
+
+    def displace(self, half: Half) -> None:
+        """Another client takes over."""
+        former, dice = self.clients[half], self.dice
+        self.leave(half)
+        history = self._histories[half]
+        if (which := dice.random()) < 0.3:
+            history = varied(history, dice, self.outside.clock)
+        elif which < 0.5:
+            history = []
+        self.connect(half, history)
+        if former is not None and dice.random() < 0.5:
+            self._late(half, former)
+        self._lagging = half if dice.random() < STILL else None
+        self._talk(half, dice.randint(0, 3))
+        if dice.random() < 0.6:
+            self.say(half, [compute.InitializationComplete()])
+
+    def _talk(self, half: Half, count: int) -> None:
+        client = self._client(half)
+        said = [each for _ in range(count) for each in client.draw(self.dice, self.outside.clock)]
+        self.say(half, said)
+
+    def _late(self, half: Half, former: Client) -> None:
+        """Commands of the former that come after its successor's Hello."""
+        late = [each for each in former.said if not isinstance(each, compute.Hello)]
+        for node in self.nodes:
+            for command in late[-1 - int(self.dice.random() * LOST_MAX) :]:
+                tagged: Any = storage.StorageTagged(former.nonce, command)
+                if half == "compute":
+                    tagged = compute.Tagged(former.nonce, command)
+                node.adapters[half].down.append(Late(tagged))
+
+    def restart(self) -> None:
+        """All workers die; what was on its way is gone, and what is durable stays."""
+        for half in self.clients:
+            client = self.clients[half]
+            if client is not None:
+                self._histories[half] = client.history()
+                self.clients[half] = None
+        self.outside.restart()
+        self._begin()
+
+    # -- the course --------------------------------------------------------------------------------
+
+    def drive(self) -> None:
+        """The whole run. Raises `Violation`."""
+        opening = (compute.InitializationComplete(), compute.AllowWrites())
+        for half in self.clients:
+            self.connect(half, opening if self.schedule.setting.opened else ())
+        for action in self.schedule.operations:
+            self.dice.seed(action.dice)
+            self.trace.note("act", action.kind)
+            self.struck[action.kind] += 1
+            self._act(action)
+            self._deliver(action.steps)
+        self.dice.seed(self.schedule.seed)
+        self._calm()
+        self._get_on()
+        self._leave_nothing()
+
+    def _act(self, action: Action) -> None:
+        kind, dice = action.kind, self.dice
+        half = plan.HALF_OF.get(kind)
+        if half is not None:
+            self._act_on(half, kind)
+        elif kind == plan.TASK:
+            _ = self.outside.act(dice) or self.outside.flow_acts(dice)
+        elif kind == plan.FLOW:
+            _ = self.outside.flow_acts(dice) or self.outside.act(dice)
+        elif kind == plan.STATISTICS:
+            self._statistics()
+        elif kind == plan.RESTART:
+            self.restart()
+
+    def _act_on(self, half: Half, kind: str) -> None:
+        """By the client of a half; where there is none, one comes first."""
+        if kind in (plan.DISPLACE_STORAGE, plan.DISPLACE_COMPUTE):
+            self.displace(half)
+        elif kind in (plan.LEAVE_STORAGE, plan.LEAVE_COMPUTE):
+            self.leave(half)
+        elif kind in (plan.COMPLETE_STORAGE, plan.COMPLETE_COMPUTE):
+            self._complete(half)
+        elif kind in (plan.FLOOD_STORAGE, plan.FLOOD_COMPUTE):
+            self.say(half, self._client(half).flood(self.dice))
+        else:
+            self._talk(half, self.dice.randint(1, 4))
+
+    def _complete(self, half: Half) -> None:
+        if not self._client(half).complete:
+            self.say(half, [compute.InitializationComplete()])
+
+    def _statistics(self) -> None:
+        for node in self.nodes:
+            node.feed(e.StatisticsDue())
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _calm(self) -> None:
+        """Nothing fails any more, clients have said all, and all is delivered."""
+        self.trace.note("calm")
+        self.injector.active = False
+        self.outside.calm()
+        self._open = self._ways
+        for half in self.clients:
+            self._complete(half)
+            self.say(half, [compute.AllowWrites()])
+        client = self.clients["compute"]
+        assert isinstance(client, ComputeClient)
+        self.say("compute", [compute.Schedule(id_) for id_ in client.exports])
+        self.settle()
+        self.at_rest()
+
+    def at_rest(self) -> None:
+        """All is delivered, so all workers have come as far as one another."""
+        far = {self.logs.seen[node.index] for node in self.nodes}
+        hold(len(far) == 1, "order", "workers have come as far as {} entries", far)
+        self.wanted.at_rest([(node.compute, node.storage) for node in self.nodes])
+        for node in self.nodes:
+            node.compute.validate()
+            node.storage.validate()
+            lanes = [lane.under_way for lane in node.lanes]
+            hold(node.idle(), "delay", "worker {} is not done with commands: {}", node.index, lanes)
+
+    def _get_on(self) -> None:
+        """All that runs gets on, and clients are told just that."""
+        outside = self.outside
+        outside.clock += LATER
+        for task in outside.at_work():
+            if isinstance(task.what, storage.RunOneshotIngestion):
+                outside.done(task, outside.batch())
+            else:
+                outside.reach(task, outside.clock)
+        for flow in outside.living():
+            outside.get_on(flow, outside.clock, lambda: True)
+        self.settle()
+        self._storage_is_told()
+        self._compute_is_told()
+
+    def _storage_is_told(self) -> None:
+        client = self.clients["storage"]
+        assert isinstance(client, StorageClient)
+        running = self.wants_storage.running
+        for what in client.wish.objects.values():
+            here = {} if what.id not in running else shapes(running[what.id])
+            for id_, shape in shapes(what).items():
+                if here.get(id_) == shape:
+                    durable, told = self.outside.durable.get(shape, 0), client.told.get(id_, 0)
+                    if durable < EMPTY or shape[0] != "remap":  # it ends with its exports
+                        hold(
+                            told == durable, "told", "{} below {}, not below {}", id_, told, durable
+                        )
+        unanswered = client.wish.oneshots.keys() - client.staged.keys()
+        hold(not unanswered, "told", "{} have no answer", sorted(unanswered))
+
+    def _compute_is_told(self) -> None:
+        client = self.clients["compute"]
+        assert isinstance(client, ComputeClient)
+        hold(not client.unanswered, "told", "reads {} have no answer", list(client.unanswered))
+        clock = self.outside.clock
+        for id_, export in client.exports.items():
+            if isinstance(export, compute.CopyToExport):
+                hold(id_ in client.copied, "told", "copy {} has no answer", id_)
+            elif isinstance(export, compute.SubscribeExport):
+                far = client.emitted.get(id_, 0)
+                hold(far > clock, "told", "subscribe {} is told to {}, it is {}", id_, far, clock)
+            else:
+                told = [client.told.get((id_, kind), 0) for kind in KINDS]
+                hold(min(told) == clock, "told", "{} is told at {}, it is at {}", id_, told, clock)
+
+    def _leave_nothing(self) -> None:
+        """Nobody wants anything any more."""
+        for half in self.clients:
+            self.leave(half)
+            self.connect(half)
+            self._complete(half)
+        self.settle()
+        self.at_rest()
+        for node in self.nodes:
+            nothing_is_left(node.compute, node.storage)
+        hold(not self.outside.tasks, "left", "tasks {} are there", list(self.outside.tasks))
+
+
+def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
+    """One run of a schedule."""
+    world = World(schedule, keep_trace)
+    violation = ""
+    try:
+        world.drive()
+    except Violation as found:
+        violation = str(found)
+    except (PenstockError, AssertionError, LookupError) as error:
+        violation = f"{type(error).__name__}: {error}"
+    world.trace.note("violation", violation)
+    struck = world.struck + Counter(
+        f"{fault.site}: {fault.kind}" for fault in world.injector.struck
+    )
+    if world.most_delayed == schedule.setting.window:
+        struck["delayed by a whole window"] = 1
+    return Report(
+        schedule.seed,
+        world.trace.hash,
+        world.trace.steps,
+        dict(sorted((+struck).items())),
+        violation,
+        tuple(world.trace.lines),
+    )

@@ -1,0 +1,145 @@
+"""Schedules of simulated halves: what clients say, who displaces whom, what fails; by seed.
+
+An action happens, then so many deliveries, chosen by the action's own dice: what is left out of a
+schedule leaves the dice of the rest as they were. Faults name the number of a look-up, of a task's
+start or stop, or of a dataflow's start, all counted from the beginning of the run.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+from actors.protocol.internal import Half
+from actors.testing.simulation.faults import FAIL, HANG, Fault
+
+SAY_STORAGE: Final = "storage says"
+"""The client of the storage half says a few commands."""
+SAY_COMPUTE: Final = "compute says"
+COMPLETE_STORAGE: Final = "storage completes"
+"""It says InitializationComplete, if it has not."""
+COMPLETE_COMPUTE: Final = "compute completes"
+DISPLACE_STORAGE: Final = "displace storage"
+"""Another client takes over: what the former said last may be lost on its way to some workers, or
+come late; it replays the former's history or not, says something else or not, completes or not."""
+DISPLACE_COMPUTE: Final = "displace compute"
+LEAVE_STORAGE: Final = "leave storage"
+"""The client is gone, and nobody is there until another one comes."""
+LEAVE_COMPUTE: Final = "leave compute"
+FLOOD_STORAGE: Final = "flood storage"
+"""Many commands at once that the one order must carry, and nothing is heard in return."""
+FLOOD_COMPUTE: Final = "flood compute"
+TASK: Final = "task"
+"""A source, sink or one-shot ingestion at work gets on, fails, ends, or tells of its health."""
+FLOW: Final = "dataflow"
+"""A dataflow gets on, emits, is done, crashes, or tells of its health."""
+STATISTICS: Final = "statistics"
+"""The interval of statistics is over on all workers."""
+RESTART: Final = "restart"
+"""All workers die, and what was on its way; they begin anew, and clients connect again."""
+GO_ON: Final = "go on"
+
+HALF_OF: Final[dict[str, Half]] = {
+    SAY_STORAGE: "storage",
+    SAY_COMPUTE: "compute",
+    COMPLETE_STORAGE: "storage",
+    COMPLETE_COMPUTE: "compute",
+    DISPLACE_STORAGE: "storage",
+    DISPLACE_COMPUTE: "compute",
+    LEAVE_STORAGE: "storage",
+    LEAVE_COMPUTE: "compute",
+    FLOOD_STORAGE: "storage",
+    FLOOD_COMPUTE: "compute",
+}
+"""Whose client does it."""
+
+_KINDS: Final = (
+    (SAY_STORAGE, 18),
+    (SAY_COMPUTE, 18),
+    (COMPLETE_STORAGE, 6),
+    (COMPLETE_COMPUTE, 6),
+    (DISPLACE_STORAGE, 4),
+    (DISPLACE_COMPUTE, 4),
+    (LEAVE_STORAGE, 0.7),
+    (LEAVE_COMPUTE, 0.7),
+    (FLOOD_STORAGE, 0.4),
+    (FLOOD_COMPUTE, 0.4),
+    (TASK, 28),
+    (FLOW, 24),
+    (STATISTICS, 4),
+    (RESTART, 0.4),
+    (GO_ON, 6),
+)
+
+ACTIONS_MAX: Final = 80
+STEPS: Final = (0, 2, 5, 12, 25, 50)
+"""Deliveries after an action: one of these."""
+SITES: Final = ("look-up", "task", "stop", "dataflow")
+"""Where something goes wrong: a look-up fails, a task fails as it begins, one stops only in the
+end, a dataflow crashes as it begins."""
+FAULT_AT_MAX: Final = 12
+
+
+class Action(msgspec.Struct, frozen=True):
+    """`kind` happens, then `steps` deliveries; both by dice of their own."""
+
+    kind: str
+    steps: int = 0
+    dice: int = 0
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What of the world a seed draws."""
+
+    workers: int = 2
+    window: int = 4
+    """Of the lanes: commands of one half under way at a worker."""
+    responses: int = 4
+    """On their way to an adapter."""
+    opened: bool = True
+    """Whether the first clients complete at once, and allow writes."""
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A whole run."""
+
+    seed: int
+    setting: Setting
+    operations: tuple[Action, ...]
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    dice = random.Random(f"halves {seed}")
+    setting = Setting(
+        workers=dice.choice((1, 2, 2, 3, 3, 4, 5)),
+        window=dice.choice((1, 2, 4, 32)),
+        responses=dice.choice((1, 2, 64)),
+        opened=dice.random() < 0.8,
+    )
+    kinds, weights = zip(*_KINDS, strict=True)
+    count = dice.randint(10, ACTIONS_MAX)
+    chosen = dice.choices(kinds, weights, k=count)
+    pace = dice.choice((STEPS, STEPS, STEPS[:4], STEPS[2:]))
+    actions = tuple(Action(kind, dice.choice(pace), dice.getrandbits(32)) for kind in chosen)
+    return Schedule(seed, setting, actions, tuple(_faults(seed)))
+
+
+def describe(item: Action | Fault) -> str:
+    """One line."""
+    if isinstance(item, Fault):
+        return f"fault: {item.kind} at {item.site} {item.at}"
+    return f"{item.kind} (dice {item.dice}), then {item.steps} deliveries"
+
+
+def _faults(seed: int) -> list[Fault]:
+    dice = random.Random(f"halves faults {seed}")
+    found: dict[tuple[str, int], Fault] = {}
+    for _ in range(dice.choice((0, 0, 1, 2, 4, 8))):
+        site = dice.choice(SITES)
+        at = 1 + dice.randrange(FAULT_AT_MAX)
+        found[site, at] = Fault(site, at, HANG if site == "stop" else FAIL)
+    return sorted(found.values(), key=lambda fault: (fault.site, fault.at))
