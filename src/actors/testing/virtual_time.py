@@ -60,6 +60,8 @@ class _Selector(selectors.SelectSelector):
         self.arrived: list[asyncio.Future[None]] = []
         """Who waits until time has come to its limit and nothing is ready there."""
         self.witnesses: list[Callable[[], str]] = []
+        self.polls = True
+        """Whether threads may wake the loop: else it asks for that only before a `Deadlock`."""
         self._due = due
         self._turns = 0
 
@@ -72,7 +74,7 @@ class _Selector(selectors.SelectSelector):
             raise Livelock(f"{TURNS_MAX} turns of the loop at one moment. {self._told()}")
         if timeout == 0:
             return []  # there is enough to do: nobody needs to be asked
-        ready = super().select(0)
+        ready = super().select(0) if self.polls else []
         if ready:
             return ready
         due = self._due()
@@ -83,7 +85,7 @@ class _Selector(selectors.SelectSelector):
         elif self.arrived:
             self._move(self.limit)
             _woken(self.arrived)
-        else:
+        elif self.polls or not (ready := super().select(0)):
             raise Deadlock(f"every task waits and {self._no_timer(due)}. {self._told()}")
         return ready
 

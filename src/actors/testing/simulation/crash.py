@@ -54,6 +54,7 @@ class CrashableLoop(VirtualTimeLoop):
 
     def __init__(self, seed: int | str | None = None) -> None:
         super().__init__(seed)
+        self._virtual.polls = False  # nothing of a run has threads
         self._serial = 0
         self.turns = 0
         self._dead: set[int] = set()
