@@ -228,7 +228,7 @@ def test_what_is_complete_has_no_task() -> None:
         FrontierUpper("u1a", EMPTY),
     ]
     assert {told.status for told in responses(effects, StatusUpdate)} == {"ceased"}
-    assert of(e.Forget, room.do(drop("u1"))) == [e.Forget(source("u1", "a"))]
+    assert of(e.Forget, room.do(drop("u1"))) == [e.Forget(-1, source("u1", "a"))]
 
 
 # -- drops -----------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_a_drop_overtakes_no_look_up_and_is_forgotten_outside() -> None:
     room.do(*run(source("u1")))
     effects = room.do(drop("u1"))
     assert of(e.CancelLookUp, effects) == [e.CancelLookUp(1)]
-    assert of(e.Forget, effects) == [e.Forget(source("u1"))]
+    assert of(e.Forget, effects) == [e.Forget(-1, source("u1"))]
     assert room.event(e.ResumeFound(1, ResumeState())) == []
     assert room.numbers == {}
 

@@ -110,7 +110,7 @@ class OneshotDone(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stopped(msgspec.Struct, frozen=True, gc=False):
-    """Owner: the task that was to stop has stopped."""
+    """Owner: the task that was to stop has stopped; or what was to be forgotten is."""
 
     number: int
 
@@ -211,8 +211,9 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 class Forget(msgspec.Struct, frozen=True, gc=False):
     """Owner: a source without a task is dropped for good: what the outside keeps for it is to
-    go."""
+    go; then answer `Stopped`. `number`: below 0, as no rendering has it."""
 
+    number: int
     description: IngestionDescription
 
 

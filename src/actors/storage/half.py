@@ -236,7 +236,7 @@ class StorageHalf:
             case e.Stop():
                 self._stop(effect)
             case e.Forget():
-                self._forget(effect.description)
+                self._forget(effect)
             case e.RestartLater():
                 delay = self._delay(effect)
                 self._ctx.after(delay, StorageTurn(e.RestartDue(effect.number)))
@@ -366,10 +366,9 @@ class StorageHalf:
 
         self._ctx.effect(forget, done=lambda _: StorageTurn(e.Stopped(number)))
 
-    def _forget(self, description: IngestionDescription) -> None:
-        self._ctx.effect(
-            lambda: self._forget_outside(description), done=lambda _: StorageTurn(None)
-        )
+    def _forget(self, effect: e.Forget) -> None:
+        gone, what = StorageTurn(e.Stopped(effect.number)), effect.description
+        self._ctx.effect(lambda: self._forget_outside(what), done=lambda _: gone)
 
     async def _forget_outside(self, description: IngestionDescription) -> None:
         """What cannot be reached now keeps what it has; the log says so."""

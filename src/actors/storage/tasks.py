@@ -7,7 +7,9 @@ Rules:
   that grows with failures in a row; a task that gets on ends the row;
 - how far an object is (`upper`) belongs to its shard: it never goes back, and outlives
   renderings as long as the shard stays the same;
-- when a source is dropped for good, what the outside keeps for it goes after its last task.
+- when a source is dropped for good, what the outside keeps for it goes after its last task, and
+  before the first task of whatever has its id next (a slot is named after the id). So forgetting
+  is as a task that stops, under a number below 0.
 
 It performs nothing: what is to be done is given as effects. Invariants: `validate`.
 """
@@ -73,7 +75,9 @@ class Tasks:
         self.running: dict[int, Task] = {}
         self.stopping: dict[int, ObjectId] = {}
         self._deferred: dict[ObjectId, Rendering] = {}
-        self._forgetting: dict[ObjectId, IngestionDescription] = {}
+        self._forgetting: dict[ObjectId, list[IngestionDescription]] = {}
+        """Dropped while their tasks were stopping."""
+        self._forgets = 0
         self._attempts: dict[ObjectId, int] = {}
         self._uppers: dict[ObjectId, tuple[Shape, Frontier]] = {}
 
@@ -85,7 +89,6 @@ class Tasks:
         return effects + self._begin(rendering)
 
     def _begin(self, rendering: Rendering) -> list[Effect]:
-        self._forgetting.pop(rendering.id, None)
         if rendering.complete:
             for id, shape in shapes_of(rendering.what).items():
                 self._uppers[id] = (shape, EMPTY)
@@ -128,20 +131,30 @@ class Tasks:
         if not isinstance(what, IngestionDescription):
             return []
         if what.id in self.stopping.values():
-            self._forgetting[what.id] = what
+            waiting = self._forgetting.setdefault(what.id, [])
+            if what not in waiting:
+                waiting.append(what)
             return []
-        return [Forget(what)]
+        return [self._forget(what)]
+
+    def _forget(self, what: IngestionDescription) -> Effect:
+        self._forgets += 1
+        self.stopping[-self._forgets] = what.id
+        return Forget(-self._forgets, what)
 
     def stopped(self, number: int) -> list[Effect]:
         """A task has stopped: what waited for it goes on."""
         id = self.stopping.pop(number, None)
         if id is None or id in self.stopping.values():
             return []
+        forgotten = self._forgetting.get(id)
+        if forgotten:
+            first = forgotten.pop(0)
+            if not forgotten:
+                del self._forgetting[id]
+            return [self._forget(first)]
         waiting = self._deferred.pop(id, None)
-        if waiting is not None:
-            return [self._start(waiting)]
-        forgotten = self._forgetting.pop(id, None)
-        return [] if forgotten is None else [Forget(forgotten)]
+        return [] if waiting is None else [self._start(waiting)]
 
     def failed(self, number: int) -> list[Effect]:
         """A task has ended by an error."""
@@ -186,6 +199,6 @@ class Tasks:
         assert len(set(ids)) == len(ids), "two tasks of one object"
         assert not self.running.keys() & self.stopping.keys()
         assert not set(ids) & set(self.stopping.values()), "a task before its former stopped"
-        for waiting in (self._deferred, self._forgetting):
-            assert waiting.keys() <= set(self.stopping.values())
-        assert not self._deferred.keys() & self._forgetting.keys()
+        assert self._deferred.keys() <= set(self.stopping.values())
+        assert self._forgetting.keys() <= set(self.stopping.values())
+        assert all(self._forgetting.values())

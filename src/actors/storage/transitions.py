@@ -26,7 +26,7 @@ LIFE: Final[Table] = {
     ("absent", "Run"): "looked up",
     ("looked up", "look-up failed"): "looked up",
     ("looked up", "look-up answered"): "running",
-    ("looked up", "dropped"): "absent",
+    ("looked up", "dropped"): "stopping",
     ("running", "update"): "looked up",
     ("running", "reconciled: kept"): "running",
     ("running", "task failed"): "stalled",

@@ -152,6 +152,10 @@ class WantedChecker:
             }
             hold(shown == flows, "wanted", "{} has dataflows {}, not {}", which, shown, flows)
             hold(of_compute.writes_allowed == self._compute.writes, "wanted", "{}: writes", which)
+            for made in of_compute.rendered.values():
+                waits = not made.is_index or of_compute.reads.pending.of(made.number)
+                right = waits or made.compacted == made.allowed
+                hold(bool(right), "wanted", "{} forgets nothing of {}", which, made)
             tasks.update(task.rendering.id for task in of_storage.tasks.running.values())
             expected_here = {id_ for id_, each in current.items() if each.complete}
             tasks.update(expected_here if of_storage.index == 0 else ())

@@ -53,7 +53,8 @@ class StorageClient:
         """Of all that was ever wanted: what an upper of that id is about."""
         self.told: dict[ObjectId, Frontier] = {}
         self.staged: dict[str, storage.StagingResult] = {}
-        self.dropped: list[ObjectId] = []
+        self.statuses: dict[ObjectId, storage.StatusUpdate] = {}
+        """The latest of each object; of two workers' the later one counts."""
 
     @property
     def complete(self) -> bool:
@@ -87,6 +88,10 @@ class StorageClient:
         self.responses.ended.clear()
         if isinstance(merged, storage.FrontierUpper):
             self.told[merged.id] = merged.upper
+        elif isinstance(merged, storage.StatusUpdate):
+            known = self.statuses.get(merged.id)
+            if known is None or known.time_ms <= merged.time_ms:
+                self.statuses[merged.id] = merged
         elif isinstance(merged, storage.StagedBatches):
             self.staged[merged.uuid] = merged.result
         return merged

@@ -25,6 +25,7 @@ from actors.protocol.internal import Emitted, Half, Sequenced
 from actors.protocol.storage import StatusUpdate, StorageTagged, StorageTaggedResponse
 from actors.storage import events as e
 from actors.storage.outbox import StorageOutbox
+from actors.storage.renderings import owner_of
 from actors.storage.state import StorageState
 from actors.testing.halves.checkers import hold
 from actors.testing.halves.clients import SETTINGS
@@ -198,7 +199,12 @@ class Node:
         for effects in self.compute.steps(ordered):
             self._perform_all(effects, place)
         if isinstance(ordered.command, internal.ForStorage):
-            self.cause = self._named(ordered.command.command)
+            command = ordered.command.command
+            self.cause = self._named(command)
+            if isinstance(command, internal.DropDataflow):
+                count = self.world.schedule.setting.workers
+                mine = [id_ for id_ in command.ids if owner_of(id_, count) == self.index]
+                self.world.outside.dropped_for_good(mine)
             self.feed(ordered, place)
             self.world.logs.applied(self.storage)
             self.cause = frozenset()
@@ -240,7 +246,7 @@ class Node:
         """An event of the storage half, and what follows."""
         state = self.storage
         before = state.renderings.log.length
-        effects = state.handle(event)
+        effects = state.handle(event, self.world.now_ms())
         if self.world.validates():
             state.validate()
         new = state.renderings.log.length - before
@@ -291,9 +297,11 @@ class Node:
             case e.StartIngestion() | e.StartSink():
                 world.blame.touched(effect.description.id, self.cause, "started")
                 world.outside.start(self, effect.number, effect.description)
-            case e.Stop(number=number):
+            case e.Stop(number=number, forget=forget):
                 world.blame.touched(world.outside.tasks[number].id, self.cause, "stopped")
-                world.outside.stop(number)
+                world.outside.stop(number, forget)
+            case e.Forget():
+                world.outside.forget(self, effect)
             case e.RestartLater(number=number):
                 world.outside.delayed.append(world.outside.tasks[number])
             case e.AllowTaskWrites():

@@ -7,7 +7,7 @@ A task or a dataflow does what an operation or a delivery says, and tells its wo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -49,6 +49,7 @@ class Task(msgspec.Struct):
     failed: bool = False
     stopping: bool = False
     hangs: bool = False
+    forgets: bool = False
     counted: int = 0
     round: int = 0
 
@@ -114,6 +115,13 @@ class Outside:
         self._crashes: list[Dataflow] = []
         self.flows: dict[int, Dataflow] = {}
         self.reads: dict[tuple[int, int], Read] = {}
+        self.kept: set[ObjectId] = set()
+        """Sources for which the outside keeps something (a slot, a lock) since these workers
+        began."""
+        self.to_go: set[ObjectId] = set()
+        """Those of them that were dropped."""
+        self.forgetting: dict[tuple[int, int], ObjectId] = {}
+        """What is going: by worker, each has its own numbers."""
 
     def ways(self) -> list[tuple[Sized, Callable[[], bool]]]:
         """What can be delivered: of what, and how."""
@@ -125,6 +133,7 @@ class Outside:
             (self.flows, self.flow_stops),
             (self._crashes, self.crash_is_told),
             (self.reads, self.read_ends),
+            (self.forgetting, self.forgotten),
         ]
 
     # -- look-ups and tasks ------------------------------------------------------------------------
@@ -163,8 +172,12 @@ class Outside:
         id_ = what.uuid if isinstance(what, storage.RunOneshotIngestion) else what.id
         others = [task.number for task in self.tasks.values() if task.id == id_]
         hold(not others, "wanted", "task {} of {} starts, there are {}", number, id_, others)
+        going = id_ in self.to_go or id_ in self.forgetting.values()
+        hold(not going, "holds", "task {} of {} starts, and what it keeps is going", number, id_)
         right = owner_of(id_, len(self._world.nodes)) == node.index
         hold(right, "wanted", "worker {} starts {}, of which it is not the owner", node.index, id_)
+        if isinstance(what, storage.IngestionDescription):
+            self.kept.add(id_)
         task = self.tasks[number] = Task(number, id_, what, node, node.storage.writes_allowed)
         if isinstance(what, storage.SinkDescription):
             (shape,) = shapes(what).values()
@@ -172,11 +185,36 @@ class Outside:
         if self._world.fault("task"):
             self._fail(task)
 
-    def stop(self, number: int) -> None:
-        """Its worker tells a task to stop."""
+    def stop(self, number: int, forget: bool) -> None:
+        """Its worker tells a task to stop; `forget`: and to leave nothing behind."""
         task = self.tasks[number]
-        task.stopping = True
+        task.stopping, task.forgets = True, forget
         task.hangs = self._world.fault("stop")
+
+    def forget(self, node: Node, effect: e.Forget) -> None:
+        """What the outside keeps for a source is to go: nobody may use it."""
+        id_ = effect.description.id
+        users = [task.number for task in self.tasks.values() if task.id == id_]
+        hold(not users, "holds", "what {} keeps outside goes, and tasks {} use it", id_, users)
+        self.forgetting[node.index, effect.number] = id_
+
+    def dropped_for_good(self, ids: Iterable[ObjectId]) -> None:
+        """The owner hears of a drop, in its order."""
+        self.to_go |= self.kept.intersection(ids)
+
+    def _gone(self, id_: ObjectId) -> None:
+        self.kept.discard(id_)
+        self.to_go.discard(id_)
+
+    def forgotten(self) -> bool:
+        """It is gone."""
+        index, number = self._world.pick(list(self.forgetting))
+        id_ = self.forgetting.pop((index, number))
+        self._gone(id_)
+        node = self._world.nodes[index]
+        node.cause = frozenset((id_,))
+        node.feed(e.Stopped(number))
+        return True
 
     def task_stops(self) -> bool:
         """One that was told to."""
@@ -185,6 +223,8 @@ class Outside:
             return False
         task = self._world.pick(stopping)
         del self.tasks[task.number]
+        if task.forgets:
+            self._gone(task.id)
         task.node.cause = frozenset((task.id,))
         task.node.feed(e.Stopped(task.number))
         return True

@@ -25,6 +25,7 @@ from actors.protocol.storage_internal import DropDataflow, RunSinkDataflow, Susp
 from actors.storage import events as e
 from actors.storage import reconcile as storage_reconcile
 from actors.storage import state as storage_state
+from actors.storage.health import Health
 from actors.storage.pursuits import Pursuits
 from actors.storage.state import StorageState
 from actors.storage.statistics import Aggregate
@@ -315,6 +316,50 @@ def another_client_unseen() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def never_forgotten() -> Iterator[None]:
+    """What takes over the id of a dropped source takes over what the outside keeps for it."""
+    right = Tasks._begin
+
+    def begin(self: Tasks, rendering: Any) -> list[e.Effect]:
+        self._forgetting.pop(rendering.id, None)
+        return right(self, rendering)
+
+    with mock.patch.object(Tasks, "_begin", begin):
+        yield
+
+
+@contextmanager
+def forgotten_in_use() -> Iterator[None]:
+    """A task starts while what the outside keeps for its former is going."""
+
+    def forget(self: Tasks, what: Any) -> e.Forget:
+        self._forgets += 1
+        return e.Forget(-self._forgets, what)
+
+    with mock.patch.object(Tasks, "_forget", forget):
+        yield
+
+
+@contextmanager
+def health_told_once() -> Iterator[None]:
+    """A new client is told of no health that its former was told of."""
+    with mock.patch.object(Health, "forget_told"):
+        yield
+
+
+@contextmanager
+def held_by_a_former_read() -> Iterator[None]:
+    """A read that is over still holds back what its index may forget."""
+
+    def remove(self: Reads, pending: Any) -> list[Any]:
+        self.pending.remove(pending)
+        return []
+
+    with mock.patch.object(Reads, "_remove", remove):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], Any]]] = {
     plant.__name__: plant
     for plant in (
@@ -340,5 +385,9 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
         overtaken_look_up,
         counted_twice,
         another_client_unseen,
+        never_forgotten,
+        forgotten_in_use,
+        health_told_once,
+        held_by_a_former_read,
     )
 }

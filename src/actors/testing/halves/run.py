@@ -25,7 +25,6 @@ from actors.storage import events as e
 from actors.testing.cluster import Report
 from actors.testing.halves import schedule as plan
 from actors.testing.halves.checkers import (
-    KINDS,
     BlameChecker,
     DelayChecker,
     HoldsChecker,
@@ -38,8 +37,9 @@ from actors.testing.halves.checkers import (
 from actors.testing.halves.clients import Client, ComputeClient, Make, StorageClient, lots, varied
 from actors.testing.halves.nodes import Late, Node
 from actors.testing.halves.outside import Outside
+from actors.testing.halves.rest import compute_is_told, health_is_told, storage_is_told
 from actors.testing.halves.schedule import Action, Schedule
-from actors.testing.halves.wishes import ComputeTruth, StorageTruth, shapes
+from actors.testing.halves.wishes import ComputeTruth, StorageTruth
 from actors.testing.simulation.faults import Injector, Trace
 from actors.testing.simulation.history import Violation
 
@@ -136,6 +136,10 @@ class World:
         """Whether a state asserts its invariants after the event of the moment: that is dear."""
         self._events += 1
         return not self._events % VALIDATED
+
+    def now_ms(self) -> int:
+        """A clock that goes on with every event."""
+        return self._events
 
     def pick(self, those: Sequence[T]) -> T:
         """One of them, by the dice of the moment."""
@@ -415,39 +419,12 @@ class World:
         for flow in outside.living():
             outside.get_on(flow, outside.clock, lambda: True)
         self.settle()
-        self._storage_is_told()
-        self._compute_is_told()
-
-    def _storage_is_told(self) -> None:
-        client = self.clients["storage"]
-        assert isinstance(client, StorageClient)
-        running = self.wants_storage.running
-        for what in client.wish.objects.values():
-            here = {} if what.id not in running else shapes(running[what.id])
-            for id_, shape in shapes(what).items():
-                if here.get(id_) == shape:
-                    durable, told = self.outside.durable.get(shape, 0), client.told.get(id_, 0)
-                    if durable < EMPTY or shape[0] != "remap":  # it ends with its exports
-                        hold(
-                            told == durable, "told", "{} below {}, not below {}", id_, told, durable
-                        )
-        unanswered = client.wish.oneshots.keys() - client.staged.keys()
-        hold(not unanswered, "told", "{} have no answer", sorted(unanswered))
-
-    def _compute_is_told(self) -> None:
-        client = self.clients["compute"]
-        assert isinstance(client, ComputeClient)
-        hold(not client.unanswered, "told", "reads {} have no answer", list(client.unanswered))
-        clock = self.outside.clock
-        for id_, export in client.exports.items():
-            if isinstance(export, compute.CopyToExport):
-                hold(id_ in client.copied, "told", "copy {} has no answer", id_)
-            elif isinstance(export, compute.SubscribeExport):
-                far = client.emitted.get(id_, 0)
-                hold(far > clock, "told", "subscribe {} is told to {}, it is {}", id_, far, clock)
-            else:
-                told = [client.told.get((id_, kind), 0) for kind in KINDS]
-                hold(min(told) == clock, "told", "{} is told at {}, it is at {}", id_, told, clock)
+        of_storage, of_compute = self.clients["storage"], self.clients["compute"]
+        assert isinstance(of_storage, StorageClient)
+        assert isinstance(of_compute, ComputeClient)
+        storage_is_told(self, of_storage)
+        health_is_told(self, of_storage)
+        compute_is_told(self, of_compute)
 
     def _leave_nothing(self) -> None:
         """Nobody wants anything any more."""
@@ -459,6 +436,7 @@ class World:
         self.at_rest()
         for node in self.nodes:
             nothing_is_left(node.compute, node.storage)
+        hold(not self.outside.kept, "left", "sources {} keep something", self.outside.kept)
         hold(not self.outside.tasks, "left", "tasks {} are there", list(self.outside.tasks))
 
 

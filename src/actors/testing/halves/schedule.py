@@ -139,7 +139,7 @@ def _faults(seed: int) -> list[Fault]:
     dice = random.Random(f"halves faults {seed}")
     found: dict[tuple[str, int], Fault] = {}
     for _ in range(dice.choice((0, 0, 1, 2, 4, 8))):
-        site = dice.choice(SITES)
+        site = dice.choice((*SITES, "stop"))
         at = 1 + dice.randrange(FAULT_AT_MAX)
         found[site, at] = Fault(site, at, HANG if site == "stop" else FAIL)
     return sorted(found.values(), key=lambda fault: (fault.site, fault.at))

@@ -1,0 +1,61 @@
+"""What clients must have been told when all has got on and all is delivered.
+
+Does not cover: rows and counts; the health of dataflows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.progress import EMPTY
+from actors.protocol import compute
+from actors.storage.renderings import owner_of
+from actors.testing.halves.checkers import KINDS, hold
+from actors.testing.halves.clients import ComputeClient, StorageClient
+from actors.testing.halves.wishes import shapes, timeless
+
+if TYPE_CHECKING:
+    from actors.testing.halves.run import World
+
+
+def storage_is_told(world: World, client: StorageClient) -> None:
+    """Uppers are those of the shards, and each one-shot ingestion has its answer."""
+    running = world.wants_storage.running
+    for what in client.wish.objects.values():
+        here = {} if what.id not in running else shapes(running[what.id])
+        for id_, shape in shapes(what).items():
+            if here.get(id_) == shape:
+                durable, told = world.outside.durable.get(shape, 0), client.told.get(id_, 0)
+                if durable < EMPTY or shape[0] != "remap":  # it ends with its exports
+                    hold(told == durable, "told", "{} below {}, not below {}", id_, told, durable)
+    unanswered = client.wish.oneshots.keys() - client.staged.keys()
+    hold(not unanswered, "told", "{} have no answer", sorted(unanswered))
+
+
+def health_is_told(world: World, client: StorageClient) -> None:
+    """The latest status of an object is what its owner knows."""
+    running = world.wants_storage.running
+    for what in client.wish.objects.values():
+        if timeless(running[what.id]) != timeless(what):
+            continue  # it was refused, which is told of it
+        owner = world.nodes[owner_of(what.id, len(world.nodes))]
+        for id_ in shapes(what):
+            shown, told = owner.storage.health.shown(id_), client.statuses.get(id_)
+            seen = None if shown is None else (shown.status, shown.error)
+            right = told is not None and (told.status, told.error) == seen
+            hold(right, "told", "{} is {}, told is {}", id_, seen, told)
+
+
+def compute_is_told(world: World, client: ComputeClient) -> None:
+    """Every dataflow has been told to the present time, every read and copy has its answer."""
+    hold(not client.unanswered, "told", "reads {} have no answer", list(client.unanswered))
+    clock = world.outside.clock
+    for id_, export in client.exports.items():
+        if isinstance(export, compute.CopyToExport):
+            hold(id_ in client.copied, "told", "copy {} has no answer", id_)
+        elif isinstance(export, compute.SubscribeExport):
+            far = client.emitted.get(id_, 0)
+            hold(far > clock, "told", "subscribe {} is told to {}, it is {}", id_, far, clock)
+        else:
+            told = [client.told.get((id_, kind), 0) for kind in KINDS]
+            hold(min(told) == clock, "told", "{} is told at {}, it is at {}", id_, told, clock)
