@@ -260,6 +260,12 @@ class Node:
             self._perform_storage(effect)
         self.flush()
 
+    def feed_about(self, id_: ObjectId, event: e.Event) -> None:
+        """An event that is one object's affair."""
+        self.cause = frozenset((id_,))
+        self.feed(event)
+        self.cause = frozenset()
+
     def _perform_storage(self, effect: e.Effect) -> None:
         world = self.world
         match effect:

@@ -211,9 +211,7 @@ class Outside:
         index, number = self._world.pick(list(self.forgetting))
         id_ = self.forgetting.pop((index, number))
         self._gone(id_)
-        node = self._world.nodes[index]
-        node.cause = frozenset((id_,))
-        node.feed(e.Stopped(number))
+        self._world.nodes[index].feed_about(id_, e.Stopped(number))
         return True
 
     def task_stops(self) -> bool:
@@ -225,8 +223,7 @@ class Outside:
         del self.tasks[task.number]
         if task.forgets:
             self._gone(task.id)
-        task.node.cause = frozenset((task.id,))
-        task.node.feed(e.Stopped(task.number))
+        task.node.feed_about(task.id, e.Stopped(task.number))
         return True
 
     def delay_is_over(self) -> bool:
