@@ -356,8 +356,9 @@ def _altered(command: Any, dice: random.Random, clock: int) -> Any:
                 return storage.RunIngestion(replace(what, remap_shard="r9"))
             return storage.RunIngestion(replace(what, exports=what.exports[1:]))
         case storage.RunSink(sink):
+            # It stands nowhere yet: who said where to go on meant the former.
             other = storage.Configuration("parquet", b"x")
-            return storage.RunSink(replace(sink, configuration=other))
+            return storage.RunSink(replace(sink, configuration=other, as_of=AS_OF))
     return command
 
 
