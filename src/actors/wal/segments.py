@@ -1,10 +1,10 @@
 """The segments of one log as files of one folder: named, made, filled, read, removed.
 
 The newest has a name that ends with ``.partial`` until it is full; then it is flushed and renamed.
-A new one is made under another name with its whole length, flushed, renamed, and the folder
-flushed: so a segment that has a name has its length, writing never changes it, and `sync_data` is
-enough. Names are not trusted for what is in a file: a crash may keep a full one ``.partial``. One
-may be made ahead of time (`prepare`); who opens the folder anew makes it again.
+A new one is made under another name with its whole length in zeros, flushed, renamed, and the
+folder flushed: so a segment that has a name has its length, writing never changes it, and
+`sync_data` is enough. Names are not trusted for what is in a file: a crash may keep a full one
+``.partial``. One may be made ahead of time (`prepare`); who opens the folder anew makes it again.
 
 Calls raise `OSError`; `storage` knows what that means.
 """

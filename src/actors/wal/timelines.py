@@ -9,7 +9,8 @@ the file by a segment, or where positions moved and the file is older than ``wal
 then it removes whole segments below the horizon: what consumers, the offload and a majority have
 on disk (of what the offload has, consumers can claim the newest ``wal_keep_bytes`` alone: the rest
 they read from there). A timeline whose disk has failed is opened anew, from what is on disk: by the
-next proposer, or by that task.
+next proposer, or by that task. Another task makes the next segment of a log whose newest is half
+full, beside its appends.
 
 Invariants: at most one `Timeline` for a folder writes to it, the others have stopped; a folder is
 written by one process (who opens it holds its lock).
