@@ -306,8 +306,11 @@ class PersistClient:
         `StoreFull`, `StorageError`."""
         state = await self.state(shard)
         limits = self._settings
-        room = limits.inline_bytes_per_shard_max - state.inline_bytes
-        inline = limits.inline_part_bytes_max if room >= limits.inline_part_bytes_max else 0
+        inline = limits.inline_part_bytes_max
+        room = limits.inline_bytes_per_shard_max - inline
+        # They lie in the document: where all of it fits there is nothing to add up.
+        if not 0 < self._machine.document_bytes(shard) <= room and state.inline_bytes > room:
+            inline = 0
         return await self._parts.write(state, updates, inline)
 
     async def adopt_file(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import anyio.lowlevel
+
 from actors.persist.location import Cas, VersionedData, check_key, check_ops
 
 
@@ -21,8 +23,9 @@ class MemoryConsensus:
         return self._documents.get(check_key(key))
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
-        """All or none."""
+        """All or none. Others have their turn before it, as with any other store."""
         check_ops(ops)
+        await anyio.lowlevel.checkpoint()
         for op in ops:
             held = self._documents.get(op.key)
             if (None if held is None else held.seqno) != op.expected:

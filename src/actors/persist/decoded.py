@@ -89,10 +89,10 @@ class DecodedParts:
 
 
 def held_bytes(key: Key, table: pa.Table) -> int:
-    """About what keeping a table takes."""
-    chunks = sum(column.num_chunks for column in table.columns)
+    """About what keeping a table takes: its buffers, whole."""
+    chunks = len(table.to_batches()) * table.num_columns
     inline = len(key) if isinstance(key, bytes) else 0
-    return int(table.nbytes + TABLE_BYTES + CHUNK_BYTES * chunks + inline)
+    return int(table.get_total_buffer_size() + TABLE_BYTES + CHUNK_BYTES * chunks + inline)
 
 
 def _key(part: Part) -> Key:

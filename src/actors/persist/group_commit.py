@@ -1,10 +1,11 @@
 """Sets that arrive while a commit is under way wait, and then share the next transaction.
 
-One task at a time, the leader, holds the lock and commits what has gathered: so many sets, and so
-many bytes. Each set is judged by itself and in the order of arrival; a mismatch of one does not
-touch the others, but an error of the transaction is everybody's. The leader's commit is shielded:
-that its caller was cancelled does not concern the others. A caller that is cancelled while its set
-still waits takes it back; later its outcome is open.
+One task at a time, the leader, takes the lock and commits what has gathered: so many sets, and so
+many bytes, its own first. Then it wakes all whose sets those were, and the first of the rest leads.
+Each set is judged by itself and in the order of arrival; a mismatch of one does not touch the
+others, but an error of the transaction is everybody's. The leader's commit is shielded: that its
+caller was cancelled does not concern the others. A caller that is cancelled while its set still
+waits takes it back; later its outcome is open.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 import anyio
 
 from actors.errors import StorageError
+from actors.kernel.flag import Flag
 from actors.persist.location import Cas, check_ops
 
 SETS_MAX: Final = 256
@@ -29,6 +31,8 @@ class Pending:
     def __init__(self, ops: Sequence[Cas]) -> None:
         self.ops = ops
         self.answer: bool | StorageError | None = None
+        self.woken = Flag()
+        """Once it is answered, or its caller is to lead."""
 
     @property
     def bytes(self) -> int:
@@ -50,6 +54,8 @@ class GroupCommit:
         self._check = check
         self._commit = commit
         self._queue: deque[Pending] = deque()
+        self._leader: Pending | None = None
+        """The first of the queue, or of the group under way; None: there is neither."""
 
     async def set(self, ops: Sequence[Cas]) -> bool:
         """As `Consensus.compare_and_set`. Raises what `check` raises, `InvalidUsage`,
@@ -57,17 +63,29 @@ class GroupCommit:
         check_ops(ops)
         pending = Pending(ops)
         self._queue.append(pending)
+        if self._leader is None:
+            self._leader = pending
         try:
-            async with self._lock:
-                while pending.answer is None:
+            if self._leader is not pending:
+                await pending.woken.wait()
+            if self._leader is pending:
+                async with self._lock:
                     self._check()
                     await self._lead(self._gathered())
         finally:
-            if pending in self._queue:
+            if pending.answer is None and pending in self._queue:
                 self._queue.remove(pending)
+            if self._leader is pending:
+                self._appoint()
         if isinstance(pending.answer, StorageError):
             raise pending.answer
+        assert pending.answer is not None, "who leads is in its group, who is woken is answered"
         return pending.answer
+
+    def _appoint(self) -> None:
+        self._leader = self._queue[0] if self._queue else None
+        if self._leader is not None:
+            self._leader.woken.set()
 
     def _gathered(self) -> list[Pending]:
         group, size = [self._queue.popleft()], 0
@@ -89,6 +107,7 @@ class GroupCommit:
                         pending.answer = StorageError(
                             "the set's outcome is lost", determinate=False
                         )
+                    pending.woken.set()
 
 
 def fail(group: Sequence[Pending], failure: StorageError) -> None:

@@ -432,7 +432,9 @@ class _Locks:
     async def __aenter__(self) -> None:
         try:
             for key in self._keys:
-                lock = self._locks.setdefault(key, anyio.Lock())
+                lock = self._locks.get(key)
+                if lock is None:
+                    lock = self._locks[key] = anyio.Lock(fast_acquire=True)
                 await lock.acquire()
                 self._taken.append((key, lock))
         except BaseException:

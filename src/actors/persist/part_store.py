@@ -30,7 +30,14 @@ from actors.errors import InvalidUsage, StorageError, storage_error
 from actors.kernel import Clock
 from actors.persist.decoded import DecodedParts
 from actors.persist.location import Blob
-from actors.persist.parts import VERSION, Encoded, at_its_time, decode_written, encode
+from actors.persist.parts import (
+    VERSION,
+    Encoded,
+    at_its_time,
+    decode_written,
+    encode,
+    takes_at_most,
+)
 from actors.persist.schemas import SchemaRegistry, read_as, schema_of
 from actors.persist.shard import Part, ShardState
 from actors.persist.statistics import ColumnStatistics, of_footer
@@ -105,7 +112,7 @@ class PartStore:
             bytes_target=self._bytes_target,
             statistics_bytes_max=self._statistics_bytes_max,
         )
-        small = updates.nbytes <= _ON_THE_LOOP_BYTES_MAX
+        small = takes_at_most(updates, _ON_THE_LOOP_BYTES_MAX)
         parts: list[Part] = []
         try:
             while True:
@@ -124,7 +131,7 @@ class PartStore:
                 parts.append(part)
                 if piece.blob is not None:
                     await self._blob.set(part.key, piece.blob)
-                if keep and piece.updates.get_total_buffer_size() <= 2 * piece.updates.nbytes:
+                if keep and _is_whole(piece.updates, part):
                     self._decoded.put(part, piece.updates)
         except BaseException as error:
             if isinstance(error, StorageError) or not keep:
@@ -333,3 +340,9 @@ class PartStore:
             self._decoded.drop(key)
             gone.append(key)
         return gone
+
+
+def _is_whole(table: pa.Table, part: Part) -> bool:
+    """Whether keeping it keeps little else: it is no small piece of a large table."""
+    held = table.get_total_buffer_size()
+    return bool(held <= part.bytes or held <= 2 * table.nbytes)

@@ -56,13 +56,12 @@ def part_schema(schema: Schema, *, errors: bool) -> pa.Schema:
 def conform(updates: pa.Table, schema: Schema) -> pa.Table:
     """The updates with exactly a part's columns, sorted by time; the error column is left out
     when it holds nothing. Raises `TypeMismatch`, `InvalidUsage`."""
-    names = updates.column_names
-    errors = ERROR in names
-    if errors and updates[ERROR].null_count == updates.num_rows:
-        errors = False
+    given = updates.schema
+    errors = has_errors(updates) and updates[ERROR].null_count < updates.num_rows
     shape = part_schema(schema, errors=errors)
-    if updates.schema.equals(shape):
-        return _by_time(updates.replace_schema_metadata(None))
+    if given.equals(shape):
+        return _by_time(updates.replace_schema_metadata(None) if given.metadata else updates)
+    names = given.names
     missing = [name for name in shape.names if name not in names]
     if missing:
         raise InvalidUsage(
@@ -77,10 +76,23 @@ def conform(updates: pa.Table, schema: Schema) -> pa.Table:
     return _by_time(table.replace_schema_metadata(None))
 
 
+def has_errors(updates: pa.Table) -> bool:
+    """Whether they have the error column. (Names of columns take longer to be listed.)"""
+    return bool(updates.schema.get_field_index(ERROR) >= 0)
+
+
+def takes_at_most(table: pa.Table, size: int) -> bool:
+    """Whether its values take so many bytes at most. What it keeps in memory is known at once;
+    that is more where it is a piece of another."""
+    return bool(table.get_total_buffer_size() <= size or table.nbytes <= size)
+
+
 def _by_time(table: pa.Table) -> pa.Table:
     times = table[TIME]
     if times.null_count:
         raise InvalidUsage(f"{times.null_count} updates have no {TIME}")
+    if table.num_rows == 1:
+        return table
     if table.num_rows <= _FEW_ROWS_MAX:  # as below: sooner than Arrow is called
         known = times.to_pylist()
         if all(before <= after for before, after in pairwise(known)):
@@ -106,13 +118,12 @@ def encode(
     rows = table.num_rows
     if rows == 0:
         return
-    size = max(1, table.nbytes)
-    if size <= inline_bytes_max:
-        data = stream_of(_opening(schema, ERROR in table.column_names), table.to_batches())
+    if takes_at_most(table, inline_bytes_max):
+        data = stream_of(_opening(schema, has_errors(table)), table.to_batches())
         if len(data) <= inline_bytes_max:
             yield Encoded(_describe(table, data, inline=True), None, table)
             return
-    step = max(1, rows * bytes_target // size)
+    step = max(1, rows * bytes_target // max(1, table.nbytes))
     for start in range(0, rows, step):
         piece = table.slice(start, step)
         data, footer = _to_parquet(piece)
@@ -129,20 +140,24 @@ def _opening(schema: Schema, errors: bool) -> bytes:
 
 
 def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
-    # Rows are by time. Of few rows, Python finds the least diff sooner than Arrow is called.
+    """`table` is sorted by time."""
     times, diffs = table[TIME], table[DIFF]
-    few = table.num_rows <= _FEW_ROWS_MAX
+    if table.num_rows <= _FEW_ROWS_MAX:  # Python finds them sooner than Arrow is called
+        known = times.to_pylist()
+        first, last, least = known[0], known[-1], min(diffs.to_pylist())
+    else:
+        first, last, least = times[0].as_py(), times[-1].as_py(), pc.min(diffs).as_py()
     return Part(
         key="",
         rows=table.num_rows,
         bytes=len(data),
         checksum=zlib.crc32(data),
         inline=data if inline else None,
-        has_errors=ERROR in table.column_names,
-        time_min=times[0].as_py(),
-        time_max=times[-1].as_py(),
+        has_errors=has_errors(table),
+        time_min=first,
+        time_max=last,
         version=VERSION,
-        retracts=(min(diffs.to_pylist()) if few else pc.min(diffs).as_py()) < 0,
+        retracts=least < 0,
     )
 
 

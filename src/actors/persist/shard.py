@@ -372,7 +372,7 @@ def _check_interval(state: ShardState, append: Append) -> None:
 
 
 def _check_parts(state: ShardState, append: Append, lower: Time) -> None:
-    known = state.blob_keys()
+    known = state.blob_keys() if any(part.key for part in append.parts) else set()
     for part in append.parts:
         name = f"append to {state.id}: part {part.key or 'inline'}"
         if part.rows <= 0:
