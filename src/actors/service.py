@@ -48,6 +48,7 @@ from actors.controller.server import (
 )
 from actors.errors import Closed, Expired
 from actors.kernel import ActorStatistics, Address, Clock, System, SystemClock
+from actors.kernel.threads import ThreadedClock
 from actors.outside import WorldOutside
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
@@ -85,6 +86,7 @@ class Service:
     ) -> None:
         self.settings = settings or Settings()
         self._engine = engine
+        self._given_clock = clock
         self._clock: Clock = clock or SystemClock()
         self._seed = seed
         self._stack: AsyncExitStack | None = None
@@ -110,7 +112,12 @@ class Service:
         return self
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        settings, clock = self.settings, self._clock
+        settings = self.settings
+        if self._given_clock is None:
+            own = ThreadedClock((os.cpu_count() or 1) + 4)  # as many threads as an executor has
+            stack.push_async_callback(asyncio.to_thread, own.close)
+            self._clock = own
+        clock = self._clock
         if settings.pin_cores:
             mine = cores()
             os.sched_setaffinity(0, mine.loop)

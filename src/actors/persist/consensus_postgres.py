@@ -109,8 +109,8 @@ class PostgresConsensus:
         self._head_sql = sql.SQL(_HEAD).format(table=self._table).as_bytes()
         self._writer = PostgresLink(place, settings)
         self._reader = PostgresLink(place, settings)
-        self._writing = anyio.Lock()
-        self._reading = anyio.Lock()
+        self._writing = anyio.Lock(fast_acquire=True)
+        self._reading = anyio.Lock(fast_acquire=True)
         self._sets = GroupCommit(self._writing, self._check_open, self._commit)
         self._listeners: set[anyio.CancelScope] = set()
         self._closed = False

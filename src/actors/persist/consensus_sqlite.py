@@ -29,6 +29,7 @@ _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS document"
     " (key TEXT PRIMARY KEY NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL)"
 )
+_CHANGE: Final = "UPDATE document SET seqno = seqno + 1, data = ? WHERE key = ?"
 
 
 class SqliteConsensus:
@@ -42,7 +43,7 @@ class SqliteConsensus:
         self._poll_ms = poll_ms
         self._clock = clock
         self._connection: Any = None
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
 
         async def commit(group: Sequence[Pending]) -> None:
             await clock.run_blocking(lambda: self._commit(group))
@@ -136,6 +137,10 @@ class SqliteConsensus:
 
     def _apply(self, ops: Sequence[Cas]) -> bool:
         run = self._connection.execute
+        if len(ops) == 1 and ops[0].expected is not None and ops[0].data is not None:
+            only = ops[0]  # most are: compared and changed by one statement
+            run(_CHANGE + " AND seqno = ?", (only.data, only.key, only.expected))
+            return bool(self._connection.changes())
         for op in ops:
             row = run("SELECT seqno FROM document WHERE key = ?", (op.key,)).fetchone()
             if (None if row is None else row[0]) != op.expected:
@@ -148,10 +153,7 @@ class SqliteConsensus:
             elif op.expected is None:
                 run("INSERT INTO document VALUES (?, ?, ?)", (op.key, op.first, op.data))
             else:
-                run(
-                    "UPDATE document SET seqno = seqno + 1, data = ? WHERE key = ?",
-                    (op.data, op.key),
-                )
+                run(_CHANGE, (op.data, op.key))
         return True
 
     def _roll_back(self) -> None:

@@ -2,6 +2,8 @@
 
 One task at a time, the leader, takes the lock and commits what has gathered: so many sets, and so
 many bytes, its own first. Then it wakes all whose sets those were, and the first of the rest leads.
+After a group of several the next leader lets all others that can go on come first: so writers that
+keep step share a commit, and a lone one does not wait.
 Each set is judged by itself and in the order of arrival; a mismatch of one does not touch the
 others, but an error of the transaction is everybody's. The leader's commit is shielded: that its
 caller was cancelled does not concern the others. A caller that is cancelled while its set still
@@ -15,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
 from actors.errors import StorageError
 from actors.kernel.flag import Flag
@@ -56,6 +59,8 @@ class GroupCommit:
         self._queue: deque[Pending] = deque()
         self._leader: Pending | None = None
         """The first of the queue, or of the group under way; None: there is neither."""
+        self._several = False
+        """Whether there were others with the last one."""
 
     async def set(self, ops: Sequence[Cas]) -> bool:
         """As `Consensus.compare_and_set`. Raises what `check` raises, `InvalidUsage`,
@@ -69,9 +74,13 @@ class GroupCommit:
             if self._leader is not pending:
                 await pending.woken.wait()
             if self._leader is pending:
+                if self._several:  # the others of the last group are about to come again
+                    await anyio.lowlevel.checkpoint()
                 async with self._lock:
                     self._check()
-                    await self._lead(self._gathered())
+                    group = self._gathered()
+                    self._several = len(group) > 1
+                    await self._lead(group)
         finally:
             if pending.answer is None and pending in self._queue:
                 self._queue.remove(pending)

@@ -434,8 +434,11 @@ class _Locks:
             for key in self._keys:
                 lock = self._locks.get(key)
                 if lock is None:
-                    lock = self._locks[key] = anyio.Lock(fast_acquire=True)
-                await lock.acquire()
+                    lock = self._locks[key] = anyio.Lock()
+                try:
+                    lock.acquire_nowait()
+                except anyio.WouldBlock:
+                    await lock.acquire()
                 self._taken.append((key, lock))
         except BaseException:
             self._release()

@@ -164,6 +164,9 @@ class LeaseBook:
 
     def _see(self, state: ShardState) -> None:
         """Notes since when the leases of others are as they are."""
+        if not state.leases:
+            self._others.pop(state.id, None)
+            return
         own, before = self._readers.get(state.id, {}), self._others.pop(state.id, {})
         now = self._clock.monotonic_ms()
         others: dict[str, tuple[Lease, float]] = {}
@@ -176,6 +179,8 @@ class LeaseBook:
 
     def _dead(self, state: ShardState) -> frozenset[str]:
         """Leases of processes that are gone."""
+        if not state.leases:
+            return frozenset()
         own, seen = self._readers.get(state.id, {}), self._others.get(state.id, {})
         limit = self._clock.monotonic_ms() - self._lease_ms
         return frozenset(
