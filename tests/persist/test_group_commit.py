@@ -88,7 +88,8 @@ async def test_a_group_has_so_many_sets_and_the_rest_follow() -> None:
 
 async def test_all_who_wait_learn_that_the_store_was_closed() -> None:
     store = Store()
-    store.held, told = True, []
+    store.held = True
+    told: list[bool | str] = []
 
     async def put(name: str) -> None:
         try:
