@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -61,6 +61,8 @@ class FlakyConsensus(MemoryConsensus):
         self.fail: str | None = None
         self.then: str | None = None
         """How the set after the one that failed fails."""
+        self.meanwhile: Callable[[Sequence[Cas]], Awaitable[object]] | None = None
+        """What comes to pass before the answer that is lost: of the sets that fail."""
         self.sets = 0
         self.reads_fail = 0
 
@@ -69,10 +71,10 @@ class FlakyConsensus(MemoryConsensus):
         fail, self.fail, self.then = self.fail, self.then, None
         if fail == "determinate":
             raise StorageError("made up", determinate=True)
-        if fail == "before":
-            raise StorageError("made up", determinate=False)
-        done = await super().compare_and_set(ops)
-        if fail == "after":
+        done = fail != "before" and await super().compare_and_set(ops)
+        if fail is not None:
+            if self.meanwhile is not None:
+                await self.meanwhile(ops)
             raise StorageError("made up", determinate=False)
         return done
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 from persist_world import (  # type: ignore[import-not-found]
@@ -10,10 +12,13 @@ from persist_world import (  # type: ignore[import-not-found]
     Stores,
     add,
     contents,
+    rows_of,
+    updates,
 )
 
-from actors.errors import LeaseLost
-from actors.persist import NewShard, PersistClient
+from actors.errors import LeaseLost, StorageError
+from actors.persist import Append, Cas, NewShard, Part, PersistClient
+from actors.persist.consensus_memory import MemoryConsensus
 
 
 async def pair(stores: Stores) -> tuple[PersistClient, PersistClient]:
@@ -57,3 +62,68 @@ async def test_what_is_merged_with_nothing_is_merged() -> None:
     (batch,) = (await client.state("s")).batches
     assert (batch.lower, batch.upper) == (0, 3)
     assert await contents(await client.open_reader("s", "r"), client, 2) == [(1, 1), (2, 1)]
+
+
+async def test_what_was_compacted_in_doubt_and_replaced_stays_for_its_readers() -> None:
+    """The answer to a compaction was lost, and what it wrote was read and replaced by another
+    process before that was found out: it took its parts for never linked, and deleted them under
+    the reader (seed 1052774)."""
+    stores = Stores(
+        replace(INLINE, inline_part_bytes_max=1, batches_per_shard_max=1), exclusive=False
+    )
+    one, other = await pair(stores)
+    for end in range(1, 4):
+        await add(one, "s", end, (end, end - 1, 1))
+    reader = await other.open_reader("s", "r")
+    await one._machine.refresh("s")
+    held: list[Part] = []
+
+    async def read_and_replace(_: Sequence[Cas]) -> None:
+        await other._machine.refresh("s")
+        parts = (await reader.snapshot(2))[0]
+        held.extend(parts)
+        await add(other, "s", 4, (4, 3, 1))
+        await other.maintain("s")
+        assert not {part.key for part in parts} & (await other.state("s")).live_keys()
+
+    stores.consensus.fail, stores.consensus.meanwhile = "after", read_and_replace
+    await one.maintain("s")
+    assert len(held) == 1
+    assert held[0].key in await stores.keys()
+    assert await rows_of(other, held) == [(1, 0, 1), (2, 1, 1), (3, 2, 1)]
+    await reader.close()
+    await other.maintain("s")
+    assert held[0].key not in await stores.keys()  # and then it goes
+
+
+async def test_behind_an_attempt_in_doubt_no_failure_says_that_nothing_happened() -> None:
+    """A set took effect after it was given up, the next attempt met it, and reading what it was
+    failed: that failure said that surely nothing was appended, and who believed it deleted the
+    parts (seed 1105148)."""
+    stores = Stores(exclusive=False)
+    one, other = await pair(stores)
+    parts = await one.write_parts("s", updates((1, 0, 1)))
+    late: list[Sequence[Cas]] = []
+
+    async def keep(ops: Sequence[Cas]) -> None:
+        late.append(ops)
+
+    class Late(MemoryConsensus):
+        """The set that was given up comes first."""
+
+        async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
+            if late:
+                assert await stores.consensus.compare_and_set(late.pop())
+                stores.consensus.reads_fail = 1
+            done: bool = await stores.consensus.compare_and_set(ops)
+            return done
+
+    one._machine._consensus = late_one = Late()
+    late_one.head = stores.consensus.head  # type: ignore[method-assign]
+    stores.consensus.fail, stores.consensus.meanwhile = "before", keep
+    with pytest.raises(StorageError, match="earlier attempt may have gone through") as told:
+        await one.append([Append("s", 0, 1, parts)])
+    assert not told.value.determinate
+    await one.discard_parts(parts)  # as of a copy that is not known to be there: they stay
+    await other._machine.refresh("s")
+    assert await contents(await other.open_reader("s", "r"), other, 0) == [(1, 1)]

@@ -243,10 +243,10 @@ async def test_stopping_waits_for_what_is_under_way(stage: Isolation, tmp_path: 
     assert await house.told() == []
     assert task.running
     house.outside.commit_gate.set()
-    assert await house.told() == ["ended: None"]
+    assert await house.told() == [5, "ended: None"]  # it came to pass
     assert not task.running
     assert house.sinks[0].closed
-    assert house.outside.upper == 5  # it came to pass, and is found by the next
+    assert house.outside.upper == 5  # and is found by the next
     await append(house.persist, 7, [(2, "x", 6, 1)])
     house.start(as_of=4)
     assert await house.told() == ["starting", "running", 5, 7]

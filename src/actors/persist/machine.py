@@ -16,7 +16,9 @@ process do not fail each other and changes of different shards run side by side.
 - An indeterminate failure: all are read again, with backoff; the change finds its own mark in
   them (`shard.is_done`) or is done afresh: never twice. When even reading fails, the cache is
   forgotten and the failure goes to the caller, still indeterminate.
-- A determinate failure goes to the caller at once; nothing happened.
+- A determinate failure goes to the caller at once; nothing happened. Behind an attempt whose
+  outcome is open every failure is indeterminate, one of reading too: that attempt may have gone
+  through, or may still.
 - A shard is born at a random seqno. Who remembers one that was dropped, and created again, finds
   that its own does not fit: no two lives of a shard share a seqno (but with a chance of 2**-48 or
   so for each pair of changes).
@@ -243,47 +245,61 @@ class Machine:
         keys = [shard_key(shard) for shard in names] + ([TABLES_UPPER] if tables else [])
         await self.tables()
         async with self._locked(keys):
-            uncertain, fresh, failures, late = False, self._exclusive, 0, 0
-            while True:
-                held = {shard: await self._known(shard) for shard in names}
-                try:
-                    outcome = change(Documents(held, self._tables, uncertain))
-                    final = fresh or outcome.writes
-                except PenstockError:
-                    if fresh:
-                        raise
-                    final = False
-                if not final:
-                    fresh = await self._read_fresh(names, tables or _of_tables(held))
-                    continue
-                try:
-                    if await self._set(outcome, held, extra):
-                        return outcome.result
-                except StorageError as error:
-                    if error.determinate and uncertain:
-                        raise type(error)(
-                            f"{error}; an earlier attempt may have gone through", determinate=False
-                        ) from error
-                    if error.determinate:
-                        raise
-                    uncertain, failures = True, failures + 1
-                    if failures == ATTEMPTS_MAX:
-                        raise StorageError(
-                            f"gave up after {ATTEMPTS_MAX} attempts to change {', '.join(names)}:"
-                            f" the store fails: {error}",
-                            determinate=False,
-                        ) from error
-                    await self._read_back(names, tables, error, failures)
-                else:
-                    late += 1
-                    await self._after_mismatch(names, tables or outcome.floored, held, late)
-                    if late == CONTENDED_MAX:
-                        raise StorageError(
-                            f"gave up changing {', '.join(names)}: another process was faster"
-                            f" {CONTENDED_MAX} times; try again",
-                            determinate=not uncertain,
-                        )
-                fresh = True
+            tries = _Tries(self._exclusive)
+            try:
+                return await self._change(names, change, tables, extra, tries)
+            except StorageError as error:
+                if error.determinate and tries.uncertain:
+                    raise type(error)(
+                        f"{error}; an earlier attempt may have gone through", determinate=False
+                    ) from error
+                raise
+
+    async def _change(
+        self,
+        names: Sequence[ShardId],
+        change: Change[R],
+        tables: bool,
+        extra: Sequence[Cas],
+        tries: _Tries,
+    ) -> R:
+        while True:
+            held = {shard: await self._known(shard) for shard in names}
+            try:
+                outcome = change(Documents(held, self._tables, tries.uncertain))
+                final = tries.fresh or outcome.writes
+            except PenstockError:
+                if tries.fresh:
+                    raise
+                final = False
+            if not final:
+                tries.fresh = await self._read_fresh(names, tables or _of_tables(held))
+                continue
+            try:
+                if await self._set(outcome, held, extra):
+                    return outcome.result
+            except StorageError as error:
+                if error.determinate:
+                    raise
+                tries.uncertain = True
+                tries.failures += 1
+                if tries.failures == ATTEMPTS_MAX:
+                    raise StorageError(
+                        f"gave up after {ATTEMPTS_MAX} attempts to change {', '.join(names)}:"
+                        f" the store fails: {error}",
+                        determinate=False,
+                    ) from error
+                await self._read_back(names, tables, error, tries.failures)
+            else:
+                tries.late += 1
+                await self._after_mismatch(names, tables or outcome.floored, held, tries.late)
+                if tries.late == CONTENDED_MAX:
+                    raise StorageError(
+                        f"gave up changing {', '.join(names)}: another process was faster"
+                        f" {CONTENDED_MAX} times; try again",
+                        determinate=True,
+                    )
+            tries.fresh = True
 
     async def _after_mismatch(
         self,
@@ -419,6 +435,20 @@ class Machine:
 def _of_tables(states: Mapping[ShardId, ShardState | None]) -> bool:
     """Whether the tables' upper says anything of one of these shards."""
     return any(state is not None and state.tables for state in states.values())
+
+
+class _Tries:
+    """How one change has fared so far."""
+
+    def __init__(self, fresh: bool) -> None:
+        self.uncertain = False
+        """Whether an attempt failed in a way that leaves its outcome open."""
+        self.fresh = fresh
+        """Whether the documents were read within the call, or nobody else writes them."""
+        self.failures = 0
+        """Attempts whose outcome was open."""
+        self.late = 0
+        """Attempts that met what another process had changed."""
 
 
 class _Locks:

@@ -169,10 +169,14 @@ class Upkeep:
         finally:
             self._book.give_back(keys)
 
+        uncertain = False
+
         def change(documents: Documents) -> Outcome[bool]:
+            nonlocal uncertain
+            uncertain = documents.uncertain
             outcome = _replace(documents, state.id, inputs, parts)
             if outcome.writes:
-                self._parts.check_young(parts, uncertain=documents.uncertain)
+                self._parts.check_young(parts, uncertain=uncertain)
             return outcome
 
         try:
@@ -183,8 +187,9 @@ class Upkeep:
             else:
                 self._parts.settle(parts, named=False)
             raise
-        if done:
-            self._parts.settle(parts, named=True)
+        if done or uncertain:
+            # In doubt they may have been there, and replaced since: readers may have them.
+            self._parts.settle(parts, named=done)
         else:
             await self._drop(parts)
         return done
