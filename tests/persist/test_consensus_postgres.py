@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from store_houses import SETTINGS  # type: ignore[import-not-found]
 
 from actors.errors import InvalidUsage, StorageError, StoreFull
+from actors.persist import consensus_postgres
 from actors.persist.consensus_postgres import PostgresConsensus
 from actors.persist.location import Cas, VersionedData, Watched
 from actors.persist.postgres_link import PostgresPlace, postgres_place
@@ -102,6 +103,38 @@ class House:
 async def house(postgres: PostgresServer) -> AsyncIterator[House]:
     async with await psycopg.AsyncConnection.connect(postgres.conninfo(), autocommit=True) as sql:
         yield House(postgres, sql)
+
+
+async def test_documents_are_compressed_by_lz4_where_the_server_can(house: House) -> None:
+    """Its own compression takes as long as a commit, and documents are written whole."""
+    (can,) = await house.run(
+        "SELECT coalesce(bool_or('lz4' = ANY (enumvals)), false) FROM pg_settings"
+        " WHERE name = 'default_toast_compression'"
+    )
+    async with house.client() as client:
+        document = b"abc" * 30_000
+        assert await client.compare_and_set([Cas("a", None, document)])
+        found = await client.head("a")
+        assert found is not None
+        assert found.data == document
+    (how,) = await house.run(
+        f"SELECT pg_column_compression(data) FROM {house.schema}.documents WHERE key = 'a'"
+    )
+    assert how == ("lz4" if can[0] else "pglz",)
+
+
+async def test_a_server_without_lz4_serves_too(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsupported, unknown = "seqno SET COMPRESSION lz4", "data SETS COMPRESSION lz4"
+    for refused in (unsupported, unknown):
+        monkeypatch.setattr(
+            consensus_postgres, "_PACK", f"ALTER TABLE {{table}} ALTER COLUMN {refused}"
+        )
+        house.schema = f"{house.schema}_x"
+        async with house.client() as client:
+            assert await client.compare_and_set([Cas("a", None, b"1"), Cas("b", None, b"2")])
+            assert await client.list_keys() == ["a", "b"]
 
 
 async def test_an_error_of_commit_leaves_the_outcome_open(house: House) -> None:

@@ -1,0 +1,239 @@
+"""What the size of a shard's document costs: every change writes it whole.
+
+``append_with_state_…kib_STORE``: an append of one row, inline, to a shard whose document has that
+size, where documents are in SQLite, PostgreSQL (each with every commit synced) or a bucket (moto's
+S3 server on this machine, so without a network); the peer writes 1 KiB in place of another there,
+without us: a row of the same file or server, committed, or a conditional put. The rounds of all
+alternate. ``append_with_state_…kib_written``: what is handed to SQLite's disk for each of those, in
+KiB; the peer is the document itself. Documents of shards that are maintained stay below 48 KiB.
+
+    python bench/persist_state.py [--json FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from time import monotonic, perf_counter
+
+import apsw
+import pyarrow as pa
+
+from actors.errors import InvalidUsage
+from actors.kernel import SystemClock
+from actors.persist import Append, Appended, Cas, NewShard, PersistClient, shard_key
+from actors.persist.documents import encode
+from actors.persist.places import open_blob, open_consensus
+from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.settings import Settings
+from actors.testing.postgres_server import NoPostgres, postgres_server
+from measure import Measure, Report, median
+
+SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
+ROOMY = Settings(inline_bytes_per_shard_max=1 << 24, batches_per_shard_max=1 << 20)
+"""A state may be as large as is wanted."""
+KIB = (1, 8, 32, 64, 128, 256)
+ROUNDS = {"sqlite": 100, "postgres": 100, "bucket": 30}
+START_S = 60
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "bench",
+    "AWS_SECRET_ACCESS_KEY": "bench",
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_REGION": "us-east-1",
+}
+Bare = Callable[[], Awaitable[None]]
+"""Writes 1 KiB in place of another."""
+
+
+def row(number: int, padding: int = 0) -> pa.Table:
+    """One, at its own time."""
+    values = ([number], [f"name {number % 97}" + "x" * padding], [number], [1])
+    return pa.table(dict(zip(("id", "name", TIME, DIFF), values, strict=True)))
+
+
+async def put(client: PersistClient, shard: str, padding: int = 0) -> None:
+    """One append of one row. Raises `InvalidUsage` when another was first."""
+    upper = (await client.state(shard)).upper
+    parts = await client.write_parts(shard, row(upper, padding))
+    done = await client.append([Append(shard, upper, upper + 1, parts)])
+    if not isinstance(done, Appended):
+        raise InvalidUsage(f"not appended: {done}")
+
+
+async def grown_to(client: PersistClient, kib: int) -> str:
+    """A shard with a document of that size."""
+    shard = f"s{kib}"
+    await client.create_shards([NewShard(shard, SCHEMA)])
+    while (room := kib * 1024 - len(encode(await client.state(shard)))) > 2048:
+        await put(client, shard, min(12_000, room - 1500))
+    return shard
+
+
+async def set_back(client: PersistClient, shard: str, document: bytes) -> None:
+    """The document as it was: the shard keeps its size."""
+    seqno = (await client.state(shard)).seqno
+    assert await client.compare_and_set([Cas(shard_key(shard), seqno, document)])
+    await client.schemas.evolve(shard, 0, SCHEMA)  # changes nothing, and reads the document anew
+
+
+def handed_out() -> int:
+    """Bytes that this process has written so far, to any file."""
+    with open("/proc/self/io") as lines:
+        return int(next(line for line in lines if line.startswith("wchar")).split()[1])
+
+
+async def compare(
+    report: Report, store: str, client: PersistClient, bare: Bare, rounds: int
+) -> None:
+    """All sizes on one store."""
+    shards = {kib: await grown_to(client, kib) for kib in KIB}
+    took: dict[int, list[float]] = {kib: [] for kib in (0, *KIB)}
+    written: dict[int, list[int]] = {kib: [] for kib in KIB}
+    for _ in range(rounds):
+        began = perf_counter()
+        await bare()
+        took[0].append((perf_counter() - began) * 1000)
+        for kib, shard in shards.items():
+            document = encode(await client.state(shard))
+            before, began = handed_out(), perf_counter()
+            await put(client, shard)
+            took[kib].append((perf_counter() - began) * 1000)
+            written[kib].append(handed_out() - before)
+            await set_back(client, shard, document)
+    for kib, shard in shards.items():
+        name = f"append_with_state_{kib}kib"
+        report.add(Measure(f"{name}_{store}", median(took[kib]), median(took[0])))
+        if store == "sqlite":
+            size = len(encode(await client.state(shard))) / 1024
+            report.add(Measure(f"{name}_written", median(written[kib]) / 1024, size, " KiB"))
+
+
+@contextlib.asynccontextmanager
+async def client_of(documents: str, folder: Path) -> AsyncIterator[PersistClient]:
+    """Alone on that store of documents; all parts lie in them."""
+    clock = SystemClock()
+    blob = await open_blob(f"file:{folder}/blobs", ROOMY, clock)
+    consensus = await open_consensus(documents, ROOMY, clock, random.Random(1))
+    client = PersistClient(blob, consensus, ROOMY, clock)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def on_sqlite(report: Report, folder: Path, rounds: int) -> None:
+    """Beside a file of the same kind."""
+    bare = apsw.Connection(str(folder / "bare.db"))
+    bare.pragma("journal_mode", "wal")
+    bare.pragma("synchronous", "full")
+    bare.execute("CREATE TABLE documents (key TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID")
+
+    async def change() -> None:
+        with bare:
+            bare.execute("INSERT OR REPLACE INTO documents VALUES ('s', randomblob(1024))")
+
+    async with client_of(f"sqlite:{folder}/documents.db", folder) as client:
+        await compare(report, "sqlite", client, change, rounds)
+    bare.close()
+
+
+async def on_postgres(report: Report, folder: Path, rounds: int) -> None:
+    """Beside a table of the same server."""
+    import psycopg
+
+    with postgres_server() as server:
+        place = f"127.0.0.1:{server.port}/postgres"
+        bare = await psycopg.AsyncConnection.connect(f"postgresql://bench@{place}", autocommit=True)
+        async with bare:
+            await bare.execute("CREATE TABLE bare (key text PRIMARY KEY, data bytea NOT NULL)")
+            await bare.execute("INSERT INTO bare VALUES ('s', '')")
+
+            async def change() -> None:
+                data = os.urandom(1024)
+                await bare.execute("UPDATE bare SET data = %s WHERE key = 's'", (data,))
+
+            async with client_of(f"postgresql://bench@{place}", folder) as client:
+                await compare(report, "postgres", client, change, rounds)
+
+
+async def on_bucket(report: Report, folder: Path, rounds: int) -> None:
+    """Beside an object of the same bucket."""
+    from obstore import put_async
+    from obstore.store import S3Store
+
+    with bucket_server() as url:
+        os.environ |= {**KEYS, "AWS_ENDPOINT_URL": url}
+        store = S3Store("bench", client_options={"allow_http": True})
+        version = await put_async(store, "bare", bytes(1024))
+
+        async def change() -> None:
+            nonlocal version
+            data = os.urandom(1024)
+            version = await put_async(store, "bare", data, mode={"e_tag": version["e_tag"]})
+
+        async with client_of("s3://bench/state", folder) as client:
+            await compare(report, "bucket", client, change, rounds)
+
+
+@contextlib.contextmanager
+def bucket_server() -> Iterator[str]:
+    """Its URL; it has one bucket, ``bench``. Raises `ModuleNotFoundError`: no moto."""
+    import moto.server  # noqa: F401 - it is started as a process of its own
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    served = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = monotonic() + START_S
+        while True:
+            with contextlib.suppress(urllib.error.URLError):
+                urllib.request.urlopen(url).close()
+                break
+            assert served.poll() is None, "moto's server has ended"
+            assert monotonic() < deadline, f"moto's server does not answer within {START_S} s"
+        urllib.request.urlopen(urllib.request.Request(f"{url}/bench", method="PUT")).close()
+        yield url
+    finally:
+        served.kill()
+        served.wait()
+
+
+async def run(report: Report) -> None:
+    """All of it, in folders that go."""
+    for store, measure in (
+        ("sqlite", on_sqlite),
+        ("postgres", on_postgres),
+        ("bucket", on_bucket),
+    ):
+        rounds = ROUNDS[store] // 20 if report.quick else ROUNDS[store]
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                await measure(report, Path(folder), rounds)
+            except (NoPostgres, ModuleNotFoundError) as error:
+                print(f"not measured on {store}: {error}", file=sys.stderr)
+
+
+def main() -> None:
+    """The whole benchmark."""
+    report = Report(__doc__ or "")
+    asyncio.run(run(report))
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
