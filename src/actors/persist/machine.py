@@ -14,8 +14,12 @@ process do not fail each other and changes of different shards run side by side.
   an answer holds only for documents that were read within the call: else they are read, and the
   change is asked once more. (The tables' upper is one of them only where a shard is a table.)
 - An indeterminate failure: all are read again, with backoff; the change finds its own mark in
-  them (`shard.is_done`) or is done afresh: never twice. When even reading fails, the cache is
-  forgotten and the failure goes to the caller, still indeterminate.
+  them (`shard.is_done`) or is done afresh: never twice. When even reading fails, the failure goes
+  to the caller, still indeterminate.
+- A set whose outcome was open when its caller was gone (cancelled, or out of attempts) may still
+  go through: its documents are forgotten, and **in doubt** while they stand at the seqno which it
+  expected. Who is alone would believe its cache for good: it writes such a document again, as it
+  is, before it believes it; whichever of the two sets comes second fails.
 - A determinate failure goes to the caller at once; nothing happened. Behind an attempt whose
   outcome is open every failure is indeterminate, one of reading too: that attempt may have gone
   through, or may still.
@@ -31,7 +35,8 @@ older than the upper that seals it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Generic, TypeVar
 
@@ -41,6 +46,7 @@ from msgspec.structs import replace
 
 from actors.errors import PenstockError, StorageError, UnknownObject
 from actors.persist.documents import decode_shard, decode_tables, encode
+from actors.persist.key_locks import KeyLocks
 from actors.persist.location import FIRST_BITS, Cas, Consensus, VersionedData
 from actors.persist.shard import (
     FORMAT,
@@ -52,6 +58,8 @@ from actors.persist.shard import (
 )
 from actors.progress import TIME_MIN, ShardId
 from actors.settings import Settings
+
+log = logging.getLogger("penstock.persist")
 
 R = TypeVar("R")
 
@@ -145,6 +153,8 @@ class Machine:
         self._tables_seqno: int | None = None
         self._tables_known = False
         self._locks: dict[str, anyio.Lock] = {}
+        self._in_doubt: dict[str, int | None] = {}
+        """Keys that a set of open outcome may still change, and the seqno which it expects."""
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -159,6 +169,7 @@ class Machine:
             await self.tables()
             async with self._locked([shard_key(shard)]):
                 state = await self._known(shard)
+                self._forget_doubtful([shard])
             if state is None:
                 raise UnknownObject(f"no shard {shard}")
         return state
@@ -168,7 +179,7 @@ class Machine:
         if not self._tables_known:
             async with self._locked([TABLES_UPPER]):
                 if not self._tables_known:
-                    await self._read_tables()
+                    await self._settle_tables()
         return self._tables
 
     def document_bytes(self, shard: ShardId) -> int:
@@ -182,20 +193,44 @@ class Machine:
     async def refresh_tables(self) -> None:
         """The tables' upper as it is in the store now. Raises `StorageError`."""
         async with self._locked([TABLES_UPPER]):
-            await self._read_tables()
+            await self._settle_tables()
 
     async def refresh(self, shard: ShardId) -> ShardState | None:
         """The state as it is in the store now. Raises `StorageError`."""
         async with self._locked([shard_key(shard)]):
-            return await self._read_shard(shard)
+            state = await self._settle(shard)
+            self._forget_doubtful([shard])
+            return state
 
     async def _known(self, shard: ShardId) -> ShardState | None:
         state = self._shards.get(shard)
-        return state if state is not None else await self._read_shard(shard)
+        return state if state is not None else await self._settle(shard)
+
+    async def _settle(self, shard: ShardId) -> ShardState | None:
+        """Reads it; who is alone also makes sure that no set in doubt changes it any more."""
+        state = await self._read_shard(shard)
+        key = shard_key(shard)
+        if state is None or key not in self._in_doubt or not self._exclusive:
+            return state
+        await self._write_again(Cas(key, state.seqno, encode(state)))
+        return await self._read_shard(shard)
+
+    async def _settle_tables(self) -> None:
+        await self._read_tables()
+        if TABLES_UPPER in self._in_doubt and self._exclusive:
+            await self._write_again(Cas(TABLES_UPPER, self._tables_seqno, encode(self._tables)))
+            await self._read_tables()
+
+    async def _write_again(self, op: Cas) -> None:
+        try:
+            await self._consensus.compare_and_set([op])
+        except StorageError as error:  # nothing of the caller's: it reads, and the doubt stays
+            log.warning("whether %s will still be changed is not known yet: %s", op.key, error)
 
     async def _read_shard(self, shard: ShardId) -> ShardState | None:
         key = shard_key(shard)
         head = await self._consensus.head(key)
+        self._look(key, None if head is None else head.seqno)
         held = self._shards.get(shard)
         if head is None:
             self._shards.pop(shard, None)
@@ -215,16 +250,21 @@ class Machine:
         """Also without the lock: what is older than what is known changes nothing."""
         head: VersionedData | None = await self._consensus.head(TABLES_UPPER)
         seqno = None if head is None else head.seqno
-        if self._tables_known and (-1 if seqno is None else seqno) <= self._tables_held():
+        if (-1 if seqno is None else seqno) < self._tables_held():
             return  # nobody removes it
-        if self._tables_known:
+        self._look(TABLES_UPPER, seqno)
+        if head is not None and head.seqno > self._tables_held():
             for shard, state in list(self._shards.items()):
                 if state.tables:
                     del self._shards[shard]
-        self._tables = TablesUpper(FORMAT, TIME_MIN) if head is None else decode_tables(head.data)
-        self._tables_seqno = seqno
-        self._tables_known = True
-        self._changed(TABLES_UPPER)
+            self._tables, self._tables_seqno = decode_tables(head.data), seqno
+            self._changed(TABLES_UPPER)
+        self._tables_known = not (TABLES_UPPER in self._in_doubt and self._exclusive)
+
+    def _look(self, key: str, seqno: int | None) -> None:
+        """A set in doubt can do nothing once its key has moved on from where it expects it."""
+        if self._in_doubt and self._in_doubt.get(key, -1) != seqno:
+            self._in_doubt.pop(key, None)
 
     def _tables_held(self) -> int:
         return -1 if self._tables_seqno is None else self._tables_seqno
@@ -254,6 +294,11 @@ class Machine:
                         f"{error}; an earlier attempt may have gone through", determinate=False
                     ) from error
                 raise
+            finally:
+                if self._in_doubt:
+                    self._forget_doubtful(names)
+                    for key in self._in_doubt.keys() & keys:
+                        self._changed(key)
 
     async def _change(
         self,
@@ -348,16 +393,28 @@ class Machine:
             ops.append(Cas(shard_key(shard), None if old is None else old.seqno, data, first))
         if outcome.tables is not None:
             ops.append(Cas(TABLES_UPPER, self._tables_seqno, encode(outcome.tables)))
-        elif outcome.floored and not self._exclusive:
+        elif outcome.floored and not (self._exclusive and self._tables_known):
             ops.append(Cas(TABLES_UPPER, self._tables_seqno, None, kept=True))
-        # Whoever is cancelled here has changed both the store and the cache, or neither.
-        with anyio.CancelScope(shield=True):
-            tables_seqno = self._tables_held() + 1
-            if not await self._consensus.compare_and_set(ops):
-                return False
-            sizes = {op.key: len(op.data) for op in ops if op.data is not None}
-            self._show(become, outcome.tables, tables_seqno, sizes)
-        return True
+        try:
+            # A scope that is cancelled waits for the answer; a task that is (`Task.cancel`) does
+            # not, and leaves it open.
+            with anyio.CancelScope(shield=True):
+                tables_seqno = self._tables_held() + 1
+                if not await self._consensus.compare_and_set(ops):
+                    return False
+                sizes = {op.key: len(op.data) for op in ops if op.data is not None}
+                self._show(become, outcome.tables, tables_seqno, sizes)
+            return True
+        except BaseException as error:
+            if not (isinstance(error, StorageError) and error.determinate):
+                self._doubt(op for op in ops[len(extra) :] if not op.kept)
+            raise
+
+    def _doubt(self, ops: Iterable[Cas]) -> None:
+        for op in ops:
+            self._in_doubt[op.key] = op.expected
+            if op.key == TABLES_UPPER:
+                self._tables_known = False
 
     def _show(
         self,
@@ -368,6 +425,7 @@ class Machine:
     ) -> None:
         """One turn of the loop: no reader sees half of a set."""
         for shard, state in become.items():
+            self._look(shard_key(shard), None if state is None else state.seqno)
             if state is None:
                 self._shards.pop(shard, None)
                 self._bytes.pop(shard, None)
@@ -378,6 +436,7 @@ class Machine:
         if tables is not None:
             if self._tables_held() < tables_seqno:
                 self._tables, self._tables_seqno = tables, tables_seqno
+            self._look(TABLES_UPPER, self._tables_seqno)
             self._changed(TABLES_UPPER)
         for shard in become:
             self._changed(shard_key(shard))
@@ -398,38 +457,25 @@ class Machine:
         self, names: Sequence[ShardId], tables: bool, failure: StorageError, attempt: int
     ) -> None:
         """Reads what an open set may have changed; raises `failure` when that cannot be done."""
-        read = False
-        try:
-            while not read and attempt <= ATTEMPTS_MAX:
-                await self._pause(attempt)
-                try:
-                    await self._read_all(names, tables)
-                    read = True
-                except StorageError:
-                    attempt += 1
-        finally:
-            if not read:  # cancelled, or the store is gone: what we know may be out of date
-                self._forget(names, tables)
-        if not read:
-            raise failure
+        while attempt <= ATTEMPTS_MAX:
+            await self._pause(attempt)
+            try:
+                return await self._read_all(names, tables)
+            except StorageError:
+                attempt += 1
+        raise failure
 
-    def _forget(self, names: Sequence[ShardId], tables: bool) -> None:
+    def _forget_doubtful(self, names: Sequence[ShardId]) -> None:
+        """What may change without our hearing of it is read again by whoever needs it."""
         for shard in names:
-            self._shards.pop(shard, None)
-        if tables:
-            self._tables_known = False
-            for shard, state in list(self._shards.items()):
-                if state.tables:
-                    del self._shards[shard]
-            self._changed(TABLES_UPPER)
-        for shard in names:
-            self._changed(shard_key(shard))
+            if shard_key(shard) in self._in_doubt:
+                self._shards.pop(shard, None)
 
     async def _pause(self, attempt: int) -> None:
         await anyio.sleep(self._settings.retry_delay_ms(attempt + 1) / 1000)
 
-    def _locked(self, keys: Sequence[str]) -> _Locks:
-        return _Locks(self._locks, keys)
+    def _locked(self, keys: Sequence[str]) -> KeyLocks:
+        return KeyLocks(self._locks, keys)
 
 
 def _of_tables(states: Mapping[ShardId, ShardState | None]) -> bool:
@@ -449,37 +495,3 @@ class _Tries:
         """Attempts whose outcome was open."""
         self.late = 0
         """Attempts that met what another process had changed."""
-
-
-class _Locks:
-    """Several locks, always taken in the order of their keys; unused ones are forgotten."""
-
-    def __init__(self, locks: dict[str, anyio.Lock], keys: Sequence[str]) -> None:
-        self._locks = locks
-        self._keys = sorted(keys)
-        self._taken: list[tuple[str, anyio.Lock]] = []
-
-    async def __aenter__(self) -> None:
-        try:
-            for key in self._keys:
-                lock = self._locks.get(key)
-                if lock is None:
-                    lock = self._locks[key] = anyio.Lock()
-                try:
-                    lock.acquire_nowait()
-                except anyio.WouldBlock:
-                    await lock.acquire()
-                self._taken.append((key, lock))
-        except BaseException:
-            self._release()
-            raise
-
-    async def __aexit__(self, *error: object) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        while self._taken:
-            key, lock = self._taken.pop()
-            lock.release()
-            if not lock.locked():  # else who waited longest has it
-                self._locks.pop(key, None)
