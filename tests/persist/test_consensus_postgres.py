@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -206,6 +207,23 @@ async def test_who_waits_too_long_for_a_lock_has_changed_nothing(house: House) -
         assert await client.compare_and_set([Cas("c", None, b"")])
         await house.run("SELECT pg_advisory_unlock(%s)", client._lock_of("a"))
         assert await client.compare_and_set([Cas("b", None, b""), Cas("a", None, b"")])
+
+
+async def test_who_comes_after_a_cancelled_task_gets_answers_of_its_own(house: House) -> None:
+    """A task's own cancel is not held off by a shield: it left its transaction on the session."""
+    async with house.client() as client:
+        await house.run("SELECT pg_advisory_lock(%s)", client._lock_of("a"))
+        first = asyncio.create_task(client.compare_and_set([Cas("a", None, b"1")]))
+        await house.waiting()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not await client.compare_and_set([Cas("b", 7, b"")])
+        assert await client.compare_and_set([Cas("c", None, b"3")])
+        await house.run("SELECT pg_advisory_unlock(%s)", client._lock_of("a"))
+        assert await client.compare_and_set([Cas("a", None, b"2")])
+        held = [await client.head(key) for key in "abc"]
+        assert held == [VersionedData(0, b"2"), None, VersionedData(0, b"3")]
 
 
 async def test_an_answer_that_is_lost_leaves_the_outcome_open(house: House) -> None:

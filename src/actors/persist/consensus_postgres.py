@@ -222,6 +222,9 @@ class PostgresConsensus:
                     continue
                 fail(group, as_storage_error("write", self._place, error, determinate=determinate))
                 return
+            except BaseException:  # the task was cancelled: the next must not get our answers
+                await self._writer.drop()
+                raise
             for pending, answer in zip(group, answers, strict=True):
                 pending.answer = answer
             return

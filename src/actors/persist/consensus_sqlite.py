@@ -5,10 +5,15 @@ fsync. Sets that arrive while a commit is under way wait and then share the next
 (and its fsync); each is still judged by itself and in order, so a mismatch of one does not
 touch the others. Errors before COMMIT are rolled back and determinate; an I/O error of COMMIT
 itself is indeterminate, as the log may hold the whole transaction all the same.
+
+A thread cannot be cancelled, and a task that waits for one can: a shield holds a scope's cancel
+off, but not the task's own. Whoever left so would free the lock under the thread; so the thread
+takes another, which no cancel frees, and nobody else meets its transaction.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -44,9 +49,10 @@ class SqliteConsensus:
         self._clock = clock
         self._connection: Any = None
         self._lock = anyio.Lock(fast_acquire=True)
+        self._in_use = threading.Lock()
 
         async def commit(group: Sequence[Pending]) -> None:
-            await clock.run_blocking(lambda: self._commit(group))
+            await self._in_thread(lambda: self._commit(group))
 
         self._sets = GroupCommit(self._lock, self._check_open, commit)
 
@@ -54,7 +60,14 @@ class SqliteConsensus:
         """Opens or creates the file. Raises `StorageError`, `Corrupt`."""
         async with self._lock:
             with anyio.CancelScope(shield=True):
-                await self._clock.run_blocking(self._open)
+                await self._in_thread(self._open)
+
+    async def _in_thread(self, use: Callable[[], R]) -> R:
+        def alone() -> R:
+            with self._in_use:
+                return use()
+
+        return await self._clock.run_blocking(alone)
 
     def _open(self) -> None:
         try:
@@ -108,9 +121,8 @@ class SqliteConsensus:
 
         async with self._lock:
             self._check_open()
-            # A thread cannot be cancelled: whoever left early would free the lock under it.
             with anyio.CancelScope(shield=True):
-                result = await self._clock.run_blocking(guarded)
+                result = await self._in_thread(guarded)
         return result
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
@@ -206,7 +218,10 @@ class SqliteConsensus:
     async def close(self) -> None:
         """Closes the file; waits for what is under way."""
         async with self._lock:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                with anyio.CancelScope(shield=True):
-                    await self._clock.run_blocking(connection.close)
+            with anyio.CancelScope(shield=True):
+                await self._in_thread(self._close)
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

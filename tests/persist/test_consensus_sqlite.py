@@ -1,0 +1,86 @@
+"""One SQLite file, one thread at a time, whoever is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from actors.kernel import SystemClock
+from actors.persist.consensus_sqlite import SqliteConsensus
+from actors.persist.location import Cas, VersionedData
+
+
+class Held(SqliteConsensus):
+    """A thread that has changed documents waits before it commits, until it is let go."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, SystemClock())
+        self.holding = False
+        self._reached = threading.Event()
+        self._go = threading.Event()
+
+    def _apply(self, ops: Sequence[Cas]) -> bool:
+        done = super()._apply(ops)
+        if self.holding:
+            self.holding = False
+            self._reached.set()
+            assert self._go.wait(30)
+        return done
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._reached.wait, 30)
+
+    def go(self) -> None:
+        self._go.set()
+
+
+@pytest.fixture
+async def held(tmp_path: Path) -> AsyncIterator[Held]:
+    store = Held(tmp_path / "consensus.db")
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def cancelled(held: Held, *ops: Cas) -> None:
+    """A set whose task is cancelled within its transaction."""
+    held.holding = True
+    task = asyncio.create_task(held.compare_and_set(ops))
+    await held.reached()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_no_one_reads_within_the_transaction_of_a_cancelled_task(held: Held) -> None:
+    await cancelled(held, Cas("a", None, b"1"), Cas("b", None, b"2"))
+    reading = asyncio.create_task(held.head("b"))
+    await asyncio.wait([reading], timeout=0.1)  # it may, if nothing holds it
+    assert not reading.done()
+    held.go()
+    assert await reading == VersionedData(0, b"2")
+
+
+async def test_no_one_rolls_back_what_a_cancelled_task_has_begun(held: Held) -> None:
+    await cancelled(held, Cas("a", None, b"1"), Cas("b", None, b"2"))
+    setting = asyncio.create_task(held.compare_and_set([Cas("a", None, b"3")]))
+    await asyncio.wait([setting], timeout=0.1)
+    held.go()
+    assert not await setting
+    assert await held.head("a") == VersionedData(0, b"1")
+    assert await held.head("b") == VersionedData(0, b"2")
+
+
+async def test_closing_waits_for_what_a_cancelled_task_has_begun(held: Held) -> None:
+    await cancelled(held, Cas("a", None, b"1"), Cas("b", None, b"2"))
+    closing = asyncio.create_task(held.close())
+    await asyncio.wait([closing], timeout=0.1)
+    assert not closing.done()
+    held.go()
+    await closing
+    await held.open()
+    assert await held.head("a") == VersionedData(0, b"1")
