@@ -1,7 +1,7 @@
 """What a run of shards does: operations of the tasks of a few processes, and faults, from a seed.
 
-Streams of randomness are apart: the order of the loop, the work, the faults. Lists are plain, so
-that a schedule shrinks: what is left out leaves the rest as it was.
+Streams of randomness are apart: the order of the loop, the work, who is cancelled, the faults.
+Lists are plain, so that a schedule shrinks: what is left out leaves the rest as it was.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from actors.testing.simulation.faults import (
     CRASH,
@@ -29,6 +30,10 @@ GRACE_MS: Final = 4_000
 """After which a blob that nothing names is an orphan: longer than any set of documents is late."""
 
 
+TASK: Final = "task"
+SCOPE: Final = "scope"
+
+
 class Operation(msgspec.Struct, frozen=True):
     """Task `task` of process `process` waits `pause_ms` and does `kind` to `shard`."""
 
@@ -39,6 +44,10 @@ class Operation(msgspec.Struct, frozen=True):
     shard: str = "s"
     number: int = 0
     """How many rows, how far back, how long: whatever the kind wants."""
+    cancel: str = ""
+    """TASK or SCOPE: it is cancelled after `cancel_ms`, unless it has ended; a shield holds off the
+    cancel of a scope alone."""
+    cancel_ms: int = 0
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -83,6 +92,7 @@ _WORK: Final = (
     ("collect", 3),
 )
 _PAUSES_MS: Final = (0, 0, 0, 1, 3, 10, 40, 150)
+_CANCELS_MS: Final = (0, 1, 2, 5, 10, 30, 100, 400)
 _SITES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "consensus.set": (
         60,
@@ -117,7 +127,7 @@ def draw(seed: int) -> Schedule:
         upkeep_ms=work.choice((40, 150, 400, 1_000)),
         skews_ms=tuple(skews),
     )
-    operations = _operations(work, processes)
+    operations = _canceled(seed, _operations(work, processes))
     return Schedule(seed, setting, tuple(operations), tuple(_faults(seed)))
 
 
@@ -126,8 +136,9 @@ def describe(item: Operation | Fault) -> str:
     if isinstance(item, Fault):
         delay = f", {item.delay_ms} ms" if item.delay_ms else ""
         return f"fault: {item.kind} at operation {item.at} of {item.site}{delay}"
+    ends = f", and is cancelled ({item.cancel}) after {item.cancel_ms} ms" if item.cancel else ""
     who = "the operator" if item.process == OPERATOR else f"process {item.process}.{item.task}"
-    return f"{who} waits {item.pause_ms} ms: {item.kind} {item.shard} {item.number}"
+    return f"{who} waits {item.pause_ms} ms: {item.kind} {item.shard} {item.number}{ends}"
 
 
 def _operations(work: random.Random, processes: int) -> list[Operation]:
@@ -156,6 +167,18 @@ def _operations(work: random.Random, processes: int) -> list[Operation]:
         ahead = work.choice((-1, 1)) * work.choice((100, 3_000, 3_600_000))
         found.append(Operation(OPERATOR, 1, work.choice((5, 30, 200)), "jump", "", ahead))
     return found
+
+
+def _canceled(seed: int, operations: list[Operation]) -> list[Operation]:
+    """Some of them, in some runs."""
+    dice = random.Random(f"shard cancels {seed}")
+    chance = dice.choice((0, 0, 0.1, 0.4))
+    return [
+        replace(each, cancel=dice.choice((TASK, SCOPE)), cancel_ms=dice.choice(_CANCELS_MS))
+        if each.process != OPERATOR and dice.random() < chance
+        else each
+        for each in operations
+    ]
 
 
 def _faults(seed: int) -> list[Fault]:

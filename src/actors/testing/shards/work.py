@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import anyio
 import pyarrow as pa
 
 from actors.errors import Closed, Corrupt, Fenced, LeaseLost, ReadBelowSince, StorageError
@@ -21,7 +22,7 @@ from actors.persist import Append, Appended, Part, PersistClient, Reader
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.progress import EMPTY
 from actors.testing.shards.calls import DONE, NEVER, OTHER, Call, Interval
-from actors.testing.shards.schedule import Operation
+from actors.testing.shards.schedule import SCOPE, TASK, Operation
 from actors.testing.shards.truth import Rows, rows_of
 from actors.testing.simulation.history import Violation
 
@@ -54,7 +55,7 @@ class Work:
             await asyncio.sleep(operation.pause_ms / 1000)
             try:
                 async with asyncio.timeout(OPERATION_S):
-                    await self.do(operation)
+                    await self._do_unless_canceled(operation)
             except (Corrupt, Fenced) as error:
                 self.process.fail(f"error: {operation}: {type(error).__name__}: {error}")
             except (StorageError, Closed) as error:
@@ -65,6 +66,22 @@ class Work:
                 self.world.fail(violation)
             except Exception as error:  # noqa: BLE001 - whatever else comes is a finding
                 self.process.fail(f"error: {operation}: {type(error).__name__}: {error}")
+
+    async def _do_unless_canceled(self, operation: Operation) -> None:
+        after_s = operation.cancel_ms / 1000
+        if operation.cancel == SCOPE:
+            with anyio.move_on_after(after_s):
+                await self.do(operation)
+        elif operation.cancel == TASK:
+            limit = asyncio.timeout(after_s)
+            try:
+                async with limit:
+                    await self.do(operation)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+        else:
+            await self.do(operation)
 
     async def do(self, operation: Operation) -> None:
         """One."""
