@@ -230,6 +230,13 @@ def stale_mismatch() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def what_is_in_doubt_is_believed() -> Iterator[None]:
+    """Who is alone keeps a document that a set whose caller is gone may still change."""
+    with mock.patch.object(Machine, "_doubt", lambda self, ops: None):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "leases_not_looked_at": leases_not_looked_at,
     "own_readers_not_looked_at": own_readers_not_looked_at,
@@ -247,4 +254,5 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "leases_of_others_run_out_early": leases_of_others_run_out_early,
     "lost_answer_taken_for_done": lost_answer_taken_for_done,
     "stale_mismatch": stale_mismatch,
+    "what_is_in_doubt_is_believed": what_is_in_doubt_is_believed,
 }
