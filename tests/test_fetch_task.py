@@ -146,7 +146,6 @@ async def test_so_many_bytes_at_once_unless_one_part_is_larger(stage: Isolation)
     [
         LeaseLost("part p is gone", determinate=True),
         Corrupt("part p: checksum 1, expected 2", determinate=False),
-        StorageError("permission denied", determinate=True),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -164,10 +163,11 @@ async def test_what_no_retry_can_mend_is_reported_at_once(
     assert store.attempts["p"] == 1
 
 
-async def test_an_indeterminate_failure_is_tried_again(stage: Isolation) -> None:
+async def test_a_store_that_fails_is_tried_again(stage: Isolation) -> None:
+    """Stores say of every failed read that it is determinate."""
     store = FakeStore()
     part = store.put("p", 1)
-    store.failures["p"] = [StorageError("timed out", determinate=False) for _ in range(3)]
+    store.failures["p"] = [StorageError("timed out", determinate=True) for _ in range(3)]
     task, probe = spawn(stage, store)
     await task.send(Fetch(10, part))
     await probe.expect_nothing()
@@ -181,7 +181,7 @@ async def test_an_indeterminate_failure_is_tried_again(stage: Isolation) -> None
 async def test_retries_end(stage: Isolation) -> None:
     store = FakeStore()
     part = store.put("p", 1)
-    store.failures["p"] = [StorageError("timed out", determinate=False) for _ in range(99)]
+    store.failures["p"] = [StorageError("timed out", determinate=True) for _ in range(99)]
     settings = Settings(retry_delay_ms_min=1, retry_delay_ms_max=2, fetch_attempts_max=3)
     task, probe = spawn(stage, store, settings)
     await task.send(Fetch(10, part))

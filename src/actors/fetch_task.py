@@ -10,9 +10,8 @@ for**. Answers come in any order: the dataflow counts them per time, so that a s
 speaks for a failure. A failure here stops nothing else; it is the dataflow that never lets the
 failed time complete.
 
-A store that answers indeterminately is asked again, `fetch_attempts_max` times in all, with
-exponential backoff and jitter. A part that is missing or damaged is reported at once: no retry
-can bring it back.
+A store that fails is asked again, `fetch_attempts_max` times in all, with exponential backoff and
+jitter. A part that is missing or damaged is reported at once: no retry can bring it back.
 
 `Fetched` holds exactly the updates of the part's interval: a listened part's with
 ``lower <= time < upper``; a snapshot part's below `upper`, with times raised to ``upper - 1``.
@@ -192,5 +191,5 @@ def cut(updates: pa.Table, part: DescribedPart) -> pa.Table:
 
 
 def _worth_retrying(error: PenstockError) -> bool:
-    lost = isinstance(error, Corrupt | LeaseLost)
-    return isinstance(error, StorageError) and not error.determinate and not lost
+    """A read changes nothing: it may be repeated whatever the failure says of that."""
+    return isinstance(error, StorageError) and not isinstance(error, Corrupt | LeaseLost)
