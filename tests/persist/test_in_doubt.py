@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from persist_world import (  # type: ignore[import-not-found]
     SCHEMA,
+    FlakyConsensus,
     Stores,
     add,
     contents,
@@ -16,7 +17,7 @@ from persist_world import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import StorageError
-from actors.persist import Append, Cas, NewShard, PersistClient, UpperMismatch
+from actors.persist import Append, Appended, Cas, NewShard, PersistClient, UpperMismatch
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.location import VersionedData
 from actors.persist.shard import TABLES_UPPER
@@ -162,3 +163,29 @@ async def test_a_tables_upper_that_was_believed_stays() -> None:
     await client.append([], tables_upper=(0, 5))
     assert await client.tables_upper() == 5
     assert await client.upper("s") == 5
+
+
+async def test_what_is_read_in_two_halves_is_no_answer() -> None:
+    """An append over two shards was given up and took effect between the reads of the first and of
+    the second: the first had no mark, the second was another upper's (seeds 1734602, 1743213)."""
+    late: list[Sequence[Cas]] = []
+
+    class Landing(FlakyConsensus):  # type: ignore[misc]
+        async def head(self, key: str) -> VersionedData | None:
+            if key == "shard/t" and late:
+                assert await self.compare_and_set(late.pop())
+            found: VersionedData | None = await super().head(key)
+            return found
+
+    stores = Stores()
+    stores.consensus = consensus = Landing()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA), NewShard("t", SCHEMA)])
+
+    async def keep(ops: Sequence[Cas]) -> None:
+        late.append(ops)
+
+    consensus.fail, consensus.meanwhile = "before", keep
+    appends = [Append(s, 0, 1, await client.write_parts(s, updates((1, 0, 1)))) for s in "st"]
+    assert await client.append(appends) == Appended((("s", 1), ("t", 1)))
+    assert not late

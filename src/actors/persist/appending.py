@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from actors.errors import InvalidUsage, StorageError
-from actors.persist.machine import Documents, Outcome
+from actors.persist.change import Documents, Outcome
 from actors.persist.shard import (
     TABLES_UPPER,
     WRITERS_MAX,

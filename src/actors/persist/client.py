@@ -19,6 +19,7 @@ from actors.errors import Closed, Fenced, InvalidUsage, PenstockError, StorageEr
 from actors.kernel import Clock
 from actors.persist.appending import append_all, check_append, trace, trace_refusal, with_holds
 from actors.persist.blob_memory import MemoryBlob
+from actors.persist.change import Documents, Mismatch, Outcome
 from actors.persist.consensus_memory import MemoryConsensus
 from actors.persist.creating import create_all, drop_all
 from actors.persist.critical import CriticalReaders
@@ -26,7 +27,7 @@ from actors.persist.directory import StateDirectory
 from actors.persist.fence import FencedConsensus
 from actors.persist.following import follow
 from actors.persist.location import Blob, Cas, Consensus, VersionedData, check_name
-from actors.persist.machine import Documents, Machine, Mismatch, Outcome
+from actors.persist.machine import Machine
 from actors.persist.opening import open_stores, process_name
 from actors.persist.orphans import Orphans
 from actors.persist.part_store import PartStore

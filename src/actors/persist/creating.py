@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from actors.persist.machine import Documents, Outcome
+from actors.persist.change import Documents, Outcome
 from actors.persist.shard import ShardState, is_done
 from actors.progress import ShardId
 

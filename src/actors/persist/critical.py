@@ -22,7 +22,8 @@ import msgspec
 from msgspec.structs import replace
 
 from actors.errors import Fenced, InvalidUsage
-from actors.persist.machine import Change, Documents, Machine, Outcome
+from actors.persist.change import Change, Documents, Outcome
+from actors.persist.machine import Machine
 from actors.persist.shard import ShardState, is_done, marked, with_hold
 from actors.progress import ShardId, Time
 

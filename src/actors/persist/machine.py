@@ -20,6 +20,9 @@ process do not fail each other and changes of different shards run side by side.
   go through: its documents are forgotten, and **in doubt** while they stand at the seqno which it
   expected. Who is alone would believe its cache for good: it writes such a document again, as it
   is, before it believes it; whichever of the two sets comes second fails.
+- Documents are read one by one. While an attempt is open they may be half of before it and half of
+  behind, and its mark in none that was looked at: so an answer without a set waits until none of
+  them is in doubt.
 - A determinate failure goes to the caller at once; nothing happened. Behind an attempt whose
   outcome is open every failure is indeterminate, one of reading too: that attempt may have gone
   through, or may still.
@@ -38,13 +41,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import anyio
-import msgspec
 from msgspec.structs import replace
 
 from actors.errors import PenstockError, StorageError, UnknownObject
+from actors.persist.change import ATTEMPTS_MAX, Change, Documents, Mismatch, Outcome, Tries
 from actors.persist.documents import decode_shard, decode_tables, encode
 from actors.persist.key_locks import KeyLocks
 from actors.persist.location import FIRST_BITS, Cas, Consensus, VersionedData
@@ -63,60 +66,10 @@ log = logging.getLogger("penstock.persist")
 
 R = TypeVar("R")
 
-ATTEMPTS_MAX = 8
-"""Of one change whose outcome is open, and of reading it back."""
 CONTENDED_MAX = 200
 """Sets of one change that came too late."""
 _AT_ONCE = 2
 """So many of them are tried again without a pause."""
-
-
-class Documents(msgspec.Struct, frozen=True):
-    """What a change sees; an absent shard is None."""
-
-    shards: Mapping[ShardId, ShardState | None]
-    tables: TablesUpper
-    uncertain: bool = False
-    """Whether an earlier attempt of this change failed in a way that leaves its outcome open: it
-    may be in these documents."""
-
-    def shard(self, shard: ShardId) -> ShardState:
-        """Raises `UnknownObject`."""
-        state = self.shards[shard]
-        if state is None:
-            raise UnknownObject(f"no shard {shard}")
-        return state
-
-
-class Outcome(Generic[R]):
-    """What a change wants: documents that become something else (None: deleted), and the
-    answer to its caller. Without documents nothing is written."""
-
-    def __init__(
-        self,
-        result: R,
-        shards: Mapping[ShardId, ShardState | None] | None = None,
-        tables: TablesUpper | None = None,
-        *,
-        floored: bool = False,
-    ) -> None:
-        """`floored`: it is right only while the tables' upper is what it saw."""
-        self.result = result
-        self.shards = dict(shards or {})
-        self.tables = tables
-        self.floored = floored
-
-    @property
-    def writes(self) -> bool:
-        """Whether anything changes."""
-        return bool(self.shards) or self.tables is not None
-
-
-Change = Callable[[Documents], Outcome[R]]
-
-
-class Mismatch(PenstockError):
-    """Inside this room: an extra key was not at its expected seqno."""
 
 
 class Machine:
@@ -179,7 +132,7 @@ class Machine:
         if not self._tables_known:
             async with self._locked([TABLES_UPPER]):
                 if not self._tables_known:
-                    await self._settle_tables()
+                    await self._believed_tables()
         return self._tables
 
     def document_bytes(self, shard: ShardId) -> int:
@@ -193,31 +146,40 @@ class Machine:
     async def refresh_tables(self) -> None:
         """The tables' upper as it is in the store now. Raises `StorageError`."""
         async with self._locked([TABLES_UPPER]):
-            await self._settle_tables()
+            await self._believed_tables()
 
     async def refresh(self, shard: ShardId) -> ShardState | None:
         """The state as it is in the store now. Raises `StorageError`."""
         async with self._locked([shard_key(shard)]):
-            state = await self._settle(shard)
+            state = await self._believed(shard)
             self._forget_doubtful([shard])
             return state
 
     async def _known(self, shard: ShardId) -> ShardState | None:
         state = self._shards.get(shard)
-        return state if state is not None else await self._settle(shard)
+        return state if state is not None else await self._believed(shard)
+
+    async def _believed(self, shard: ShardId) -> ShardState | None:
+        """Reads it; where it is believed from then on, so that no set in doubt changes it."""
+        return await (self._settle(shard) if self._exclusive else self._read_shard(shard))
 
     async def _settle(self, shard: ShardId) -> ShardState | None:
-        """Reads it; who is alone also makes sure that no set in doubt changes it any more."""
+        """Reads it, and makes sure that no set in doubt changes it any more."""
         state = await self._read_shard(shard)
         key = shard_key(shard)
-        if state is None or key not in self._in_doubt or not self._exclusive:
+        if state is None:  # nobody believes that for longer than this call
+            self._in_doubt.pop(key, None)
+        if state is None or key not in self._in_doubt:
             return state
         await self._write_again(Cas(key, state.seqno, encode(state)))
         return await self._read_shard(shard)
 
+    async def _believed_tables(self) -> None:
+        await (self._settle_tables() if self._exclusive else self._read_tables())
+
     async def _settle_tables(self) -> None:
         await self._read_tables()
-        if TABLES_UPPER in self._in_doubt and self._exclusive:
+        if TABLES_UPPER in self._in_doubt:
             await self._write_again(Cas(TABLES_UPPER, self._tables_seqno, encode(self._tables)))
             await self._read_tables()
 
@@ -285,7 +247,7 @@ class Machine:
         keys = [shard_key(shard) for shard in names] + ([TABLES_UPPER] if tables else [])
         await self.tables()
         async with self._locked(keys):
-            tries = _Tries(self._exclusive)
+            tries = Tries(self._exclusive)
             try:
                 return await self._change(names, change, tables, extra, tries)
             except StorageError as error:
@@ -306,20 +268,26 @@ class Machine:
         change: Change[R],
         tables: bool,
         extra: Sequence[Cas],
-        tries: _Tries,
+        tries: Tries,
     ) -> R:
         while True:
             held = {shard: await self._known(shard) for shard in names}
+            outcome, refusal = None, None
             try:
                 outcome = change(Documents(held, self._tables, tries.uncertain))
-                final = tries.fresh or outcome.writes
-            except PenstockError:
-                if tries.fresh:
-                    raise
-                final = False
-            if not final:
-                tries.fresh = await self._read_fresh(names, tables or _of_tables(held))
-                continue
+            except PenstockError as error:
+                refusal = error
+            if outcome is None or not outcome.writes:
+                if tries.uncertain and self._doubtful(names, tables):
+                    await self._settle_all(names, tables, tries)
+                    continue
+                if not tries.fresh:
+                    tries.fresh = await self._read_fresh(names, tables or _of_tables(held))
+                    continue
+                if outcome is None:
+                    assert refusal is not None, "it answers or raises"
+                    raise refusal
+                return outcome.result
             try:
                 if await self._set(outcome, held, extra):
                     return outcome.result
@@ -327,13 +295,7 @@ class Machine:
                 if error.determinate:
                     raise
                 tries.uncertain = True
-                tries.failures += 1
-                if tries.failures == ATTEMPTS_MAX:
-                    raise StorageError(
-                        f"gave up after {ATTEMPTS_MAX} attempts to change {', '.join(names)}:"
-                        f" the store fails: {error}",
-                        determinate=False,
-                    ) from error
+                tries.failed(names, error)
                 await self._read_back(names, tables, error, tries.failures)
             else:
                 tries.late += 1
@@ -345,6 +307,21 @@ class Machine:
                         determinate=True,
                     )
             tries.fresh = True
+
+    def _doubtful(self, names: Sequence[ShardId], tables: bool) -> bool:
+        keys = [shard_key(name) for name in names] + ([TABLES_UPPER] if tables else [])
+        return not self._in_doubt.keys().isdisjoint(keys)
+
+    async def _settle_all(self, names: Sequence[ShardId], tables: bool, tries: Tries) -> None:
+        """What was read one by one, while an attempt of this change was open, may be half of before
+        it and half of behind: no answer without a set is to be had from that."""
+        if tables:
+            await self._settle_tables()
+        for shard in names:
+            await self._settle(shard)
+        if self._doubtful(names, tables):
+            tries.failed(names, StorageError("it cannot be written", determinate=False))
+            await self._pause(tries.failures)
 
     async def _after_mismatch(
         self,
@@ -481,17 +458,3 @@ class Machine:
 def _of_tables(states: Mapping[ShardId, ShardState | None]) -> bool:
     """Whether the tables' upper says anything of one of these shards."""
     return any(state is not None and state.tables for state in states.values())
-
-
-class _Tries:
-    """How one change has fared so far."""
-
-    def __init__(self, fresh: bool) -> None:
-        self.uncertain = False
-        """Whether an attempt failed in a way that leaves its outcome open."""
-        self.fresh = fresh
-        """Whether the documents were read within the call, or nobody else writes them."""
-        self.failures = 0
-        """Attempts whose outcome was open."""
-        self.late = 0
-        """Attempts that met what another process had changed."""

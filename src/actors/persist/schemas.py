@@ -28,7 +28,8 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from actors.errors import Corrupt, IncompatibleSchema, TypeMismatch
-from actors.persist.machine import Documents, Machine, Outcome
+from actors.persist.change import Documents, Outcome
+from actors.persist.machine import Machine
 from actors.persist.parts import part_schema
 from actors.persist.shard import Part, ShardState
 from actors.plan.schema import DIFF, ERROR, TIME, Schema, arrow_type

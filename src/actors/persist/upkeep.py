@@ -18,8 +18,9 @@ import anyio
 
 from actors.errors import LeaseLost, StorageError, UnknownObject
 from actors.kernel import Clock
+from actors.persist.change import Documents, Outcome
 from actors.persist.compaction import Merger, choose, input_rows, worth_merging
-from actors.persist.machine import Documents, Machine, Outcome
+from actors.persist.machine import Machine
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
 from actors.persist.shard import (

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from actors.errors import Corrupt, LeaseLost, StorageError
 from actors.persist import PersistClient, appending, upkeep
-from actors.persist.machine import Documents, Machine, Outcome
+from actors.persist.change import Documents, Outcome
+from actors.persist.machine import Machine
 from actors.persist.orphans import Orphans, Suspects
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
