@@ -5,7 +5,7 @@ size, where documents are in SQLite, PostgreSQL (each with every commit synced) 
 S3 server on this machine, so without a network); the peer writes 1 KiB in place of another there,
 without us: a row of the same file or server, committed, or a conditional put. The rounds of all
 alternate. ``append_with_state_…kib_written``: what is handed to SQLite's disk for each of those, in
-KiB; the peer is the document itself. Documents of shards that are maintained stay below 48 KiB.
+KiB; the peer is the document itself. Documents of shards that are maintained stay below 64 KiB.
 
     python bench/persist_state.py [--json FILE] [--quick]
 """
