@@ -16,7 +16,14 @@ from msgspec.structs import replace
 
 from actors.persist import compaction
 from actors.persist.clustering import clustered, ranges
-from actors.persist.compaction import BATCH_BYTES_MIN, Merger, choose, row_hashes, summed
+from actors.persist.compaction import (
+    BATCH_BYTES_MIN,
+    Merger,
+    choose,
+    filled,
+    row_hashes,
+    summed,
+)
 from actors.persist.shard import Batch, NewShard, Part, ShardState, created
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
@@ -285,6 +292,15 @@ def test_a_large_merge_of_keyed_rows_gives_ranges_that_lie_apart(
         assert merged.nbytes <= 3 * 60_000
         bounds.append((keys[0], keys[-1]))
     assert all(high < low for (_, high), (low, _) in pairwise(bounds))
+
+
+def test_what_comes_out_of_files_fills_parts() -> None:
+    tables = [table([(n, "x" * 20, 1, 1)] * rows) for n, rows in enumerate((10, 10, 5, 40, 3, 3))]
+    a_row = tables[0].nbytes // 10
+    found = list(filled(iter(tables), 25 * a_row))
+    assert [each.num_rows for each in found] == [25, 40, 6]
+    assert pa.concat_tables(found).equals(pa.concat_tables(tables)), "in their order"
+    assert [each.num_rows for each in filled(iter(tables), 0)] == [10, 10, 5, 40, 3, 3]
 
 
 def test_a_range_that_is_far_too_large_is_cut_again(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ of the shard's key (`clustering.py`), else by a hash of their user columns: eith
 meet in one file. The files are merged one by one; one that is far too large is cut by hash first.
 Only rows whose hash occurs twice are grouped. The budget counts decoded bytes, and a merge takes
 about four times as much; a hash that puts everything into one file (a single huge group
-of equal rows, say) still needs that file in memory.
+of equal rows, say) still needs that file in memory. What comes out of several files fills a part
+together: else a large shard had more parts, and a larger document, after each merge.
 """
 
 from __future__ import annotations
@@ -94,9 +95,10 @@ class Merger:
         bytes_max: int,
         scratch: Path | None,
         parts: Sequence[Part] = (),
+        part_bytes: int = 0,
     ) -> None:
         """`rows` is how many will come; without `scratch` everything stays in memory. `parts`:
-        where they come from."""
+        where they come from. `part_bytes`: what `take` gives is to fill, decoded."""
         self._schema = schema
         self._parts = parts
         self._ranges: Ranges | None = None
@@ -105,6 +107,7 @@ class Merger:
         self._to = to
         self._rows = rows
         self._bytes_max = bytes_max
+        self._part_bytes = part_bytes
         self._scratch = scratch
         self._held: list[pa.Table] = []
         self._held_bytes = 0
@@ -127,7 +130,7 @@ class Merger:
             if self._closed:
                 return None
             if self._tables is None:
-                self._tables = self._merged()
+                self._tables = filled(self._merged(), self._part_bytes)
             table = next(self._tables, None)
             if table is None:
                 self._tables = None
@@ -251,6 +254,20 @@ def _end(writers: Sequence[Any]) -> None:
     for writer, sink in writers:
         writer.close()
         sink.close()
+
+
+def filled(tables: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
+    """The tables one after another, as many together as have that size."""
+    held: list[pa.Table] = []
+    bytes_held = 0
+    for table in tables:
+        if held and bytes_held + table.nbytes > size:
+            yield pa.concat_tables(held)
+            held, bytes_held = [], 0
+        held.append(table)
+        bytes_held += table.nbytes
+    if held:
+        yield pa.concat_tables(held)
 
 
 def input_rows(inputs: Sequence[Batch]) -> int:

@@ -215,6 +215,7 @@ class Upkeep:
             bytes_max=max(1, limits.part_bytes_target // _DECODED_SHARE),
             scratch=scratch,
             parts=[part for batch in inputs for part in batch.parts],
+            part_bytes=limits.part_bytes_target,
         )
         written: list[Part] = []
         done, total = 0, input_rows(inputs)
