@@ -7,8 +7,15 @@ from typing import Any
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
-from actors.errors import LeaseLost, LocalProtocolError, PenstockError, ReadBelowSince
+from actors.errors import (
+    LeaseLost,
+    LocalProtocolError,
+    PenstockError,
+    ReadBelowSince,
+    StorageError,
+)
 from actors.listen_task import ListenTask
 from actors.plan.schema import Column, Schema
 from actors.progress import EMPTY
@@ -18,6 +25,7 @@ from actors.settings import Settings
 from actors.testing.isolation import Isolation, Subject
 from actors.testing.neighbours import Neighbour
 
+RETRYING = Settings(retry_delay_ms_min=1, retry_delay_ms_max=2, fetch_attempts_max=3)
 SOURCE = SourceImport("s1", Schema((Column("a", "bigint"),)))
 
 
@@ -47,6 +55,10 @@ class FakeShard:
         self.closed = False
         self.waiting_in_next = 0
         self.fail_with: PenstockError | None = None
+        self.fail_opening: list[PenstockError] = []
+        self.failures: list[PenstockError] = []
+        """Of the next answers."""
+        self.asked_next = 0
         self.open_gate = anyio.Event()
         self.open_gate.set()
         self._changed = anyio.Event()
@@ -76,12 +88,16 @@ class FakeShard:
     async def open_reader(self, shard: str, reader_id: str) -> FakeShard:
         self.opened.append((shard, reader_id))
         await self.open_gate.wait()
+        if self.fail_opening:
+            raise self.fail_opening.pop()
         return self
 
     def path(self, part: FakePart) -> str | None:
         return f"/blob/{part.key}" if part.key else None
 
     async def _wait(self, beyond: int) -> None:
+        if self.failures:
+            raise self.failures.pop()
         self.waiting_in_next += 1
         try:
             while self.upper <= beyond and self.fail_with is None:
@@ -101,6 +117,7 @@ class FakeShard:
         return tuple(part for batch in found for part in batch.parts), self.upper
 
     async def next(self, frontier: int) -> tuple[tuple[FakeBatch, ...], int]:
+        self.asked_next += 1
         await self._wait(frontier)
         found = tuple(batch for batch in self.batches if batch.upper > frontier)
         self._hold(found)
@@ -413,6 +430,58 @@ async def test_a_failed_listing_is_the_last_message(stage: Isolation) -> None:
     assert task.statistics().doing.startswith("frozen at [5]")
     await task.stop()
     assert shard.closed
+
+
+async def test_a_store_that_fails_is_asked_again(stage: Isolation) -> None:
+    shard = FakeShard()
+    shard.append(5, "p")
+    shard.fail_opening = [StorageError("no answer", determinate=True)]
+    task, probe = spawn(stage, shard, RETRYING)
+    await task.send(StartListen(4, True))
+    await probe.expect_nothing()
+    assert "failed 1 times: no answer" in task.statistics().doing
+    shard.failures = [StorageError("timed out", determinate=True) for _ in range(2)]
+    await stage.advance(1)
+    await probe.expect_nothing()
+    assert len(shard.opened) == 2
+    for delay_ms in (1, 2):  # doubled each time, less the jitter
+        assert "timed out" in task.statistics().doing
+        await stage.advance(delay_ms)
+    await probe.expect(Described, snapshot=True)
+    assert task.statistics().doing == "listens to s1 from [5]"
+    # Each asking has all attempts.
+    shard.failures = [StorageError("timed out", determinate=True) for _ in range(2)]
+    shard.append(9, "q")
+    await task.send(Grant(1000))
+    await stage.advance(3)
+    await probe.expect(Described, lower=5, upper=9)
+    await task.stop()
+
+
+async def test_a_store_that_fails_on_and_on_freezes_the_source(stage: Isolation) -> None:
+    shard = FakeShard()
+    shard.append(5, "p")
+    task, probe = spawn(stage, shard, RETRYING)
+    await task.send(StartListen(4, True))
+    await probe.expect(Described, snapshot=True)
+    error = StorageError("timed out", determinate=True)
+    shard.fail(error)
+    await stage.advance(3)
+    failed = await probe.expect(ListenFailed)
+    assert failed.error is error
+    assert task.statistics().doing.startswith("frozen at [5]")
+    assert shard.asked_next == 3
+
+
+async def test_it_stops_at_once_between_two_attempts(stage: Isolation) -> None:
+    shard = FakeShard()
+    shard.fail_with = StorageError("timed out", determinate=True)
+    task, probe = spawn(stage, shard, replace(RETRYING, retry_delay_ms_max=9000))
+    await task.send(StartListen(4, True))
+    await probe.expect_nothing()
+    await task.stop()
+    assert shard.closed
+    assert stage.now_ms() == 0
 
 
 async def test_a_snapshot_below_since_fails_by_name(stage: Isolation) -> None:

@@ -200,6 +200,13 @@ class Fenced(StorageError):
     """Another process took over; this one must stop writing."""
 
 
+def is_passing(error: Exception) -> bool:
+    """Whether a read that failed so may do better when it is repeated. (It changes nothing: so it
+    may be, whatever the failure says of that.)"""
+    final = Corrupt | LeaseLost | UnsoundFilter | Fenced
+    return isinstance(error, StorageError) and not isinstance(error, final)
+
+
 class StateDirectoryError(PenstockError):
     """The state directory cannot be used: in use, of a newer version, or not writable."""
 

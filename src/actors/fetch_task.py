@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 import msgspec
 import pyarrow as pa
 
-from actors.errors import Corrupt, LeaseLost, PenstockError, StorageError
+from actors.errors import PenstockError, is_passing
 from actors.kernel import Actor, Address
 from actors.plan.schema import Schema
 from actors.plan.updates import advance, between
@@ -151,7 +151,7 @@ class FetchTask(Actor[_Message]):
         self._running_bytes -= job.fetch.part.bytes
 
     def _failed(self, job: _Job, error: PenstockError) -> None:
-        if _worth_retrying(error) and job.attempt < self._settings.fetch_attempts_max:
+        if is_passing(error) and job.attempt < self._settings.fetch_attempts_max:
             self._retrying += 1
             again = _Job(job.fetch, job.attempt + 1, job.traceparent)
             self.ctx.after(self._backoff_ms(job.attempt), again)
@@ -188,8 +188,3 @@ def cut(updates: pa.Table, part: DescribedPart) -> pa.Table:
     if part.lower <= part.part.time_min and part.part.time_max < part.upper:
         return updates
     return between(updates, part.lower, part.upper)
-
-
-def _worth_retrying(error: PenstockError) -> bool:
-    """A read changes nothing: it may be repeated whatever the failure says of that."""
-    return isinstance(error, StorageError) and not isinstance(error, Corrupt | LeaseLost)

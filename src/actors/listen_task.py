@@ -23,23 +23,25 @@ Filter. Parts that hold no row for the consumer, by their statistics, may be lef
 (`persist.sieve`): they are released at once, but for a share that is read first to prove it. The
 interval is described all the same, after that.
 
-Errors. A listing that fails is told with `ListenFailed`, the task's last message: it then sends
-nothing more, whatever it is granted, so the source's frontier stays; it still obeys `Release`
-and stop. What it does not do: it reads no part that it describes, and filters no rows (a described
-part may repeat older updates, which its interval cuts off).
+Errors. A store that fails is asked again, `fetch_attempts_max` times in all, with exponential
+backoff and jitter: to open the reader, too. A listing that fails all the same is told with
+`ListenFailed`, the task's last message: it then sends nothing more, whatever it is granted, so the
+source's frontier stays; it still obeys `Release` and stop. What it does not do: it reads no part
+that it describes, and filters no rows (a described part may repeat older updates, which its
+interval cuts off).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
 
 import anyio
 import msgspec
 
-from actors.errors import LocalProtocolError, PenstockError
+from actors.errors import LocalProtocolError, PenstockError, StorageError, is_passing
 from actors.kernel import Actor, Address
 from actors.persist.sieve import sieve
 from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
     from actors.persist import Batch, Part, PartFilter, PersistClient, Reader
 
 log = logging.getLogger("penstock.listen")
+
+R = TypeVar("R")
 
 _JOINED_SHARE: Final = 16
 """Batches that wait are described together up to this part of the whole credit."""
@@ -131,6 +135,8 @@ class ListenTask(Actor[_Message]):
         """Everything below was taken from the shard."""
         self._listing = False
         self._error: PenstockError | None = None
+        self._failures: tuple[int, str] = (0, "")
+        """How often in a row the store failed to answer what is asked, and how."""
         self._waiting: deque[_Item] = deque()
         self._credit = settings.inflight_bytes_per_dataflow_max
         self._unanswered = 0
@@ -157,7 +163,7 @@ class ListenTask(Actor[_Message]):
                 self._reader = reader
             return reader
 
-        self.ctx.effect(open_reader, done=_Opened, failed=_failed)
+        self.ctx.effect(lambda: self._answer(open_reader), done=_Opened, failed=_failed)
 
     async def on_stop(self) -> None:
         """Closes the reader: all its leases return."""
@@ -293,18 +299,34 @@ class ListenTask(Actor[_Message]):
                 await reader.downgrade(start.as_of)  # first: the snapshot may wait long
                 return self._take_snapshot((await reader.snapshot(start.as_of))[0])
 
-            self.ctx.effect(lambda: self._proved(snapshot()), done=_same, failed=_failed)
+            self.ctx.effect(lambda: self._proved(snapshot), done=_same, failed=_failed)
             return
 
         async def listen() -> _Listed:
             await reader.downgrade(self._frontier)
             return self._take_batches(*await reader.next(self._frontier))
 
-        self.ctx.effect(lambda: self._proved(listen()), done=_same, failed=_failed)
+        self.ctx.effect(lambda: self._proved(listen), done=_same, failed=_failed)
 
-    async def _proved(self, listed: Awaitable[_Listed]) -> _Listed:
+    async def _answer(self, ask: Callable[[], Awaitable[R]]) -> R:
+        """What is asked of the shard. Raises what it failed with last."""
+        try:
+            while True:
+                try:
+                    return await ask()
+                except StorageError as error:
+                    count = self._failures[0] + 1
+                    if not is_passing(error) or count >= self._settings.fetch_attempts_max:
+                        raise
+                    self._failures = count, str(error)
+                delay_ms = self._settings.retry_delay_ms(count)
+                await anyio.sleep(delay_ms * (0.5 + self.ctx.random.random() / 2) / 1000)
+        finally:
+            self._failures = 0, ""
+
+    async def _proved(self, listing: Callable[[], Awaitable[_Listed]]) -> _Listed:
         """What was listed, once the filter has been audited on it. Raises `UnsoundFilter`."""
-        found = await listed
+        found = await self._answer(listing)
         if self._sieve is not None and self._unproved:
             unproved, self._unproved = self._unproved, []
             await self._sieve.prove(unproved, self._read, self.ctx.clock)
@@ -371,6 +393,9 @@ class ListenTask(Actor[_Message]):
         """What it is doing or waiting for."""
         if self._error is not None:
             return f"frozen at {format_frontier(self._frontier)}: {self._error}"
+        if self._failures[0]:
+            count, why = self._failures
+            return f"asks {self._shard} again, which failed {count} times: {why}"
         if self._reader is None:
             return f"opens a reader of {self._shard}"
         if self._start is None:

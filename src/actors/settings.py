@@ -147,7 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fetches_in_flight_max: int = 8
     """Per fetch task."""
     fetch_attempts_max: int = 5
-    """Of one part, while the store fails; then the source freezes."""
+    """Of one part or listing, while the store fails; then the source freezes."""
     described_in_flight_max: int = 16
     """Descriptions that a listen task sends ahead of its consumer's grants."""
     hydration_chunk_bytes: int = 128 * 1024 * 1024
