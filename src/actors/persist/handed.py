@@ -96,18 +96,22 @@ class HandedLeases:
         """Makes a change that may be made twice. Raises what it raises, and `StorageError`."""
         failure: StorageError | None = None
         for _ in range(_ATTEMPTS_MAX):
-            state = await self._state(shard)
-            then, answer = change(state)
-            if then is state:
-                return answer
-            then = replace(then, seqno=state.seqno + 1)
-            validate(then)
             try:
+                state = await self._state(shard)
+                then, answer = change(state)
+                if then is state:
+                    return answer
+                then = replace(then, seqno=state.seqno + 1)
+                validate(then)
                 if await self._consensus.compare_and_set(
                     [Cas(shard_key(shard), state.seqno, encode(then))]
                 ):
                     return answer
             except StorageError as error:
+                if error.determinate and failure is not None:
+                    raise type(error)(
+                        f"{error}; an earlier attempt may have gone through", determinate=False
+                    ) from error
                 if error.determinate:
                     raise
                 failure = error

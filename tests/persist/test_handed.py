@@ -1,0 +1,51 @@
+"""Leases that go from hand to hand, over a store whose answers are lost."""
+
+from __future__ import annotations
+
+import pytest
+from persist_world import (  # type: ignore[import-not-found]
+    SCHEMA,
+    FlakyConsensus,
+    Stores,
+)
+
+from actors.errors import StorageError
+from actors.persist import NewShard
+from actors.persist.handed import HandedLeases, consumer_hold
+
+pytestmark = pytest.mark.anyio
+
+
+async def world() -> tuple[FlakyConsensus, HandedLeases]:
+    stores = Stores()
+    stores.consensus = consensus = FlakyConsensus()
+    await stores.client().create_shards([NewShard("s", SCHEMA)])
+    return consensus, HandedLeases(consensus, stores.settings, stores.clock)
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+async def test_a_change_whose_answer_was_lost_is_made_once(lost: str) -> None:
+    consensus, leases = await world()
+    before, _ = await leases.look("s")
+    consensus.fail = lost
+    await leases.hold("s", "me", 0)
+    state, _ = await leases.look("s")
+    assert state.holds == {consumer_hold("me"): 0}
+    assert state.seqno == before.seqno + 1
+
+
+async def test_a_failure_behind_one_of_open_outcome_is_open_too() -> None:
+    consensus, leases = await world()
+
+    async def reads_fail(_: object) -> None:
+        consensus.reads_fail = 1
+
+    consensus.fail, consensus.meanwhile = "after", reads_fail
+    with pytest.raises(StorageError, match="an earlier attempt may have gone through") as caught:
+        await leases.hold("s", "me", 0)
+    assert not caught.value.determinate
+    assert consumer_hold("me") in (await leases.look("s"))[0].holds, "it has"
+    consensus.fail = "determinate"
+    with pytest.raises(StorageError) as caught:
+        await leases.hold("s", "other", 0)
+    assert caught.value.determinate
