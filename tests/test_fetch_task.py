@@ -139,6 +139,14 @@ async def test_so_many_bytes_at_once_unless_one_part_is_larger(stage: Isolation)
         assert store.running == [key]
         store.gates[key].set()
         await probe.expect(Fetched, key=key)
+    # What was fetched, or could not be, has given its bytes back.
+    store.failures["lost"] = [LeaseLost("part lost is gone", determinate=True)]
+    await task.send(Fetch(9, store.put("lost", 8, bytes=60)))
+    await probe.expect(FetchFailed, key="lost")
+    for key in ("p3", "p4"):
+        await task.send(Fetch(9, store.put(key, 8, bytes=50, shut=True)))
+    await stage.idle()
+    assert store.running == ["p3", "p4"]
 
 
 @pytest.mark.parametrize(

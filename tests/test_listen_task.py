@@ -432,6 +432,20 @@ async def test_a_failed_listing_is_the_last_message(stage: Isolation) -> None:
     assert shard.closed
 
 
+async def test_nothing_that_waits_is_told_after_a_failure(stage: Isolation) -> None:
+    shard = FakeShard()
+    task, probe = spawn(stage, shard, Settings(described_in_flight_max=1))
+    await task.send(StartListen(-1, False))
+    shard.move(5)
+    await probe.expect(Described, upper=5)
+    shard.move(7)  # waits for the grant
+    await probe.expect_nothing()
+    shard.fail(LeaseLost("the lease of r1 expired", determinate=True))
+    await probe.expect(ListenFailed)
+    await task.send(Grant(0))
+    await probe.expect_nothing()
+
+
 async def test_a_store_that_fails_is_asked_again(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p")
