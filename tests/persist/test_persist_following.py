@@ -18,15 +18,18 @@ from actors.persist import Append, Appended, NewShard, PersistClient
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.location import Watched
 from actors.plan.schema import DIFF, TIME, Column, Schema
+from actors.settings import Settings
 
 SCHEMA = Schema((Column("a", "bigint"),))
 
 
 @asynccontextmanager
-async def two(house: StoreHouse) -> AsyncIterator[tuple[PersistClient, PersistClient]]:
+async def two(
+    house: StoreHouse, settings: Settings = SETTINGS
+) -> AsyncIterator[tuple[PersistClient, PersistClient]]:
     """Of two processes, as far as they know."""
     blob = MemoryBlob(CLOCK)
-    limits = replace(SETTINGS, store_poll_ms=20)
+    limits = replace(settings, store_poll_ms=20)
     made = [
         PersistClient(
             blob,
@@ -78,6 +81,39 @@ async def test_a_wait_ends_when_another_process_appends(house: StoreHouse) -> No
                         await anyio.lowlevel.checkpoint()
                     await append(writer, upper)
             assert uppers == [upper]
+
+
+async def test_a_wait_for_a_table_ends_when_another_process_seals_all_tables(
+    house: StoreHouse,
+) -> None:
+    async with two(house) as (writer, reader):
+        assert await writer.create_shards([NewShard("s", SCHEMA, tables=True)])
+        assert await reader.upper("s") == 0
+        uppers: list[int] = []
+
+        async def wait() -> None:
+            uppers.append(await reader.wait_upper("s", 4))
+
+        with anyio.fail_after(200):
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+                assert isinstance(await writer.append([], tables_upper=(0, 5)), Appended)
+        assert uppers == [5]
+
+
+async def test_leases_of_who_only_reads_are_renewed(house: StoreHouse) -> None:
+    async with two(house, replace(SETTINGS, reader_lease_ms=400)) as (writer, reader):
+        assert await writer.create_shards([NewShard("s", SCHEMA)])
+        opened = await reader.open_reader("s", "r")
+
+        async def expires_ms() -> int:
+            return (await writer.upkeep.state_now("s")).leases[opened.lease_id].expires_ms
+
+        with anyio.fail_after(200):
+            first = await expires_ms()
+            while await expires_ms() <= first + 400:  # twice, and nobody else wrote
+                await anyio.sleep(0.01)
+        await opened.close()
 
 
 async def test_a_wait_ends_when_another_process_drops_the_shard(house: StoreHouse) -> None:
