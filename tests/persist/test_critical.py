@@ -17,7 +17,7 @@ from actors.errors import Closed, Corrupt, Fenced, InvalidUsage, LeaseLost, Unkn
 from actors.persist import CriticalReader, NewShard
 from actors.persist.documents import decode_shard, encode
 from actors.persist.reader import why_missing
-from actors.persist.shard import shard_key
+from actors.persist.shard import WRITERS_MAX, shard_key
 
 
 async def grown(stores: Stores, *, upper: int = 9) -> None:
@@ -174,3 +174,21 @@ async def test_an_older_document_is_read_and_written_as_the_newest() -> None:
     assert (state.version, state.tokens) == (2, {})
     sealed = msgspec.msgpack.decode(encode(state))
     assert msgspec.msgpack.decode(sealed["document"])["version"] == 2
+
+
+async def test_an_owner_who_lost_answer_and_mark_is_not_surely_fenced() -> None:
+    stores = Stores(INLINE, exclusive=False)
+    await grown(stores)
+    owner = stores.client()
+    await owner.critical.open("s", "c", b"one")
+
+    async def others(_: object) -> None:
+        stores.consensus.meanwhile = None
+        for upper in range(10, 10 + WRITERS_MAX):
+            await add(stores.client(), "s", upper, (1, upper - 1, 1))
+
+    stores.consensus.fail, stores.consensus.meanwhile = "after", others
+    with pytest.raises(Fenced, match="an earlier attempt may have gone through") as fenced:
+        await owner.critical.downgrade("s", "c", b"one", b"two", 5)
+    assert not fenced.value.determinate
+    assert (await owner.critical.open("s", "c", b"one")).token == b"two", "it was that attempt"

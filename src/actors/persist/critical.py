@@ -151,6 +151,8 @@ class CriticalReaders:
         """An owner is believed to be fenced only by what was just read."""
         try:
             return await self._machine.change([shard], change)
-        except Fenced:
+        except Fenced as error:
+            if not error.determinate:  # read within the call; an attempt of ours may be behind it
+                raise
             await self._machine.refresh(shard)
             return await self._machine.change([shard], change)
