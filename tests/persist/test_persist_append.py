@@ -390,6 +390,22 @@ async def test_an_outcome_that_cannot_be_told_is_not_guessed() -> None:
     assert await others[0].append([Append("s", 17, 18, ())]) == Appended((("s", 18),))
 
 
+async def test_a_creation_that_cannot_be_told_is_not_guessed() -> None:
+    stores = Stores(exclusive=False)
+    client = stores.client()
+
+    async def meanwhile(_: object) -> None:
+        stores.consensus.meanwhile = None
+        for upper in range(1, WRITERS_MAX + 1):
+            await add(stores.client(), "s", upper, (1, upper - 1, 1))
+
+    stores.consensus.fail, stores.consensus.meanwhile = "after", meanwhile
+    with pytest.raises(StorageError, match="cannot be told") as caught:
+        await client.create_shards([NewShard("s", SCHEMA)])
+    assert not caught.value.determinate
+    assert not await client.create_shards([NewShard("s", SCHEMA)]), "it is there"
+
+
 async def test_a_shard_that_was_dropped_is_not_taken_for_another_of_its_name() -> None:
     """As many changes as the old one had: what remembers the old one must not fit the new one."""
     stores = Stores(exclusive=False)

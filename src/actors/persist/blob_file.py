@@ -1,10 +1,10 @@
 """Blobs as files of one folder, each written so that a power cut leaves all of it or nothing.
 
 Order of a write: a new temporary file → bytes → fsync → rename to its place → fsync of the folder
-(and of the parent when the folder is new). Temporary files live below ``.tmp`` beside the
-folders; what a killed process left there is removed at the next start, which is safe because
-the owner of the state directory is alone in it. Where several processes share a folder of blobs
-only what is older than a day goes, and temporary files of one process are in nobody's way.
+(and of its parent, unless the folder's name is known to be durable). Temporary files live below
+``.tmp`` beside the folders; what a killed process left there is removed at the next start, which is
+safe because the owner of the state directory is alone in it. Where several processes share a folder
+of blobs only what is older than a day goes, and temporary files of one process are in nobody's way.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from actors.persist.location import BlobInfo, check_blob_key, storage_error
 
 TEMPORARY: Final = ".tmp"
 _CHUNK_BYTES: Final = 1024 * 1024
+_INSTALLS_MAX: Final = 4
+"""Of one blob, while collectors remove the folder that it is to go to."""
 _LEFT_MS: Final = 24 * 60 * 60 * 1000
 """Nobody writes one file for so long."""
 
@@ -34,6 +36,8 @@ class FileBlob:
         self._root = root
         self._temporary = root / TEMPORARY
         self._clock = clock
+        self._synced: set[str] = set()
+        """Folders, one a shard, whose names are durable; by any thread."""
         self._mark = os.urandom(8)
         """Two processes may write one key at the same time, and a killed one leaves its file."""
 
@@ -108,19 +112,24 @@ class FileBlob:
         return self._temporary / named.hexdigest()
 
     def _install(self, temporary: Path, key: str) -> None:
-        """Renames into place and makes the name durable."""
+        """Renames into place and makes the name durable, and that of its folder: another may have
+        made that, and not yet synced it."""
         place = self._place(key)
-        if not place.parent.is_dir():
-            place.parent.mkdir(exist_ok=True)
-            sync_folder(self._root)
+        folder = place.parent
+        for attempt in range(_INSTALLS_MAX):
+            try:
+                os.rename(temporary, place)
+                break
+            except FileNotFoundError:  # no folder yet, or a collector removed the empty one
+                if attempt == _INSTALLS_MAX - 1:
+                    raise
+                self._synced.discard(folder.name)
+                folder.mkdir(exist_ok=True)
         try:
-            os.rename(temporary, place)
-        except FileNotFoundError:  # a collector removed the empty folder just now
-            place.parent.mkdir(exist_ok=True)
-            sync_folder(self._root)
-            os.rename(temporary, place)
-        try:
-            sync_folder(place.parent)
+            sync_folder(folder)
+            if folder.name not in self._synced:  # looked up behind the rename: it is there now
+                sync_folder(self._root)
+                self._synced.add(folder.name)
         except OSError as error:
             raise storage_error(
                 f"sync the folder of blob {place}", error, determinate=False
@@ -129,7 +138,19 @@ class FileBlob:
     async def delete(self, key: str) -> bool:
         """Removes a file, and its folder when it was the last. Raises `StorageError`."""
         place = self._place(key)
-        return await self._clock.run_blocking(lambda: _delete(place))
+        return await self._clock.run_blocking(lambda: self._delete(place))
+
+    def _delete(self, place: Path) -> bool:
+        try:
+            place.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error(f"delete blob {place}", error) from error
+        self._synced.discard(place.parent.name)  # before: who makes it again makes it durable again
+        with suppress(OSError):  # not the last of its folder
+            place.parent.rmdir()
+        return True
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
         """Files whose key starts with `prefix`. Raises `StorageError`."""
@@ -209,17 +230,3 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise storage_error(f"read blob {path}", error) from error
-
-
-def _delete(path: Path) -> bool:
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise storage_error(f"delete blob {path}", error) from error
-    try:
-        path.parent.rmdir()
-    except OSError:
-        return True  # not the last of its folder
-    return True

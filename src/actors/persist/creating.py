@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from actors.errors import StorageError
+from actors.persist.appending import is_forgotten
 from actors.persist.change import Documents, Outcome
-from actors.persist.shard import ShardState, is_done
+from actors.persist.shard import WRITERS_MAX, ShardState, is_done
 from actors.progress import ShardId
 
 
 def create_all(
     documents: Documents, states: Mapping[ShardId, ShardState], writer: str, call: int
 ) -> Outcome[bool]:
-    """All of these, or none: False when there is one already."""
+    """All of these, or none: False when there is one already. Raises `StorageError`
+    (indeterminate) when an earlier attempt may have made it and its mark is gone."""
     held = [documents.shards[shard] for shard in states]
     first = held[0]
     if first is not None and is_done(first, writer, call):
         return Outcome(True)
+    if documents.uncertain and first is not None and is_forgotten(first, writer):
+        raise StorageError(
+            f"whether {', '.join(states)} were created cannot be told: more than {WRITERS_MAX}"
+            " others have written since",
+            determinate=False,
+        )
     if any(state is not None for state in held):
         return Outcome(False)
     return Outcome(True, states)
