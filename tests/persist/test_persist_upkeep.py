@@ -334,6 +334,35 @@ async def test_orphans_are_collected_after_the_grace() -> None:
     assert len(await stores.keys()) == 2
 
 
+async def test_what_is_claimed_while_orphans_are_removed_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stores = Stores()
+    dead = stores.client()
+    await dead.create_shards([NewShard("s", SCHEMA)])
+    parts = [(await dead.write_parts("s", updates((n, 6, 1))))[0] for n in range(3)]
+    client = stores.client()
+    assert await client.collect_orphans() == 0
+    stores.clock.later_ms = GRACE_MS
+    delete = stores.blob.delete
+    deleted: list[str] = []
+
+    async def claiming(key: str) -> bool:
+        others = [part for part in parts if part.key not in (key, *deleted)]
+        if not deleted:
+            assert await client.claim("s", others)
+        deleted.append(key)
+        done: bool = await delete(key)
+        return done
+
+    monkeypatch.setattr(stores.blob, "delete", claiming)
+    assert await client.collect_orphans() == 1
+    claimed = {part.key for part in parts} - set(deleted)
+    assert await stores.keys() == claimed
+    kept = [part for part in parts if part.key in claimed]
+    assert isinstance(await client.append([Append("s", 0, 9, tuple(kept))]), Appended)
+
+
 @pytest.mark.parametrize("ahead_ms", [-(10**9), 0, 10**9])
 async def test_the_grace_is_over_when_we_say_so_whatever_clocks_show(ahead_ms: int) -> None:
     """Of the store's clock, and of one that jumps, nobody depends."""
