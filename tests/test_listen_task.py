@@ -336,6 +336,33 @@ async def test_what_was_described_is_held_beyond_the_last_description(stage: Iso
     assert shard.held == set()
 
 
+async def test_a_grant_gives_its_bytes_and_no_more(stage: Isolation) -> None:
+    settings = Settings(inflight_bytes_per_dataflow_max=100, described_in_flight_max=9)
+    shard = FakeShard()
+    task, probe = spawn(stage, shard, settings)
+    await task.send(StartListen(-1, False))
+    for upper, key in ((1, "p"), (2, "q")):
+        shard.append(upper, key, bytes=40)
+        await probe.expect(Described, upper=upper)
+    shard.append(3, "r", bytes=70)
+    await probe.expect_nothing()
+    await task.send(Grant(40))
+    await probe.expect_nothing()
+    assert "credit 60" in task.statistics().doing
+    await task.send(Grant(10))
+    await probe.expect(Described, upper=3)
+
+
+async def test_a_failure_of_no_store_is_a_bug_here(stage: Isolation) -> None:
+    shard: Any = FakeShard()
+    shard.append(5, "p")
+    shard.fail_with = ValueError("a bug")
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(4, True))
+    await stage.expect_crash(ValueError)
+    await probe.expect_nothing()
+
+
 async def test_a_grant_never_raises_the_credit_above_its_start(stage: Isolation) -> None:
     settings = Settings(inflight_bytes_per_dataflow_max=100)
     shard = FakeShard()

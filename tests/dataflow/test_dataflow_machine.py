@@ -313,8 +313,13 @@ def test_a_failed_source_freezes_and_never_advances(kind: type) -> None:
         "Restore",
     ]
     assert made.incarnation == 2
-    # What the dead incarnation's tasks still say is of no interest.
+    # What the dead incarnation's tasks still say is of no interest, now and when all runs again.
     assert made.handle(described(0, 5, 9, incarnation=1)) == []
+    made.handle(m.Restored(2, 5, 4, (False,)))
+    made.handle(m.SourcesReady(2))
+    assert made.handle(described(0, 5, 9, part("q", 5, 9), incarnation=1)) == []
+    assert made.handle(Fetched("d", 1, 0, ask.piece.time, "p", updates(5))) == []
+    assert asks(made.handle(described(0, 5, 9, part("q", 5, 9), incarnation=2)))
 
 
 def test_a_freeze_lets_a_commit_finish_first() -> None:

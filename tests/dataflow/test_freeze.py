@@ -100,12 +100,18 @@ class House:
         self.shards = Shards(persist)
         self.flow: Any = None
 
-    async def begin(self, scratch: Path) -> None:
+    async def fill(self) -> None:
         for name in ("numbers", "out"):
             await shard(self.persist, name, NUMBERS)
         await write(self.persist, "numbers", 5, table(NUMBERS, (1, 2, 1), (2, 3, 1)))
-        description = view_description(numbers_plan(), [("numbers", NUMBERS)], 4)
-        self.flow = RealFlow(self.stage, self.shards, scratch, description)
+
+    @property
+    def description(self) -> Any:
+        return view_description(numbers_plan(), [("numbers", NUMBERS)], 4)
+
+    async def begin(self, scratch: Path) -> None:
+        await self.fill()
+        self.flow = RealFlow(self.stage, self.shards, scratch, self.description)
         await self.flow.start()
         await self.flow.reported(5)
 
@@ -324,3 +330,24 @@ async def test_what_may_not_write_reads_and_writes_nothing(
         await again.subject.send(WritesAllowed())
         await again.reported(14)
         assert await contents(house.persist, "out", NUMBERS, 13) == ALL
+
+
+async def test_what_may_not_write_does_not_hydrate(stage: Isolation, tmp_path: Path) -> None:
+    blob = MemoryBlob(stage.clock)
+    persist = PersistClient(blob, MemoryConsensus(), FILES, stage.clock)
+    house = House(stage, persist, blob)
+    await house.fill()
+    flow = house.flow = RealFlow(stage, house.shards, tmp_path, house.description)
+    before = await persist.state("out")
+    await flow.subject.send(Scheduled())
+    await house.rest()
+    assert (await persist.state("out")).batches == before.batches == ()
+    assert not flow.told(StartSources), "it waits for who may"
+    await flow.subject.send(WritesAllowed())
+    await flow.reported(5)
+    assert await contents(persist, "out", NUMBERS, 4) == sorted([(2, 1), (4, 1)], key=repr)
+    await flow.stop()
+    for task in flow.tasks:
+        for each in task:
+            await each.stop()
+    await persist.close()
