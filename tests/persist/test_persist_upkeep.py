@@ -158,6 +158,26 @@ async def test_a_reader_that_opens_while_the_since_moves_holds_what_it_is_told()
     assert await contents(readers[0], client, 5) == [(1, 1)]
 
 
+async def test_a_part_that_is_still_held_outlives_the_release_of_another() -> None:
+    stores = Stores(exclusive=False)
+    writer, other = stores.client(), stores.client()
+    await writer.create_shards([NewShard("s", SCHEMA)])
+    for time in range(5):
+        await add(writer, "s", time + 1, (time, time, 1))
+    reader = await other.open_reader("s", "r")
+    parts, _ = await reader.snapshot(4)
+    await writer.maintain("s")
+    assert {part.key for part in parts} <= {gone.key for gone in (await writer.state("s")).retired}
+    reader.release([parts[0].key])
+    await other.upkeep.heartbeat("s")
+    await writer.upkeep.collect("s")
+    assert {part.key for part in parts[1:]} <= await stores.keys()
+    reader.release([part.key for part in parts])
+    await other.upkeep.heartbeat("s")
+    await writer.upkeep.collect("s")
+    assert not {part.key for part in parts} & await stores.keys()
+
+
 async def test_a_part_in_use_is_not_deleted() -> None:
     stores = Stores()
     client = stores.client()

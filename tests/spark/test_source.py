@@ -57,6 +57,7 @@ from actors.persist.attach import Place, attach
 from actors.persist.handed import HandedLeases
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import error_update
+from actors.spark.source import reading
 from actors.spark.source.data_source import FilteringReader
 from actors.spark.source.filters import checks_of, passing
 from actors.spark.source.options import wish_of
@@ -442,6 +443,34 @@ def test_a_lease_is_held_while_tasks_read_and_dropped_by_the_last(world: World) 
     both = first + rows_of(reader, partitions[:1])
     assert both == {(10, "a"): 1, (20, "a"): 1}
     assert world.guests() == []
+
+
+def test_a_task_that_takes_long_renews_the_lease_between_parts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for upper in (10, 20, 30):
+        world.append(upper, [(upper, "a", upper - 1, 1)])
+    reader, [partition] = planned(world.source())
+    kept: list[list[str]] = []
+    keep = reading._keep
+
+    async def counted(planned: Any, keys: list[str]) -> None:
+        kept.append(keys)
+        await keep(planned, keys)
+
+    class Slow(SystemClock):
+        late_ms = 0
+
+        def monotonic_ms(self) -> float:
+            self.late_ms += reader._loaded.settings.reader_lease_ms // 2
+            return super().monotonic_ms() + self.late_ms
+
+    monkeypatch.setattr(reading, "_keep", counted)
+    assert len(rows_of(reader, [partition])) == 3
+    assert [len(keys) for keys in kept] == [3], "it is quick"
+    monkeypatch.setattr(reading, "SystemClock", Slow)
+    assert len(rows_of(reader, [partition])) == 3
+    assert [len(keys) for keys in kept[1:]] == [3, 3, 3, 3]
 
 
 def test_tasks_that_come_after_the_lease_take_it_anew_or_say_so(world: World) -> None:
