@@ -177,6 +177,28 @@ async def test_a_part_that_is_still_held_outlives_the_release_of_another() -> No
     assert not {part.key for part in parts} & await stores.keys()
 
 
+async def test_who_always_holds_some_part_holds_no_others() -> None:
+    """A reader under steady traffic takes the next part before it gives back the last."""
+    stores = Stores(exclusive=False)
+    writer, other = stores.client(), stores.client()
+    await writer.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    reader, held = await other.open_reader("s", "r"), []
+    for time in range(60):
+        await add(writer, "s", time + 1, (time, time, 1))
+        await other.recent_upper("s")
+        batches, _ = await reader.next(time)
+        held.append([part.key for batch in batches for part in batch.parts])
+        if time:
+            reader.release(set(held[-2]) - set(held[-1]))
+        await reader.downgrade(time)
+        await writer.set_hold("s", "h", time)
+        await other.upkeep.heartbeat("s")
+        await writer.maintain("s")
+        state = await writer.state("s")
+        assert len(state.retired) <= 12, time
+        assert set(held[-1]) <= await stores.keys()
+
+
 async def test_a_part_in_use_is_not_deleted() -> None:
     stores = Stores()
     client = stores.client()

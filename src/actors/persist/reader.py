@@ -256,14 +256,14 @@ class Reader:
         self._wait_upper = wait_upper
         self._book = book
         self._observe = observe
-        self._keys: set[str] = set()
-        self._seqno: int | None = None
+        self._keys: dict[str, int] = {}
+        """Parts that it was told of and has not released, and the state that named them first."""
         self._closed = False
         self.lease_id = book.add(self)
 
     def seqno_held(self, current: int) -> int:
         """The oldest state of which parts may be in use."""
-        return current if self._seqno is None else min(self._seqno, current)
+        return min(current, min(self._keys.values(), default=current))
 
     async def snapshot(
         self, as_of: Time, wanted: PartFilter | None = None
@@ -332,19 +332,16 @@ class Reader:
         return key in self._keys
 
     def _take(self, state: ShardState, parts: Iterable[Part]) -> None:
-        keys = {part.key for part in parts if part.key} - self._keys
-        if self._seqno is None and keys:
-            self._seqno = state.seqno
-        self._keys |= keys
+        keys = {part.key for part in parts if part.key} - self._keys.keys()
+        self._keys |= dict.fromkeys(keys, state.seqno)
         self._book.take(keys)
 
     def release(self, keys: Iterable[str]) -> None:
         """These parts are no longer needed. Unknown keys, and those of inline parts, are fine."""
-        free = self._keys.intersection(keys)
-        self._keys -= free
+        free = self._keys.keys() & set(keys)
+        for key in free:
+            del self._keys[key]
         self._book.give_back(free)
-        if not self._keys:
-            self._seqno = None
 
     async def downgrade(self, since: Time) -> None:
         """Nothing below `since` will be read; made durable with the shard's next write."""
