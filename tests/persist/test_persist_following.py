@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from store_houses import CLOCK, SETTINGS, StoreHouse  # type: ignore[import-not-found]
 
-from actors.errors import StorageError, UnknownObject
+from actors.errors import Corrupt, StorageError, UnknownObject
 from actors.persist import Append, Appended, NewShard, PersistClient
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.location import Watched
@@ -151,6 +151,59 @@ async def test_a_store_that_fails_meanwhile_delays_and_loses_nothing(
             await append(writer, 1)
             assert await reader.wait_upper("s", 0) == 1
         assert left == [0]
+
+
+async def test_one_damaged_document_keeps_nobody_from_hearing_of_others(
+    house: StoreHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two(house) as (writer, reader):
+        for name in ("a", "s"):
+            assert await writer.create_shards([NewShard(name, SCHEMA)])
+        assert await reader.upper("a") == await reader.upper("s") == 0
+        head, damaged = reader.consensus.head, [True]
+
+        async def reading(key: str) -> Any:
+            if key == "shard/a" and damaged[0]:
+                raise Corrupt("it is damaged", determinate=True)
+            return await head(key)
+
+        monkeypatch.setattr(reader.consensus, "head", reading)
+        with anyio.fail_after(200):
+            assert await writer.append([Append("a", 0, 3, ())])
+            for upper in range(1, 4):
+                await append(writer, upper)
+                assert await reader.wait_upper("s", upper - 1) == upper
+            damaged[0] = False  # it was restored, and nobody tells of that
+            assert await reader.wait_upper("a", 0) == 3
+
+
+async def test_who_waits_for_what_is_in_doubt_hears_of_it(
+    house: StoreHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set whose outcome is open and that never happened: its document is not kept meanwhile."""
+    async with two(house) as (writer, reader):
+        assert await writer.create_shards([NewShard("s", SCHEMA)])
+        assert await reader.upper("s") == 0
+        right = reader.consensus.compare_and_set
+
+        async def lost(ops: Any) -> bool:
+            raise StorageError("no answer", determinate=False)
+
+        monkeypatch.setattr(reader.consensus, "compare_and_set", lost)
+        with pytest.raises(StorageError):
+            await append(reader, 1)
+        monkeypatch.setattr(reader.consensus, "compare_and_set", right)
+        uppers: list[int] = []
+
+        async def wait() -> None:
+            uppers.append(await reader.wait_upper("s", 0))
+
+        with anyio.fail_after(200):
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
+                await append(writer, 1)
+        assert uppers == [1]
 
 
 async def test_only_some_stores_tell(house: StoreHouse) -> None:

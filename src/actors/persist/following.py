@@ -10,6 +10,7 @@ being read are one.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -63,18 +64,24 @@ async def _changes(
     if not isinstance(consensus, Watched):
         while True:
             await anyio.sleep(settings.store_poll_ms / 1000)
-            await _look(machine, fence, settings, {None: None})
+            await _look(machine, fence, {None: None})
     due: dict[str | None, None] = {}
     heard = anyio.Event()
 
     async def look() -> None:
         nonlocal heard
+        failures = 0
         while True:
-            await heard.wait()
+            # What could not be read is due still: again after a pause, or with what is heard next.
+            pause_ms = settings.retry_delay_ms(failures) if failures else math.inf
+            with anyio.move_on_after(pause_ms / 1000):
+                await heard.wait()
             heard = anyio.Event()
             now = dict(due)
             due.clear()
-            await _look(machine, fence, settings, now)
+            failed = await _look(machine, fence, now)
+            due.update(failed)
+            failures = failures + 1 if failed else 0
 
     async with anyio.create_task_group() as group:
         group.start_soon(look)
@@ -86,32 +93,27 @@ async def _changes(
 
 
 async def _look(
-    machine: Machine,
-    fence: FencedConsensus | None,
-    settings: Settings,
-    due: dict[str | None, None],
-) -> None:
-    """Reads what is due again, as far as it is known; None: all of it."""
-    whole = None in due
-    if fence is not None and (whole or EPOCH_KEY in due):
-        await _until_read(fence.look, settings)
-    if whole or TABLES_UPPER in due:
-        # First: shards that it seals are then read as they are at it, or newer.
-        await _until_read(machine.refresh_tables, settings)
-    for shard in machine.cached_shards():
-        if whole or shard_key(shard) in due:
-            await _until_read(partial(machine.refresh, shard), settings)
+    machine: Machine, fence: FencedConsensus | None, due: dict[str | None, None]
+) -> dict[str | None, None]:
+    """Reads what is due again, as far as it is known; None: all of it. Gives what could not be
+    read: one damaged document keeps nobody from hearing of the others."""
+    whole, failed = None in due, list[str]()
 
-
-async def _until_read(read: Callable[[], Awaitable[object]], settings: Settings) -> None:
-    failures = 0
-    while True:
+    async def read(key: str, what: Callable[[], Awaitable[object]]) -> None:
         try:
-            await read()
-            return
+            await what()
         except Fenced:
             return  # whoever follows hears of it
         except StorageError as error:
-            failures += 1
-            log.warning("changes of other processes are not seen yet: %s", error)
-            await anyio.sleep(settings.retry_delay_ms(failures) / 1000)
+            log.warning("changes of %s by other processes are not seen yet: %s", key, error)
+            failed.append(key)
+
+    if fence is not None and (whole or EPOCH_KEY in due):
+        await read(EPOCH_KEY, fence.look)
+    if whole or TABLES_UPPER in due:
+        # First: shards that it seals are then read as they are at it, or newer.
+        await read(TABLES_UPPER, machine.refresh_tables)
+    for shard in machine.known_shards():
+        if whole or shard_key(shard) in due:
+            await read(shard_key(shard), partial(machine.refresh, shard))
+    return dict.fromkeys(failed)

@@ -68,6 +68,7 @@ R = TypeVar("R")
 
 CONTENDED_MAX = 200
 """Sets of one change that came too late."""
+_SHARDS = shard_key("")
 _AT_ONCE = 2
 """So many of them are tried again without a pause."""
 
@@ -139,9 +140,10 @@ class Machine:
         """Of its document as this process knows it; 0: it does not."""
         return self._bytes.get(shard, 0) if shard in self._shards else 0
 
-    def cached_shards(self) -> list[ShardId]:
-        """Those that this process knows."""
-        return list(self._shards)
+    def known_shards(self) -> list[ShardId]:
+        """Those that this process knows, or has to read again whenever it is asked."""
+        doubtful = (key.removeprefix(_SHARDS) for key in self._in_doubt if key != TABLES_UPPER)
+        return list(dict.fromkeys([*self._shards, *doubtful]))
 
     async def refresh_tables(self) -> None:
         """The tables' upper as it is in the store now. Raises `StorageError`."""
@@ -150,9 +152,13 @@ class Machine:
 
     async def refresh(self, shard: ShardId) -> ShardState | None:
         """The state as it is in the store now. Raises `StorageError`."""
-        async with self._locked([shard_key(shard)]):
+        key = shard_key(shard)
+        async with self._locked([key]):
+            doubtful = key in self._in_doubt
             state = await self._believed(shard)
             self._forget_doubtful([shard])
+            if doubtful:  # what was known of it was forgotten: nobody can tell whether it changed
+                self._changed(key)
             return state
 
     async def _known(self, shard: ShardId) -> ShardState | None:
