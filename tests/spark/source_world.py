@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql.datasource import (
     Filter,
@@ -18,8 +19,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from actors.kernel import SystemClock
-from actors.persist import Append, NewShard, PersistClient, ShardState
+from actors.persist import Append, Cas, NewShard, PersistClient, ShardState, shard_key
 from actors.persist.attach import Place, attach
+from actors.persist.documents import decode_shard, encode
 from actors.persist.guests import is_guest
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import error_update
@@ -91,6 +93,18 @@ class World:
                 return await found.client.state(S)
 
         return [name for name in anyio.run(body).leases if is_guest(name) and "tasks" in name]
+
+    def drop_guests(self) -> None:
+        """All leases from outside end."""
+
+        async def body(client: PersistClient) -> None:
+            key = shard_key(S)
+            head = await client.head(key)
+            assert head is not None
+            state = replace(decode_shard(key, head.data), leases={})
+            assert await client.compare_and_set([Cas(key, head.seqno, encode(state))])
+
+        self.run(body)
 
     def source(self, **options: object) -> PenstockDataSource:
         given = {"stateDir": str(self.folder), "shard": S} | {k: str(v) for k, v in options.items()}

@@ -272,7 +272,7 @@ def test_a_since_that_goes_on_while_a_frame_is_loaded(
 
     monkeypatch.setattr(HandedLeases, "hold_load", meanwhile)
     with pytest.raises(ReadBelowSince):
-        world.source(changes="true", startingTime=3)._load()
+        rows(world.source(changes="true", startingTime=3))
     assert world.source(changes="true")._load().start == 7
 
 
@@ -327,7 +327,9 @@ def test_damaged_contents_are_refused(world: World) -> None:
         ({"asOff": "1"}, InvalidUsage, "no option 'asOff'; near it are asOf"),
         ({"changes": "yes"}, InvalidUsage, "true or false"),
         ({"stateDir": None}, InvalidUsage, "name the stores"),
-        ({"consumer": ""}, InvalidUsage, "1 to 128 characters"),
+        ({"consumer": "", "changes": "true"}, InvalidUsage, "1 to 128 characters"),
+        ({"consumer": "c"}, InvalidUsage, "option consumer is of changes, and rows are read"),
+        ({"asOf": "9" * 5000}, InvalidUsage, "whole number"),
         ({"startingTime": "newest", "changes": "true"}, InvalidUsage, "begin somewhere"),
     ],
 )

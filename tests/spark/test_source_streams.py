@@ -130,6 +130,27 @@ def test_a_batch_is_the_same_when_it_is_asked_for_again(busy_world: World) -> No
     assert world.state().holds[consumer_hold("c")] == 30
 
 
+def test_a_stream_goes_on_from_its_checkpoint_though_its_start_is_gone(busy_world: World) -> None:
+    world = busy_world
+    first = Stream(world, startingTime=5, consumer="c")
+    assert first.batch() == {(2, "b", 5): 1, (1, "a", 12): -1}
+    first.commit()
+    first.reader.stop()
+    world.append(30, [(3, "c", 25, 1)])
+    world.drop_guests()  # as when the leases of what was loaded have run out
+    world.since(30)
+    assert world.state().since == 20
+    again = Stream(world, offset=first.offset, startingTime=5, consumer="c")
+    assert again.batch() == {(3, "c", 25): 1}
+    with pytest.raises(ReadBelowSince, match="startingTime 5 of s1 lies below its since 20"):
+        Stream(world, startingTime=5, consumer="d")
+
+
+def test_a_stream_has_no_end(busy_world: World) -> None:
+    with pytest.raises(InvalidUsage, match="leave option asOf out"):
+        Stream(busy_world, asOf=10)
+
+
 def test_a_since_that_passed_the_offset_is_named(busy_world: World) -> None:
     world = busy_world
     world.since(15)

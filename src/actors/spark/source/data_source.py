@@ -79,6 +79,11 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
                 "a stream is of changes, with columns _time and _diff: add"
                 ' .option("changes", "true")'
             )
+        if loaded.wish.as_of is not None:
+            raise InvalidUsage(
+                "a stream goes on and on: leave option asOf out, or stop with"
+                " .trigger(availableNow=True)"
+            )
         check_shape(loaded, schema)
         return ChangesReader(loaded, shape_of(schema))
 

@@ -29,6 +29,7 @@ KNOWN: Final = (
     "sumRowsMax",
     "maxRowsPerBatch",
 )
+_OF_CHANGES: Final = ("startingTime", "consumer", "maxRowsPerBatch")
 _PARTITION_BYTES: Final = 32 * 1024 * 1024
 _SUM_ROWS: Final = 1_000_000
 
@@ -71,6 +72,12 @@ def wish_of(options: Mapping[str, str]) -> Wish:
     changes = given.get("changes", "false").lower()
     if changes not in ("true", "false"):
         raise InvalidUsage(f"option changes is {changes!r}: write true or false")
+    strange = [name for name in _OF_CHANGES if name in given and changes == "false"]
+    if strange:
+        raise InvalidUsage(
+            f"option {strange[0]} is of changes, and rows are read here: leave it out, or add"
+            ' .option("changes", "true")'
+        )
     return Wish(
         place=place_of(given.get("stateDir"), given.get("blobUrl"), given.get("consensusUrl")),
         shard=given.get("shard"),
@@ -90,7 +97,8 @@ def _number(given: Mapping[str, str], name: str, most: int) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    if not text.strip().isascii() or not text.strip().isdigit() or int(text) > most:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20) or int(digits) > most:
         also = f", {NEWEST} or {SNAPSHOT}" if name == "startingTime" else ""
         raise InvalidUsage(f"option {name} is {text!r}: write a whole number up to {most}{also}")
     return int(text)

@@ -126,14 +126,16 @@ async def load(wish: Wish, settings: Settings) -> Loaded:
             state, upper = await _sealed(stores, settings, wish, shard)
             as_of = wish.as_of if wish.as_of is not None else min(upper, EMPTY) - 1
             start = wish.start if isinstance(wish.start, int) else state.since
-            held = start if wish.changes else as_of
+            # A stream may go on from its checkpoint, whatever became of where it began: whether
+            # `start` can be read is asked where it is read from.
+            held = max(start, state.since) if wish.changes else as_of
             loaded = Loaded(wish, settings, shard, state.schema, as_of, start, fresh_name())
             try:
                 await stores.leases.hold_load(shard, loaded.name, held)
             except ReadBelowSince:
                 # Nobody asked for just that time: the since went on while we looked.
-                asked = wish.start if wish.changes else wish.as_of
-                if isinstance(asked, int) or attempt == _ATTEMPTS_MAX - 1:
+                asked = None if wish.changes else wish.as_of
+                if asked is not None or attempt == _ATTEMPTS_MAX - 1:
                     raise
             else:
                 return loaded

@@ -63,6 +63,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             return {"time": max(upper, state.since)}
         if start == SNAPSHOT:
             return {"time": max(loaded.start, state.since), "snapshot": True}
+        if loaded.start < state.since:
+            raise ReadBelowSince(
+                f"startingTime {start} of {loaded.shown()} lies below its since {state.since}:"
+                " changes from then on are no longer told apart; begin later, or with the snapshot"
+            )
         return {"time": start}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
