@@ -190,7 +190,9 @@ async def test_retries_end(stage: Isolation) -> None:
     store = FakeStore()
     part = store.put("p", 1)
     store.failures["p"] = [StorageError("timed out", determinate=True) for _ in range(99)]
-    settings = Settings(retry_delay_ms_min=1, retry_delay_ms_max=2, fetch_attempts_max=3)
+    settings = Settings(
+        retry_delay_ms_min=1, retry_delay_ms_max=2, fetch_attempts_max=3, fetches_in_flight_max=1
+    )
     task, probe = spawn(stage, store, settings)
     await task.send(Fetch(10, part))
     await stage.advance(4)

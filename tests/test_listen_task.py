@@ -131,6 +131,9 @@ class FakeShard:
             self.held.remove(key)
 
     async def close(self) -> None:
+        self.give_up()
+
+    def give_up(self) -> None:
         self.closed = True
         self.held.clear()
 
@@ -361,6 +364,7 @@ async def test_a_failure_of_no_store_is_a_bug_here(stage: Isolation) -> None:
     await task.send(StartListen(4, True))
     await stage.expect_crash(ValueError)
     await probe.expect_nothing()
+    assert shard.closed, "nobody stops an actor that crashed: its lease would be for ever"
 
 
 async def test_a_grant_never_raises_the_credit_above_its_start(stage: Isolation) -> None:
@@ -567,3 +571,4 @@ async def test_a_second_start_signal_is_a_bug_of_the_sender(stage: Isolation) ->
     await task.send(StartListen(5, True))
     error = await stage.expect_crash(LocalProtocolError)
     assert "send it once" in str(error)
+    assert shard.closed

@@ -129,6 +129,7 @@ class ListenTask(Actor[_Message]):
         self._consumer = consumer
         self._settings = settings
         self._reader: Reader | None = None
+        self._abandoned = False
         self._start: StartListen | None = None
         self._snapshot_due = False
         self._frontier: Frontier = 0
@@ -161,6 +162,8 @@ class ListenTask(Actor[_Message]):
             with anyio.CancelScope(shield=True):
                 reader = await self._persist.open_reader(self._shard, reader_id)
                 self._reader = reader
+                if self._abandoned:
+                    reader.give_up()
             return reader
 
         self.ctx.effect(lambda: self._answer(open_reader), done=_Opened, failed=_failed)
@@ -177,6 +180,13 @@ class ListenTask(Actor[_Message]):
 
     async def receive(self, message: _Message) -> None:
         """Handles one message."""
+        try:
+            self._receive(message)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _receive(self, message: _Message) -> None:
         match message:
             case StartListen():
                 self._started(message)
@@ -326,12 +336,24 @@ class ListenTask(Actor[_Message]):
 
     async def _proved(self, listing: Callable[[], Awaitable[_Listed]]) -> _Listed:
         """What was listed, once the filter has been audited on it. Raises `UnsoundFilter`."""
-        found = await self._answer(listing)
-        if self._sieve is not None and self._unproved:
-            unproved, self._unproved = self._unproved, []
-            await self._sieve.prove(unproved, self._read, self.ctx.clock)
-            self._release([part.key for part in unproved])
-        return found
+        try:
+            found = await self._answer(listing)
+            if self._sieve is not None and self._unproved:
+                unproved, self._unproved = self._unproved, []
+                await self._sieve.prove(unproved, self._read, self.ctx.clock)
+                self._release([part.key for part in unproved])
+            return found
+        except PenstockError:
+            raise
+        except Exception:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """The actor crashes, and nobody stops it then: its lease would be renewed for ever."""
+        self._abandoned = True
+        if self._reader is not None:
+            self._reader.give_up()
 
     async def _read(self, part: Part) -> pa.Table:
         return await self._persist.fetch(part, self._schema)
