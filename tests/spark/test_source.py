@@ -447,6 +447,17 @@ def test_a_lease_is_held_while_tasks_read_and_dropped_by_the_last(world: World) 
     assert world.guests() == []
 
 
+def test_a_task_that_is_cut_short_gives_its_lease_back(world: World) -> None:
+    for upper in (10, 20):
+        world.append(upper, [(upper, "a", upper - 1, 1)])
+    reader, [partition] = planned(world.source())
+    batches = reader.read(partition)
+    next(batches)
+    assert len(world.guests()) == 1
+    batches.close()  # Spark has all that it wants: show(), LIMIT
+    assert world.guests() == []
+
+
 def test_a_task_that_takes_long_renews_the_lease_between_parts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

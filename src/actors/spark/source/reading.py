@@ -38,13 +38,19 @@ class ShardPartition(InputPartition):  # type: ignore[misc]
 def read(planned: Planned, task: Task, number: int, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The batches of a task. Raises `LeaseLost`, `Corrupt`, `StorageError`."""
     with start_blocking_portal("asyncio") as portal:
-        yield from _read(portal, planned, task, shape)
         try:
-            portal.call(_done, planned, number)
-        except PenstockError as error:  # it expires
-            log.warning(
-                "a lease of shard %s stays until it expires: %s", planned.loaded.shard, error
-            )
+            yield from _read(portal, planned, task, shape)
+        except GeneratorExit:  # Spark has all that it wants: a LIMIT
+            _tell_done(portal, planned, number)
+            raise
+        _tell_done(portal, planned, number)
+
+
+def _tell_done(portal: BlockingPortal, planned: Planned, number: int) -> None:
+    try:
+        portal.call(_done, planned, number)
+    except PenstockError as error:  # it expires
+        log.warning("a lease of shard %s stays until it expires: %s", planned.loaded.shard, error)
 
 
 def _read(
