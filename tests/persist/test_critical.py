@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -174,6 +175,42 @@ async def test_an_older_document_is_read_and_written_as_the_newest() -> None:
     assert (state.version, state.tokens) == (2, {})
     sealed = msgspec.msgpack.decode(encode(state))
     assert msgspec.msgpack.decode(sealed["document"])["version"] == 2
+
+
+async def test_a_reader_that_waits_hears_that_its_lease_is_lost() -> None:
+    stores = Stores(INLINE, exclusive=False)
+    await grown(stores)
+    client, other = stores.client(), stores.client()
+    reader = await client.open_reader("s", "r")
+    caught: list[LeaseLost] = []
+
+    async def wait() -> None:
+        with pytest.raises(LeaseLost, match="the lease of reader r") as lost:
+            await reader.next(9)
+        caught.append(lost.value)
+
+    with anyio.fail_after(200):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            await other.state("s")
+            stores.clock.later_ms += stores.settings.reader_lease_ms + 1
+            await other.upkeep.heartbeat("s")  # drops what was not renewed
+            await client.recent_upper("s")
+    assert caught
+
+
+async def test_readers_of_a_dropped_shard_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    stores = Stores(INLINE, exclusive=False)
+    await grown(stores)
+    client, other = stores.client(), stores.client()
+    reader = await client.open_reader("s", "r")
+    await other.drop_shards(["s"])
+    await client.upkeep.renew_leases()
+    await reader.close()
+    await client.upkeep.renew_leases()
+    assert client._book.to_renew() == []
+    assert not caplog.records, "nothing is wrong, and nothing is to be renewed"
 
 
 async def test_an_owner_who_lost_answer_and_mark_is_not_surely_fenced() -> None:

@@ -7,9 +7,10 @@ from persist_world import (  # type: ignore[import-not-found]
     SCHEMA,
     FlakyConsensus,
     Stores,
+    add,
 )
 
-from actors.errors import StorageError
+from actors.errors import LeaseLost, StorageError
 from actors.persist import NewShard
 from actors.persist.handed import HandedLeases, consumer_hold
 
@@ -49,3 +50,22 @@ async def test_a_failure_behind_one_of_open_outcome_is_open_too() -> None:
     with pytest.raises(StorageError) as caught:
         await leases.hold("s", "other", 0)
     assert caught.value.determinate
+
+
+async def test_a_lease_is_not_taken_anew_on_what_may_be_deleted_any_time() -> None:
+    stores = Stores(exclusive=False)
+    client, other = stores.client(), stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    for time in range(4):
+        await add(client, "s", time + 1, (time, time, 1))
+    leases = HandedLeases(stores.consensus, stores.settings, stores.clock)
+    state, handed = await leases.take("s", "r", 0)
+    reader = await other.open_reader("s", "r")
+    await reader.snapshot(3)  # so that what is compacted stays for a while
+    await leases.drop(handed)
+    await leases.keep(handed, state.live_keys())  # all is there
+    await leases.drop(handed)
+    await client.upkeep.compact("s")
+    assert state.live_keys() <= (await leases.look("s"))[0].blob_keys()
+    with pytest.raises(LeaseLost, match=r"load\(\) it again"):
+        await leases.keep(handed, state.live_keys())

@@ -7,7 +7,7 @@ upper. Who waits for an upper is woken by the change itself: within a process no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -15,7 +15,7 @@ from random import Random
 import anyio
 import pyarrow as pa
 
-from actors.errors import Closed, Fenced, InvalidUsage, PenstockError, StorageError, UnknownObject
+from actors.errors import Closed, Fenced, InvalidUsage, PenstockError, StorageError
 from actors.kernel import Clock
 from actors.persist.appending import append_all, check_append, trace, trace_refusal, with_holds
 from actors.persist.blob_memory import MemoryBlob
@@ -169,13 +169,7 @@ class PersistClient:
             return
         self._closed = True
         with anyio.CancelScope(shield=True):
-            for shard in self._book.to_renew():
-                await self._book.close_readers(shard)
-                if not self.exclusive:
-                    try:
-                        await self.upkeep.heartbeat(shard)
-                    except (StorageError, UnknownObject):
-                        continue  # the leases expire
+            await self.upkeep.close_readers(written=not self.exclusive)
             self._waiters.wake_all()
             await self.consensus.close()
             if self._directory is not None:
@@ -278,15 +272,19 @@ class PersistClient:
         state = await self._machine.state(shard)
         return state, sealed(state, tables.upper)
 
-    async def wait_upper(self, shard: ShardId, beyond: Frontier) -> Frontier:
-        """The upper, once it is beyond a frontier. Raises `UnknownObject` (also when the shard
-        is dropped meanwhile), `InvalidUsage` (nothing is beyond the empty frontier), `Closed`."""
+    async def wait_upper(
+        self, shard: ShardId, beyond: Frontier, check: Callable[[], None] = lambda: None
+    ) -> Frontier:
+        """The upper, once it is beyond a frontier. Raises `UnknownObject` (also when the shard is
+        dropped meanwhile), `InvalidUsage` (nothing is beyond the empty one), `Closed`, and what
+        `check` raises, which is asked whenever something has changed."""
         if beyond >= EMPTY:
             raise InvalidUsage(f"shard {shard}: no upper lies beyond {format_frontier(beyond)}")
         while True:
             if self._closed:
                 raise Closed("the state directory is closed")
             state, upper = await self._observe(shard)
+            check()
             if upper > beyond:
                 return upper
             keys = [shard_key(shard)] + ([TABLES_UPPER] if state.tables else [])

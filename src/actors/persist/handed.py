@@ -203,7 +203,7 @@ class HandedLeases:
             found = _found(state, handed)
             lease = Lease(max(handed.since, state.since), handed.seqno, self._until())
             if found is None:
-                gone = set(keys) - state.blob_keys()
+                gone = set(keys) - state.live_keys()  # one that was retired may go any time
                 if gone:
                     raise LeaseLost(
                         f"the lease of this read of shard {state.id} ended, and {len(gone)} parts"

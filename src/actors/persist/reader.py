@@ -243,7 +243,7 @@ class Reader:
         shard: ShardId,
         reader_id: str,
         since: Time,
-        wait_upper: Callable[[ShardId, Frontier], Awaitable[Frontier]],
+        wait_upper: Callable[[ShardId, Frontier, Callable[[], None]], Awaitable[Frontier]],
         book: LeaseBook,
         observe: Callable[[ShardId], Awaitable[tuple[ShardState, Frontier]]],
     ) -> None:
@@ -309,7 +309,7 @@ class Reader:
                 )
             if upper > beyond:
                 return state, upper
-            await self._wait_upper(self.shard, beyond)
+            await self._wait_upper(self.shard, beyond, self.check)
 
     def check(self) -> None:
         """Raises `Closed`, and `LeaseLost` when another process let its lease expire: parts that

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -127,8 +128,18 @@ class Upkeep:
             try:
                 if self._book.due(await self._machine.state(shard)):
                     await self.heartbeat(shard)
-            except (StorageError, UnknownObject) as error:
+            except UnknownObject:
+                self._book.forget(shard)  # it was dropped, and its leases with it
+            except StorageError as error:
                 log.warning("leases on shard %s are not renewed yet: %s", shard, error)
+
+    async def close_readers(self, *, written: bool) -> None:
+        """Closes all; their leases go with the next writes, or at once (`written`)."""
+        for shard in self._book.to_renew():
+            await self._book.close_readers(shard)
+            if written:
+                with suppress(StorageError, UnknownObject):  # they expire
+                    await self.heartbeat(shard)
 
     # -- compaction -------------------------------------------------------------------------------
 
