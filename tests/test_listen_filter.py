@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from actors.errors import StorageError, UnsoundFilter
+from actors.errors import Corrupt, StorageError, UnsoundFilter
 from actors.kernel import SystemClock
 from actors.listen_task import ListenTask
 from actors.persist import Append, Condition, NewShard, Part, PartFilter, PersistClient
@@ -142,3 +142,14 @@ async def test_a_store_that_fails_an_audit_says_nothing_about_the_filter(
         assert found.filtered is not None
         assert (found.filtered.parts, found.filtered.audited) == (1, 0)
         assert made.fetched == [key]
+
+
+async def test_an_audit_that_meets_a_damaged_part_freezes_the_source(stage: Isolation) -> None:
+    """As it would be for one who reads the part."""
+    with anyio.fail_after(20):
+        made = await world(stage, ALL)
+        await made.append(1)
+        made.fail = Corrupt("made up", determinate=True)
+        await made.task.send(StartListen(0, True))
+        failed = await made.probe.expect(ListenFailed)
+        assert isinstance(failed.error, Corrupt)

@@ -31,7 +31,7 @@ from actors.persist.shard import (
     validate,
 )
 from actors.plan.schema import Column, Schema
-from actors.progress import EMPTY
+from actors.progress import EMPTY, TIME_MAX
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -134,6 +134,13 @@ def test_since_is_the_least_hold_or_lease_and_never_goes_back() -> None:
         with_hold(state, "h3", 4)
     state = with_hold(state, "h3", 9)
     assert with_hold(state, "h3", 2) is state, "one that exists stops at the since"
+
+
+def test_a_closed_shard_stays_readable_at_its_last_time() -> None:
+    closed = without_hold(grown(new(), EMPTY), "h")
+    read = renewed(closed, {"r": Lease(EMPTY, 0, 100)}, frozenset(), 10)
+    assert read.since == TIME_MAX
+    assert renewed(read, {"r": Lease(EMPTY, 0, 100)}, frozenset(), 10).since == TIME_MAX
 
 
 def test_own_leases_are_renewed_and_given_up_ones_go() -> None:

@@ -22,7 +22,8 @@ from actors.kernel import SystemClock
 from actors.persist import Append, Cas, NewShard, PersistClient, ShardState, shard_key
 from actors.persist.attach import Place, attach
 from actors.persist.documents import decode_shard, encode
-from actors.persist.guests import is_guest
+from actors.persist.guests import guest_lease, is_guest
+from actors.persist.schemas import Evolved
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import error_update
 from actors.settings import Settings
@@ -94,14 +95,29 @@ class World:
 
         return [name for name in anyio.run(body).leases if is_guest(name) and "tasks" in name]
 
+    def evolve(self, schema: Schema) -> None:
+        async def body(client: PersistClient) -> None:
+            newest = len(await client.schemas.schemas(S)) - 1
+            assert isinstance(await client.schemas.evolve(S, newest, schema), Evolved)
+
+        self.run(body)
+
     def drop_guests(self) -> None:
         """All leases from outside end."""
+        self._drop_leases("")
 
+    def drop_loads(self) -> None:
+        """Those of what was loaded end."""
+        self._drop_leases(guest_lease("", "load"))
+
+    def _drop_leases(self, prefix: str) -> None:
         async def body(client: PersistClient) -> None:
             key = shard_key(S)
             head = await client.head(key)
             assert head is not None
-            state = replace(decode_shard(key, head.data), leases={})
+            state = decode_shard(key, head.data)
+            kept = {n: lease for n, lease in state.leases.items() if not n.startswith(prefix)}
+            state = replace(state, leases=kept)
             assert await client.compare_and_set([Cas(key, head.seqno, encode(state))])
 
         self.run(body)

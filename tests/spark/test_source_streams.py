@@ -12,6 +12,7 @@ from source_world import (  # type: ignore[import-not-found]
     World,
     changes,
     pickle,
+    rows,
     rows_of,
     spark_schema,
 )
@@ -23,6 +24,7 @@ from actors.errors import (
     ReadBelowSince,
 )
 from actors.persist.handed import consumer_hold
+from actors.progress import EMPTY
 from actors.spark.source.reading import ShardPartition
 
 
@@ -144,6 +146,25 @@ def test_a_stream_goes_on_from_its_checkpoint_though_its_start_is_gone(busy_worl
     assert again.batch() == {(3, "c", 25): 1}
     with pytest.raises(ReadBelowSince, match="startingTime 5 of s1 lies below its since 20"):
         Stream(world, startingTime=5, consumer="d")
+
+
+@pytest.mark.parametrize("consumer", [None, "c"])
+def test_a_stream_at_the_end_of_a_closed_shard_leaves_it_readable(
+    busy_world: World, consumer: str | None
+) -> None:
+    world = busy_world
+    world.append(EMPTY, [(3, "c", 25, 1)])
+    world.run(lambda client: client.drop_hold(S, "h"))
+    stream = Stream(world, consumer=consumer)
+    assert stream.batch()[(3, "c", 25)] == 1
+    assert stream.offset == {"time": EMPTY}
+    stream.commit()
+    world.drop_loads()
+    for _ in range(2):
+        world.run(lambda client: client.maintain(S))
+        assert stream.batch() == {}
+    assert rows(world.source()) == {(2, "b"): 1, (3, "c"): 1}
+    stream.reader.stop()
 
 
 def test_a_stream_has_no_end(busy_world: World) -> None:

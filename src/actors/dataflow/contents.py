@@ -1,8 +1,8 @@
 """Contents of a shard at one time, as a job's input or as a table.
 
 Read through a leased reader of its own, whose lease is held until the job that uses the files
-is over. Large parts are named by path and never pass through this process; inline parts, and
-the few that hold error updates, are read and given as Arrow.
+is over. Large parts are named by path and never pass through this process; inline parts, those of
+another schema of the shard's, and the few that hold error updates, are read and given as Arrow.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
+import anyio
 import msgspec
 import pyarrow as pa
 
 from actors.dataflow.engine import Engine
 from actors.persist import PersistClient
+from actors.persist.schemas import schema_of
+from actors.persist.shard import Part, ShardState
 from actors.plan.jobs import NO_UPPER, Rows
 from actors.plan.schema import DIFF, ERROR, Schema
 from actors.plan.updates import advance, between, consolidate
@@ -67,12 +70,13 @@ async def contents(
     rows: Rows | None = None
     try:
         parts, _ = await reader.snapshot(as_of)
+        state = await persist.state(shard)
         files: list[str] = []
         tables: list[pa.Table] = []
         errors: list[pa.Table] = []
         upper = NO_UPPER
         for part in parts:
-            path = None if part.has_errors or part.inline is not None else persist.path(part)
+            path = persist.path(part) if _is_plain(part, state, schema) else None
             if path is not None:
                 files.append(path)
                 if part.time_max > as_of:
@@ -92,9 +96,17 @@ async def contents(
             errors_held(error_sums(errors)),
         )
     finally:
+        reader.give_up()
         if rows is not None:
-            await engine.discard(rows)
-        await reader.close()
+            with anyio.CancelScope(shield=True):
+                await engine.discard(rows)
+
+
+def _is_plain(part: Part, state: ShardState, schema: Schema) -> bool:
+    """Whether its file holds the very rows that are wanted, columns and types included."""
+    if part.has_errors or part.inline is not None:
+        return False
+    return bool(schema_of(state, part.schema_id).arrow().equals(schema.arrow()))
 
 
 async def scanned(

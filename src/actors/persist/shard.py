@@ -39,7 +39,7 @@ from msgspec.structs import replace
 from actors.errors import Corrupt, Fenced, InvalidUsage, ReadBelowSince, ShardClosed
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import Schema
-from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time, format_frontier
+from actors.progress import EMPTY, TIME_MAX, TIME_MIN, Frontier, ShardId, Time, format_frontier
 
 FORMAT: Final = 2
 """Of the state documents; older ones are read, and written as this."""
@@ -443,7 +443,8 @@ def renewed(
     for reader, lease in own.items():
         leases[reader] = replace(lease, since=max(lease.since, state.since))
     held = [*state.holds.values(), *(lease.since for lease in leases.values())]
-    since = max(state.since, min(held, default=state.since))
+    # Who has read a closed shard to its end holds nothing: the last time stays readable.
+    since = max(state.since, min(min(held, default=state.since), TIME_MAX))
     return replace(state, leases=leases, since=since)
 
 

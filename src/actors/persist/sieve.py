@@ -3,7 +3,8 @@
 The verdict is `filtering.PartFilter`'s. Of the parts that are left out some are read all the
 same (`filtering.Audit`), before anything is told of the interval that they lie in: one that does
 hold a row that passes is `UnsoundFilter`, and the interval is never sealed. A store that cannot
-give the part says nothing about the filter: that audit does not count.
+give the part now says nothing about the filter: that audit does not count. A part that is damaged
+is, as it would be for one who reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from actors.errors import StorageError, UnsoundFilter
+from actors.errors import Corrupt, StorageError, UnsoundFilter
 from actors.kernel import Clock
 from actors.persist.filtering import Audit, PartFilter, Verdict
 from actors.persist.shard import Part
@@ -56,10 +57,12 @@ class Sieve:
         self, parts: Iterable[Part], fetch: Callable[[Part], Awaitable[pa.Table]], clock: Clock
     ) -> None:
         """Reads parts that were left out, and looks at their rows beside the loop. Raises
-        `UnsoundFilter`."""
+        `UnsoundFilter`, `Corrupt`."""
         for part in parts:
             try:
                 rows = await fetch(part)
+            except Corrupt:
+                raise
             except StorageError as error:
                 log.warning("part %s was left out and not audited: %s", part.key, error)
                 continue

@@ -36,6 +36,7 @@ from actors.settings import Settings
 from actors.spark.source.filters import Check, conditions_of
 from actors.spark.source.options import Wish
 from actors.spark.source.rows import (
+    Schemas,
     Window,
     errors_of,
     negative_hashes,
@@ -75,6 +76,7 @@ class Planned(msgspec.Struct, frozen=True):
     checks: tuple[Check, ...]
     handed: Handed | None
     """None: no task reads a blob."""
+    schemas: Schemas
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -184,24 +186,27 @@ async def plan(
         state, handed = await stores.leases.take(loaded.shard, name, since)
         try:
             blob = await blobs(wish.place, settings, SystemClock())
+            schemas = Schemas.of(state)
             await _refuse_errors(blob, loaded, state, window)
-            parts = wanted_parts(state, window, checks)
-            tasks = await _tasks(blob, loaded, parts, window, checks)
+            parts = wanted_parts(state, loaded.schema, window, checks)
+            tasks = await _tasks(blob, loaded, schemas, parts, window, checks)
             handed = await stores.leases.shared(handed, len(tasks))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await stores.leases.drop(handed)
             raise
-        return Planned(loaded, window, tuple(checks), handed if tasks else None), tasks
+        return Planned(loaded, window, tuple(checks), handed if tasks else None, schemas), tasks
 
 
-def wanted_parts(state: ShardState, window: Window, checks: Sequence[Check]) -> list[Part]:
-    """Those that may hold something that is wanted."""
+def wanted_parts(
+    state: ShardState, schema: Schema, window: Window, checks: Sequence[Check]
+) -> list[Part]:
+    """Those that may hold something that is wanted, of that schema: the one that was loaded."""
     parts = [part for batch in state.batches for part in batch.parts if window.wants(part)]
-    conditions = conditions_of(checks, state.schema)
+    conditions = conditions_of(checks, schema)
     if not conditions:
         return parts
-    pruned = PartFilter(state.schema, conditions)
+    pruned = PartFilter(schema, conditions)
     return [part for part in parts if pruned.verdict(part) is Verdict.KEEP]
 
 
@@ -212,12 +217,17 @@ async def _refuse_errors(blob: Blob, loaded: Loaded, state: ShardState, window: 
         for part in batch.parts:
             if part.has_errors and part.time_min < window.upper:
                 data = await read_part(blob, part)
-                errors.append(errors_of(part, data, state.schema, window.upper))
+                errors.append(errors_of(part, data, Schemas.of(state), window.upper))
     refuse_errors(errors, loaded.shown())
 
 
 async def _tasks(
-    blob: Blob, loaded: Loaded, parts: Sequence[Part], window: Window, checks: Sequence[Check]
+    blob: Blob,
+    loaded: Loaded,
+    schemas: Schemas,
+    parts: Sequence[Part],
+    window: Window,
+    checks: Sequence[Check],
 ) -> list[Task]:
     wish = loaded.wish
     if not parts:
@@ -230,7 +240,7 @@ async def _tasks(
     suspects, any_ = Suspects(), False
     for part in retracting:
         data = await read_part(blob, part)
-        hashes = negative_hashes(updates_of(part, data, loaded.schema, window, checks))
+        hashes = negative_hashes(updates_of(part, data, schemas, loaded.schema, window, checks))
         if hashes is not None:
             suspects.add(hashes)
             any_ = True

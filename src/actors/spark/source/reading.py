@@ -61,7 +61,8 @@ def _read(
     names = [*loaded.schema.names, *((TIME, DIFF) if window.changes else (DIFF,))]
     sums = Summing(loaded.wish.sum_rows_max)
     for part, data in _fetched(portal, planned, task):
-        updates = updates_of(part, data, loaded.schema, window, planned.checks).select(names)
+        found = updates_of(part, data, planned.schemas, loaded.schema, window, planned.checks)
+        updates = found.select(names)
         if task.share is None:
             yield from batches(innocent(updates, suspects), window, shape)
         else:

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.errors import Corrupt, ViewInError
+from actors.errors import Corrupt, TypeMismatch, ViewInError
 from actors.persist.compaction import row_hashes, summed
-from actors.persist.parts import decode
-from actors.persist.shard import Part
+from actors.persist.parts import at_its_time, decode_written
+from actors.persist.schemas import read_as
+from actors.persist.shard import Part, ShardState
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
 from actors.plan.updates import advance, between, consolidate
 from actors.progress import TIME_MIN, Frontier, Time
@@ -43,24 +44,59 @@ class Window(msgspec.Struct, frozen=True):
         return part.time_min < self.upper and part.time_max >= self.lower
 
 
+class Schemas(msgspec.Struct, frozen=True):
+    """Those that a shard has had, oldest first: what its parts were written with."""
+
+    known: tuple[Schema, ...]
+
+    @classmethod
+    def of(cls, state: ShardState) -> Schemas:
+        """All of a shard."""
+        return cls((*state.older, state.schema))
+
+    def decode(self, part: Part, data: bytes) -> pa.Table:
+        """The updates in a part's bytes, at their times, with the columns that they were written
+        with. Raises `Corrupt`."""
+        if part.inline is not None:
+            return at_its_time(part, decode_written(part, data, None))
+        if not 0 <= part.schema_id < len(self.known):
+            raise Corrupt(
+                f"part {part.key} names schema {part.schema_id} of its shard, which has"
+                f" {len(self.known)}",
+                determinate=True,
+            )
+        return at_its_time(part, decode_written(part, data, self.known[part.schema_id]))
+
+
 def updates_of(
-    part: Part, data: bytes, schema: Schema, window: Window, checks: Sequence[Check]
+    part: Part,
+    data: bytes,
+    schemas: Schemas,
+    schema: Schema,
+    window: Window,
+    checks: Sequence[Check],
 ) -> pa.Table:
-    """The updates of a part that are wanted: the columns, `TIME` (of changes) and `DIFF`. Raises
-    `Corrupt`."""
-    table = decode(part, data, schema)
+    """The updates of a part that are wanted, as that schema: the columns, `TIME` (of changes) and
+    `DIFF`. Raises `Corrupt`, and `TypeMismatch` for what does not fit an older schema."""
+    table = read_as(f"part {part.key}", schemas.decode(part, data), schema)
     if part.time_min < window.lower or part.time_max >= window.upper:
         table = between(table, window.lower, window.upper)
     if ERROR in table.column_names:
         table = table.filter(pc.is_null(table[ERROR])).drop_columns([ERROR])
+    for column in schema.columns:
+        if not column.nullable and table[column.name].null_count:
+            raise TypeMismatch(
+                f"part {part.key} was written with a newer schema, and holds NULL in"
+                f" {column.name}, which was NOT NULL when this was loaded: load() it again"
+            )
     if checks:
         table = table.filter(passing(table, checks))
     return advance(table, window.raise_to) if window.changes else table.drop_columns([TIME])
 
 
-def errors_of(part: Part, data: bytes, schema: Schema, upper: Frontier) -> pa.Table:
+def errors_of(part: Part, data: bytes, schemas: Schemas, upper: Frontier) -> pa.Table:
     """The error updates below a time: `ERROR` and `DIFF`."""
-    table = decode(part, data, schema)
+    table = schemas.decode(part, data)
     table = table.filter(
         pc.and_(pc.is_valid(table[ERROR]), pc.less(table[TIME], pa.scalar(upper, pa.int64())))
     )

@@ -1,0 +1,95 @@
+"""Contents as a job's input: which parts go as files, and that nothing is held for longer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from dataflow_house import (  # type: ignore[import-not-found]
+    NUMBERS,
+    SETTINGS,
+    InlineClock,
+    shard,
+    table,
+    write,
+)
+from msgspec.structs import replace
+
+from actors.dataflow.contents import contents
+from actors.dataflow.engine import Engine
+from actors.persist import PersistClient
+from actors.persist.schemas import Evolved
+from actors.plan.jobs import Rows
+from actors.plan.schema import Column, Schema
+from actors.settings import Settings
+from actors.spark.rows import load
+
+IN_FILES = replace(SETTINGS, inline_part_bytes_max=1, inline_bytes_per_shard_max=1)
+WIDE = Schema((Column("a", "bigint"), Column("more", "string")))
+S = "s1"
+
+
+@asynccontextmanager
+async def store(place: Path, settings: Settings = IN_FILES) -> AsyncIterator[PersistClient]:
+    client = await PersistClient.open(place / "state", settings, InlineClock())
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def engine_at(place: Path, settings: Settings = IN_FILES) -> Engine:
+    (place / "scratch" / "jobs").mkdir(parents=True)
+    executor: Any = None  # no job is run
+    return Engine(executor, InlineClock(), settings, place / "scratch", "u1")
+
+
+def listed(rows: Rows) -> list[tuple[Any, ...]]:
+    """As the engine's child reads them."""
+    return sorted((tuple(row.values()) for row in load(rows).table.to_pylist()), key=repr)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, IN_FILES])
+async def test_nothing_is_held_after_a_job_was_cancelled(
+    tmp_path: Path, settings: Settings
+) -> None:
+    """Inline parts go to the engine in a file of ours, the others as what they are."""
+    engine = engine_at(tmp_path, replace(settings, engine_inline_bytes_max=1))
+    async with store(tmp_path, settings) as persist:
+        await shard(persist, S, NUMBERS)
+        await write(persist, S, 4, table(NUMBERS, (1, 2, 1)))
+        running = anyio.Event()
+
+        async def job() -> None:
+            async with contents(persist, engine, S, NUMBERS, 3, "job") as found:
+                assert bool(found.rows.arrow_file) != bool(found.rows.files)
+                running.set()
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(job)
+            await running.wait()
+            assert persist._book.own(S) == {"job"}
+            tasks.cancel_scope.cancel()
+        assert persist._book.own(S) == frozenset()
+        assert list((tmp_path / "scratch" / "jobs").iterdir()) == []
+
+
+async def test_only_parts_with_the_wanted_columns_go_as_files(tmp_path: Path) -> None:
+    engine = engine_at(tmp_path)
+    async with store(tmp_path) as persist:
+        await shard(persist, S, NUMBERS)
+        await write(persist, S, 4, table(NUMBERS, (1, 2, 1)))
+        assert await persist.schemas.evolve(S, 0, WIDE) == Evolved(1)
+        await write(persist, S, 6, table(WIDE, (2, "b", 5, 1)))
+        first, second = [b.parts[0] for b in (await persist.state(S)).batches]
+        async with contents(persist, engine, S, WIDE, 5, "new") as found:
+            assert found.rows.files == (persist.path(second),)
+            assert listed(found.rows) == [(1, None, 5, 1), (2, "b", 5, 1)]
+        async with contents(persist, engine, S, NUMBERS, 5, "old") as found:
+            assert found.rows.files == (persist.path(first),)
+            assert listed(found.rows) == [(1, 5, 1), (2, 5, 1)]
