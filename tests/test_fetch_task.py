@@ -317,8 +317,9 @@ async def test_listening_and_fetching_over_the_real_store(stage: Isolation, tmp_
     await append(12, 20, 12, 19)
     last = await heard.expect(Described, lower=12, upper=20)
     (part,) = last.parts
-    assert part.path is not None
-    await stage.clock.run_blocking(Path(part.path).unlink)
+    path = persist.path(part.part)
+    assert path is not None
+    await stage.clock.run_blocking(Path(path).unlink)
     await fetch.send(Fetch(20, part))
     failed = await got.expect(FetchFailed, time=20, key=part.key)
     assert isinstance(failed.error, StorageError)

@@ -281,7 +281,6 @@ class ListenTask(Actor[_Message]):
             upper=item.upper,
             bytes=part.bytes,
             rows=part.rows,
-            path=self._persist.path(part),
             snapshot=item.snapshot,
         )
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from actors.dataflow.contents import contents
 from actors.dataflow.engine import Engine
+from actors.errors import Corrupt
 from actors.persist import PersistClient
 from actors.persist.schemas import Evolved
 from actors.plan.jobs import Rows
@@ -77,6 +78,30 @@ async def test_nothing_is_held_after_a_job_was_cancelled(
             tasks.cancel_scope.cancel()
         assert persist._book.own(S) == frozenset()
         assert list((tmp_path / "scratch" / "jobs").iterdir()) == []
+
+
+async def test_large_contents_of_a_bucket_become_files_of_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "scratch" / "jobs"
+    persist = await PersistClient.in_memory(IN_FILES, InlineClock())
+    await shard(persist, S, NUMBERS)
+    for n in range(5):
+        await write(persist, S, n + 2, table(NUMBERS, (n, n + 1, 1)))
+    parts = [b.parts[0] for b in (await persist.state(S)).batches]
+    limits = replace(IN_FILES, engine_inline_bytes_max=parts[0].bytes + 30)
+    engine = engine_at(tmp_path, limits)
+    async with contents(persist, engine, S, NUMBERS, 5, "job") as found:
+        assert len(found.rows.files) == 3
+        assert {Path(path).parent for path in found.rows.files} == {folder}
+        assert found.rows.arrow is not None
+        assert listed(found.rows) == [(n, 5, 1) for n in range(5)]
+    assert list(folder.iterdir()) == []
+    await persist._parts._blob.delete(parts[-1].key)
+    await persist._parts._blob.set(parts[-1].key, b"x" * parts[-1].bytes)
+    with pytest.raises(Corrupt, match=parts[-1].key):
+        async with contents(persist, engine, S, NUMBERS, 5, "job"):
+            pass
+    assert list(folder.iterdir()) == []
+    assert persist._book.own(S) == frozenset()
 
 
 async def test_only_parts_with_the_wanted_columns_go_as_files(tmp_path: Path) -> None:

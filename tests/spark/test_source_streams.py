@@ -73,9 +73,9 @@ def test_a_stream_is_the_snapshot_and_then_every_change_once(busy_world: World) 
     world = busy_world
     world.since(4)
     stream = Stream(world)
-    assert stream.offset == {"time": 4, "snapshot": True}
+    assert stream.offset == {"time": 4, "shard": S, "snapshot": True}
     assert stream.batch() == {(1, "a", 4): 1, (2, "b", 5): 1, (1, "a", 12): -1}
-    assert stream.offset == {"time": 20}
+    assert stream.offset == {"time": 20, "shard": S}
     assert stream.batch() == {}
     world.append(30, [(3, "c", 25, 1)])
     assert stream.batch() == {(3, "c", 25): 1}
@@ -98,7 +98,7 @@ def test_batches_are_limited_and_end_where_appends_do(busy_world: World) -> None
     stream = Stream(busy_world, maxRowsPerBatch=1)
     assert isinstance(stream.limit, ReadMaxRows)
     assert stream.batch() == {(1, "a", 3): 1, (2, "b", 5): 1}
-    assert stream.offset == {"time": 10}
+    assert stream.offset == {"time": 10, "shard": S}
     assert stream.batch() == {(1, "a", 12): -1}
     assert isinstance(Stream(busy_world).limit, ReadAllAvailable)
 
@@ -109,7 +109,7 @@ def test_available_now_ends_where_it_began(busy_world: World) -> None:
     busy_world.append(30, [(3, "c", 25, 1)])
     stream.batch()
     stream.batch()
-    assert stream.offset == {"time": 20}
+    assert stream.offset == {"time": 20, "shard": S}
     assert stream.batch() == {}
 
 
@@ -157,7 +157,7 @@ def test_a_stream_at_the_end_of_a_closed_shard_leaves_it_readable(
     world.run(lambda client: client.drop_hold(S, "h"))
     stream = Stream(world, consumer=consumer)
     assert stream.batch()[(3, "c", 25)] == 1
-    assert stream.offset == {"time": EMPTY}
+    assert stream.offset == {"time": EMPTY, "shard": S}
     stream.commit()
     world.drop_loads()
     for _ in range(2):
@@ -187,6 +187,17 @@ def test_a_since_that_passed_the_offset_is_named(busy_world: World) -> None:
         Stream(world, offset={"time": 12}).batch()
     with pytest.raises(InvalidUsage, match="none of this source"):
         Stream(world, offset={"index": 12}).batch()
+
+
+def test_a_checkpoint_of_another_shard_is_refused(busy_world: World) -> None:
+    stream = Stream(busy_world, offset={"time": 20, "shard": "s2"})
+    for read in (
+        stream.batch,
+        stream.commit,
+        lambda: stream.reader.partitions({"time": 4, "shard": S}, {"time": 20, "shard": "s2"}),
+    ):
+        with pytest.raises(InvalidUsage, match="the checkpoint is of shard s2, and s1 is read"):
+            read()
 
 
 def test_a_stream_without_a_consumer_holds_the_since_while_it_runs(busy_world: World) -> None:

@@ -3,12 +3,15 @@
 Read through a leased reader of its own, whose lease is held until the job that uses the files
 is over. Large parts are named by path and never pass through this process; inline parts, those of
 another schema of the shard's, and the few that hold error updates, are read and given as Arrow.
+Where blobs are no files, large contents become files of ours, a part at a time: no more than
+`engine_inline_bytes_max` and one part is held here.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -68,22 +71,29 @@ async def contents(
     """
     reader = await persist.open_reader(shard, reader_id)
     rows: Rows | None = None
+    copies: list[Path] = []
     try:
         parts, _ = await reader.snapshot(as_of)
         state = await persist.state(shard)
         files: list[str] = []
         tables: list[pa.Table] = []
         errors: list[pa.Table] = []
-        upper = NO_UPPER
+        upper, held_bytes, most = NO_UPPER, 0, engine.settings.engine_inline_bytes_max
         for part in parts:
-            path = persist.path(part) if _is_plain(part, state, schema) else None
+            plain = _is_plain(part, state, schema)
+            path = persist.path(part) if plain else None
+            if plain and path is None and held_bytes + part.bytes > most:
+                copies.append(engine.new_path("parquet"))
+                await persist.save(part, copies[-1])
+                path = str(copies[-1])
             if path is not None:
                 files.append(path)
                 if part.time_max > as_of:
                     upper = as_of + 1
                 continue
-            plain, held = split_errors(between(await persist.fetch(part, schema), 0, as_of + 1))
-            tables.append(plain)
+            kept, held = split_errors(between(await persist.fetch(part, schema), 0, as_of + 1))
+            tables.append(kept)
+            held_bytes += kept.nbytes
             if held is not None:
                 errors.append(held)
         table = await engine.clock.run_blocking(lambda: _together(tables, schema, as_of))
@@ -97,9 +107,16 @@ async def contents(
         )
     finally:
         reader.give_up()
-        if rows is not None:
-            with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):
+            if rows is not None:
                 await engine.discard(rows)
+            if copies:
+                await engine.clock.run_blocking(lambda: _remove(copies))
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _is_plain(part: Part, state: ShardState, schema: Schema) -> bool:

@@ -157,10 +157,14 @@ class Engine:
         updates = updates.select([*schema.names, "__time", "__diff"]).cast(schema.arrow_updates())
         if updates.nbytes <= self.settings.engine_inline_bytes_max:
             return Rows(schema=schema, arrow=to_ipc(updates), advance_to=advance_to)
-        self._files += 1
-        path = self._scratch / "jobs" / f"rows-{self._files}.arrow"
+        path = self.new_path("arrow")
         await self.clock.run_blocking(lambda: _write_file(path, updates))
         return Rows(schema=schema, arrow_file=str(path), advance_to=advance_to)
+
+    def new_path(self, kind: str) -> Path:
+        """Of a file for a job that is not there yet."""
+        self._files += 1
+        return self._scratch / "jobs" / f"rows-{self._files}.{kind}"
 
     async def discard(self, rows: Rows) -> None:
         """Removes the file that `pack` made, if it made one."""

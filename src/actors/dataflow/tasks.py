@@ -21,7 +21,8 @@ class Tasks:
         self._workers = workers
         self._listens: dict[int, Address[ListenMessage]] = {}
         self._fetches: dict[int, dict[int, Address[FetchMessage]]] = {}
-        self._turn = 0
+        self._turns = [0] * sources
+        """Of each source: sources that are asked for alternately must not share one."""
 
     def clear(self) -> None:
         """A new incarnation: other tasks."""
@@ -50,6 +51,6 @@ class Tasks:
 
     async def ask(self, source: int, piece: Piece) -> None:
         """To the source's fetch tasks in turn. Raises `Closed` or `Broken`."""
-        self._turn += 1
+        self._turns[source] += 1
         fetches = self._fetches[source]
-        await fetches[self._turn % len(fetches)].send(Fetch(piece.time, piece.part))
+        await fetches[self._turns[source] % len(fetches)].send(Fetch(piece.time, piece.part))

@@ -463,11 +463,14 @@ class PersistClient:
         return made[0]
 
     async def fetch(self, part: Part, schema: Schema) -> pa.Table:
-        """A part's updates, checked to be what was written, with the columns of this schema of
-        its shard's. Raises `Corrupt` (a byte differs, or the file is gone although it should be
-        there), `LeaseLost` (it was deleted), `TypeMismatch` (it has values that only a newer
-        schema has room for)."""
+        """A part's updates, checked to be what was written, as this schema of its shard's. Raises
+        `Corrupt` (a byte differs, or a file is gone that should be there), `LeaseLost` (it was
+        deleted), `TypeMismatch` (a value fits a newer schema only)."""
         return await self._parts.fetch(part, schema)
+
+    async def save(self, part: Part, path: Path) -> None:
+        """Copies a blob into a file of the caller's, checked. Raises as `fetch` does."""
+        await self._parts.save(part, path)
 
     def path(self, part: Part) -> str | None:
         """A file that Spark can read; None for an inline part or in memory."""

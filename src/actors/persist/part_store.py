@@ -34,6 +34,7 @@ from actors.persist.parts import (
     VERSION,
     Encoded,
     at_its_time,
+    check_bytes,
     decode_written,
     encode,
     takes_at_most,
@@ -213,12 +214,30 @@ class PartStore:
     async def _read(self, part: Part, schema: Schema | None) -> pa.Table:
         if part.inline is not None:
             return decode_written(part, part.inline, schema)
-        data = await self._blob.get(part.key)
-        if data is None:
-            raise await self._missing(part.key.partition("/")[0], part.key)
+        data = await self._bytes(part)
         if len(data) <= _ON_THE_LOOP_BYTES_MAX:
             return decode_written(part, data, schema)
         return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
+
+    async def _bytes(self, part: Part) -> bytes:
+        data = await self._blob.get(part.key)
+        if data is None:
+            raise await self._missing(part.key.partition("/")[0], part.key)
+        return data
+
+    async def save(self, part: Part, path: Path) -> None:
+        """Writes the part's blob to a file. Raises `Corrupt`, `LeaseLost`, `StorageError`."""
+        data = await self._bytes(part)
+
+        def write() -> None:
+            check_bytes(part, data)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+        try:
+            await self._clock.run_blocking(write)
+        except OSError as error:
+            raise storage_error(f"write {path}", error) from error
 
     def path(self, part: Part) -> str | None:
         """The file's path, where there is one."""

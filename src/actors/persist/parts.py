@@ -199,14 +199,8 @@ def decode_written(part: Part, data: bytes, schema: Schema | None) -> pa.Table:
     """The updates as they were written, whatever time the part was placed at since, with the
     columns of the schema that they were written with (None: as the part says). Raises `Corrupt`
     when a byte is not what was written, and `StorageError` for a part of a newer version."""
-    name = f"part {part.key}" if part.key else "inline part"
-    if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
-        raise Corrupt(
-            f"{name}: {len(data)} bytes with crc32 {zlib.crc32(data):08x}, written were"
-            f" {part.bytes} with {part.checksum:08x}; restore the file from a copy",
-            determinate=True,
-        )
-    _check_version(name, part.version)
+    name = _name(part)
+    check_bytes(part, data)
     try:
         table = from_ipc(data) if part.inline is not None else _from_parquet(name, data)
         if schema is not None:
@@ -224,6 +218,22 @@ def decode_written(part: Part, data: bytes, schema: Schema | None) -> pa.Table:
             f"{name} holds {table.num_rows} rows, described were {part.rows}", determinate=True
         )
     return table.replace_schema_metadata(None)
+
+
+def check_bytes(part: Part, data: bytes) -> None:
+    """Raises `Corrupt` when a byte is not what was written, and `StorageError` for a part of a
+    newer version."""
+    if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
+        raise Corrupt(
+            f"{_name(part)}: {len(data)} bytes with crc32 {zlib.crc32(data):08x}, written were"
+            f" {part.bytes} with {part.checksum:08x}; restore the file from a copy",
+            determinate=True,
+        )
+    _check_version(_name(part), part.version)
+
+
+def _name(part: Part) -> str:
+    return f"part {part.key}" if part.key else "inline part"
 
 
 def at_its_time(part: Part, written: pa.Table) -> pa.Table:

@@ -63,8 +63,6 @@ class DescribedPart(msgspec.Struct, frozen=True, gc=False):
     upper: Frontier
     bytes: int
     rows: int
-    path: str | None = None
-    """Path of the blob as Spark can read it (None: inline)."""
     snapshot: bool = False
     """Of a snapshot: times are to be raised to ``upper - 1``."""
 

@@ -1,6 +1,7 @@
 """Changes as a stream: ``spark.readStream.format("penstock").option("changes", "true")``.
 
-An offset is a frontier: ``{"time": t}`` says that all changes below `t` were taken. A batch from
+An offset is a frontier: ``{"time": t}`` says that all changes below `t` were taken, and ``shard``
+of which shard, so that no checkpoint is taken for that of another. A batch from
 `s` to `e` holds the changes with ``s <= time < e``, exactly and every time it is asked for, as
 long as the since is no later than `s`; so Spark's checkpoints make it exactly once. The first
 batch of a stream that begins with a snapshot has ``{"time": s, "snapshot": true}`` as its start:
@@ -60,22 +61,40 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             state, upper = await stores.leases.look(loaded.shard)
         start = loaded.wish.start
         if start == NEWEST:
-            return {"time": max(upper, state.since)}
+            return self._offset(max(upper, state.since))
         if start == SNAPSHOT:
-            return {"time": max(loaded.start, state.since), "snapshot": True}
+            return self._offset(max(loaded.start, state.since)) | {"snapshot": True}
         if loaded.start < state.since:
             raise ReadBelowSince(
                 f"startingTime {start} of {loaded.shown()} lies below its since {state.since}:"
                 " changes from then on are no longer told apart; begin later, or with the snapshot"
             )
-        return {"time": start}
+        return self._offset(loaded.start)
+
+    def _offset(self, time: Frontier) -> dict[str, Any]:
+        return {"time": time, "shard": self._loaded.shard}
+
+    def _time(self, offset: dict[str, Any]) -> Frontier:
+        time, shard = offset.get("time"), offset.get("shard", self._loaded.shard)
+        if not isinstance(time, int):
+            raise InvalidUsage(
+                f"the checkpoint has the offset {offset!r}, which is none of this source: give this"
+                " query a checkpoint of its own"
+            )
+        if shard != self._loaded.shard:
+            raise InvalidUsage(
+                f"the checkpoint is of shard {shard}, and {self._loaded.shown()} is read here:"
+                " another object, or one that was made anew; give this query a checkpoint of its"
+                " own"
+            )
+        return time
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """What is sealed, or as much of it as the limit allows."""
         return anyio.run(self._latest, start, limit)
 
     async def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin = _time(start)
+        begin = self._time(start)
         async with opened(self._loaded.wish, self._loaded.settings) as stores:
             state, upper = await self._looked(stores, begin)
             if upper <= begin:
@@ -85,7 +104,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             await self._hold(stores, state, begin, moved=False)
         if isinstance(limit, ReadMaxRows):
             upper = _limited(state, begin, upper, limit.max_rows)
-        return start if upper <= begin else {"time": upper}
+        return start if upper <= begin else self._offset(upper)
 
     async def _looked(self, stores: Opened, begin: Time) -> tuple[ShardState, Frontier]:
         state, upper = await stores.leases.look(self._loaded.shard)
@@ -131,7 +150,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The changes between two offsets; the same ones whenever it is asked."""
-        begin, upper = _time(start), _time(end)
+        begin, upper = self._time(start), self._time(end)
         if upper <= begin:
             return []
         lower = 0 if start.get("snapshot") else begin
@@ -153,7 +172,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing below that offset will be asked for again."""
-        anyio.run(self._commit, _time(end))
+        anyio.run(self._commit, self._time(end))
 
     async def _commit(self, end: Time) -> None:
         async with opened(self._loaded.wish, self._loaded.settings) as stores:
@@ -169,16 +188,6 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         with suppress(PenstockError):  # it expires
             async with opened(self._loaded.wish, self._loaded.settings) as stores:
                 await stores.leases.drop_stream(self._loaded.shard, self._name)
-
-
-def _time(offset: dict[str, Any]) -> Time:
-    time = offset.get("time")
-    if not isinstance(time, int):
-        raise InvalidUsage(
-            f"the checkpoint has the offset {offset!r}, which is none of this source: give this"
-            " query a checkpoint of its own"
-        )
-    return time
 
 
 def _limited(state: ShardState, begin: Time, upper: Frontier, rows_max: int) -> Frontier:

@@ -1,0 +1,34 @@
+"""How a dataflow spreads what it asks for over its fetch tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from actors.dataflow.gather import Piece
+from actors.dataflow.tasks import Tasks
+from actors.protocol.internal import DescribedPart, SourceStarted
+
+
+class Task:
+    """A fetch task's address."""
+
+    def __init__(self, asked: Counter[tuple[int, int]], name: tuple[int, int]) -> None:
+        self._asked = asked
+        self._name = name
+
+    async def send(self, message: Any) -> None:
+        self._asked[self._name] += 1
+
+
+async def test_each_source_goes_round_its_workers_however_sources_are_mixed() -> None:
+    tasks, asked = Tasks(2, 2), Counter[tuple[int, int]]()
+    for source in range(2):
+        for worker in range(2):
+            fetch: Any = Task(asked, (source, worker))
+            listen: Any = fetch if worker == 0 else None
+            tasks.started(SourceStarted("u1", 1, source, worker, fetch, listen))
+    part = DescribedPart("k", "s", None, 0, 1, 1, 1)
+    for number in range(8):
+        await tasks.ask(number % 2, Piece(part, 0, 1, 1, snapshot=False, group=1))
+    assert asked == {(source, worker): 2 for source in range(2) for worker in range(2)}
