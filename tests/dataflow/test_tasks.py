@@ -27,7 +27,9 @@ async def test_each_source_goes_round_its_workers_however_sources_are_mixed() ->
         for worker in range(2):
             fetch: Any = Task(asked, (source, worker))
             listen: Any = fetch if worker == 0 else None
-            tasks.started(SourceStarted("u1", 1, source, worker, fetch, listen))
+            tasks.started(
+                SourceStarted("u1", 1, worker=worker, source=source, fetch=fetch, listen=listen)
+            )
     part = DescribedPart("k", "s", None, 0, 1, 1, 1)
     for number in range(8):
         await tasks.ask(number % 2, Piece(part, 0, 1, 1, snapshot=False, group=1))

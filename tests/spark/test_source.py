@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 from source_world import (  # type: ignore[import-not-found]
     NAIVE,
     SCHEMA,
@@ -329,6 +329,7 @@ def test_damaged_contents_are_refused(world: World) -> None:
         ({"stateDir": None}, InvalidUsage, "name the stores"),
         ({"consumer": "", "changes": "true"}, InvalidUsage, "1 to 128 characters"),
         ({"consumer": "c"}, InvalidUsage, "option consumer is of changes, and rows are read"),
+        ({"maxRowsPerBatch": "0", "changes": "true"}, InvalidUsage, "from 1 to"),
         ({"asOf": "9" * 5000}, InvalidUsage, "whole number"),
         ({"startingTime": "newest", "changes": "true"}, InvalidUsage, "begin somewhere"),
     ],
@@ -348,6 +349,9 @@ def test_a_schema_of_the_users_own_is_refused_unless_it_is_the_same(world: World
     source.reader(right)
     with pytest.raises(InvalidUsage, match=r"leave \.schema"):
         source.reader(StructType(right.fields[:1]))
+    for field in (StructField("id", IntegerType()), StructField("id", LongType(), nullable=False)):
+        with pytest.raises(InvalidUsage, match=r"schema given has id .*leave \.schema"):
+            source.reader(StructType([field, *right.fields[1:]]))
     with pytest.raises(InvalidUsage, match="a stream is of changes"):
         source.streamReader(right)
 

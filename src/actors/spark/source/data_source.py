@@ -110,6 +110,21 @@ def check_shape(loaded: Loaded, schema: StructType) -> None:
             f"{loaded.shown()} has the columns {', '.join(wanted)}, the schema given has"
             f" {', '.join(schema.fieldNames())}: leave .schema(…) out"
         )
+    shape = shape_of(schema)
+    kinds = [
+        *loaded.schema.arrow().types,
+        *([pa.int64()] * (len(wanted) - len(loaded.schema.names))),
+    ]
+    nullable = {column.name: column.nullable for column in loaded.schema.columns}
+    for field, given, kind in zip(schema, shape, kinds, strict=True):
+        differs = given.type != kind and not pa.types.is_nested(kind)
+        if differs or (not field.nullable and nullable.get(field.name, False)):
+            null = "" if field.nullable else " not null"
+            raise InvalidUsage(
+                f"{loaded.shown()} has the columns {ddl(loaded.schema)}, the schema given has"
+                f" {field.name} {field.dataType.simpleString()}{null}: leave .schema(…) out, and"
+                " cast what was loaded"
+            )
 
 
 class PenstockReader(DataSourceReader):  # type: ignore[misc]

@@ -89,18 +89,21 @@ def wish_of(options: Mapping[str, str]) -> Wish:
         consumer=_consumer(given.get("consumer")),
         partition_bytes=max(1, _number(given, "partitionBytes", 1 << 40) or _PARTITION_BYTES),
         sum_rows_max=max(1, _number(given, "sumRowsMax", 1 << 31) or _SUM_ROWS),
-        batch_rows_max=_number(given, "maxRowsPerBatch", 1 << 40),
+        batch_rows_max=_number(given, "maxRowsPerBatch", 1 << 40, least=1),
     )
 
 
-def _number(given: Mapping[str, str], name: str, most: int) -> int | None:
+def _number(given: Mapping[str, str], name: str, most: int, least: int = 0) -> int | None:
     text = given.get(name)
     if text is None:
         return None
     digits = text.strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20) or int(digits) > most:
+    whole = digits.isascii() and digits.isdigit() and len(digits) <= 20
+    if not (whole and least <= int(digits) <= most):
         also = f", {NEWEST} or {SNAPSHOT}" if name == "startingTime" else ""
-        raise InvalidUsage(f"option {name} is {text!r}: write a whole number up to {most}{also}")
+        raise InvalidUsage(
+            f"option {name} is {text!r}: write a whole number from {least} to {most}{also}"
+        )
     return int(text)
 
 
