@@ -186,6 +186,22 @@ async def test_a_store_that_fails_is_tried_again(stage: Isolation) -> None:
     await probe.expect(Fetched, time=10, key="p")
 
 
+async def test_what_is_tried_again_keeps_its_place(stage: Isolation) -> None:
+    """A store that fails is not asked for more meanwhile."""
+    store = FakeStore()
+    store.failures["p"] = [StorageError("timed out", determinate=True)]
+    task, probe = spawn(stage, store, Settings(fetches_in_flight_max=1, retry_delay_ms_min=1000))
+    for key in ("p", "q"):
+        await task.send(Fetch(10, store.put(key, 1)))
+    await stage.idle()
+    assert store.attempts == {"p": 1}
+    assert "1 between attempts), 1 wait" in task.statistics().doing
+    await stage.advance(1000)
+    await probe.expect(Fetched, key="p")
+    await probe.expect(Fetched, key="q")
+    assert store.attempts == {"p": 2, "q": 1}
+
+
 async def test_retries_end(stage: Isolation) -> None:
     store = FakeStore()
     part = store.put("p", 1)

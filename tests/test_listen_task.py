@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -91,9 +92,6 @@ class FakeShard:
         if self.fail_opening:
             raise self.fail_opening.pop()
         return self
-
-    def path(self, part: FakePart) -> str | None:
-        return f"/blob/{part.key}" if part.key else None
 
     async def _wait(self, beyond: int) -> None:
         if self.failures:
@@ -514,6 +512,23 @@ async def test_a_store_that_fails_on_and_on_freezes_the_source(stage: Isolation)
     assert failed.error is error
     assert task.statistics().doing.startswith("frozen at [5]")
     assert shard.asked_next == 3
+
+
+async def test_the_pause_between_two_attempts_varies(stage: Isolation) -> None:
+    """Many that listen to one store do not ask it all at once when it is back."""
+    shard = FakeShard()
+    shard.fail_opening = [StorageError("no answer", determinate=True) for _ in range(8)]
+    limits = Settings(retry_delay_ms_min=1000, retry_delay_ms_max=1000, fetch_attempts_max=9)
+    spawn(stage, shard, limits)
+    asked = []
+    for _ in range(9):
+        await stage.idle()
+        asked.append(stage.now_ms())
+        while len(shard.opened) == len(asked) < 9:
+            await stage.advance(10)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert all(500 <= pause <= 1010 for pause in pauses)
+    assert len(set(pauses)) > 4
 
 
 async def test_it_stops_at_once_between_two_attempts(stage: Isolation) -> None:

@@ -21,20 +21,20 @@ from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.settings import Settings
 
 SCHEMA = Schema((Column("a", "bigint"),))
+POLLING = replace(SETTINGS, store_poll_ms=20)
 
 
 @asynccontextmanager
 async def two(
-    house: StoreHouse, settings: Settings = SETTINGS
+    house: StoreHouse, settings: Settings = POLLING
 ) -> AsyncIterator[tuple[PersistClient, PersistClient]]:
     """Of two processes, as far as they know."""
     blob = MemoryBlob(CLOCK)
-    limits = replace(settings, store_poll_ms=20)
     made = [
         PersistClient(
             blob,
-            await house.client(number),
-            limits,
+            await house.client(number, store_poll_ms=settings.store_poll_ms),
+            settings,
             CLOCK,
             exclusive=False,
             random=Random(number),
@@ -83,6 +83,16 @@ async def test_a_wait_ends_when_another_process_appends(house: StoreHouse) -> No
             assert uppers == [upper]
 
 
+@pytest.mark.parametrize("documents", ["postgres"], indirect=True)
+async def test_a_server_that_tells_is_not_polled(house: StoreHouse) -> None:
+    async with two(house, replace(SETTINGS, store_poll_ms=3_600_000)) as (writer, reader):
+        assert await writer.create_shards([NewShard("s", SCHEMA)])
+        with anyio.fail_after(200):
+            for upper in range(1, 4):
+                await append(writer, upper)
+                assert await reader.wait_upper("s", upper - 1) == upper
+
+
 async def test_a_wait_for_a_table_ends_when_another_process_seals_all_tables(
     house: StoreHouse,
 ) -> None:
@@ -97,12 +107,13 @@ async def test_a_wait_for_a_table_ends_when_another_process_seals_all_tables(
         with anyio.fail_after(200):
             async with anyio.create_task_group() as group:
                 group.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
                 assert isinstance(await writer.append([], tables_upper=(0, 5)), Appended)
         assert uppers == [5]
 
 
 async def test_leases_of_who_only_reads_are_renewed(house: StoreHouse) -> None:
-    async with two(house, replace(SETTINGS, reader_lease_ms=400)) as (writer, reader):
+    async with two(house, replace(POLLING, reader_lease_ms=400)) as (writer, reader):
         assert await writer.create_shards([NewShard("s", SCHEMA)])
         opened = await reader.open_reader("s", "r")
 
