@@ -16,7 +16,8 @@ from actors.channel_adapter import ClientGone, Passed
 from actors.compute.live import Cast, DataflowStopped, FromDataflow
 from actors.compute.partitions import Partitions
 from actors.kernel import Address
-from actors.persist import PersistClient
+from actors.listen_task import ListenTask
+from actors.persist import Append, NewShard, PersistClient
 from actors.plan.updates import to_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
@@ -48,8 +49,10 @@ from actors.protocol.internal import (
     CompactionAllowed,
     DataflowProgress,
     DataflowStatus,
+    Described,
     Emit,
     Emitted,
+    Grant,
     Install,
     Installed,
     ListenFailed,
@@ -57,6 +60,7 @@ from actors.protocol.internal import (
     Scheduled,
     Sequenced,
     SourceStarted,
+    StartListen,
     StartSources,
     WritesAllowed,
 )
@@ -65,6 +69,7 @@ from actors.testing.isolation import Isolation, Subject
 from actors.testing.neighbours import Neighbour
 from actors.worker import InspectWorker, Worker, WorkerStatistics
 from cluster_house import (  # type: ignore[import-not-found]
+    SCHEMA,
     index,
     rows_of,
     subscribe,
@@ -83,6 +88,7 @@ class House:
         self.dataflows = stage.casting("dataflow")
         self.listens = stage.casting("listen")
         self.fetches = stage.casting("fetch")
+        self.persist: PersistClient
         self.worker: Subject[Any]
         self.workers: list[Address[Any]] = []
         self.next = 0
@@ -132,11 +138,20 @@ async def house(
     own: int = 0,
     count: int = 1,
     settings: Settings | None = None,
+    listening: bool = False,
 ) -> AsyncIterator[House]:
+    """`listening`: by real listen tasks."""
     settings = settings or Settings(retry_delay_ms_min=1, maintenance_ms=5)
     persist = await PersistClient.in_memory(settings, stage.clock)
     made = House(stage, f"worker-{own}")
-    cast = Cast(dataflow=made.dataflows, listen=made.listens, fetch=made.fetches)
+    made.persist = persist
+
+    def listen(*args: Any) -> ListenTask:
+        return ListenTask(persist, *args[:5], settings, wanted=args[5])
+
+    cast = Cast(
+        dataflow=made.dataflows, listen=listen if listening else made.listens, fetch=made.fetches
+    )
     adapters = [made.adapter.address] * count
     made.worker = stage.start(
         lambda: Worker(
@@ -211,6 +226,45 @@ async def test_a_task_that_crashes_freezes_its_source(stage: Isolation, tmp_path
         await dataflow.expect(SourceStarted)
         await h.fetches.running[0].crash()
         await dataflow.expect(ListenFailed, incarnation=7, source=0)
+
+
+async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    """Nothing comes any more that could wake it."""
+    async with house(stage, tmp_path, listening=True) as h:
+        await h.persist.create_shards([NewShard("s1", SCHEMA)])
+        await h.persist.append([Append("s1", 0, 5, ())])
+
+        async def caught_up(dataflow: Neighbour) -> str:
+            """Says by which reader."""
+            tell_workers(dataflow, StartSources("i1", 1))
+            started = await dataflow.expect(SourceStarted)
+            assert started.listen is not None
+            await started.listen.send(StartListen(4, True))
+            await dataflow.expect(Described, upper=5)
+            await started.listen.send(Grant(0))
+            await dataflow.expect_nothing()
+            (reader_id,) = await readers()
+            return reader_id
+
+        async def readers() -> list[str]:
+            await stage.idle()
+            return list(h.persist._book.own("s1"))
+
+        await h.connect("a", CreateDataflow(index()))
+        first = await h.dataflows.expect()
+        held = await caught_up(first)
+        await h.connect("b", CreateDataflow(index()))
+        assert await readers() == [held]  # as it was: it goes on
+        await h.connect("c", CreateDataflow(index(key=("v",))))
+        second = await h.dataflows.expect()
+        assert await readers() == []
+        assert await caught_up(second) != held
+        await h.do(AllowCompaction("i1", EMPTY))
+        assert await h.response(Frontiers) == Frontiers("i1", EMPTY, EMPTY, EMPTY)
+        assert await readers() == []
+        assert stage.now_ms() == 0
 
 
 async def test_an_index_is_installed_read_compacted_and_dropped(
