@@ -325,6 +325,7 @@ def test_damaged_contents_are_refused(world: World) -> None:
         ({"object": "x"}, InvalidUsage, "and not both"),
         ({"asof": "yesterday"}, InvalidUsage, "whole number"),
         ({"asOff": "1"}, InvalidUsage, "no option 'asOff'; near it are asOf"),
+        ({"path": "s1"}, InvalidUsage, r"'s1' was given to load\(\): leave it empty"),
         ({"changes": "yes"}, InvalidUsage, "true or false"),
         ({"stateDir": None}, InvalidUsage, "name the stores"),
         ({"consumer": "", "changes": "true"}, InvalidUsage, "1 to 128 characters"),

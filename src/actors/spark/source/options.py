@@ -60,6 +60,11 @@ def wish_of(options: Mapping[str, str]) -> Wish:
     known = {name.lower(): name for name in KNOWN}
     given: dict[str, str] = {}
     for name, value in options.items():
+        if name.lower() == "path":
+            raise InvalidUsage(
+                f"{value!r} was given to load(): leave it empty, and say what to read by option"
+                " 'shard' or 'object'"
+            )
         if name.lower() not in known:
             raise InvalidUsage(f"there is no option {name!r}; {near(name, KNOWN, 'options')}")
         given[known[name.lower()]] = value
