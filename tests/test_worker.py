@@ -38,6 +38,7 @@ from actors.protocol.compute import (
     PeekResponse,
     Response,
     Schedule,
+    SourceImport,
     Status,
     SubscribeBatch,
     SubscribeResponse,
@@ -146,8 +147,12 @@ async def house(
     made = House(stage, f"worker-{own}")
     made.persist = persist
 
-    def listen(*args: Any) -> ListenTask:
-        return ListenTask(persist, *args[:5], settings, wanted=args[5])
+    def listen(
+        source: SourceImport, id: str, incarnation: int, index: int, consumer: Any, wanted: Any
+    ) -> ListenTask:
+        return ListenTask(
+            persist, source, id, incarnation, index, consumer, settings, wanted=wanted
+        )
 
     cast = Cast(
         dataflow=made.dataflows, listen=listen if listening else made.listens, fetch=made.fetches
