@@ -146,8 +146,7 @@ class HandedLeases:
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)
-            loads = [held for held in state.leases if held.startswith(_LOAD)]
-            loads.sort(key=lambda held: state.leases[held].expires_ms)
+            loads = [held for held in state.leases if held.startswith(_LOAD)]  # in order of taking
             old = set(loads[: max(0, len(loads) + 1 - LOADS_MAX)])
             leases = {other: held for other, held in state.leases.items() if other not in old}
             lease = Lease(since, NO_BLOB, self._until())

@@ -1,0 +1,52 @@
+"""Which blobs may go, as people are told."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from actors.persist.garbage import RETIRED, STASHED, UNNAMED, Waste, waste
+from actors.persist.location import BlobInfo
+from actors.persist.shard import Lease, NewShard, Retired, ShardState, created
+from actors.persist.stashed import FOLDER
+from actors.plan.schema import Column, Schema
+
+NOW, GRACE, STASH = 1_000_000, 1000, 100
+
+
+def told(
+    state: ShardState, *infos: tuple[str, int], ignored: frozenset[str] = frozenset()
+) -> list[Waste]:
+    """Of blobs of this age each."""
+    blobs = [BlobInfo(key, 7, NOW - age_ms) for key, age_ms in infos]
+    return waste({state.id: state}, blobs, NOW, grace_ms=GRACE, stash_ms=STASH, ignored=ignored)
+
+
+def shard() -> ShardState:
+    state = created(NewShard("s", Schema((Column("a", "bigint"),))), "w", 1)
+    return replace(state, retired=(Retired("s/old", 5),))
+
+
+def test_what_no_document_names_stays_while_it_may_be_about_to_be_named() -> None:
+    assert told(shard(), ("s/a", GRACE - 1), ("s/b", GRACE), ("t/c", GRACE + 1)) == [
+        Waste("s/a", 7, GRACE - 1, UNNAMED, f"younger than {GRACE} ms"),
+        Waste("s/b", 7, GRACE, UNNAMED),
+        Waste("t/c", 7, GRACE + 1, UNNAMED),
+    ]
+
+
+def test_an_answer_stays_while_it_may_be_taken() -> None:
+    young, old = f"{FOLDER}/a", f"{FOLDER}/b"
+    assert told(shard(), (young, STASH - 1), (old, STASH)) == [
+        Waste(young, 7, STASH - 1, STASHED, f"taken within {STASH} ms"),
+        Waste(old, 7, STASH, STASHED),
+    ]
+
+
+def test_what_was_replaced_stays_for_leases_of_before() -> None:
+    assert told(shard(), ("s/old", 1)) == [Waste("s/old", 7, 1, RETIRED)]
+    leases = {name: Lease(0, seqno, NOW) for name, seqno in (("b", 4), ("a", 3), ("late", 5))}
+    held = replace(shard(), leases=leases)
+    assert told(held, ("s/old", 1)) == [Waste("s/old", 7, 1, RETIRED, "lease a, b")]
+    (found,) = told(held, ("s/old", 1), ignored=frozenset({"a"}))
+    assert found.kept == "lease b"
+    assert told(held, ("s/old", 1), ignored=frozenset({"a", "b"}))[0].kept == ""
