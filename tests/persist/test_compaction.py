@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from actors.errors import StorageError, StoreFull
 from actors.persist import compaction
 from actors.persist.clustering import clustered, ranges
 from actors.persist.compaction import (
@@ -153,6 +155,45 @@ def test_what_outlives_its_caller_finds_the_merger_closed(
     merger.add(rows)
     assert merger.take() is None
     assert failed == []
+    assert not scratch.exists()
+
+
+def test_a_disk_that_fails_a_merge_is_told_of_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not raised here is missing in what is merged."""
+    rows = table([(n, str(n), 0, 1) for n in range(30)])
+    right, scratch = compaction._write, tmp_path / "spill"
+
+    def started() -> Merger:
+        return Merger(SCHEMA, to=1, rows=90, errors=False, bytes_max=100, scratch=scratch)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    scratch.write_text("in the way")
+    with pytest.raises(StorageError, match="could not spill to"):
+        started().add(rows)
+    scratch.unlink()
+    monkeypatch.setattr(compaction, "_write", full)
+    merger = started()
+    with pytest.raises(StoreFull, match="spill to"):
+        merger.add(rows)
+    merger.close()
+    monkeypatch.setattr(compaction, "_write", right)
+    merger = started()
+    merger.add(rows)
+    monkeypatch.setattr(compaction, "_write", full)
+    with pytest.raises(StoreFull, match="spill to"):
+        merger.add(rows)
+    merger.close()
+    monkeypatch.setattr(compaction, "_write", right)
+    merger = started()
+    merger.add(rows)
+    min(scratch.iterdir()).unlink()
+    with pytest.raises(StorageError, match="could not read back"):
+        merger.take()
+    merger.close()
     assert not scratch.exists()
 
 

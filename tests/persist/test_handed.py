@@ -10,7 +10,7 @@ from persist_world import (  # type: ignore[import-not-found]
     add,
 )
 
-from actors.errors import LeaseLost, StorageError
+from actors.errors import LeaseLost, StorageError, UnknownObject
 from actors.persist import NewShard
 from actors.persist.handed import HandedLeases, consumer_hold
 
@@ -69,3 +69,21 @@ async def test_a_lease_is_not_taken_anew_on_what_may_be_deleted_any_time() -> No
     assert state.live_keys() <= (await leases.look("s"))[0].blob_keys()
     with pytest.raises(LeaseLost, match=r"load\(\) it again"):
         await leases.keep(handed, state.live_keys())
+
+
+async def test_a_shard_that_was_dropped_is_told_of_by_name() -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    leases = HandedLeases(stores.consensus, stores.settings, stores.clock)
+    state, handed = await leases.take("s", "r", 0)
+    await client.drop_shards(["s"])
+    for asked in (
+        leases.look("s"),
+        leases.hold("s", "me", 0),
+        leases.take("s", "other", 0),
+        leases.keep(handed, state.live_keys()),
+        leases.done(handed, 0),
+    ):
+        with pytest.raises(UnknownObject, match="no shard s"):
+            await asked
