@@ -7,8 +7,10 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import apsw
 import pytest
 
+from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.location import Cas, VersionedData
@@ -84,3 +86,15 @@ async def test_closing_waits_for_what_a_cancelled_task_has_begun(held: Held) -> 
     await closing
     await held.open()
     assert await held.head("a") == VersionedData(0, b"1")
+
+
+async def test_a_transaction_that_fails_is_rolled_back_and_the_next_goes_on(held: Held) -> None:
+    """SQLite leaves one open when a document is too long for it."""
+    assert await held.compare_and_set([Cas("a", None, b"1")])
+    held._connection.limit(apsw.SQLITE_LIMIT_LENGTH, 1000)
+    with pytest.raises(StorageError, match=r"could not write .*TooBig") as caught:
+        await held.compare_and_set([Cas("b", None, b"2"), Cas("a", 0, b"x" * 2000)])
+    assert caught.value.determinate
+    assert await held.head("b") is None
+    assert await held.compare_and_set([Cas("a", 0, b"3")])
+    assert await held.head("a") == VersionedData(1, b"3")

@@ -51,6 +51,12 @@ async def blob(tmp_path: Path) -> FileBlob:
     return made
 
 
+async def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "blobs").write_text("in the way")
+    with pytest.raises(StorageError, match=f"could not prepare the blob folder {tmp_path}/blobs"):
+        await FileBlob(tmp_path / "blobs", SystemClock()).prepare()
+
+
 async def test_a_blob_is_synced_then_named_and_then_its_name_is(
     blob: FileBlob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
