@@ -6,6 +6,10 @@ S3 server on this machine, so without a network); the peer writes 1 KiB in place
 without us: a row of the same file or server, committed, or a conditional put. The rounds of all
 alternate. ``append_with_state_…kib_written``: what is handed to SQLite's disk for each of those, in
 KiB; the peer is the document itself. Documents of shards that are maintained stay below 64 KiB.
+``append_beside_10000_parts``: an append of one row to a shard that has ten thousand parts of 64 MiB
+(they are named, and not there), on SQLite; the peer is one to an empty shard.
+``open_with_10000_parts``: reading the state of that shard for the first time; the peer is the time
+that this may take.
 
     python bench/persist_state.py [--json FILE] [--quick]
 """
@@ -31,9 +35,10 @@ import pyarrow as pa
 
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
-from actors.persist import Append, Appended, Cas, NewShard, PersistClient, shard_key
+from actors.persist import Append, Appended, Cas, NewShard, Part, PersistClient, shard_key
 from actors.persist.documents import encode
 from actors.persist.places import open_blob, open_consensus
+from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.settings import Settings
 from actors.testing.postgres_server import NoPostgres, postgres_server
@@ -43,6 +48,8 @@ SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
 ROOMY = Settings(inline_bytes_per_shard_max=1 << 24, batches_per_shard_max=1 << 20)
 """A state may be as large as is wanted."""
 KIB = (1, 8, 32, 64, 128, 256)
+PARTS = 10_000
+OPEN_MS = 500
 ROUNDS = {"sqlite": 100, "postgres": 100, "bucket": 30}
 START_S = 60
 KEYS = {
@@ -144,7 +151,34 @@ async def on_sqlite(report: Report, folder: Path, rounds: int) -> None:
 
     async with client_of(f"sqlite:{folder}/documents.db", folder) as client:
         await compare(report, "sqlite", client, change, rounds)
+        await beside_many_parts(report, client, rounds)
     bare.close()
+    async with client_of(f"sqlite:{folder}/documents.db", folder) as client:
+        began = perf_counter()
+        await client.state("large")
+        took = (perf_counter() - began) * 1000
+        report.add(Measure(f"open_with_{PARTS}_parts", took, OPEN_MS, target=1))
+
+
+async def beside_many_parts(report: Report, client: PersistClient, rounds: int) -> None:
+    """The same append to a large shard and to an empty one, in turns."""
+    known = tuple(ColumnStatistics(f"column_{n}", 0, n, 1 << 40) for n in range(8))
+    parts = tuple(
+        Part(f"large/{n:08x}.parquet", 1 << 20, 1 << 26, n, None, False, 0, 0, 1, statistics=known)
+        for n in range(PARTS)
+    )
+    await client.create_shards([NewShard("large", SCHEMA), NewShard("small", SCHEMA)])
+    for shard, held in (("large", parts), ("small", ())):
+        done = await client.append([Append(shard, 0, 1, held)])
+        assert isinstance(done, Appended), done
+    took: dict[str, list[float]] = {"large": [], "small": []}
+    for _ in range(rounds):
+        for shard, times in took.items():
+            began = perf_counter()
+            await put(client, shard)
+            times.append((perf_counter() - began) * 1000)
+    ours, peer = median(took["large"]), median(took["small"])
+    report.add(Measure(f"append_beside_{PARTS}_parts", ours, peer, target=1.2))
 
 
 async def on_postgres(report: Report, folder: Path, rounds: int) -> None:

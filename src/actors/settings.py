@@ -110,6 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inline_bytes_per_shard_max: int = 128 * 1024
     state_bytes_max: int = 256 * 1024
     """Of a shard's document: near it, who appends waits for compaction."""
+    part_list_parts_min: int = 16
+    """A batch of so many parts is described by a blob of its own, not in its shard's document."""
     part_statistics_bytes_max: int = 1024
     """Of one part, in the state: the least and the greatest value of its columns."""
     filter_parts: bool = True

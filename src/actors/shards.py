@@ -314,7 +314,7 @@ def release(
         from actors.persist.handed import CONSUMER, HandedLeases
 
         found = await _found(attached, name)
-        leases = HandedLeases(attached.consensus, stores.settings, clock)
+        leases = HandedLeases(attached.consensus, attached.blob, stores.settings, clock)
         if await leases.release(found, consumer):
             return f"shard {found}: the hold of {consumer} is given up"
         holds = (await attached.client.state(found)).holds

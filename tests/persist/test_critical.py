@@ -18,7 +18,7 @@ from actors.errors import Closed, Corrupt, Fenced, InvalidUsage, LeaseLost, Unkn
 from actors.persist import CriticalReader, NewShard
 from actors.persist.documents import decode_shard, encode
 from actors.persist.reader import why_missing
-from actors.persist.shard import WRITERS_MAX, shard_key
+from actors.persist.shard import FORMAT, WRITERS_MAX, shard_key
 
 
 async def grown(stores: Stores, *, upper: int = 9) -> None:
@@ -172,9 +172,9 @@ async def test_an_older_document_is_read_and_written_as_the_newest() -> None:
     old = msgspec.msgpack.decode(sealed["document"]) | {"version": 1}
     assert old.pop("tokens") == {}
     state = decode_shard("shard/s", msgspec.msgpack.encode(old))
-    assert (state.version, state.tokens) == (2, {})
+    assert (state.version, state.tokens) == (FORMAT, {})
     sealed = msgspec.msgpack.decode(encode(state))
-    assert msgspec.msgpack.decode(sealed["document"])["version"] == 2
+    assert msgspec.msgpack.decode(sealed["document"])["version"] == FORMAT
 
 
 async def test_a_reader_that_waits_hears_that_its_lease_is_lost() -> None:

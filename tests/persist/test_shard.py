@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from actors.errors import Corrupt, InvalidUsage, ReadBelowSince, StorageError
 from actors.persist import shard
 from actors.persist.documents import decode_shard, encode
+from actors.persist.invariants import validate
 from actors.persist.shard import (
     FORMAT,
     WRITERS_MAX,
@@ -28,7 +29,6 @@ from actors.persist.shard import (
     is_done,
     mark,
     sealed,
-    validate,
 )
 from actors.plan.schema import Column, Schema
 from actors.progress import EMPTY, TIME_MAX

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from actors.persist.compaction import Merger, choose, input_rows
+from actors.persist.invariants import validate
 from actors.persist.parts import decode, encode
 from actors.persist.shard import (
     Append,
@@ -23,7 +24,6 @@ from actors.persist.shard import (
     compacted,
     created,
     renewed,
-    validate,
     with_hold,
     without_hold,
 )

@@ -529,7 +529,7 @@ def test_handed_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def body() -> None:
         async with attach(Place(state_dir=str(world.folder)), SETTINGS, clock) as attached:
-            leases = HandedLeases(attached.consensus, SETTINGS, clock)
+            leases = HandedLeases(attached.consensus, attached.blob, SETTINGS, clock)
             state, handed = await leases.take(S, "r", 5)
             handed = await leases.shared(handed, 3)
             [name] = (await leases.look(S))[0].leases

@@ -15,9 +15,10 @@ from random import Random
 import anyio
 import pyarrow as pa
 
-from actors.errors import Closed, Fenced, InvalidUsage, PenstockError, StorageError
+from actors.errors import Closed, InvalidUsage, StorageError
 from actors.kernel import Clock
-from actors.persist.appending import append_all, check_append, trace, trace_refusal, with_holds
+from actors.persist.appender import Appender
+from actors.persist.appending import with_holds
 from actors.persist.blob_memory import MemoryBlob
 from actors.persist.change import Documents, Mismatch, Outcome
 from actors.persist.consensus_memory import MemoryConsensus
@@ -30,6 +31,7 @@ from actors.persist.location import Blob, Cas, Consensus, VersionedData, check_n
 from actors.persist.machine import Machine
 from actors.persist.opening import open_stores, process_name
 from actors.persist.orphans import Orphans
+from actors.persist.part_lists import PartLists
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook, Reader, why_missing
 from actors.persist.schemas import SchemaRegistry
@@ -53,8 +55,6 @@ from actors.plan.schema import Schema
 from actors.plan.updates import at_time
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.settings import Settings
-from actors.spans import measure, span
-from actors.telemetry import APPEND, APPEND_SECONDS
 from actors.tracing.trail import Trail
 
 
@@ -97,8 +97,11 @@ class PersistClient:
         self._book = LeaseBook(
             clock, settings.reader_lease_ms, process, exclusive=exclusive, dead=former, guest=guest
         )
+        self.lists = PartLists(blob, clock)
+        """Descriptions of parts that are in no document."""
         self._machine = Machine(
             consensus,
+            self.lists,
             settings,
             random,
             exclusive=exclusive,
@@ -113,11 +116,9 @@ class PersistClient:
             blob,
             clock,
             process,
-            settings.part_bytes_target,
-            settings.decoded_parts_bytes_max,
+            settings,
             self._missing,
             self.schemas,
-            settings.part_statistics_bytes_max,
             None if alone else settings.blob_orphan_grace_ms // 2,
         )
         self.critical = CriticalReaders(self._machine, self._parts.writer, self._calls)
@@ -129,6 +130,9 @@ class PersistClient:
             self._machine, self._parts, self._book, settings, clock, scratch=scratch, guest=guest
         )
         """For those who look after single shards from outside."""
+        self._appender = Appender(
+            self._machine, self._parts, self.upkeep, settings, clock, self.trail, self._calls
+        )
         self._orphans = Orphans(self._machine, self._parts, blob, self._book, settings, clock)
 
     @classmethod
@@ -360,55 +364,7 @@ class PersistClient:
         Raises `UnknownObject`, `InvalidUsage` (an interval or a part does not fit),
         `ReadBelowSince` (a new hold), `Fenced` (an extra key was changed by another),
         `StoreFull`, `StorageError` (indeterminate: read the uppers again)."""
-        check_append(appends, tables_upper)
-        await self.upkeep.relieve([append.shard for append in appends])
-        call = next(self._calls)
-        writer = self._parts.writer
-        shards = [append.shard for append in appends]
-        shards += [shard for append in appends for shard, _, _ in append.holds]
-        parts = [part for append in appends for part in append.parts]
-        free = self._parts.begin(parts)
-        uncertain = False
-
-        def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
-            nonlocal uncertain
-            uncertain = documents.uncertain
-            outcome = append_all(documents, appends, tables_upper, writer, call)
-            if outcome.writes:
-                self._parts.check_young(parts, uncertain=uncertain)
-            return outcome
-
-        def refused() -> None:
-            self._parts.reopen(free, self._settings.stash_orphan_ms)
-
-        started = self._clock.monotonic_ms()
-        with span(APPEND) as opened:
-            if opened is not None:
-                trace(opened, self.trail, appends)
-            try:
-                outcome = await self._machine.change(
-                    shards, change, tables=tables_upper is not None, extra=extra
-                )
-            except Mismatch:
-                refused()
-                keys = ", ".join(op.key for op in extra)
-                raise Fenced(
-                    f"nothing was appended: another process changed one of {keys}; read again",
-                    determinate=True,
-                ) from None
-            except PenstockError as error:
-                # An earlier attempt may have appended before the shard was dropped.
-                if error.determinate and not uncertain:
-                    refused()
-                raise
-            if opened is not None and not isinstance(outcome, Appended):
-                trace_refusal(opened, self.trail, appends, outcome)
-        if isinstance(outcome, Appended):
-            self._parts.settle(parts, named=True)
-        else:
-            refused()
-        measure(APPEND_SECONDS, (self._clock.monotonic_ms() - started) / 1000)
-        return outcome
+        return await self._appender.append(appends, tables_upper, extra)
 
     # -- holds ------------------------------------------------------------------------------------
 

@@ -18,14 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from actors.errors import Corrupt, StorageError
-from actors.persist.shard import (
-    FORMAT,
-    TABLES_UPPER,
-    ShardState,
-    TablesUpper,
-    shard_key,
-    validate,
-)
+from actors.persist.invariants import validate
+from actors.persist.part_lists import without_parts
+from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
 
 SEALED: Final = 2
 """Version of documents with a checksum, whatever the format of what they hold."""
@@ -47,7 +42,9 @@ _tables = msgspec.msgpack.Decoder(TablesUpper)
 
 
 def encode(document: ShardState | TablesUpper) -> bytes:
-    """As stored."""
+    """As stored: without the parts that lists describe."""
+    if isinstance(document, ShardState):
+        document = without_parts(document)
     return sealed(_encoder.encode(document))
 
 
@@ -57,7 +54,8 @@ def sealed(data: bytes) -> bytes:
 
 
 def decode_shard(key: str, data: bytes) -> ShardState:
-    """A stored state. Raises `Corrupt`, `StorageError` (written by a newer version)."""
+    """A stored state, whole once its lists of parts were read (`part_lists.py`). Raises `Corrupt`,
+    `StorageError` (written by a newer version)."""
     data = unsealed(key, data)
     try:
         state = _states.decode(data)
@@ -101,7 +99,7 @@ def unsealed(key: str, data: bytes) -> bytes:
 
 def _check_own(key: str, state: ShardState) -> None:
     """It is the shard's, and so are its parts."""
-    strange = sorted(name for name in state.blob_keys() if not name.startswith(f"{state.id}/"))
+    strange = sorted(name for name in state.own_keys() if not name.startswith(f"{state.id}/"))
     if shard_key(state.id) != key or strange:
         whose = f"the parts {', '.join(strange[:3])}" if strange else f"shard {state.id}"
         raise Corrupt(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
+import anyio
 import msgspec
 from msgspec.structs import replace
 
@@ -28,18 +29,19 @@ from actors.persist.guests import (
     guest_lease,
     is_guest,
 )
-from actors.persist.location import Cas, Consensus
+from actors.persist.invariants import validate
+from actors.persist.location import Blob, Cas, Consensus
+from actors.persist.part_lists import LOOKS_MAX, PartLists, Parts, lost, with_parts
 from actors.persist.shard import (
     TABLES_UPPER,
     Lease,
     ShardState,
     sealed,
     shard_key,
-    validate,
     with_hold,
     without_hold,
 )
-from actors.progress import TIME_MIN, Frontier, ShardId, Time
+from actors.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time
 from actors.settings import Settings
 
 R = TypeVar("R")
@@ -69,35 +71,53 @@ class Handed(msgspec.Struct, frozen=True):
 
 
 class HandedLeases:
-    """The leases in the documents of one store."""
+    """The leases in the documents of one store. Lists of parts are read only where it is said:
+    most changes of leases need none."""
 
-    def __init__(self, consensus: Consensus, settings: Settings, clock: Clock) -> None:
+    def __init__(self, consensus: Consensus, blob: Blob, settings: Settings, clock: Clock) -> None:
         self._consensus = consensus
+        self._lists = PartLists(blob, clock)
         self._settings = settings
         self._clock = clock
 
-    async def look(self, shard: ShardId) -> tuple[ShardState, Frontier]:
-        """The state now, and what is sealed. Raises `UnknownObject`, `StorageError`."""
+    async def look(self, shard: ShardId, beyond: Frontier = EMPTY) -> tuple[ShardState, Frontier]:
+        """The state now, with the parts of batches that have times beyond a frontier, and what is
+        sealed. Raises `UnknownObject`, `StorageError`."""
         head = await self._consensus.head(TABLES_UPPER)
         tables = TIME_MIN if head is None else decode_tables(head.data).upper
-        state = await self._state(shard)
+        state = await self._state(shard, beyond)
         return state, sealed(state, tables)
 
-    async def _state(self, shard: ShardId) -> ShardState:
+    async def _state(self, shard: ShardId, beyond: Frontier = EMPTY) -> ShardState:
         key = shard_key(shard)
-        head = await self._consensus.head(key)
-        if head is None:
-            raise UnknownObject(f"no shard {shard}")
-        return replace(decode_shard(key, head.data), seqno=head.seqno)
+        known: dict[str, Parts] = {}
+        gone = None
+        for _ in range(LOOKS_MAX):
+            head = await self._consensus.head(key)
+            if head is None:
+                raise UnknownObject(f"no shard {shard}")
+            state = replace(decode_shard(key, head.data), seqno=head.seqno)
+            missed = await self._lists.read_all(state, known, beyond)
+            if missed is None:
+                return with_parts(state, known)
+            if gone == (missed, state.seqno):
+                raise lost(shard, missed)
+            gone = missed, state.seqno
+        text = f"shard {shard} was not read: others changed it {LOOKS_MAX} times meanwhile"
+        raise StorageError(text, determinate=True)
 
     async def _change(
-        self, shard: ShardId, change: Callable[[ShardState], tuple[ShardState, R]]
+        self,
+        shard: ShardId,
+        change: Callable[[ShardState], tuple[ShardState, R]],
+        beyond: Frontier = EMPTY,
     ) -> R:
-        """Makes a change that may be made twice. Raises what it raises, and `StorageError`."""
+        """Makes a change that may be made twice, of a state as `look` has it. Raises what it
+        raises, and `StorageError`."""
         failure: StorageError | None = None
         for _ in range(_ATTEMPTS_MAX):
             try:
-                state = await self._state(shard)
+                state = await self._state(shard, beyond)
                 then, answer = change(state)
                 if then is state:
                     return answer
@@ -186,7 +206,21 @@ class HandedLeases:
             lease = Lease(since, state.seqno, self._until())
             return self._with(state, _lease_of(name, 0), lease), (state, handed)
 
-        return await self._change(shard, change)
+        state, handed = await self._change(shard, change)
+        try:
+            return await self._under_lease(state), handed
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.drop(handed)
+            raise
+
+    async def _under_lease(self, state: ShardState) -> ShardState:
+        """With all its parts: nobody deletes a list of it."""
+        known: dict[str, Parts] = {}
+        missed = await self._lists.read_all(state, known)
+        if missed is not None:
+            raise lost(state.id, missed)
+        return with_parts(state, known)
 
     async def shared(self, handed: Handed, tasks: int) -> Handed:
         """The lease is for so many tasks; for none it is dropped."""
@@ -198,10 +232,12 @@ class HandedLeases:
         """Renews the lease when half of its time is over; when it is gone, takes it anew. Raises
         `LeaseLost` when one of the blobs is named no more."""
 
-        def change(state: ShardState) -> tuple[ShardState, None]:
+        def change(state: ShardState) -> tuple[ShardState, bool]:
             found = _found(state, handed)
             lease = Lease(max(handed.since, state.since), handed.seqno, self._until())
             if found is None:
+                if not state.is_whole:  # what it names is to be known
+                    return state, False
                 gone = set(keys) - state.live_keys()  # one that was retired may go any time
                 if gone:
                     raise LeaseLost(
@@ -211,14 +247,15 @@ class HandedLeases:
                         " parts loses its lease",
                         determinate=True,
                     )
-                return self._with(state, _lease_of(handed.name, 0), lease), None
+                return self._with(state, _lease_of(handed.name, 0), lease), True
             name, held = found
             left, whole = held.expires_ms - self._clock.now_ms(), self._settings.reader_lease_ms
             if whole // 2 < left <= whole:  # more than all of it: a clock went back
-                return state, None
-            return self._with(state, name, lease), None
+                return state, True
+            return self._with(state, name, lease), True
 
-        await self._change(handed.shard, change)
+        if not await self._change(handed.shard, change):
+            await self._change(handed.shard, change, TIME_MIN)
 
     async def done(self, handed: Handed, task: int) -> None:
         """One task needs nothing any more; done twice is done once."""

@@ -49,16 +49,11 @@ from msgspec.structs import replace
 from actors.errors import PenstockError, StorageError, UnknownObject
 from actors.persist.change import ATTEMPTS_MAX, Change, Documents, Mismatch, Outcome, Tries
 from actors.persist.documents import decode_shard, decode_tables, encode
+from actors.persist.invariants import validate
 from actors.persist.key_locks import KeyLocks
 from actors.persist.location import FIRST_BITS, Cas, Consensus, VersionedData
-from actors.persist.shard import (
-    FORMAT,
-    TABLES_UPPER,
-    ShardState,
-    TablesUpper,
-    shard_key,
-    validate,
-)
+from actors.persist.part_lists import LOOKS_MAX, PartLists, Parts, lost, parts_by_list, with_parts
+from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
 from actors.progress import TIME_MIN, ShardId
 from actors.settings import Settings
 
@@ -79,6 +74,7 @@ class Machine:
     def __init__(
         self,
         consensus: Consensus,
+        lists: PartLists,
         settings: Settings,
         random: Random,
         *,
@@ -93,6 +89,7 @@ class Machine:
         `renew` is asked for the leases of a state to be written; `written` hears of it when
         it is, `reread` of one that was read, `changed` of each key that changed."""
         self._consensus = consensus
+        self._lists = lists
         self._settings = settings
         self._random = random
         self._exclusive = exclusive
@@ -101,6 +98,8 @@ class Machine:
         self._written = written
         self._reread = reread
         self._shards: dict[ShardId, ShardState] = {}
+        self._listed: dict[ShardId, dict[str, Parts]] = {}
+        """What the lists of parts say of the state that was known last."""
         self._bytes: dict[ShardId, int] = {}
         """Of the documents, as they were read or written last."""
         self._tables = TablesUpper(FORMAT, TIME_MIN)
@@ -197,22 +196,57 @@ class Machine:
 
     async def _read_shard(self, shard: ShardId) -> ShardState | None:
         key = shard_key(shard)
-        head = await self._consensus.head(key)
-        self._look(key, None if head is None else head.seqno)
+        found = await self._read_whole(key, shard)
         held = self._shards.get(shard)
-        if head is None:
-            self._shards.pop(shard, None)
-            self._bytes.pop(shard, None)
+        if found is None:
+            self._forget(shard)
             if held is not None:
                 self._changed(key)
             return None
-        state = replace(decode_shard(key, head.data), seqno=head.seqno)
-        self._bytes[shard] = len(head.data)
-        self._shards[shard] = state
+        state, size = found
+        self._bytes[shard] = size
+        self._keep(state)
         self._reread(state)
         if held is not None and held.seqno != state.seqno:
             self._changed(key)
         return state
+
+    async def _read_whole(self, key: str, shard: ShardId) -> tuple[ShardState, int] | None:
+        """The state with its lists, and the bytes of its document. Lists are kept as they are read,
+        so that what is read once more is the document alone."""
+        known = dict(self._listed.get(shard, {}))
+        gone = None
+        for _ in range(LOOKS_MAX):
+            tables = self._tables_seqno
+            head = await self._consensus.head(key)
+            self._look(key, None if head is None else head.seqno)
+            if head is None:
+                return None
+            state = replace(decode_shard(key, head.data), seqno=head.seqno)
+            if state.is_whole:
+                return state, len(head.data)
+            missed = await self._lists.read_all(state, known)
+            if missed is not None:
+                if gone == (missed, state.seqno):
+                    raise lost(shard, missed)
+                gone = missed, state.seqno
+            elif self._tables_seqno == tables or not state.tables:
+                return with_parts(state, known, self._shards.get(shard)), len(head.data)
+            # Else it may be older than the tables' upper that was read meanwhile.
+        text = f"shard {shard} was not read: others changed it {LOOKS_MAX} times meanwhile"
+        raise StorageError(text, determinate=True)
+
+    def _keep(self, state: ShardState) -> None:
+        self._shards[state.id] = state
+        if listed := parts_by_list(state):
+            self._listed[state.id] = listed
+        else:
+            self._listed.pop(state.id, None)
+
+    def _forget(self, shard: ShardId) -> None:
+        self._shards.pop(shard, None)
+        self._bytes.pop(shard, None)
+        self._listed.pop(shard, None)
 
     async def _read_tables(self) -> None:
         """Also without the lock: what is older than what is known changes nothing."""
@@ -369,7 +403,7 @@ class Machine:
                 seqno = self._random.getrandbits(FIRST_BITS) if old is None else old.seqno + 1
                 born = seqno if old is None else state.born
                 state = replace(self._renew(state), seqno=seqno, born=born)
-                validate(state)
+                validate(state, old)
             become[shard] = state
             data = None if state is None else encode(state)
             first = 0 if state is None or old is not None else state.seqno
@@ -410,10 +444,9 @@ class Machine:
         for shard, state in become.items():
             self._look(shard_key(shard), None if state is None else state.seqno)
             if state is None:
-                self._shards.pop(shard, None)
-                self._bytes.pop(shard, None)
+                self._forget(shard)
             else:
-                self._shards[shard] = state
+                self._keep(state)
                 self._bytes[shard] = sizes[shard_key(shard)]
                 self._written(state)
         if tables is not None:

@@ -1,4 +1,5 @@
-"""Parts between the process and the blob store: written before a state names them, read after.
+"""Parts, and lists of parts, between the process and the blob store: written before a state names
+them, read after.
 
 A part that was written and not yet appended is *pending*: this process never takes it for an
 orphan. It stops being pending when it is appended or discarded; what a killed process left is
@@ -15,6 +16,7 @@ named within `link_within_ms` after its writing began, or not at all.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import count
@@ -30,6 +32,7 @@ from actors.errors import InvalidUsage, StorageError, storage_error
 from actors.kernel import Clock
 from actors.persist.decoded import DecodedParts
 from actors.persist.location import Blob
+from actors.persist.part_lists import encode_list
 from actors.persist.parts import (
     VERSION,
     Encoded,
@@ -40,10 +43,11 @@ from actors.persist.parts import (
     takes_at_most,
 )
 from actors.persist.schemas import SchemaRegistry, read_as, schema_of
-from actors.persist.shard import Part, ShardState
+from actors.persist.shard import Part, PartList, ShardState
 from actors.persist.statistics import ColumnStatistics, of_footer
 from actors.plan.schema import SYSTEM_COLUMNS, Schema
 from actors.progress import ShardId, Time
+from actors.settings import Settings
 
 _ON_THE_LOOP_BYTES_MAX = 64 * 1024
 """Smaller updates are encoded and decoded at once: a thread costs more."""
@@ -68,21 +72,18 @@ class PartStore:
         blob: Blob,
         clock: Clock,
         writer: str,
-        bytes_target: int,
-        decoded_bytes_max: int,
+        settings: Settings,
         missing: Callable[[ShardId, str], Awaitable[StorageError]],
         schemas: SchemaRegistry,
-        statistics_bytes_max: int,
         link_within_ms: int | None,
     ) -> None:
         self._blob = blob
         self._clock = clock
-        self._bytes_target = bytes_target
-        self._decoded = DecodedParts(decoded_bytes_max)
+        self._settings = settings
+        self._decoded = DecodedParts(settings.decoded_parts_bytes_max)
         self._missing = missing
         self._nonce = writer
         self._schemas = schemas
-        self._statistics_bytes_max = statistics_bytes_max
         self._numbers = count(1)
         self._link_within_ms = link_within_ms
         self._pending: dict[str, _Pending] = {}
@@ -110,8 +111,8 @@ class PartStore:
             updates,
             state.schema,
             inline_bytes_max=inline_bytes_max,
-            bytes_target=self._bytes_target,
-            statistics_bytes_max=self._statistics_bytes_max,
+            bytes_target=self._settings.part_bytes_target,
+            statistics_bytes_max=self._settings.part_statistics_bytes_max,
         )
         small = takes_at_most(updates, _ON_THE_LOOP_BYTES_MAX)
         parts: list[Part] = []
@@ -190,15 +191,29 @@ class PartStore:
         for schema_id in range(state.schema_id, -1, -1):
             schema = schema_of(state, schema_id)
             if set(schema.names) == set(kinds.names) - SYSTEM_COLUMNS:
-                known = of_footer(footer, kinds, schema, self._statistics_bytes_max)
-                return schema_id, known
+                bytes_max = self._settings.part_statistics_bytes_max
+                return schema_id, of_footer(footer, kinds, schema, bytes_max)
         raise InvalidUsage(
             f"{path} has the columns {', '.join(kinds.names)}, shard {state.id} has"
             f" {state.schema.ddl()}"
         )
 
-    def _new_key(self, shard: ShardId) -> str:
-        key = f"{shard}/{self._nonce}-{next(self._numbers):08x}.parquet"
+    async def write_list(self, shard: ShardId, parts: tuple[Part, ...]) -> PartList | None:
+        """A durable list of the parts of one batch, which is pending as they are; None: they are so
+        few that the document describes them. Raises `StoreFull`, `StorageError`."""
+        if len(parts) < self._settings.part_list_parts_min:
+            return None
+        data = await self._clock.run_blocking(partial(encode_list, parts))
+        listed = PartList(self._new_key(shard, "parts"), len(data), zlib.crc32(data))
+        try:
+            await self._blob.set(listed.key, data)
+        except BaseException:  # what is there is left to the collection
+            self._pending.pop(listed.key, None)
+            raise
+        return listed
+
+    def _new_key(self, shard: ShardId, kind: str = "parquet") -> str:
+        key = f"{shard}/{self._nonce}-{next(self._numbers):08x}.{kind}"
         self._pending[key] = _Pending(self._clock.monotonic_ms())
         return key
 
@@ -274,7 +289,7 @@ class PartStore:
         found = self._pending.get(key)
         return found is not None and found.free
 
-    def check_young(self, parts: Iterable[Part], *, uncertain: bool) -> None:
+    def check_young(self, parts: Iterable[Part | PartList], *, uncertain: bool) -> None:
         """To be called right before a state is to name them. Raises `StorageError` when another
         process may have collected one; `uncertain`: an earlier attempt may have named them."""
         if self._link_within_ms is None:
@@ -317,11 +332,16 @@ class PartStore:
         """They surely were not appended. Whoever wants them appends, claims or discards them in
         time; then they are nobody's."""
         given = [part for part in parts if part.key in self._pending]
-        for part in given:
-            self._pending[part.key].free = True
+        self.free(given)
         self.offer(given, within_ms)
 
-    def settle(self, parts: Iterable[Part], *, named: bool) -> None:
+    def free(self, parts: Iterable[Part | PartList]) -> None:
+        """They surely were not appended, and may be discarded."""
+        for part in parts:
+            if part.key in self._pending:
+                self._pending[part.key].free = True
+
+    def settle(self, parts: Iterable[Part | PartList], *, named: bool) -> None:
         """After an append: they are named by a state, or that is open."""
         for part in parts:
             if part.key in self._pending:
@@ -337,7 +357,7 @@ class PartStore:
             del self._pending[key]
             self._offered.pop(key, None)
 
-    async def discard(self, parts: Iterable[Part]) -> None:
+    async def discard(self, parts: Iterable[Part | PartList]) -> None:
         """Deletes parts that were never appended; failures are left to the collection."""
         for part in parts:
             if self._free(part.key):

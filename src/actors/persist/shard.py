@@ -19,29 +19,31 @@ Rules
   before it was retired (``lease.seqno < retired.seqno``) and no reader of this process uses it.
 - The last append of each writer is remembered by its number, so that one whose answer was lost
   is never done twice. Of copies the last are remembered by their uuids, for whoever asks again.
+- Of a batch of many parts a *list* describes them, a blob of its own, and the document names the
+  list alone: it does not grow with the data. The list is retired with its batch.
 - A part may be written before its time is known, and be *placed* when it is: then all its rows
   lie at the time that its description says (`at`), whatever the file says.
 - A shard of a *table* is sealed up to the greater of its own upper and the tables' shared upper:
   what is appended to it must not lie below either.
 
-What it does not do: decide when to compact (`compaction.py`), or know which readers live in this
-process (`reader.py`).
+What must hold of a state is in `invariants.py`. What it does not do: decide when to compact
+(`compaction.py`), or know which readers live in this process (`reader.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import Corrupt, Fenced, InvalidUsage, ReadBelowSince, ShardClosed
+from actors.errors import Fenced, InvalidUsage, ReadBelowSince, ShardClosed
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import Schema
-from actors.progress import EMPTY, TIME_MAX, TIME_MIN, Frontier, ShardId, Time, format_frontier
+from actors.progress import EMPTY, TIME_MAX, TIME_MIN, Frontier, ShardId, Time
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the state documents; older ones are read, and written as this."""
 TABLES_UPPER: Final = "tables_upper"
 """Key of the tables' shared upper; also the `shard` of a mismatch on it."""
@@ -88,12 +90,28 @@ def placed(part: Part, time: Time) -> Part:
     return replace(part, at=time, time_min=time, time_max=time, version=PLACED)
 
 
+class PartList(msgspec.Struct, frozen=True):
+    """A blob that describes the parts of a large batch, so that the document need not."""
+
+    key: str
+    bytes: int
+    checksum: int
+    """crc32 of the blob."""
+
+
 class Batch(msgspec.Struct, frozen=True):
     """All updates of one interval of times."""
 
     lower: Time
     upper: Frontier
     parts: tuple[Part, ...]
+    listed: PartList | None = None
+    """Where the parts are described instead of in the document (`part_lists.py`)."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `parts` says what there is: a list that was not read yet does."""
+        return self.listed is None or bool(self.parts)
 
     @property
     def bytes(self) -> int:
@@ -103,6 +121,8 @@ class Batch(msgspec.Struct, frozen=True):
     @property
     def inline_bytes(self) -> int:
         """Of the parts that live in the state document."""
+        if self.listed is not None:
+            return 0
         return sum(part.bytes for part in self.parts if part.inline is not None)
 
 
@@ -176,13 +196,27 @@ class ShardState(msgspec.Struct, frozen=True):
         """Of all inline parts."""
         return sum(batch.inline_bytes for batch in self.batches)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all lists of parts were read."""
+        return all(batch.is_whole for batch in self.batches)
+
     def live_keys(self) -> set[str]:
-        """Every blob of which the contents are made."""
-        return {part.key for batch in self.batches for part in batch.parts if part.key}
+        """Every blob of which the contents are made, lists included; the state must be whole."""
+        assert self.is_whole, f"shard {self.id}: its lists of parts were not read"
+        return self._live_keys()
+
+    def _live_keys(self) -> set[str]:
+        keys = {part.key for batch in self.batches for part in batch.parts if part.key}
+        return keys | {batch.listed.key for batch in self.batches if batch.listed is not None}
 
     def blob_keys(self) -> set[str]:
-        """Every blob that this state names, the retired ones included."""
+        """Every blob that this state names, the retired ones included; it must be whole."""
         return self.live_keys() | {retired.key for retired in self.retired}
+
+    def own_keys(self) -> set[str]:
+        """Those that the document itself names: without what lists name that were not read."""
+        return self._live_keys() | {retired.key for retired in self.retired}
 
 
 class TablesUpper(msgspec.Struct, frozen=True):
@@ -214,6 +248,8 @@ class Append(msgspec.Struct, frozen=True):
     holds: tuple[tuple[ShardId, str, Time], ...] = ()
     copied: Copied | None = None
     """What this is a copy of, to be remembered."""
+    listed: PartList | None = None
+    """Of the parts, where they are many: who appends writes it, not the caller."""
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -228,61 +264,6 @@ class UpperMismatch(msgspec.Struct, frozen=True):
     shard: ShardId
     expected: Frontier
     current: Frontier
-
-
-def validate(state: ShardState) -> None:
-    """The invariants, as inequalities. Raises `Corrupt` naming the one that is broken."""
-    end: Frontier | None = None
-    schema_id, live = state.schema_id, []
-    for batch in state.batches:
-        lower, upper = batch.lower, batch.upper
-        if not lower < upper:
-            _break(state, "batch.lower < batch.upper", batch)
-        if end is not None and end != lower:
-            _break(state, "batches are contiguous", batch)
-        end = upper
-        for part in batch.parts:
-            if not lower <= part.time_min <= part.time_max < upper:
-                _break(state, "lower <= time_min <= time_max < upper", part.key, batch)
-            if part.rows <= 0:
-                _break(state, "rows > 0", part.key)
-            if not 0 <= part.schema_id <= schema_id:
-                _break(state, "a part's schema is the shard's", part.key, part.schema_id)
-            if (part.key == "") != (part.inline is not None):
-                _break(state, "inline has no key", part)
-            if part.at is not None and not part.at == part.time_min == part.time_max:
-                _break(state, "a placed part lies at one time", part.key)
-            if part.key:
-                live.append(part.key)
-    if end is not None and end != state.upper:
-        _break(state, "the last batch ends at upper", end)
-    if state.since < TIME_MIN:
-        _break(state, "0 <= since", state.since)
-    if not TIME_MIN <= state.upper <= EMPTY:
-        _break(state, "0 <= upper <= empty", state.upper)
-    for holder, since in state.holds.items():
-        if since < state.since:
-            _break(state, "since <= hold", holder, since)
-    if not state.tokens.keys() <= state.holds.keys():
-        _break(state, "a token is a hold's", state.tokens)
-    for reader, lease in state.leases.items():
-        if lease.since < state.since:
-            _break(state, "since <= lease.since", reader, lease)
-    for retired in state.retired:
-        if retired.seqno > state.seqno + 1:
-            _break(state, "retired.seqno <= seqno", retired)
-    keys = live + [retired.key for retired in state.retired]
-    if len(keys) != len(set(keys)):
-        _break(state, "a blob is named once")
-
-
-def _break(state: ShardState, rule: str, *operands: object) -> NoReturn:
-    shown = ", ".join(repr(operand)[:200] for operand in operands)
-    raise Corrupt(
-        f"shard {state.id} at seqno {state.seqno} (since {state.since}, upper"
-        f" {format_frontier(state.upper)}) breaks {rule!r}: {shown}",
-        determinate=True,
-    )
 
 
 # -- transitions ----------------------------------------------------------------------------------
@@ -354,7 +335,8 @@ def appended(
         last = replace(state.batches[-1], upper=append.upper)
         batches = (*state.batches[:-1], last)
     else:
-        batches = (*state.batches, Batch(append.lower, append.upper, append.parts))
+        fresh = Batch(append.lower, append.upper, append.parts, append.listed)
+        batches = (*state.batches, fresh)
     if append.copied is not None:
         state = replace(state, copies=(*state.copies, append.copied)[-COPIES_MAX:])
     return marked(replace(state, batches=batches, upper=append.upper), writer, call)
@@ -454,7 +436,10 @@ def compact_to(state: ShardState, upper: Frontier) -> Time:
 
 
 def compacted(
-    state: ShardState, inputs: Sequence[Batch], parts: tuple[Part, ...]
+    state: ShardState,
+    inputs: Sequence[Batch],
+    parts: tuple[Part, ...],
+    listed: PartList | None = None,
 ) -> ShardState | None:
     """Adjacent batches replaced by one with the same contents; None when they are not there any
     more. The last one may have been extended meanwhile."""
@@ -468,10 +453,11 @@ def compacted(
     for wanted, batch in zip(inputs, found, strict=True):
         if (wanted.lower, wanted.parts) != (batch.lower, batch.parts):
             return None
-    merged = Batch(inputs[0].lower, found[-1].upper, parts)
+    merged = Batch(inputs[0].lower, found[-1].upper, parts, listed)
     batches = (*state.batches[:first], merged, *state.batches[first + len(inputs) :])
     kept = {part.key for part in parts}
     keys = [part.key for batch in found for part in batch.parts if part.key not in kept]
+    keys += [batch.listed.key for batch in found if batch.listed is not None]
     retired = tuple(Retired(key, state.seqno + 1) for key in keys if key)
     return replace(state, batches=batches, retired=(*state.retired, *retired))
 

@@ -27,6 +27,7 @@ from actors.persist.reader import LeaseBook
 from actors.persist.shard import (
     Batch,
     Part,
+    PartList,
     ShardState,
     collected,
     compact_to,
@@ -180,34 +181,43 @@ class Upkeep:
             return False
         finally:
             self._book.give_back(keys)
-
+        listed = await self._list(state, parts)
+        made: tuple[Part | PartList, ...] = parts if listed is None else (*parts, listed)
         uncertain = False
 
         def change(documents: Documents) -> Outcome[bool]:
             nonlocal uncertain
             uncertain = documents.uncertain
-            outcome = _replace(documents, state.id, inputs, parts)
+            outcome = _replace(documents, state.id, inputs, parts, listed)
             if outcome.writes:
-                self._parts.check_young(parts, uncertain=uncertain)
+                self._parts.check_young(made, uncertain=uncertain)
             return outcome
 
         try:
             done = await self._machine.change([state.id], change)
         except StorageError as error:
             if error.determinate:
-                await self._drop(parts)
+                await self._drop(made)
             else:
-                self._parts.settle(parts, named=False)
+                self._parts.settle(made, named=False)
             raise
         if done or uncertain:
             # In doubt they may have been there, and replaced since: readers may have them.
-            self._parts.settle(parts, named=done)
+            self._parts.settle(made, named=done)
         else:
-            await self._drop(parts)
+            await self._drop(made)
         return done
 
-    async def _drop(self, parts: Sequence[Part]) -> None:
-        await self._parts.discard(parts)
+    async def _drop(self, made: Sequence[Part | PartList]) -> None:
+        await self._parts.discard(made)
+
+    async def _list(self, state: ShardState, parts: tuple[Part, ...]) -> PartList | None:
+        try:
+            return await self._parts.write_list(state.id, parts)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._drop(parts)
+            raise
 
     async def _merge(
         self,
@@ -288,7 +298,11 @@ class Upkeep:
 
 
 def _replace(
-    documents: Documents, shard: ShardId, inputs: Sequence[Batch], parts: tuple[Part, ...]
+    documents: Documents,
+    shard: ShardId,
+    inputs: Sequence[Batch],
+    parts: tuple[Part, ...],
+    listed: PartList | None,
 ) -> Outcome[bool]:
     state = documents.shards[shard]
     if state is None:
@@ -298,5 +312,5 @@ def _replace(
         (b.lower, b.parts) == (lower, parts) and b.upper >= upper for b in state.batches
     ):
         return Outcome(True)  # an earlier attempt, whose answer was lost
-    merged = compacted(state, inputs, parts)
+    merged = compacted(state, inputs, parts, listed)
     return Outcome(False) if merged is None else Outcome(True, {shard: merged})

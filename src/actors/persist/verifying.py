@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from actors.errors import Corrupt, LeaseLost, PenstockError, StorageError
 from actors.persist.client import PersistClient
 from actors.persist.filtering import stored
+from actors.persist.part_lists import lost
 from actors.persist.shard import Batch, Part, ShardState
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, ERROR, TIME
@@ -58,6 +59,7 @@ async def verify(
     """Reads and compares; `told` of each part that was read. Raises `UnknownObject` (dropped
     meanwhile), `StorageError` only for documents that could not be read."""
     seen: set[tuple[str, int]] = set()
+    lists: set[str] = set()
     faults: list[Fault] = []
     rows = read = 0
     for _ in range(_ROUNDS_MAX):
@@ -74,7 +76,7 @@ async def verify(
         ]
         if not due:
             break
-        moved = False
+        moved = not await _lists_read(client, state, lists, faults)
         for number, batch, part in due:
             try:
                 wrong = await _compared(client, state, part)
@@ -90,6 +92,27 @@ async def verify(
         if not moved:
             break
     return Verified(shard, len(seen), rows, read, tuple(faults))
+
+
+async def _lists_read(
+    client: PersistClient, state: ShardState, seen: set[str], faults: list[Fault]
+) -> bool:
+    """Whether all lists of parts were there: this process may know what they said. One that is gone
+    from a state that is still the same is a fault."""
+    for batch in state.batches:
+        listed = batch.listed
+        if listed is None or listed.key in seen:
+            continue
+        try:
+            found = await client.lists.read(listed)
+            if found is None:
+                if (await client.upkeep.state_now(state.id)).seqno != state.seqno:
+                    return False
+                raise lost(state.id, listed)
+        except StorageError as error:
+            faults.append(Fault(state.id, batch_name(batch), listed.key, str(error)))
+        seen.add(listed.key)
+    return True
 
 
 def _name(batch: Batch, number: int, part: Part) -> tuple[str, int]:

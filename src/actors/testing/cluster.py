@@ -117,6 +117,7 @@ def settings_of(setting: Setting, directory: Path) -> Settings:
         stash_orphan_ms=5_000 if setting.copies else 500,
         decoded_parts_bytes_max=32 * 1024 * 1024 if setting.decoded else 1,
         batches_per_shard_max=setting.batches_max,
+        part_list_parts_min=16 if setting.decoded else 1,
         blob_orphan_grace_ms=500,
         retry_delay_ms_min=5,
         retry_delay_ms_max=500,

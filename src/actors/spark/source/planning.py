@@ -80,9 +80,10 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The documents of a place, for one call."""
+    """The stores of a place, for one call."""
 
     consensus: Consensus
+    blob: Blob
     leases: HandedLeases
 
 
@@ -90,9 +91,10 @@ class Opened(msgspec.Struct, frozen=True):
 async def opened(wish: Wish, settings: Settings) -> AsyncGenerator[Opened]:
     """Opens them. Raises `InvalidUsage`, `StateDirectoryError`, `StorageError`."""
     clock = SystemClock()
+    blob = await blobs(wish.place, settings, clock)
     consensus = await documents(wish.place, settings, clock, SystemRandom())
     try:
-        yield Opened(consensus, HandedLeases(consensus, settings, clock))
+        yield Opened(consensus, blob, HandedLeases(consensus, blob, settings, clock))
     finally:
         with anyio.CancelScope(shield=True):
             await consensus.close()
@@ -185,11 +187,10 @@ async def plan(
         since = window.lower if window.lower > 0 else window.raise_to
         state, handed = await stores.leases.take(loaded.shard, name, since)
         try:
-            blob = await blobs(wish.place, settings, SystemClock())
             schemas = Schemas.of(state)
-            await _refuse_errors(blob, loaded, state, window)
+            await _refuse_errors(stores.blob, loaded, state, window)
             parts = wanted_parts(state, loaded.schema, window, checks)
-            tasks = await _tasks(blob, loaded, schemas, parts, window, checks)
+            tasks = await _tasks(stores.blob, loaded, schemas, parts, window, checks)
             handed = await stores.leases.shared(handed, len(tasks))
         except BaseException:
             with anyio.CancelScope(shield=True):

@@ -33,7 +33,7 @@ from actors.errors import InvalidUsage, PenstockError, ReadBelowSince
 from actors.kernel import SystemClock
 from actors.persist.handed import consumer_hold
 from actors.persist.shard import ShardState
-from actors.progress import Frontier, Time
+from actors.progress import EMPTY, Frontier, Time
 from actors.spark.source.options import NEWEST, SNAPSHOT
 from actors.spark.source.planning import Loaded, Opened, fresh_name, opened, plan
 from actors.spark.source.reading import ShardPartition, read
@@ -96,18 +96,21 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
     async def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = self._time(start)
         async with opened(self._loaded.wish, self._loaded.settings) as stores:
-            state, upper = await self._looked(stores, begin)
+            beyond = begin if isinstance(limit, ReadMaxRows) else EMPTY  # rows are to be counted
+            state, upper = await self._looked(stores, begin, beyond)
             if upper <= begin:
                 # Spark asks again at once, a hundred times a second.
                 await anyio.sleep(self._loaded.settings.store_poll_ms / 1000)
-                state, upper = await self._looked(stores, begin)
+                state, upper = await self._looked(stores, begin, beyond)
             await self._hold(stores, state, begin, moved=False)
         if isinstance(limit, ReadMaxRows):
             upper = _limited(state, begin, upper, limit.max_rows)
         return start if upper <= begin else self._offset(upper)
 
-    async def _looked(self, stores: Opened, begin: Time) -> tuple[ShardState, Frontier]:
-        state, upper = await stores.leases.look(self._loaded.shard)
+    async def _looked(
+        self, stores: Opened, begin: Time, beyond: Frontier
+    ) -> tuple[ShardState, Frontier]:
+        state, upper = await stores.leases.look(self._loaded.shard, beyond)
         if state.since > begin:
             raise self._passed(begin, state.since)
         return state, upper if self._until is None else min(upper, self._until)

@@ -17,9 +17,18 @@ from actors.persist import PersistClient, appending, upkeep
 from actors.persist.change import Documents, Outcome
 from actors.persist.machine import Machine
 from actors.persist.orphans import Orphans, Suspects
+from actors.persist.part_lists import PartLists, lost
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
-from actors.persist.shard import Batch, Lease, Part, ShardState, compacted, renewed
+from actors.persist.shard import (
+    Batch,
+    Lease,
+    Part,
+    PartList,
+    ShardState,
+    compacted,
+    renewed,
+)
 
 
 @contextmanager
@@ -88,17 +97,53 @@ def retired_and_gone_is_damage() -> Iterator[None]:
 
 
 @contextmanager
+def list_and_gone_is_damage() -> Iterator[None]:
+    """A list of parts that is gone when it is to be read is missed, though its batch may be."""
+    right = PartLists.read
+
+    async def read(self: PartLists, listed: PartList) -> Any:
+        parts = await right(self, listed)
+        if parts is None:
+            raise lost("s", listed)
+        return parts
+
+    with mock.patch.object(PartLists, "read", read):
+        yield
+
+
+@contextmanager
+def parts_of_lists_unnamed() -> Iterator[None]:
+    """What a list names counts as unnamed: the document does not say it."""
+
+    def keys(self: ShardState) -> set[str]:
+        return {
+            part.key
+            for batch in self.batches
+            if batch.listed is None
+            for part in batch.parts
+            if part.key
+        } | {batch.listed.key for batch in self.batches if batch.listed is not None}
+
+    with mock.patch.object(ShardState, "_live_keys", keys):
+        yield
+
+
+@contextmanager
 def taken_for_an_earlier_attempt() -> Iterator[None]:
     """A merge is done already when any batch has what it made."""
     right = upkeep._replace
 
     def replaced(
-        documents: Documents, shard: str, inputs: Sequence[Batch], parts: tuple[Part, ...]
+        documents: Documents,
+        shard: str,
+        inputs: Sequence[Batch],
+        parts: tuple[Part, ...],
+        listed: PartList | None,
     ) -> Outcome[bool]:
         state = documents.shards[shard]
         if state is not None and parts and any(b.parts == parts for b in state.batches):
             return Outcome(True)
-        return right(documents, shard, inputs, parts)
+        return right(documents, shard, inputs, parts, listed)
 
     with mock.patch.object(upkeep, "_replace", replaced):
         yield
@@ -135,13 +180,16 @@ def compaction_not_compared() -> Iterator[None]:
     """What is merged takes the place of the batches that are there, not of those it was made of."""
 
     def replaced(
-        state: ShardState, inputs: Sequence[Batch], parts: tuple[Part, ...]
+        state: ShardState,
+        inputs: Sequence[Batch],
+        parts: tuple[Part, ...],
+        listed: PartList | None,
     ) -> ShardState | None:
         bounds = (inputs[0].lower, inputs[-1].upper)
         found = [b for b in state.batches if bounds[0] <= b.lower < bounds[1]]
         if not found or found[0].lower != bounds[0]:
             return None
-        return compacted(state, found, parts)
+        return compacted(state, found, parts, listed)
 
     with mock.patch.object(upkeep, "compacted", replaced):
         yield
@@ -244,6 +292,8 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "run_out_by_memory": run_out_by_memory,
     "the_dead_hold_what_is_idle": the_dead_hold_what_is_idle,
     "retired_and_gone_is_damage": retired_and_gone_is_damage,
+    "list_and_gone_is_damage": list_and_gone_is_damage,
+    "parts_of_lists_unnamed": parts_of_lists_unnamed,
     "taken_for_an_earlier_attempt": taken_for_an_earlier_attempt,
     "token_forgotten": token_forgotten,
     "compaction_drops_a_batch": compaction_drops_a_batch,

@@ -23,7 +23,7 @@ from actors.testing.cluster import Report
 from actors.testing.shards import calls
 from actors.testing.shards.process import TASKS, Process
 from actors.testing.shards.schedule import GRACE_MS, OPERATOR, Schedule
-from actors.testing.shards.truth import Truth
+from actors.testing.shards.truth import Truth, named
 from actors.testing.shards.work import SCHEMA, Work
 from actors.testing.simulation.crash import CrashableLoop, Livelock, undisturbed
 from actors.testing.simulation.faults import Injector, Trace
@@ -47,6 +47,7 @@ def settings_of(schedule: Schedule) -> Settings:
         inline_part_bytes_max=1_000 if setting.inline else 1,
         inline_bytes_per_shard_max=3_000 if setting.inline else 1,
         batches_per_shard_max=setting.batches_max,
+        part_list_parts_min=setting.listed_from,
         decoded_parts_bytes_max=1 << 20 if setting.decoded else 1,
         reader_lease_ms=setting.lease_ms,
         blob_orphan_grace_ms=GRACE_MS,
@@ -193,10 +194,10 @@ class World:
 
     def _left(self) -> str:
         """What leaks, or which state is not small; empty when all is well."""
-        named: set[str] = set()
+        names: set[str] = set()
         for shard in SHARDS:
             state = self.truth.shards[shard].state
-            named |= {part.key for batch in state.batches for part in batch.parts if part.key}
+            names |= named(state)
             bounds = (
                 len(state.batches) <= self.settings.batches_per_shard_max,
                 state.inline_bytes <= self.settings.inline_bytes_per_shard_max,
@@ -205,7 +206,7 @@ class World:
             )
             if not all(bounds):
                 return f"bounds: {bounds} of {shard}: {state}"
-        left = set(self.disk.blobs.keys()) - named
+        left = set(self.disk.blobs.keys()) - names
         return f"leak: nothing names {sorted(left)}" if left else ""
 
 

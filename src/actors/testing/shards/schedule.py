@@ -62,6 +62,8 @@ class Setting(msgspec.Struct, frozen=True):
     batches_max: int = 3
     lease_ms: int = 2_000
     upkeep_ms: int = 150
+    listed_from: int = 16
+    """So many parts of a batch have a list."""
     skews_ms: tuple[int, ...] = (0, 0, 0)
     """How far the clock of each process is off."""
 
@@ -125,6 +127,7 @@ def draw(seed: int) -> Schedule:
         batches_max=work.choice((1, 2, 3, 6)),
         lease_ms=lease_ms,
         upkeep_ms=work.choice((40, 150, 400, 1_000)),
+        listed_from=random.Random(f"shard lists {seed}").choice((1, 1, 2, 16)),
         skews_ms=tuple(skews),
     )
     operations = _canceled(seed, _operations(work, processes))

@@ -8,7 +8,8 @@ documents and parts with persist, and none of its reading paths.
 Rules that are checked here (`Violation` names the one that was broken):
 
 - *frontiers*: since and upper never go back, and no since passes a hold;
-- *durability*: every part that a state names is durable, and is what its description says;
+- *durability*: every part that a state names is durable, and is what its description says; so is
+  every list of parts;
 - *compaction*: what compaction writes holds, at every time from the since on, what there was; what
   lay below the since still does, so that who listens from there sees nothing twice;
 - *leases*: nobody but its owner drops a lease that was renewed within the time that it lasts;
@@ -31,7 +32,7 @@ from actors.persist.location import Cas
 from actors.persist.parts import decode
 from actors.persist.shard import Part, ShardState
 from actors.plan.schema import DIFF, TIME
-from actors.testing.simulation.history import Violation
+from actors.testing.simulation.history import Violation, whole
 from actors.testing.simulation.stores import Disk
 
 Rows = Counter[tuple[int, int]]
@@ -94,6 +95,7 @@ class Truth:
         for op in ops:
             assert op.data is not None, "no shard of a run is dropped"
             state = msgspec.structs.replace(decode_shard(op.key, op.data), seqno=op.seqno)
+            state = whole(state, self._disk)
             held = self.shards.get(state.id)
             if held is None:
                 self.shards[state.id] = held = Shard(state)
@@ -174,12 +176,18 @@ class Truth:
         shard = self.shards.get(key.partition("/")[0])
         if shard is None:
             return
-        if any(part.key == key for batch in shard.state.batches for part in batch.parts):
+        if key in named(shard.state):
             raise Violation(f"deletion: {key} is deleted, and shard {shard.state.id} names it")
         for reader in readers:
             holds = reader.shard == shard.state.id and key in reader._keys
             if holds and not reader.lost and reader.lease_id in shard.state.leases:
                 raise Violation(f"deletion: {key} is deleted, and reader {reader.lease_id} has it")
+
+
+def named(state: ShardState) -> set[str]:
+    """Every blob of the contents."""
+    keys = {batch.listed.key for batch in state.batches if batch.listed is not None}
+    return keys | {part.key for batch in state.batches for part in batch.parts if part.key}
 
 
 def rows_of(table: Any) -> Rows:

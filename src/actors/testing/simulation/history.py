@@ -8,7 +8,7 @@ of documents and parts with the service, and none of its reading paths.
 Rules that are checked here, as nobody else sees every state (`Violation`):
 
 - since and upper of a shard, and the tables' upper, never go back (`frontiers`);
-- every part that a durable state names is durable (`durability`);
+- every part, and list of parts, that a durable state names is durable (`durability`);
 - what compaction writes holds, at every time from the since on, what there was (`compaction`).
 """
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 from actors.controller.catalog import CATALOG_KEY, INDEX, Catalog
 from actors.persist.documents import decode_shard, decode_tables
 from actors.persist.location import Cas
+from actors.persist.part_lists import decode_list, unread, with_parts
 from actors.persist.parts import decode
 from actors.persist.shard import TABLES_UPPER, Batch, Part, ShardState
 from actors.plan.schema import DIFF, ERROR, TIME
@@ -34,6 +35,19 @@ Update = tuple[Row, int, int]
 
 class Violation(Exception):
     """Something that must hold does not; begins with the name of the checker."""
+
+
+def whole(state: ShardState, disk: Disk) -> ShardState:
+    """With what its lists of parts say. Raises `Violation`."""
+    known = {}
+    for listed in unread(state):
+        data = disk.blobs.peek(listed.key)
+        if data is None:
+            raise Violation(
+                f"durability: shard {state.id} names {listed.key}, which is not durable"
+            )
+        known[listed.key] = decode_list(listed, data)
+    return with_parts(state, known)
 
 
 class Shard:
@@ -92,7 +106,7 @@ class History:
         if op.data is None:
             self.shards.pop(id_, None)
             return
-        state = decode_shard(op.key, op.data)
+        state = whole(decode_shard(op.key, op.data), self._disk)
         held = self.shards.get(id_)
         if held is None:
             held = self.shards[id_] = Shard(state)

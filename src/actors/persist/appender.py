@@ -1,0 +1,137 @@
+"""Appends made durable: parts begun, their lists written, one change of all documents, and the end
+of it told to whoever keeps the parts.
+
+The rules of an append are pure (`appending.py`, `shard.appended`). What is added here is the fate
+of blobs: while the outcome is open nobody discards them, when it surely did not happen they are
+free again, and lists, which no caller knows of, are deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import anyio
+from msgspec.structs import replace
+
+from actors.errors import Fenced, PenstockError
+from actors.kernel import Clock
+from actors.persist.appending import append_all, check_append, trace, trace_refusal
+from actors.persist.change import Documents, Mismatch, Outcome
+from actors.persist.location import Cas
+from actors.persist.machine import Machine
+from actors.persist.part_store import PartStore
+from actors.persist.shard import Append, Appended, Part, PartList, UpperMismatch
+from actors.persist.upkeep import Upkeep
+from actors.progress import Frontier
+from actors.settings import Settings
+from actors.spans import measure, span
+from actors.telemetry import APPEND, APPEND_SECONDS
+from actors.tracing.trail import Trail
+
+
+class Appender:
+    """The appends of one process; see `PersistClient.append`."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        parts: PartStore,
+        upkeep: Upkeep,
+        settings: Settings,
+        clock: Clock,
+        trail: Trail,
+        calls: Iterator[int],
+    ) -> None:
+        self._machine = machine
+        self._parts = parts
+        self._upkeep = upkeep
+        self._settings = settings
+        self._clock = clock
+        self._trail = trail
+        self._calls = calls
+
+    async def append(
+        self,
+        appends: Sequence[Append],
+        tables_upper: tuple[Frontier, Frontier] | None,
+        extra: Sequence[Cas],
+    ) -> Appended | UpperMismatch:
+        """Raises as `PersistClient.append` does."""
+        check_append(appends, tables_upper)
+        await self._upkeep.relieve([append.shard for append in appends])
+        parts = [part for append in appends for part in append.parts]
+        free = self._parts.begin(parts)
+        lists: list[PartList] = []
+        started = self._clock.monotonic_ms()
+        with span(APPEND) as opened:
+            if opened is not None:
+                trace(opened, self._trail, appends)
+            try:
+                appends = [await self._listed(append, lists) for append in appends]
+            except BaseException:
+                await self._refused(free, lists)
+                raise
+            outcome = await self._change(appends, tables_upper, extra, free, lists)
+            if opened is not None and not isinstance(outcome, Appended):
+                trace_refusal(opened, self._trail, appends, outcome)
+        if isinstance(outcome, Appended):
+            self._parts.settle((*parts, *lists), named=True)
+        else:
+            await self._refused(free, lists)
+        measure(APPEND_SECONDS, (self._clock.monotonic_ms() - started) / 1000)
+        return outcome
+
+    async def _listed(self, append: Append, lists: list[PartList]) -> Append:
+        listed = await self._parts.write_list(append.shard, append.parts)
+        if listed is None:
+            return append
+        lists.append(listed)
+        return replace(append, listed=listed)
+
+    async def _change(
+        self,
+        appends: Sequence[Append],
+        tables_upper: tuple[Frontier, Frontier] | None,
+        extra: Sequence[Cas],
+        free: Sequence[Part],
+        lists: Sequence[PartList],
+    ) -> Appended | UpperMismatch:
+        call = next(self._calls)
+        shards = [append.shard for append in appends]
+        shards += [shard for append in appends for shard, _, _ in append.holds]
+        parts = [part for append in appends for part in append.parts]
+        self._parts.settle(lists, named=False)
+        uncertain = False
+
+        def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
+            nonlocal uncertain
+            uncertain = documents.uncertain
+            outcome = append_all(documents, appends, tables_upper, self._parts.writer, call)
+            if outcome.writes:
+                self._parts.check_young(parts, uncertain=uncertain)
+            return outcome
+
+        try:
+            return await self._machine.change(
+                shards, change, tables=tables_upper is not None, extra=extra
+            )
+        except Mismatch:
+            await self._refused(free, lists)
+            keys = ", ".join(op.key for op in extra)
+            raise Fenced(
+                f"nothing was appended: another process changed one of {keys}; read again",
+                determinate=True,
+            ) from None
+        except PenstockError as error:
+            # An earlier attempt may have appended before the shard was dropped.
+            if error.determinate and not uncertain:
+                await self._refused(free, lists)
+            raise
+
+    async def _refused(self, free: Sequence[Part], lists: Sequence[PartList]) -> None:
+        """Nothing was appended: parts are their caller's again, lists are nobody's."""
+        self._parts.reopen(free, self._settings.stash_orphan_ms)
+        if lists:
+            self._parts.free(lists)
+            with anyio.CancelScope(shield=True):
+                await self._parts.discard(lists)

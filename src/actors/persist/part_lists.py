@@ -1,0 +1,151 @@
+"""Lists of parts: where the parts of a large batch are described, so that its document need not.
+
+A document is written whole with each change, so it must not grow with the data. A batch of
+`part_list_parts_min` parts or more therefore has a *list*: an immutable blob with their
+descriptions, written before a document names it, as a part is, and retired with its batch. The
+document has the list's key, size and crc32 in place of the parts.
+
+Rules
+- In memory a state is *whole*: it has all descriptions. One that was just decoded is not, until its
+  lists were read; that writes the same document as the whole one.
+- A list that was read is never read again while a document names it: it cannot change.
+- Whoever reads a document has no lease yet on what it names. When a list is gone by the time that
+  it is read, its batch was compacted away meanwhile: the document has moved on, and is read again.
+  The same document without its list is `Corrupt`.
+
+What it does not do: decide which lists may be deleted (`shard.deletable`, as for parts).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from actors.errors import Corrupt
+from actors.kernel import Clock
+from actors.persist.invariants import validate
+from actors.persist.location import Blob
+from actors.persist.shard import Part, PartList, ShardState
+from actors.progress import TIME_MIN, Frontier
+
+Parts: TypeAlias = tuple[Part, ...]
+LOOKS_MAX: Final = 16
+"""At a document whose lists go while they are read."""
+_ON_THE_LOOP_BYTES_MAX: Final = 64 * 1024
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[Part, ...])
+
+
+def encode_list(parts: Parts) -> bytes:
+    """As stored."""
+    return _encoder.encode(parts)
+
+
+def decode_list(listed: PartList, data: bytes) -> Parts:
+    """What was stored. Raises `Corrupt` for any byte that differs."""
+    found = zlib.crc32(data)
+    if len(data) != listed.bytes or found != listed.checksum:
+        raise Corrupt(
+            f"list of parts {listed.key}: {len(data)} bytes with crc32 {found:08x}, described were"
+            f" {listed.bytes} with {listed.checksum:08x}; restore the file from a copy",
+            determinate=True,
+        )
+    try:
+        parts = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(
+            f"list of parts {listed.key} cannot be decoded: {error}", determinate=True
+        ) from None
+    folder = f"{listed.key.partition('/')[0]}/"
+    if not parts or not all(part.key.startswith(folder) for part in parts if part.key):
+        raise Corrupt(
+            f"list of parts {listed.key} names {len(parts)} parts, not all of its shard: it is"
+            " damaged",
+            determinate=True,
+        )
+    return parts
+
+
+def unread(state: ShardState, beyond: Frontier = TIME_MIN) -> list[PartList]:
+    """Lists that are to be read: of batches with times beyond a frontier."""
+    return [
+        batch.listed
+        for batch in state.batches
+        if batch.listed is not None and not batch.is_whole and batch.upper > beyond
+    ]
+
+
+def with_parts(
+    state: ShardState, known: Mapping[str, Parts], before: ShardState | None = None
+) -> ShardState:
+    """The state with the parts of those of its lists that are known, found to be right: but for
+    those that the state `before` had. Raises `Corrupt`."""
+    if state.is_whole:
+        return state
+    batches = tuple(
+        batch
+        if batch.listed is None or batch.is_whole
+        else replace(batch, parts=known.get(batch.listed.key, ()))
+        for batch in state.batches
+    )
+    state = replace(state, batches=batches)
+    validate(state, before)
+    return state
+
+
+def parts_by_list(state: ShardState) -> dict[str, Parts]:
+    """What the lists of a state say."""
+    return {b.listed.key: b.parts for b in state.batches if b.listed is not None and b.parts}
+
+
+def without_parts(state: ShardState) -> ShardState:
+    """As it is stored: the parts that lists describe are not in the document."""
+    if all(batch.listed is None for batch in state.batches):
+        return state
+    batches = tuple(
+        batch if batch.listed is None else replace(batch, parts=()) for batch in state.batches
+    )
+    return replace(state, batches=batches)
+
+
+def lost(shard: str, listed: PartList) -> Corrupt:
+    """A document names it, and it is not there."""
+    return Corrupt(
+        f"list of parts {listed.key} is gone although shard {shard} names it; restore the file"
+        " from a copy",
+        determinate=True,
+    )
+
+
+class PartLists:
+    """Reads lists of one store of blobs."""
+
+    def __init__(self, blob: Blob, clock: Clock) -> None:
+        self._blob = blob
+        self._clock = clock
+
+    async def read(self, listed: PartList) -> Parts | None:
+        """What it says; None: it is not there. Raises `Corrupt`, `StorageError`."""
+        data = await self._blob.get(listed.key)
+        if data is None:
+            return None
+        if len(data) <= _ON_THE_LOOP_BYTES_MAX:
+            return decode_list(listed, data)
+        return await self._clock.run_blocking(lambda: decode_list(listed, data))
+
+    async def read_all(
+        self, state: ShardState, known: dict[str, Parts], beyond: Frontier = TIME_MIN
+    ) -> PartList | None:
+        """Adds to `known` what the lists say of batches beyond a frontier; the first that is not
+        there ends it. Raises as `read` does."""
+        for listed in unread(state, beyond):
+            if listed.key not in known:
+                parts = await self.read(listed)
+                if parts is None:
+                    return listed
+                known[listed.key] = parts
+        return None
