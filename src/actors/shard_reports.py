@@ -107,6 +107,7 @@ def _batch(batch: Batch) -> dict[str, Any]:
         "lower": batch.lower,
         "upper": _frontier(batch.upper),
         "bytes": batch.bytes,
+        "list": None if batch.listed is None else batch.listed.key,
         "parts": [_part(part) for part in batch.parts],
     }
 
@@ -170,7 +171,9 @@ def _batch_lines(contents: Sequence[dict[str, Any]]) -> Iterator[str]:
     for batch in contents:
         lower, upper = batch["lower"], batch["upper"]
         interval = f"[{lower}, {'…' if upper is None else upper})"
-        yield f"  batch {interval}  {size_text(batch['bytes'])}, {len(batch['parts'])} parts"
+        listed = f" of the list {batch['list']}" if batch["list"] else ""
+        count = f"{len(batch['parts'])} parts{listed}"
+        yield f"  batch {interval}  {size_text(batch['bytes'])}, {count}"
         for part in batch["parts"]:
             marks = [mark for mark in ("retracts", "errors") if part[mark]]
             yield (

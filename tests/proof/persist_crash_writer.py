@@ -24,6 +24,7 @@ SETTINGS = Settings(
     inline_part_bytes_max=1000,
     inline_bytes_per_shard_max=3000,
     batches_per_shard_max=3,
+    part_list_parts_min=1,
     blob_orphan_grace_ms=50,
     reader_lease_ms=60_000,
     store_poll_ms=50,

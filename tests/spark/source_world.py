@@ -31,7 +31,13 @@ from actors.spark.source.data_source import FilteringReader, PenstockDataSource
 
 S = "s1"
 SCHEMA = Schema((Column("id", "bigint"), Column("name", "string")))
-SETTINGS = Settings(inline_part_bytes_max=1, batches_per_shard_max=1000, blob_orphan_grace_ms=1)
+SETTINGS = Settings(
+    inline_part_bytes_max=1,
+    batches_per_shard_max=1000,
+    part_list_parts_min=1,
+    blob_orphan_grace_ms=1,
+)
+"""Every part is described by a list, outside the document."""
 Update = tuple[int, str | None, int, int]
 pickle = CPickleSerializer()
 NAIVE = datetime(2020, 1, 1, tzinfo=UTC).replace(tzinfo=None)

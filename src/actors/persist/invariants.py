@@ -14,7 +14,7 @@ def validate(state: ShardState, before: ShardState | None = None) -> None:
     """The invariants. Raises `Corrupt` naming the one that is broken. Parts that a list describes
     are looked at when it was read or made: not again where the state `before` named that list."""
     end: Frontier | None = None
-    known = set() if before is None else {batch.listed for batch in before.batches}
+    known = set() if before is None else {b.listed for b in before.batches if b.listed is not None}
     live: list[str] = []
     for batch in state.batches:
         if not batch.lower < batch.upper:
