@@ -137,6 +137,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of one request to a bucket, and of one transaction of PostgreSQL."""
     store_request_retries_max: int = 3
     """Of one request that can be made again."""
+    disk_timeout_ms: int = 60_000
+    """Of one operation on local files, and of one transaction of SQLite."""
     store_poll_ms: int = 500
     """Where other processes write and the store does not tell: how often it is looked at."""
     store_requests_in_flight_max: int = 32

@@ -83,7 +83,7 @@ async def blobs(place: Place, settings: Settings, clock: Clock) -> Blob:
     `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
     if place.blob_url is None:
         assert place.state_dir is not None
-        return FileBlob(_looked_at(place.state_dir).blobs, clock)
+        return FileBlob(_looked_at(place.state_dir).blobs, clock, settings.disk_timeout_ms)
     _check_there(place.blob_url)
     return await open_blob(place.blob_url, settings, clock, exclusive=False)
 
@@ -94,7 +94,7 @@ async def documents(place: Place, settings: Settings, clock: Clock, random: Rand
         assert place.state_dir is not None
         path = _looked_at(place.state_dir).consensus
         _check_documents(path)
-        consensus = SqliteConsensus(path, clock, settings.store_poll_ms)
+        consensus = SqliteConsensus(path, clock, settings.store_poll_ms, settings.disk_timeout_ms)
         await consensus.open()
         return consensus
     _check_there(place.consensus_url)

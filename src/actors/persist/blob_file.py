@@ -14,13 +14,16 @@ import hashlib
 import os
 import shutil
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from actors.kernel import Clock
+from actors.persist.deadline import DISK_TIMEOUT_MS, in_time
 from actors.persist.location import BlobInfo, check_blob_key, storage_error
 
+R = TypeVar("R")
 TEMPORARY: Final = ".tmp"
 _CHUNK_BYTES: Final = 1024 * 1024
 _INSTALLS_MAX: Final = 4
@@ -32,7 +35,9 @@ _LEFT_MS: Final = 24 * 60 * 60 * 1000
 class FileBlob:
     """A `Blob` on a local file system."""
 
-    def __init__(self, root: Path, clock: Clock) -> None:
+    def __init__(self, root: Path, clock: Clock, timeout_ms: int = DISK_TIMEOUT_MS) -> None:
+        """`timeout_ms`: of one operation; then its caller is told, and it goes on alone."""
+        self._timeout_ms = timeout_ms
         self._root = root
         self._temporary = root / TEMPORARY
         self._clock = clock
@@ -44,7 +49,13 @@ class FileBlob:
     async def prepare(self, *, exclusive: bool = True) -> None:
         """Makes the folders and removes temporary files; where other processes may be writing
         (not `exclusive`), only those older than a day. Raises `StorageError`."""
-        await self._clock.run_blocking(lambda: self._prepare(exclusive))
+        await self._in_time("prepare", "", lambda: self._prepare(exclusive), reads=True)
+
+    async def _in_time(
+        self, what: str, key: str, use: Callable[[], R], *, reads: bool = False
+    ) -> R:
+        what = f"{what} blob {self._root / key}"
+        return await in_time(self._clock, use, self._timeout_ms, what, determinate=reads)
 
     def _prepare(self, exclusive: bool) -> None:
         try:
@@ -65,11 +76,11 @@ class FileBlob:
     async def get(self, key: str) -> bytes | None:
         """The file's bytes, or None. Raises `StorageError`."""
         path = self._place(key)
-        return await self._clock.run_blocking(lambda: _read(path))
+        return await self._in_time("read", key, lambda: _read(path), reads=True)
 
     async def set(self, key: str, data: bytes) -> None:
         """Writes a new file. Raises `StoreFull`, `StorageError`."""
-        await self._clock.run_blocking(lambda: self._set(key, data))
+        await self._in_time("write", key, lambda: self._set(key, data))
 
     def _set(self, key: str, data: bytes) -> None:
         temporary = self._written_at(key)
@@ -87,7 +98,7 @@ class FileBlob:
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:
         """Moves a file in; across file systems it is copied. Raises `StorageError`."""
-        return await self._clock.run_blocking(lambda: self._adopt(key, path))
+        return await self._in_time("take over", key, lambda: self._adopt(key, path))
 
     def _adopt(self, key: str, path: Path) -> tuple[int, int]:
         temporary = self._written_at(key)
@@ -138,7 +149,7 @@ class FileBlob:
     async def delete(self, key: str) -> bool:
         """Removes a file, and its folder when it was the last. Raises `StorageError`."""
         place = self._place(key)
-        return await self._clock.run_blocking(lambda: self._delete(place))
+        return await self._in_time("delete", key, lambda: self._delete(place))
 
     def _delete(self, place: Path) -> bool:
         try:
@@ -154,7 +165,7 @@ class FileBlob:
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
         """Files whose key starts with `prefix`. Raises `StorageError`."""
-        return await self._clock.run_blocking(lambda: self._list(prefix))
+        return await self._in_time("list", prefix, lambda: self._list(prefix), reads=True)
 
     def _list(self, prefix: str) -> list[BlobInfo]:
         found = []

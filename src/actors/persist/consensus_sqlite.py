@@ -6,6 +6,9 @@ fsync. Sets that arrive while a commit is under way wait and then share the next
 touch the others. Errors before COMMIT are rolled back and determinate; an I/O error of COMMIT
 itself is indeterminate, as the log may hold the whole transaction all the same.
 
+A transaction that hangs is given up after `timeout_ms` (`deadline.py`): a set is then
+indeterminate. Until its thread is back each later call waits as long, and fails.
+
 A thread cannot be cancelled, and a task that waits for one can: a shield holds a scope's cancel
 off, but not the task's own. Whoever left so would free the lock under the thread; so the thread
 takes another, which no cancel frees, and nobody else meets its transaction.
@@ -24,6 +27,7 @@ import apsw
 from actors.errors import Closed, Corrupt, StorageError, StoreFull
 from actors.kernel import Clock
 from actors.persist.blob_file import sync_folder
+from actors.persist.deadline import DISK_TIMEOUT_MS, hung, in_time
 from actors.persist.group_commit import GroupCommit, Pending, fail
 from actors.persist.location import Cas, VersionedData, check_key, storage_error
 
@@ -42,8 +46,16 @@ class SqliteConsensus:
 
     several_at_once: Final = True
 
-    def __init__(self, path: Path, clock: Clock, poll_ms: int = 500) -> None:
-        """`poll_ms`: how often `changes` looks."""
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        poll_ms: int = 500,
+        timeout_ms: int = DISK_TIMEOUT_MS,
+    ) -> None:
+        """`poll_ms`: how often `changes` looks. `timeout_ms`: of one transaction; then who waits
+        for it is told, and it goes on alone."""
+        self._timeout_ms = timeout_ms
         self._path = path
         self._poll_ms = poll_ms
         self._clock = clock
@@ -52,7 +64,10 @@ class SqliteConsensus:
         self._in_use = threading.Lock()
 
         async def commit(group: Sequence[Pending]) -> None:
-            await self._in_thread(lambda: self._commit(group))
+            try:
+                await self._in_thread("write", lambda: self._commit(group), determinate=False)
+            except StorageError as error:
+                fail(group, error)
 
         self._sets = GroupCommit(self._lock, self._check_open, commit)
 
@@ -60,14 +75,21 @@ class SqliteConsensus:
         """Opens or creates the file. Raises `StorageError`, `Corrupt`."""
         async with self._lock:
             with anyio.CancelScope(shield=True):
-                await self._in_thread(self._open)
+                await self._in_thread("open", self._open)
 
-    async def _in_thread(self, use: Callable[[], R]) -> R:
+    async def _in_thread(self, what: str, use: Callable[[], R], *, determinate: bool = True) -> R:
+        """Behind a call that hangs no thread waits for longer than its caller does."""
+
         def alone() -> R:
-            with self._in_use:
+            if not self._in_use.acquire(timeout=self._timeout_ms / 1000):
+                raise hung(f"{what} {self._path}", self._timeout_ms, determinate=True)
+            try:
                 return use()
+            finally:
+                self._in_use.release()
 
-        return await self._clock.run_blocking(alone)
+        where = f"{what} {self._path}"
+        return await in_time(self._clock, alone, self._timeout_ms, where, determinate=determinate)
 
     def _open(self) -> None:
         try:
@@ -122,7 +144,7 @@ class SqliteConsensus:
         async with self._lock:
             self._check_open()
             with anyio.CancelScope(shield=True):
-                result = await self._in_thread(guarded)
+                result = await self._in_thread("read", guarded)
         return result
 
     async def compare_and_set(self, ops: Sequence[Cas]) -> bool:
@@ -219,7 +241,7 @@ class SqliteConsensus:
         """Closes the file; waits for what is under way."""
         async with self._lock:
             with anyio.CancelScope(shield=True):
-                await self._in_thread(self._close)
+                await self._in_thread("close", self._close)
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None

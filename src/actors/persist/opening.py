@@ -62,10 +62,12 @@ async def _opened(
     if settings.blob_url:
         blob = await open_blob(settings.blob_url, settings, clock, exclusive=not shared)
     else:
-        blob = FileBlob(place.blobs, clock)
+        blob = FileBlob(place.blobs, clock, settings.disk_timeout_ms)
         await blob.prepare(exclusive=not shared)
     if not shared:
-        own = SqliteConsensus(place.consensus, clock, settings.store_poll_ms)
+        own = SqliteConsensus(
+            place.consensus, clock, settings.store_poll_ms, settings.disk_timeout_ms
+        )
         await own.open()
         return Stores(blob, own, place, process, exclusive=True)
     if place.consensus.exists():

@@ -65,7 +65,7 @@ async def open_blob(
             kept = f"{name}/{below}" if below else name
             return MemoryBlob(clock) if not name else _blobs.setdefault(kept, MemoryBlob(clock))
         case "file":
-            blob = FileBlob(_path(url, rest) / below, clock)
+            blob = FileBlob(_path(url, rest) / below, clock, settings.disk_timeout_ms)
             await blob.prepare(exclusive=exclusive)
             return blob
         case _ if scheme in BUCKETS:
@@ -105,7 +105,7 @@ async def _sqlite(path: Path, clock: Clock, settings: Settings) -> Consensus:
             raise storage_error(f"make the folder of {path}", error) from error
 
     await clock.run_blocking(make_folder)
-    consensus = SqliteConsensus(path, clock, settings.store_poll_ms)
+    consensus = SqliteConsensus(path, clock, settings.store_poll_ms, settings.disk_timeout_ms)
     await consensus.open()
     return consensus
 

@@ -1,0 +1,37 @@
+"""Blocking calls of a disk, under a deadline: one that hangs holds nobody for longer.
+
+A thread cannot be ended. So the call goes on when its caller has given up, and may still do what it
+was to do: a write that was given up is indeterminate. Its result is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import anyio
+
+from actors.errors import StorageError
+from actors.kernel import Clock
+
+R = TypeVar("R")
+DISK_TIMEOUT_MS: Final = 60_000
+"""Where no settings say it."""
+
+
+def hung(what: str, timeout_ms: int, *, determinate: bool) -> StorageError:
+    """The error of a call that was given up."""
+    return StorageError(
+        f"could not {what}: the disk did not answer within {timeout_ms} ms (disk_timeout_ms); look"
+        " at the file system, then try again",
+        determinate=determinate,
+    )
+
+
+async def in_time(
+    clock: Clock, use: Callable[[], R], timeout_ms: int, what: str, *, determinate: bool
+) -> R:
+    """Calls it in a thread. Raises what it raises, and `StorageError` once the time is over."""
+    with anyio.move_on_after(timeout_ms / 1000):
+        return await clock.run_blocking(use)
+    raise hung(what, timeout_ms, determinate=determinate)
