@@ -1,5 +1,8 @@
-"""What holds of every state of a shard, as inequalities: pure. Looked at before one is written, and
-whenever one is read."""
+"""What holds of every state of a shard, as inequalities: pure.
+
+Looked at before a state is written, and whenever one is read. Batches that stood in the state
+before were looked at then: a change costs what it changes.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ from actors.progress import EMPTY, TIME_MIN, Frontier, format_frontier
 
 
 def validate(state: ShardState, before: ShardState | None = None) -> None:
-    """The invariants. Raises `Corrupt` naming the one that is broken. Parts that a list describes
-    are looked at when it was read or made: not again where the state `before` named that list."""
+    """The invariants. Raises `Corrupt` naming the one that is broken. Parts of batches that the
+    state `before` has, too, the very same or with the same list, are not looked at again."""
     end: Frontier | None = None
-    known = set() if before is None else {b.listed for b in before.batches if b.listed is not None}
+    known: set[object] = set()
+    if before is not None:
+        known = {id(b) if b.listed is None else b.listed for b in before.batches}
     live: list[str] = []
     for batch in state.batches:
         if not batch.lower < batch.upper:
@@ -24,7 +29,7 @@ def validate(state: ShardState, before: ShardState | None = None) -> None:
         end = batch.upper
         if batch.listed is not None:
             live.append(batch.listed.key)
-        if batch.listed is None or batch.listed not in known:
+        if (id(batch) if batch.listed is None else batch.listed) not in known:
             for part in batch.parts:
                 _validate_part(state, batch, part)
                 if part.key:
