@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import anyio
 from msgspec.structs import replace
 
-from actors.errors import Fenced, PenstockError
+from actors.errors import Fenced, PenstockError, StorageError
 from actors.kernel import Clock
 from actors.persist.appending import append_all, check_append, trace, trace_refusal
 from actors.persist.change import Documents, Mismatch, Outcome
@@ -68,8 +68,10 @@ class Appender:
                 trace(opened, self._trail, appends)
             try:
                 appends = [await self._listed(append, lists) for append in appends]
-            except BaseException:
+            except BaseException as error:
                 await self._refused(free, lists)
+                if isinstance(error, StorageError):  # whether a list is there: nothing names it
+                    raise type(error)(str(error), determinate=True) from error
                 raise
             outcome = await self._change(appends, tables_upper, extra, free, lists)
             if opened is not None and not isinstance(outcome, Appended):

@@ -21,9 +21,10 @@ DISK_TIMEOUT_MS: Final = 60_000
 
 def hung(what: str, timeout_ms: int, *, determinate: bool) -> StorageError:
     """The error of a call that was given up."""
+    late = "" if determinate else ", and may still do it"
     return StorageError(
-        f"could not {what}: the disk did not answer within {timeout_ms} ms (disk_timeout_ms); look"
-        " at the file system, then try again",
+        f"could not {what}: the disk did not answer within {timeout_ms} ms (disk_timeout_ms){late};"
+        " look at the file system, then try again",
         determinate=determinate,
     )
 
