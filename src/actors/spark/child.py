@@ -136,6 +136,8 @@ class Child:
         self._plans: dict[str, PreparedPlan] = {}
         self._tickets: dict[str, Ticket] = {}
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
+        """Held while something is told of a job: it is not over meanwhile."""
         self._desk = Desk()
         self._wake = threading.Event()
         self._serial = 0
@@ -188,7 +190,7 @@ class Child:
             while True:
                 ticket = self._desk.take(box)
                 answer = self._answer(slot, ticket, pool)
-                with self._lock:
+                with self._telling, self._lock:
                     del self._tickets[ticket.job.job_id]
                 self._wire.send(answer)
                 _bound_log()
@@ -212,7 +214,7 @@ class Child:
             return JobFailed(ticket.job.job_id, "EngineLost", str(error))
 
     def _tell(self) -> None:
-        """Tells how far jobs are that take long, when that has changed."""
+        """Tells how far jobs are that take long, when that has changed; never behind the answer."""
         told: dict[str, tuple[int, int]] = {}
         try:
             while True:
@@ -223,7 +225,10 @@ class Child:
                 for group, job_id in groups.items():
                     found = self._engine.progress(group) if group in told else None
                     if found is not None and found != told[group]:
-                        self._wire.send(Progress(job_id, *found))
+                        with self._telling:
+                            ticket = self._tickets.get(job_id)
+                            if ticket is not None and ticket.group == group:
+                                self._wire.send(Progress(job_id, *found))
                     told[group] = found or told.get(group, (0, 0))
                 told = {group: far for group, far in told.items() if group in groups}
         except OSError:
