@@ -6,7 +6,8 @@ A *rule* looks at each request, a line ``METHOD /bucket/key?query``, and says wh
 - ``"fail"``: it is not, and is answered with 500;
 - ``"late"``: it is served, and answered with 500;
 - ``"hang"``: it is not, and waits until `release`, or the end;
-- ``"deny"``: it is not, and is answered with 403.
+- ``"deny"``: it is not, and is answered with 403;
+- ``"busy"``: it is not, and is answered with 429.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ except ImportError as error:
 else:
     MISSING = None
 
-Fate: TypeAlias = Literal["fail", "late", "hang", "deny"] | None
+Fate: TypeAlias = Literal["fail", "late", "hang", "deny", "busy"] | None
 Rule: TypeAlias = Callable[[str], Fate]
 
 _NUMBERS = itertools.count(1)
@@ -42,6 +43,7 @@ _NUMBERS = itertools.count(1)
 KEY_ID = "AKIDOFTHETESTS"
 SECRET = "the+secret/of+the+tests"
 FATES = {
+    "busy": ("429 Too Many Requests", b"<Error><Code>rateLimitExceeded</Code></Error>"),
     "fail": ("500 Internal Server Error", b"<Error><Code>InternalError</Code></Error>"),
     "deny": (
         "403 Forbidden",
@@ -122,7 +124,7 @@ class S3:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if fate == "hang":
             released.wait(60)
-        status, text = FATES["deny" if fate == "deny" else "fail"]
+        status, text = FATES.get(fate, FATES["fail"])
         start(status, [("Content-Length", str(len(text)))])
         return [text]
 
@@ -157,9 +159,8 @@ class S3:
         return self.ask("GET", f"/{bucket}/{key}")
 
 
-@contextmanager
-def serving() -> Iterator[S3]:
-    """A server until the block ends."""
+def check_installed() -> None:
+    """Fails the test where the server cannot be started."""
     if MISSING is not None:
         pytest.fail(
             f"buckets are tested on an S3 server ({MISSING}): run `make test`, which "
@@ -167,6 +168,12 @@ def serving() -> Iterator[S3]:
             pytrace=False,
         )
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def serving() -> Iterator[S3]:
+    """A server until the block ends."""
+    check_installed()
     served = S3()
     try:
         yield served
@@ -184,4 +191,9 @@ def point_to(monkeypatch: pytest.MonkeyPatch, served: S3) -> None:
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
+    take_small_pieces(monkeypatch)
+
+
+def take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of an upload may be of any size."""
     monkeypatch.setattr(moto.s3.models, "S3_UPLOAD_PART_MIN_SIZE", 1)

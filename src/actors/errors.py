@@ -184,6 +184,10 @@ class StoreFull(StorageError):
     """No space left on the device."""
 
 
+class StoreBusy(StorageError):
+    """The store takes no more requests for now."""
+
+
 class Corrupt(StorageError):
     """Stored bytes are not what was written."""
 

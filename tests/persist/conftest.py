@@ -10,6 +10,7 @@ import pytest
 from store_houses import PIECE, StoreHouse  # type: ignore[import-not-found]
 
 import azure_server  # type: ignore[import-not-found]
+import google_server  # type: ignore[import-not-found]
 import s3_server  # type: ignore[import-not-found]
 from actors.testing.postgres_server import NotInstalled, PostgresServer, postgres_server
 
@@ -55,6 +56,23 @@ def azure(azure_session: azure_server.Azure, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="session")
+def google_session() -> Iterator[google_server.Google]:
+    with google_server.serving() as served:
+        yield served
+
+
+@pytest.fixture
+def google(
+    google_session: google_server.Google, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[google_server.Google]:
+    google_session.forget()
+    google_server.point_to(monkeypatch, google_session)
+    _small_pieces(monkeypatch)
+    yield google_session
+    google_session.forget()
+
+
+@pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A server that keeps nothing safe, for speed."""
     with postgres_server(fsync="off") as server:
@@ -66,7 +84,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.persist.blob_bucket.PIECE_BYTES", PIECE)
 
 
-@pytest.fixture(params=["memory", "file", "objects", "s3", "azure"])
+@pytest.fixture(params=["memory", "file", "objects", "s3", "azure", "google"])
 def blobs(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> StoreHouse:
@@ -76,7 +94,7 @@ def blobs(
     return _house(request, tmp_path)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", "objects", "s3", "azure"])
+@pytest.fixture(params=["memory", "sqlite", "postgres", "objects", "s3", "azure", "google"])
 def documents(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHouse:
     """Each store of documents."""
     return _house(request, tmp_path)
@@ -86,6 +104,8 @@ def _house(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHouse:
     match request.param:
         case "s3":
             url = f"s3://{request.getfixturevalue('s3').new_bucket()}/some/where"
+        case "google":
+            url = f"gs://{request.getfixturevalue('google').new_bucket()}/some/where"
         case "azure":
             url = f"az://{request.getfixturevalue('azure').new_container()}/some/where"
         case "postgres":

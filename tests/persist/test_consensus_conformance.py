@@ -27,7 +27,7 @@ from actors.persist.location import (
     several_at_once,
 )
 
-ONE_KEY = ("objects", "s3", "azure")
+ONE_KEY = ("objects", "s3", "azure", "google")
 
 
 async def test_seqnos_count_changes_from_nought(documents: StoreHouse) -> None:

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from store_houses import CLOCK, PIECE, SETTINGS  # type: ignore[import-not-found]
 
-from actors.errors import Corrupt, StorageError
+from actors.errors import Corrupt, StorageError, StoreBusy
 from actors.persist.blob_bucket import Room
 from actors.persist.consensus_bucket import BucketConsensus, escaped
 from actors.persist.location import Blob, Cas, Consensus, VersionedData
@@ -31,10 +31,10 @@ IMPATIENT_MS = 2_000
 class Place:
     """A bucket, and clients of it."""
 
-    def __init__(self, s3: S3) -> None:
-        self.s3 = s3
-        self.bucket = s3.new_bucket()
-        self.url = f"s3://{self.bucket}/x"
+    def __init__(self, scheme: str, served: S3) -> None:
+        self.s3 = served
+        self.bucket = served.new_bucket()
+        self.url = f"{scheme}://{self.bucket}/x"
 
     async def blob(self, **changes: Any) -> Blob:
         return await open_blob(self.url, replace(LIMITS, **changes), CLOCK)
@@ -46,9 +46,10 @@ class Place:
         return sum(line.startswith(f"{method} ") for line in self.s3.calls)
 
 
-@pytest.fixture
-def place(s3: S3) -> Place:
-    return Place(s3)
+@pytest.fixture(params=["s3", "google"])
+def place(request: pytest.FixtureRequest) -> Place:
+    scheme = {"s3": "s3", "google": "gs"}[request.param]
+    return Place(scheme, request.getfixturevalue(request.param))
 
 
 def first(fate: Fate, *methods: str) -> Callable[[str], Fate]:
@@ -85,8 +86,8 @@ async def ticking() -> AsyncIterator[Callable[[], int]]:
         group.cancel_scope.cancel()
 
 
-async def failed(call: Any, *, determinate: bool) -> str:
-    with anyio.fail_after(200), pytest.raises(StorageError) as caught:
+async def failed(call: Any, kind: type[StorageError] = StorageError, *, determinate: bool) -> str:
+    with anyio.fail_after(200), pytest.raises(kind) as caught:
         await call
     assert caught.value.determinate is determinate, caught.value
     text = str(caught.value)
@@ -280,6 +281,27 @@ async def test_a_lost_answer_is_found_by_its_nonce(place: Place) -> None:
     assert await documents.head("a") == VersionedData(1, b"1")
     assert await documents.compare_and_set([Cas("a", 1, None)])
     assert place.calls("PUT") == 3
+
+
+async def test_a_store_that_is_asked_too_often_is_asked_again_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents, slept = await place.documents(), []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    place.s3.rule = first("busy", "PUT")
+    assert await documents.compare_and_set([Cas("a", None, b"0")])
+    assert [seconds >= 0.5 for seconds in slept] == [True]
+    place.s3.rule = always("busy", "PUT")
+    place.s3.calls.clear()
+    text = await failed(documents.compare_and_set([Cas("a", 0, b"1")]), StoreBusy, determinate=True)
+    assert "asked too often (429" in text
+    assert place.calls("PUT") == LIMITS.store_request_retries_max + 1
+    place.s3.rule = lambda _: None
+    assert await documents.head("a") == VersionedData(0, b"0")
 
 
 @pytest.mark.parametrize("fate", ["fail", "hang"])

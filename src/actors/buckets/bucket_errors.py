@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from actors.errors import StorageError, storage_error
+from actors.errors import StorageError, StoreBusy, storage_error
 
 _STATUS: Final = re.compile(r"status code(?:\x1b\[\d+m|\D)*?(\d{3})\b")
 """Some libraries color their errors."""
 _CREDENTIALS: Final = re.compile(r"Missing\w+|metadata|[Cc]redential")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
+_TOO_OFTEN: Final = "429"
 _ALLOWED: Final = "the service's credentials do not allow it"
 _TAKEN: Final = "the store does not take the service's credentials"
 _NONE: Final = "the service's environment has no credentials for it"
@@ -46,9 +47,16 @@ def saying(what: str, where: str, *, determinate: bool, once: bool = False) -> I
             | FileNotFoundError,
         )
         text = f"could not {what} {where}: {reason(error)}"
+        if _status(str(error)) == _TOO_OFTEN:
+            raise StoreBusy(text, determinate=determinate or once) from None
         raise StorageError(text, determinate=determinate or (once and refused)) from None
     except OSError as error:
         raise storage_error(f"{what} {where}", error, determinate=determinate) from None
+
+
+def _status(text: str) -> str | None:
+    found = _STATUS.search(text)
+    return None if found is None else found[1]
 
 
 def reason(error: BaseException) -> str:
@@ -57,7 +65,8 @@ def reason(error: BaseException) -> str:
     from obstore import exceptions
 
     text = str(error)
-    found = [each[1] for each in (_STATUS.search(text), _CODE.search(text)) if each is not None]
+    code = _CODE.search(text)
+    found = [each for each in (_status(text), code and code[1]) if each is not None]
     said = f" ({' '.join(found)})" if found else ""
     match error:
         case exceptions.PermissionDeniedError():
@@ -74,6 +83,8 @@ def reason(error: BaseException) -> str:
         return f"{_TAKEN}{said}"
     if "NoSuchBucket" in found:
         return f"there is no such bucket{said}"
+    if _TOO_OFTEN in found:
+        return f"the store is asked too often{said}"
     if found:
         return f"the store failed{said}"
     if "kind: Timeout" in text:

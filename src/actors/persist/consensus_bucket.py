@@ -14,6 +14,8 @@ Rules.
 - A write whose answer is lost (a time-out, a 5xx) is looked for: an object with our nonce is ours,
   and the answer is True. Anything else may still be overtaken by it, or has hidden it already:
   indeterminate. Conditional writes are never repeated by the library.
+- A store that is asked too often (429: Google's takes about one change of an object a second) has
+  done nothing. It is asked again, a second later.
 - A deleted document is a **tombstone**: an object of a nonce alone. Stores have no conditional
   delete that all of them know, and a plain one could remove what somebody created in between.
   Tombstones stay; they are told from documents by their size, so that a listing need not read.
@@ -37,7 +39,7 @@ import anyio
 import msgspec
 
 from actors.buckets.bucket_store import BucketStore, Version
-from actors.errors import Closed, Corrupt, StorageError
+from actors.errors import Closed, Corrupt, StorageError, StoreBusy
 from actors.persist.location import Cas, OneKeyOnly, VersionedData, check_key, check_ops
 from actors.settings import Settings
 
@@ -50,6 +52,7 @@ _HEAD: Final = struct.Struct(">4s16sqI")
 _TOMBSTONE: Final = struct.Struct(">4s16sI")
 """Magic, nonce, crc32 of the nonce."""
 _DOCUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
+_BUSY_MS: Final = 1_000
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]")
 
 
@@ -126,6 +129,11 @@ class BucketConsensus:
             try:
                 if await self._store.put_if(self._place(op.key), body, expected):
                     return True
+            except StoreBusy:
+                if attempt == limits.store_request_retries_max:
+                    raise
+                await self._pause(attempt, _BUSY_MS)
+                continue
             except StorageError as error:
                 if error.determinate:
                     raise
@@ -146,8 +154,8 @@ class BucketConsensus:
             return False
         return seen is not None and seen.nonce == nonce
 
-    async def _pause(self, attempt: int) -> None:
-        delay_ms = self._settings.retry_delay_ms(attempt + 1)
+    async def _pause(self, attempt: int, delay_ms_min: int = 0) -> None:
+        delay_ms = max(delay_ms_min, self._settings.retry_delay_ms(attempt + 1))
         await anyio.sleep(self._random.uniform(0.5, 1.0) * delay_ms / 1000)
 
     async def _read(self, key: str) -> _Seen | None:
