@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 from msgspec.structs import replace
 from persist_world import SCHEMA, Stores, add, rows_of  # type: ignore[import-not-found]
@@ -60,7 +61,7 @@ async def test_without_any_upkeep_the_state_stays_bounded(inline: int) -> None:
         inline_bytes_per_shard_max=limit // 2,
     )
     client = Stores(settings).client()
-    appends = APPENDS // 3
+    appends = APPENDS
     _, size = await grown(client, appends, every=None)
     assert limit // 2 < size <= limit, "it is what the limit says that bounds it"
     reader = await client.open_reader("s", "r")
@@ -84,8 +85,46 @@ async def test_an_append_does_not_fail_with_the_upkeep(monkeypatch: pytest.Monke
         asked.append(shard)
         raise StorageError("made up", determinate=True)
 
-    monkeypatch.setattr(client.upkeep, "maintain", full)
+    monkeypatch.setattr(client.upkeep, "_compact_what_needs_it", full)
     for number in range(12):
         await add(client, "s", number + 1, (number, number, 1))
     assert asked
     assert await client.upper("s") == 12
+
+
+async def test_no_append_waits_for_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append waited for a store to delete hundreds of blobs, one after the other: 30 s and
+    more, until its part was too old to be linked."""
+    settings = replace(
+        SETTINGS,
+        state_bytes_max=2_000,
+        inline_bytes_per_shard_max=2_000,
+        inline_part_bytes_max=1,
+        batches_per_shard_max=2,
+    )
+    stores = Stores(settings)
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    deleting, go = anyio.Event(), anyio.Event()
+    delete = stores.blob.delete
+
+    async def slow(key: str) -> bool:
+        deleting.set()
+        await go.wait()
+        there: bool = await delete(key)
+        return there
+
+    monkeypatch.setattr(stores.blob, "delete", slow)
+    async with anyio.create_task_group() as group:
+        with anyio.fail_after(60):
+            for number in range(4):
+                await add(client, "s", number + 1, (number, number, 1))
+            group.start_soon(client.maintain, "s")
+            await deleting.wait()
+            for number in range(4, 40):
+                await add(client, "s", number + 1, (number, number, 1))
+            assert len((await client.state("s")).batches) <= 6
+        go.set()
+    await client.maintain("s")
+    assert await client.upper("s") == 40
+    assert await stores.keys() <= (await client.state("s")).blob_keys(), "blobs nobody names"

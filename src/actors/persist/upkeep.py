@@ -1,8 +1,9 @@
 """Keeping shards small: runs compaction, deletes blobs that nothing names or uses.
 
-One compaction at a time in a process, whatever asks: that bounds its memory. A blob goes in this
-order: no batch names it (retired) → no reader of this process uses it and no lease of another
-can → its file is deleted → the state forgets it. A crash in between repeats the last steps.
+One compaction at a time in a process, whatever asks: that bounds its memory. Beside it there may
+be one collection, for which nobody waits who appends: a store may take long to delete. A blob goes
+in this order: no batch names it (retired) → no reader of this process uses it and no lease of
+another can → its file is deleted → the state forgets it. A crash in between repeats the last steps.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _RELIEF_SHARE = 0.75
 """Of the bytes that a state should have at most; beyond, who appends waits for its upkeep."""
 _ROUNDS_MAX = 8
 """Compactions of one shard in a row."""
+_COLLECTED_AT_ONCE = 128
+"""So many blobs are deleted before the state forgets them."""
 _DECODED_SHARE = 2
 """Of decoded bytes a merge keeps this part of a part's target size in memory."""
 
@@ -73,14 +76,21 @@ class Upkeep:
         self._clock = clock
         self._scratch = scratch
         self._guest = guest
-        self._one = anyio.Lock()
+        self._compacting = anyio.Lock()
+        self._collecting = anyio.Lock()
         self._numbers = count(1)
 
     async def maintain(self, shard: ShardId) -> None:
         """Compacts while there is a reason to, writes leases that need it, collects. Raises
         `UnknownObject`, `StorageError`, `Corrupt`."""
-        async with self._one:
-            limits = self._settings
+        await self._compact_what_needs_it(shard)
+        if self._book.due(await self._machine.state(shard)):
+            await self.heartbeat(shard)  # first: what the dead hold is free then
+        await self._collect(shard)
+
+    async def _compact_what_needs_it(self, shard: ShardId) -> None:
+        limits = self._settings
+        async with self._compacting:
             for _ in range(_ROUNDS_MAX):
                 state = await self._machine.state(shard)
                 chosen = choose(
@@ -88,9 +98,6 @@ class Upkeep:
                 )
                 if chosen is None or not await self._compact(state, *chosen):
                     break
-            if self._book.due(await self._machine.state(shard)):
-                await self.heartbeat(shard)  # first: what the dead hold is free then
-            await self._collect(shard)
 
     async def state_now(self, shard: ShardId) -> ShardState:
         """The state as it is in the store. Raises `UnknownObject`, `StorageError`."""
@@ -100,8 +107,9 @@ class Upkeep:
         return state
 
     async def relieve(self, shards: Iterable[ShardId]) -> None:
-        """Maintains those of the shards whose documents are too large, if that can help: whoever
-        appends faster than is merged waits here. What fails is left to the next time."""
+        """Compacts those of the shards whose documents are too large, if that can help: whoever
+        appends faster than is merged waits here. While nobody collects, some is collected, too, as
+        the document names what is not. What fails is left to the next time."""
         limits = self._settings
         for shard in shards:
             if self._machine.document_bytes(shard) <= limits.state_bytes_max * _RELIEF_SHARE:
@@ -110,7 +118,9 @@ class Upkeep:
             if state is None or len(state.batches) <= 2 * limits.batches_per_shard_max:
                 continue
             try:
-                await self.maintain(shard)
+                await self._compact_what_needs_it(shard)
+                if not self._collecting.locked():
+                    await self._collect(shard, 4 * limits.batches_per_shard_max)
             except (StorageError, UnknownObject) as error:
                 log.warning("shard %s is large and was not compacted: %s", shard, error)
 
@@ -148,16 +158,22 @@ class Upkeep:
         """Merges all batches into one, with times raised as far as the since allows: how many
         parts there were, and are. None: there was nothing to gain, and nothing was done. Raises
         `UnknownObject`, `StoreFull`, `Corrupt`, `StorageError`."""
-        async with self._one:
+        before = await self._compact_all(shard, progress)
+        if before is None:
+            return None
+        await self._collect(shard)
+        after = await self._machine.state(shard)
+        return before, sum(len(batch.parts) for batch in after.batches)
+
+    async def _compact_all(self, shard: ShardId, progress: Progress) -> int | None:
+        """How many parts there were; None: there was nothing to gain."""
+        async with self._compacting:
             for _ in range(_ROUNDS_MAX):
                 state = await self.state_now(shard)
-                before = sum(len(batch.parts) for batch in state.batches)
                 if not worth_merging(state):
                     return None
                 if await self._compact(state, state.batches, True, progress):
-                    await self._collect(shard)
-                    after = await self._machine.state(shard)
-                    return before, sum(len(batch.parts) for batch in after.batches)
+                    return sum(len(batch.parts) for batch in state.batches)
         raise StorageError(
             f"shard {shard} was not compacted: in {_ROUNDS_MAX} tries another process compacted it"
             " meanwhile",
@@ -266,21 +282,23 @@ class Upkeep:
     async def collect(self, shard: ShardId) -> None:
         """Deletes what compaction replaced and nobody can use any more; a guest leaves it. Raises
         `UnknownObject`, `StorageError`."""
-        async with self._one:
-            await self.state_now(shard)
-            await self._collect(shard)
+        await self.state_now(shard)
+        await self._collect(shard)
 
-    async def _collect(self, shard: ShardId) -> None:
+    async def _collect(self, shard: ShardId, at_most: int | None = None) -> None:
         """Deletes retired blobs that nobody can use; a guest cannot tell, and leaves them."""
         if self._guest:
             return
-        state = await self._machine.state(shard)
-        keys = deletable(state, self._book.without_hold(state))
-        used = self._book.used(keys)
-        gone = frozenset(await self._parts.delete(key for key in keys if key not in used))
-        if not gone:
-            return
+        async with self._collecting:
+            state = await self._machine.state(shard)
+            keys = deletable(state, self._book.without_hold(state))[:at_most]
+            for start in range(0, len(keys), _COLLECTED_AT_ONCE):
+                some = keys[start : start + _COLLECTED_AT_ONCE]
+                used = self._book.used(some)
+                if gone := frozenset(await self._parts.delete(k for k in some if k not in used)):
+                    await self._forget(shard, gone)
 
+    async def _forget(self, shard: ShardId, gone: frozenset[str]) -> None:
         def change(documents: Documents) -> Outcome[None]:
             now = documents.shard(shard)
             then = collected(now, gone)

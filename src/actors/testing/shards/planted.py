@@ -58,8 +58,7 @@ def run_out_by_memory() -> Iterator[None]:
         return right(self, state) | self._dead(state)
 
     async def collecting_first(self: upkeep.Upkeep, shard: str) -> None:
-        async with self._one:
-            await self._collect(shard)
+        await self._collect(shard)
         await maintain(self, shard)
 
     with (
