@@ -85,7 +85,7 @@ async def test_an_append_does_not_fail_with_the_upkeep(monkeypatch: pytest.Monke
         asked.append(shard)
         raise StorageError("made up", determinate=True)
 
-    monkeypatch.setattr(client.upkeep, "_compact_what_needs_it", full)
+    monkeypatch.setattr(client.upkeep, "_compact_once", full)
     for number in range(12):
         await add(client, "s", number + 1, (number, number, 1))
     assert asked

@@ -83,21 +83,21 @@ class Upkeep:
     async def maintain(self, shard: ShardId) -> None:
         """Compacts while there is a reason to, writes leases that need it, collects. Raises
         `UnknownObject`, `StorageError`, `Corrupt`."""
-        await self._compact_what_needs_it(shard)
+        for _ in range(_ROUNDS_MAX):
+            async with self._compacting:
+                if not await self._compact_once(shard):
+                    break
         if self._book.due(await self._machine.state(shard)):
             await self.heartbeat(shard)  # first: what the dead hold is free then
         await self._collect(shard)
 
-    async def _compact_what_needs_it(self, shard: ShardId) -> None:
+    async def _compact_once(self, shard: ShardId) -> bool:
+        """Whether there was something to merge, and it was; in the turn of the caller."""
         limits = self._settings
-        async with self._compacting:
-            for _ in range(_ROUNDS_MAX):
-                state = await self._machine.state(shard)
-                chosen = choose(
-                    state, limits.batches_per_shard_max, limits.inline_bytes_per_shard_max // 2
-                )
-                if chosen is None or not await self._compact(state, *chosen):
-                    break
+        state = await self._machine.state(shard)
+        inline_bytes_max = limits.inline_bytes_per_shard_max // 2
+        chosen = choose(state, limits.batches_per_shard_max, inline_bytes_max)
+        return chosen is not None and await self._compact(state, *chosen)
 
     async def state_now(self, shard: ShardId) -> ShardState:
         """The state as it is in the store. Raises `UnknownObject`, `StorageError`."""
@@ -110,19 +110,25 @@ class Upkeep:
         """Compacts those of the shards whose documents are too large, if that can help: whoever
         appends faster than is merged waits here. While nobody collects, some is collected, too, as
         the document names what is not. What fails is left to the next time."""
-        limits = self._settings
         for shard in shards:
-            if self._machine.document_bytes(shard) <= limits.state_bytes_max * _RELIEF_SHARE:
-                continue
-            state = self._machine.cached(shard)
-            if state is None or len(state.batches) <= 2 * limits.batches_per_shard_max:
+            if not self._is_large(shard):
                 continue
             try:
-                await self._compact_what_needs_it(shard)
+                async with self._compacting:
+                    if self._is_large(shard):
+                        await self._compact_once(shard)
                 if not self._collecting.locked():
-                    await self._collect(shard, 4 * limits.batches_per_shard_max)
+                    await self._collect(shard, 4 * self._settings.batches_per_shard_max)
             except (StorageError, UnknownObject) as error:
                 log.warning("shard %s is large and was not compacted: %s", shard, error)
+
+    def _is_large(self, shard: ShardId) -> bool:
+        """Whether its document is, as far as is known, and a compaction makes it smaller."""
+        limits = self._settings
+        if self._machine.document_bytes(shard) <= limits.state_bytes_max * _RELIEF_SHARE:
+            return False
+        state = self._machine.cached(shard)
+        return state is not None and len(state.batches) > 2 * limits.batches_per_shard_max
 
     async def heartbeat(self, shard: ShardId) -> None:
         """Writes the leases of this process's readers."""
