@@ -7,6 +7,7 @@ import gc
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -515,9 +516,10 @@ async def test_many_connections_come_and_go_and_nothing_stays() -> None:
             return resident_bytes(), len(gc.get_objects())
 
         rounds = [await some(0, count // 5) for _ in range(5)]
-        (bytes_before, objects_before), (bytes_after, objects_after) = rounds[2], rounds[4]
-        assert objects_after - objects_before < 200
-        assert bytes_after - bytes_before < 4 << 20
+        # What leaks does so in every round; what the rest of the process does, in some.
+        grown = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(rounds[1:])]
+        assert min(objects for _, objects in grown) < 100, grown
+        assert min(size for size, _ in grown) < 1 << 20, grown
         connection = await connect(listener)
         await connection.send(Ping(1))
         assert await connection.receive() == Ping(1)
