@@ -128,3 +128,29 @@ async def test_no_append_waits_for_a_collection(monkeypatch: pytest.MonkeyPatch)
     await client.maintain("s")
     assert await client.upper("s") == 40
     assert await stores.keys() <= (await client.state("s")).blob_keys(), "blobs nobody names"
+
+
+async def test_what_is_deleted_is_forgotten_little_by_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a collection of much that is cut off has not to begin anew, nor to say it all at once."""
+    monkeypatch.setattr("actors.persist.upkeep._COLLECTED_AT_ONCE", 10)
+    stores = Stores(replace(SETTINGS, inline_part_bytes_max=1, batches_per_shard_max=100))
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    for number in range(35):
+        await add(client, "s", number + 1, (number, number, 1))
+    left: list[int] = []
+    delete = stores.blob.delete
+
+    async def counted(key: str) -> bool:
+        left.append(len((await client.state("s")).retired))
+        there: bool = await delete(key)
+        return there
+
+    monkeypatch.setattr(stores.blob, "delete", counted)
+    assert await client.upkeep.compact("s") == (35, 1)
+    assert [left.count(count) for count in (35, 25, 15, 5)] == [10, 10, 10, 5]
+    state = await client.state("s")
+    assert state.retired == ()
+    assert await stores.keys() == state.blob_keys()

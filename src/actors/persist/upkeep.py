@@ -297,11 +297,12 @@ class Upkeep:
             return
         async with self._collecting:
             state = await self._machine.state(shard)
-            keys = deletable(state, self._book.without_hold(state))[:at_most]
-            for start in range(0, len(keys), _COLLECTED_AT_ONCE):
-                some = keys[start : start + _COLLECTED_AT_ONCE]
-                used = self._book.used(some)
-                if gone := frozenset(await self._parts.delete(k for k in some if k not in used)):
+            keys = deletable(state, self._book.without_hold(state))
+            used = self._book.used(keys)
+            free = [key for key in keys if key not in used][:at_most]
+            for start in range(0, len(free), _COLLECTED_AT_ONCE):
+                some = free[start : start + _COLLECTED_AT_ONCE]
+                if gone := frozenset(await self._parts.delete(some)):
                     await self._forget(shard, gone)
 
     async def _forget(self, shard: ShardId, gone: frozenset[str]) -> None:
