@@ -92,27 +92,32 @@ async def test_an_append_does_not_fail_with_the_upkeep(monkeypatch: pytest.Monke
     assert await client.upper("s") == 12
 
 
-async def test_no_append_waits_for_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_appends_wait_for_a_collection_only_beyond_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An append waited for a store to delete hundreds of blobs, one after the other: 30 s and
-    more, until its part was too old to be linked."""
+    more, until its part was too old to be linked. Without any wait the document grows for ever."""
+    limit = 8_000
     settings = replace(
-        SETTINGS,
-        state_bytes_max=2_000,
-        inline_bytes_per_shard_max=2_000,
-        inline_part_bytes_max=1,
-        batches_per_shard_max=2,
+        SETTINGS, state_bytes_max=limit, inline_part_bytes_max=1, batches_per_shard_max=2
     )
     stores = Stores(settings)
     client = stores.client()
     await client.create_shards([NewShard("s", SCHEMA)])
     deleting, go = anyio.Event(), anyio.Event()
     delete = stores.blob.delete
+    sizes: list[int] = []
 
     async def slow(key: str) -> bool:
         deleting.set()
         await go.wait()
         there: bool = await delete(key)
         return there
+
+    async def appending() -> None:
+        for number in range(4, 160):
+            await add(client, "s", number + 1, (number, number, 1))
+            sizes.append(len(encode(await client.state("s"))))
 
     monkeypatch.setattr(stores.blob, "delete", slow)
     async with anyio.create_task_group() as group:
@@ -121,12 +126,16 @@ async def test_no_append_waits_for_a_collection(monkeypatch: pytest.MonkeyPatch)
                 await add(client, "s", number + 1, (number, number, 1))
             group.start_soon(client.maintain, "s")
             await deleting.wait()
-            for number in range(4, 40):
-                await add(client, "s", number + 1, (number, number, 1))
-            assert len((await client.state("s")).batches) <= 6
+            group.start_soon(appending)
+            while not client.upkeep._collecting.statistics().tasks_waiting and len(sizes) < 156:
+                await anyio.sleep(0.001)
+        assert len(sizes) < 156, f"nothing bounds the document: {sizes[-1]} bytes"
+        assert limit < sizes[-1] < 2 * limit, sizes[-1]
+        assert sum(size > 0.75 * limit for size in sizes) > 5, "within the limit nobody waits"
         go.set()
+    assert await client.upper("s") == 160
+    assert sizes[-1] <= 2 * limit
     await client.maintain("s")
-    assert await client.upper("s") == 40
     assert await stores.keys() <= (await client.state("s")).blob_keys(), "blobs nobody names"
 
 

@@ -1,14 +1,16 @@
 """Keeping shards small: runs compaction, deletes blobs that nothing names or uses.
 
 One compaction at a time in a process, whatever asks: that bounds its memory. Beside it there may
-be one collection, for which nobody waits who appends: a store may take long to delete. A blob goes
-in this order: no batch names it (retired) → no reader of this process uses it and no lease of
-another can → its file is deleted → the state forgets it. A crash in between repeats the last steps.
+be one collection. A store may take long to delete: who appends waits for it only beyond the limit
+of the document's size, and then for a turn of it. A blob goes in this order: no batch names it
+(retired) → no reader of this process uses it and no lease of another can → its file is deleted →
+the state forgets it. A crash in between repeats the last steps.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -45,7 +47,7 @@ _RELIEF_SHARE = 0.75
 """Of the bytes that a state should have at most; beyond, who appends waits for its upkeep."""
 _ROUNDS_MAX = 8
 """Compactions of one shard in a row."""
-_COLLECTED_AT_ONCE = 128
+_COLLECTED_AT_ONCE = 64
 """So many blobs are deleted before the state forgets them."""
 _DECODED_SHARE = 2
 """Of decoded bytes a merge keeps this part of a part's target size in memory."""
@@ -108,8 +110,9 @@ class Upkeep:
 
     async def relieve(self, shards: Iterable[ShardId]) -> None:
         """Compacts those of the shards whose documents are too large, if that can help: whoever
-        appends faster than is merged waits here. While nobody collects, some is collected, too, as
-        the document names what is not. What fails is left to the next time."""
+        appends faster than is merged waits here. The document names what was merged until it is
+        collected: while nobody does that, and beyond the limit always, who appends collects some,
+        else it would grow for ever beside a slow store. What fails is left to the next time."""
         for shard in shards:
             if not self._is_large(shard):
                 continue
@@ -117,7 +120,8 @@ class Upkeep:
                 async with self._compacting:
                     if self._is_large(shard):
                         await self._compact_once(shard)
-                if not self._collecting.locked():
+                too_large = self._machine.document_bytes(shard) > self._settings.state_bytes_max
+                if too_large or not self._collecting.locked():
                     await self._collect(shard, 4 * self._settings.batches_per_shard_max)
             except (StorageError, UnknownObject) as error:
                 log.warning("shard %s is large and was not compacted: %s", shard, error)
@@ -295,13 +299,18 @@ class Upkeep:
         """Deletes retired blobs that nobody can use; a guest cannot tell, and leaves them."""
         if self._guest:
             return
-        async with self._collecting:
-            state = await self._machine.state(shard)
-            keys = deletable(state, self._book.without_hold(state))
-            used = self._book.used(keys)
-            free = [key for key in keys if key not in used][:at_most]
-            for start in range(0, len(free), _COLLECTED_AT_ONCE):
-                some = free[start : start + _COLLECTED_AT_ONCE]
+        tried: set[str] = set()
+        most = math.inf if at_most is None else at_most
+        while len(tried) < most:
+            turn = int(min(_COLLECTED_AT_ONCE, most - len(tried)))
+            async with self._collecting:  # in turns: who appends may wait for one
+                state = await self._machine.state(shard)
+                keys = deletable(state, self._book.without_hold(state))
+                used = self._book.used(keys) | tried
+                some = [key for key in keys if key not in used][:turn]
+                if not some:
+                    return
+                tried.update(some)
                 if gone := frozenset(await self._parts.delete(some)):
                     await self._forget(shard, gone)
 
