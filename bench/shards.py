@@ -3,16 +3,21 @@
 Ours is a `PersistClient` alone, without the service, over files and SQLite in a state directory.
 
 - ``append_small``: one row appended, in line, until it is durable. Peer: a bare commit of one
-  row in SQLite with the same log and the same fsync, on the same disk.
+  row in SQLite with the same log and the same fsync, on the same disk; both once their logs are
+  as long as they get, as a log that grows takes twice the time. ``row_by_thread``: the least that
+  may be done for it (serialize the row, await its commit in a thread: who commits in the loop
+  stands still with a disk that hangs) beside the same peer.
 - ``append_1M``: a million rows. Peer: PyArrow writing the same Parquet, and an fsync.
 - ``snapshot_10M``: ten million rows from ten parts, nothing in memory. Peer: PyArrow reading the
   same files.
 - ``wake_same_process``, ``wake_other_process``: from the commit until a listener has the new upper
   (p50); the other process hears of it through PostgreSQL. Peer: the time that this may take.
 - ``append_100_shards``: time an append, with a writer each. Peer: time a row, of SQLite committing
-  a hundred rows of the same bytes in one transaction. ``append_100_shards_over_futures``: the same
-  beside the least that any actor in Python does for it: serialize the row, encode a document of
-  the same size, hand it to the next group, await a future; no rule, no lock, no cache.
+  the very documents that ours wrote, a hundred in one transaction. (Not one document again and
+  again: SQLite leaves alone what does not change.) ``append_100_shards_over_rows``: the same beside
+  SQLite committing a hundred rows of nothing but the values; ``rows_by_100_futures``: the least
+  that a hundred writers in one loop may do for such a row (serialize it, hand it to the next
+  group, await a future: no rule, no state, no lock) beside the same.
 """
 
 from __future__ import annotations
@@ -26,17 +31,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
 import numpy
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec.structs import replace
 
 from actors.kernel.threads import ThreadedClock
-from actors.persist import Append, Appended, NewShard, Part, PersistClient, ShardState
-from actors.persist.documents import encode
+from actors.persist import Append, Appended, Cas, NewShard, Part, PersistClient
 from actors.persist.places import open_blob, open_consensus
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.settings import Settings
@@ -47,6 +51,8 @@ SCHEMA = Schema((Column("id", "bigint"), Column("k", "bigint"), Column("v", "dou
 MILLION = 1_000_000
 WAKE_MS, WAKE_OTHER_MS = 1.0, 10.0
 MAINTAIN_EVERY = 16
+LOGGED = 600
+"""Commits until a log has been written back once, and grows no more."""
 SHARDS = 100
 CLOCK = ThreadedClock((os.cpu_count() or 1) + 4)
 UVLOOP = {"use_uvloop": True}
@@ -91,11 +97,11 @@ def bare(place: Path, data: bytes) -> sqlite3.Connection:
     return connection
 
 
-def commit(connection: sqlite3.Connection, data: bytes, rows: int) -> float:
+def commit(connection: sqlite3.Connection, rows: Sequence[bytes]) -> float:
     """Milliseconds of one transaction that changes so many rows."""
     started = time.perf_counter()
     connection.execute("BEGIN IMMEDIATE")
-    for i in range(rows):
+    for i, data in enumerate(rows):
         connection.execute(
             "UPDATE t SET seqno = seqno + 1, data = ? WHERE key = ?", (data, f"shard/{i}")
         )
@@ -103,25 +109,37 @@ def commit(connection: sqlite3.Connection, data: bytes, rows: int) -> float:
     return (time.perf_counter() - started) * 1000
 
 
+def row_of(table: pa.Table) -> bytes:
+    """As bytes, with no schema."""
+    return bytes(table.to_batches()[0].serialize().to_pybytes())
+
+
 async def small(report: Report, place: Path) -> None:
-    """In turns, so that both meet the same disk."""
+    """In turns, so that all meet the same disk."""
     client = await opened(place / "small")
     await client.create_shards([NewShard("s", SCHEMA, holds={"bench": 0})])
     row = b"x" * 64
     connection = bare(place / "bare.db", row)
-    ours, peer = [], []
-    for at in range(60 if report.quick else 600):
+    for _ in range(LOGGED):
+        commit(connection, [row])
+    ours, peer, threaded = [], [], []
+    for at in range(LOGGED + (60 if report.quick else 600)):
         table = updates(1, at)
         started = time.perf_counter()
         await append(client, "s", at, table)
         ours.append((time.perf_counter() - started) * 1000)
-        peer.append(commit(connection, row, 1))
+        peer.append(commit(connection, [row]))
+        started = time.perf_counter()
+        await CLOCK.run_blocking(partial(commit, connection, [row_of(table)]))
+        threaded.append((time.perf_counter() - started) * 1000)
         if at % MAINTAIN_EVERY == 0:
             await client.set_hold("s", "bench", max(0, at - 10))
             await client.maintain("s")
     connection.close()
     await client.close()
-    report.add(Measure("append_small", median(ours), median(peer), target=1.5))
+    usual = median(peer[LOGGED:])
+    report.add(Measure("append_small", median(ours[LOGGED:]), usual, target=1.5))
+    report.add(Measure("row_by_thread", median(threaded[LOGGED:]), usual))
 
 
 async def large(report: Report, place: Path) -> None:
@@ -286,72 +304,85 @@ async def wakes_elsewhere(report: Report, place: Path) -> None:
     report.add(Measure("wake_other_process", median(took), WAKE_OTHER_MS, target=1.0))
 
 
-async def many(report: Report, place: Path) -> None:
-    """A hundred writers, each on its own shard, none waiting for another."""
-    client = await opened(place / "many")
-    names = [f"s{i}" for i in range(SHARDS)]
+async def write_all(client: PersistClient, tables: Sequence[pa.Table]) -> float:
+    """Milliseconds of all of them appended to each of a hundred shards by a writer of its own."""
+    names = [f"{i}" for i in range(SHARDS)]
     await client.create_shards([NewShard(name, SCHEMA, holds={"bench": 0}) for name in names])
-    rounds = 5 if report.quick else 40
-    tables = [updates(1, at) for at in range(rounds)]
-    await append(client, names[0], 0, tables[0])  # what is loaded once
 
     async def write(name: str) -> None:
         for at, table in enumerate(tables):
-            if at or name != names[0]:
-                await append(client, name, at, table)
+            await append(client, name, at, table)
 
     started = time.perf_counter()
     async with anyio.create_task_group() as group:
         for name in names:
             group.start_soon(write, name)
-    ours = (time.perf_counter() - started) * 1000 / (rounds * SHARDS)
-    head = await client.consensus.head(f"shard/{names[0]}")
-    state = await client.state(names[0])
-    assert head is not None
+    return (time.perf_counter() - started) * 1000
+
+
+async def written_by(client: PersistClient, tables: Sequence[pa.Table]) -> list[list[bytes]]:
+    """The documents that the same writes make: of all shards, append by append."""
+    change = client.consensus.compare_and_set
+    made: list[list[bytes]] = [[] for _ in range(SHARDS)]
+
+    async def noted(ops: Sequence[Cas]) -> bool:
+        for op in ops:
+            if op.expected is not None and op.data is not None:
+                made[int(op.key.removeprefix("shard/"))].append(op.data)
+        return await change(ops)
+
+    client.consensus.compare_and_set = noted  # type: ignore[method-assign]
+    await write_all(client, tables)
+    return [list(group) for group in zip(*made, strict=True)]
+
+
+async def many(report: Report, place: Path) -> None:
+    """A hundred writers, each on its own shard, none waiting for another."""
+    tables = [updates(1, at) for at in range(5 if report.quick else 40)]
+    client = await opened(place / "many")
+    ours = await write_all(client, tables) / (len(tables) * SHARDS)
     await client.close()
-    connection = bare(place / "group.db", head.data)
-    peer = median([commit(connection, head.data, SHARDS) for _ in range(rounds)]) / SHARDS
-    connection.close()
-    report.add(Measure("append_100_shards", ours, peer, target=2.0))
-    half = replace(state, batches=state.batches[: rounds // 2])  # as large as ours on average
-    least = await futures(place / "futures.db", half, tables) / (rounds * SHARDS)
-    report.add(Measure("append_100_shards_over_futures", ours, least))
+    client = await opened(place / "again")
+    groups = await written_by(client, tables)
+    await client.close()
+
+    def least(name: str, rows: Sequence[Sequence[bytes]]) -> float:
+        connection = bare(place / name, b"")
+        taken = sum(commit(connection, group) for group in rows)
+        connection.close()
+        return taken / (len(rows) * SHARDS)
+
+    report.add(Measure("append_100_shards", ours, least("group.db", groups), target=2.0))
+    bare_rows = least("rows.db", [[row_of(table)] * SHARDS for table in tables])
+    report.add(Measure("append_100_shards_over_rows", ours, bare_rows))
+    awaited = await futures(place / "futures.db", tables) / (len(tables) * SHARDS)
+    report.add(Measure("rows_by_100_futures", awaited, bare_rows))
 
 
-async def futures(place: Path, state: ShardState, tables: Sequence[pa.Table]) -> float:
-    """Milliseconds of as many appends by bare futures and groups."""
+async def futures(place: Path, tables: Sequence[pa.Table]) -> float:
+    """Milliseconds of as many rows by bare futures and groups."""
     connection = bare(place, b"")
-    waiting: list[tuple[str, bytes, asyncio.Future[None]]] = []
-
-    def commit_group(group: Sequence[tuple[str, bytes, asyncio.Future[None]]]) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        for key, data, _ in group:
-            connection.execute(
-                "UPDATE t SET seqno = seqno + 1, data = ? WHERE key = ?", (data, key)
-            )
-        connection.execute("COMMIT")
+    waiting: list[tuple[bytes, asyncio.Future[None]]] = []
 
     async def lead() -> None:
         group = list(waiting)
         waiting.clear()
-        await CLOCK.run_blocking(lambda: commit_group(group))
-        for _, _, done in group:
+        await CLOCK.run_blocking(lambda: commit(connection, [row for row, _ in group]))
+        for _, done in group:
             done.set_result(None)
 
-    async def write(key: str) -> None:
+    async def write() -> None:
         for table in tables:
-            rows = table.to_batches()[0].serialize().to_pybytes()
-            data = encode(state) + rows
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waiting.append((key, data, done))
+            waiting.append((row_of(table), done))
             if len(waiting) == SHARDS:
                 await lead()
             await done
 
     started = time.perf_counter()
     async with anyio.create_task_group() as group:
-        for i in range(SHARDS):
-            group.start_soon(write, f"shard/{i}")
+        for _ in range(SHARDS):
+            group.start_soon(write)
     taken = (time.perf_counter() - started) * 1000
     connection.close()
     return taken

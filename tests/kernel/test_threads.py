@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from actors.errors import Closed
+from actors.kernel.clock import CallOverdue, SystemClock
 from actors.kernel.threads import ThreadedClock
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody")
@@ -99,3 +100,33 @@ async def test_closing_lets_calls_end_and_takes_no_more() -> None:
     assert not any(thread.is_alive() for thread in clock._threads)
     with pytest.raises(Closed):
         await clock.run_blocking(lambda: None)
+
+
+async def test_a_call_is_given_up_in_time_and_goes_on() -> None:
+    clock = ThreadedClock(1)
+    gate, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        gate.wait()
+        ended.set()
+
+    with pytest.raises(CallOverdue):
+        await clock.run_blocking_within(20, work)
+    gate.set()
+    assert await clock.run_blocking_within(60_000, ended.is_set)
+    with pytest.raises(TimeoutError):  # of the call itself: another matter
+        await clock.run_blocking_within(60_000, _times_out)
+    clock.close()
+
+
+async def test_the_machines_own_threads_keep_to_the_time_too() -> None:
+    gate = threading.Event()
+    with pytest.raises(CallOverdue):
+        await SystemClock().run_blocking_within(20, gate.wait)
+    gate.set()
+    with pytest.raises(TimeoutError):
+        await SystemClock().run_blocking_within(60_000, _times_out)
+
+
+def _times_out() -> None:
+    raise TimeoutError("by itself")

@@ -65,6 +65,9 @@ class Hands:
     async def run_blocking(self, function: Callable[[], R]) -> R:
         return function()
 
+    async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
+        return function()
+
 
 class Bucket(MemoryBlob):
     """Counts what is written; hangs or fails when it is told to."""

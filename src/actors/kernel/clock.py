@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+import anyio
+
 R = TypeVar("R")
+
+
+class CallOverdue(Exception):
+    """A blocking call did not end in time. It goes on, and its result is dropped."""
 
 
 class Clock(Protocol):
@@ -25,6 +31,10 @@ class Clock(Protocol):
         """Runs a blocking call off the loop (a thread in production, inline in simulation)."""
         ...
 
+    async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
+        """The same, for as long at most. Raises `CallOverdue`."""
+        ...
+
 
 class SystemClock:
     """The machine's clock and its threads."""
@@ -40,3 +50,9 @@ class SystemClock:
     async def run_blocking(self, function: Callable[[], R]) -> R:
         """Runs `function` in a worker thread."""
         return await asyncio.to_thread(function)
+
+    async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
+        """The same, for as long at most. Raises `CallOverdue`."""
+        with anyio.move_on_after(within_ms / 1000):
+            return await self.run_blocking(function)
+        raise CallOverdue

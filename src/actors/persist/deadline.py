@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-import anyio
-
 from actors.errors import StorageError
 from actors.kernel import Clock
+from actors.kernel.clock import CallOverdue
 
 R = TypeVar("R")
 DISK_TIMEOUT_MS: Final = 60_000
@@ -33,6 +32,7 @@ async def in_time(
     clock: Clock, use: Callable[[], R], timeout_ms: int, what: str, *, determinate: bool
 ) -> R:
     """Calls it in a thread. Raises what it raises, and `StorageError` once the time is over."""
-    with anyio.move_on_after(timeout_ms / 1000):
-        return await clock.run_blocking(use)
-    raise hung(what, timeout_ms, determinate=determinate)
+    try:
+        return await clock.run_blocking_within(timeout_ms, use)
+    except CallOverdue:
+        raise hung(what, timeout_ms, determinate=determinate) from None

@@ -18,17 +18,20 @@ def validate(state: ShardState, before: ShardState | None = None) -> None:
     state `before` has, too, the very same or with the same list, are not looked at again."""
     end: Frontier | None = None
     known: set[object] = set()
-    if before is not None:
-        known = {id(b) if b.listed is None else b.listed for b in before.batches}
-    live: list[str] = []
-    for batch in state.batches:
+    batches = state.batches
+    live = [batch.listed.key for batch in batches if batch.listed is not None]
+    if before is not None and before.batches:
+        whole = len(before.batches)
+        if batches[:whole] == before.batches:  # an append: as a rule the very same
+            end, batches = before.upper, batches[whole:]
+        else:
+            known = {id(b) if b.listed is None else b.listed for b in before.batches}
+    for batch in batches:
         if not batch.lower < batch.upper:
             _break(state, "batch.lower < batch.upper", batch)
         if end is not None and end != batch.lower:
             _break(state, "batches are contiguous", batch)
         end = batch.upper
-        if batch.listed is not None:
-            live.append(batch.listed.key)
         if (id(batch) if batch.listed is None else batch.listed) not in known:
             for part in batch.parts:
                 _validate_part(state, batch, part)

@@ -1,33 +1,49 @@
-"""Locks of documents, by their keys."""
+"""Locks of documents, by their keys: whoever is first has it, the others in their order."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import TypeAlias
 
-import anyio
+from actors.kernel.flag import Flag
+
+Held: TypeAlias = dict[str, deque[Flag]]
+"""Locks that are taken, and who waits for each. (An `anyio.Lock` made, taken and given back costs
+five times as much, and every change of a document takes one.)"""
 
 
 class KeyLocks:
     """Several locks, always taken in the order of their keys; unused ones are forgotten."""
 
-    def __init__(self, locks: dict[str, anyio.Lock], keys: Sequence[str]) -> None:
-        self._locks = locks
+    def __init__(self, held: Held, keys: Sequence[str]) -> None:
+        self._held = held
         self._keys = sorted(keys)
-        self._taken: list[tuple[str, anyio.Lock]] = []
+        self._taken: list[str] = []
 
     async def __aenter__(self) -> None:
         try:
             for key in self._keys:
-                lock = self._locks.get(key)
-                if lock is None:
-                    lock = self._locks[key] = anyio.Lock()
-                try:
-                    lock.acquire_nowait()
-                except anyio.WouldBlock:
-                    await lock.acquire()
-                self._taken.append((key, lock))
+                waiting = self._held.get(key)
+                if waiting is None:
+                    self._held[key] = deque()
+                else:
+                    await self._turn(key, waiting)
+                self._taken.append(key)
         except BaseException:
             self._release()
+            raise
+
+    async def _turn(self, key: str, waiting: deque[Flag]) -> None:
+        turn = Flag()
+        waiting.append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():  # it was ours already: the next one's, then
+                self._taken.append(key)
+            else:
+                waiting.remove(turn)
             raise
 
     async def __aexit__(self, *error: object) -> None:
@@ -35,7 +51,9 @@ class KeyLocks:
 
     def _release(self) -> None:
         while self._taken:
-            key, lock = self._taken.pop()
-            lock.release()
-            if not lock.locked():  # else who waited longest has it
-                self._locks.pop(key, None)
+            key = self._taken.pop()
+            waiting = self._held[key]
+            if waiting:
+                waiting.popleft().set()
+            else:
+                del self._held[key]

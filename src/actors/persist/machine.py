@@ -50,7 +50,7 @@ from actors.errors import PenstockError, StorageError, UnknownObject
 from actors.persist.change import ATTEMPTS_MAX, Change, Documents, Mismatch, Outcome, Tries
 from actors.persist.documents import decode_shard, decode_tables, encode
 from actors.persist.invariants import validate
-from actors.persist.key_locks import KeyLocks
+from actors.persist.key_locks import Held, KeyLocks
 from actors.persist.location import FIRST_BITS, Cas, Consensus, VersionedData
 from actors.persist.part_lists import LOOKS_MAX, PartLists, Parts, lost, parts_by_list, with_parts
 from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
@@ -105,7 +105,7 @@ class Machine:
         self._tables = TablesUpper(FORMAT, TIME_MIN)
         self._tables_seqno: int | None = None
         self._tables_known = False
-        self._locks: dict[str, anyio.Lock] = {}
+        self._locks: Held = {}
         self._in_doubt: dict[str, int | None] = {}
         """Keys that a set of open outcome may still change, and the seqno which it expects."""
 
