@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
+
+import anyio
 import pytest
 from msgspec.structs import replace
 from persist_world import (  # type: ignore[import-not-found]
@@ -13,6 +16,7 @@ from persist_world import (  # type: ignore[import-not-found]
     updates,
 )
 
+from actors.errors import StorageError
 from actors.persist import (
     Append,
     Appended,
@@ -101,3 +105,37 @@ async def test_what_was_named_for_a_while_begins_its_grace_anew() -> None:
     assert suspects.seen(["a", "b"], 10) == ["a"]
     assert suspects.seen(["b"], 19) == []
     assert suspects.seen(["b"], 20) == ["b"]
+
+
+async def test_a_few_blobs_are_deleted_at_a_time_and_what_fails_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store far away answers one after the other too slowly, and all at once too much."""
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    parts = [(await client.write_parts("s", updates((n, 6, 1))))[0] for n in range(100)]
+    delete, under_way, most, numbers = stores.blob.delete, 0, 0, count()
+
+    async def slow(key: str) -> bool:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            await anyio.lowlevel.checkpoint()
+            if next(numbers) % 10 == 0:
+                raise StorageError("made up", determinate=False)
+            return bool(await delete(key))
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(stores.blob, "delete", slow)
+    await client.discard_parts(parts)
+    assert most == 8
+    assert len(await stores.keys()) == 10
+    monkeypatch.setattr(stores.blob, "delete", delete)
+    stores.clock.later_ms = 2 * GRACE_MS
+    assert await client.collect_orphans() == 0
+    stores.clock.later_ms *= 2
+    assert await client.collect_orphans() == 10
+    assert await stores.keys() == set()

@@ -17,10 +17,11 @@ named within `link_within_ms` after its writing began, or not at all.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 import anyio
 import msgspec
@@ -51,6 +52,8 @@ from actors.settings import Settings
 
 _ON_THE_LOOP_BYTES_MAX = 64 * 1024
 """Smaller updates are encoded and decoded at once: a thread costs more."""
+_DELETED_AT_ONCE: Final = 8
+"""Of one call: a store far away answers each after two trips."""
 
 
 class _Pending(msgspec.Struct):
@@ -359,25 +362,38 @@ class PartStore:
 
     async def discard(self, parts: Iterable[Part | PartList]) -> None:
         """Deletes parts that were never appended; failures are left to the collection."""
-        for part in parts:
-            if self._free(part.key):
-                del self._pending[part.key]
-                self._offered.pop(part.key, None)
-                await self.delete([part.key])
+
+        def freed() -> Iterator[str]:
+            for part in parts:
+                if self._free(part.key):
+                    del self._pending[part.key]
+                    self._offered.pop(part.key, None)
+                    yield part.key
+
+        await self.delete(freed())
 
     async def delete(self, keys: Iterable[str]) -> list[str]:
-        """Deletes blobs; those that are gone now, one that cannot be deleted stays for later."""
-        gone = []
-        for key in keys:
-            self._deleting.add(key)
-            try:
-                await self._blob.delete(key)
-            except StorageError:
-                continue
-            finally:
-                self._deleting.discard(key)
-            self._decoded.drop(key)
-            gone.append(key)
+        """Deletes blobs, a few at a time; those that are gone now: one that cannot be deleted stays
+        for later. Of `keys` the next is asked for when it is its turn."""
+        gone: list[str] = []
+        left, begun = iter(keys), count(1)
+
+        async def delete_some() -> None:
+            for key in left:
+                self._deleting.add(key)
+                if next(begun) < _DELETED_AT_ONCE:
+                    group.start_soon(delete_some)  # for what may be left
+                try:
+                    await self._blob.delete(key)
+                except StorageError:
+                    continue
+                finally:
+                    self._deleting.discard(key)
+                self._decoded.drop(key)
+                gone.append(key)
+
+        async with anyio.create_task_group() as group:
+            await delete_some()
         return gone
 
 
