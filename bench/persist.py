@@ -1,6 +1,6 @@
 """Shards under many small appends: parts, the state's size, reading.
 
-``after_…_appends_parts``, ``…_state_kib``: live parts, and KiB of the state document, once so many
+``after_…_appends_parts``, ``…_state_kib``: live parts, and KiB of the state, unpacked, once so many
 appends of one row each and the maintenance beside them are done; peers are the limits. The largest
 while it goes on is ``…_state_kib_max``. ``…_snapshot``: all rows read, against the same rows in one
 part.
@@ -27,7 +27,7 @@ from actors.persist import (
     PersistClient,
     UpperMismatch,
 )
-from actors.persist.documents import encode
+from actors.persist.documents import encode, size_of
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.settings import Settings
 from measure import Measure, Report, median
@@ -48,8 +48,8 @@ def rows(first: int, count: int = 1) -> pa.Table:
 
 
 async def state_kib(client: PersistClient) -> float:
-    """Of the document of the shard."""
-    return len(encode(await client.state("s"))) / 1024
+    """Of the document of the shard, unpacked."""
+    return size_of(encode(await client.state("s"))) / 1024
 
 
 async def put(client: PersistClient, table: pa.Table, upper: int) -> None:

@@ -1,11 +1,12 @@
 """What the size of a shard's document costs: every change writes it whole.
 
 ``append_with_state_…kib_STORE``: an append of one row, inline, to a shard whose document has that
-size, where documents are in SQLite, PostgreSQL (each with every commit synced) or a bucket (moto's
-S3 server on this machine, so without a network); the peer writes 1 KiB in place of another there,
-without us: a row of the same file or server, committed, or a conditional put. The rounds of all
-alternate. ``append_with_state_…kib_written``: what is handed to SQLite's disk for each of those, in
-KiB; the peer is the document itself. Documents of shards that are maintained stay below 64 KiB.
+size unpacked (most of it random text, which packing leaves as it is), where documents are in
+SQLite, PostgreSQL (each with every commit synced) or a bucket (moto's S3 server on this machine, so
+without a network); the peer writes 1 KiB in place of another there, without us: a row of the same
+file or server, committed, or a conditional put. The rounds of all alternate.
+``append_with_state_…kib_written``: what is handed to SQLite's disk for each of those, in KiB; the
+peer is the document as stored.
 ``append_beside_10000_parts``: an append of one row to a shard that has ten thousand parts of 64 MiB
 (they are named, and not there), on SQLite; the peer is one to an empty shard.
 ``open_with_10000_parts``: reading the state of that shard for the first time; the peer is the time
@@ -17,6 +18,7 @@ that this may take.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import random
@@ -36,7 +38,7 @@ import pyarrow as pa
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.persist import Append, Appended, Cas, NewShard, Part, PersistClient, shard_key
-from actors.persist.documents import encode
+from actors.persist.documents import encode, size_of
 from actors.persist.places import open_blob, open_consensus
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, TIME, Column, Schema
@@ -64,7 +66,8 @@ Bare = Callable[[], Awaitable[None]]
 
 def row(number: int, padding: int = 0) -> pa.Table:
     """One, at its own time."""
-    values = ([number], [f"name {number % 97}" + "x" * padding], [number], [1])
+    text = base64.b64encode(random.randbytes(padding)).decode()[:padding]
+    values = ([number], [f"name {number % 97}{text}"], [number], [1])
     return pa.table(dict(zip(("id", "name", TIME, DIFF), values, strict=True)))
 
 
@@ -81,7 +84,7 @@ async def grown_to(client: PersistClient, kib: int) -> str:
     """A shard with a document of that size."""
     shard = f"s{kib}"
     await client.create_shards([NewShard(shard, SCHEMA)])
-    while (room := kib * 1024 - len(encode(await client.state(shard)))) > 2048:
+    while (room := kib * 1024 - size_of(encode(await client.state(shard)))) > 2048:
         await put(client, shard, min(12_000, room - 1500))
     return shard
 

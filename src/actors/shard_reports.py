@@ -73,14 +73,16 @@ def _cells(*cells: object) -> str:
 
 
 def inspected(
-    state: ShardState, upper: Frontier, of: str | None, document_bytes: int, now_ms: int
+    state: ShardState, upper: Frontier, of: str | None, document: tuple[int, int], now_ms: int
 ) -> dict[str, Any]:
-    """All that a document says, but for the bytes of inline parts."""
+    """All that a document says, but for the bytes of inline parts; `document`: how many
+    bytes it has, as stored and unpacked."""
     return listed(state, upper, of) | {
         "table": state.tables,
         "own_upper": _frontier(state.upper),
         "seqno": state.seqno,
-        "document_bytes": document_bytes,
+        "document_bytes": document[0],
+        "document_unpacked_bytes": document[1],
         "inline_bytes": state.inline_bytes,
         "columns": state.schema.ddl(),
         "key": list(state.schema.key),
@@ -149,8 +151,10 @@ def inspected_lines(report: dict[str, Any]) -> Iterator[str]:
         upper += f" (its own {_shown(report['own_upper'])})"
     yield f"  since     {report['since']}"
     yield f"  upper     {upper}"
-    document = size_text(report["document_bytes"])
-    yield f"  seqno     {report['seqno']}; its document has {document}"
+    document, unpacked = (
+        size_text(report[size]) for size in ("document_bytes", "document_unpacked_bytes")
+    )
+    yield f"  seqno     {report['seqno']}; its document has {document}, {unpacked} unpacked"
     yield (
         f"  contents  {report['rows']} rows, {size_text(report['bytes'])} in"
         f" {report['parts']} parts of {report['batches']} batches;"

@@ -167,6 +167,7 @@ def list_shards(stores: Stores, as_json: Json = False) -> None:
 @stands_on_stores
 def inspect_shard(stores: Stores, name: Name, as_json: Json = False) -> None:
     """Shows all that the document of a shard says: batches and parts, holds, leases, writers."""
+    from actors.persist.documents import size_of
     from actors.persist.shard import shard_key
     from actors.shard_reports import inspected, inspected_lines
 
@@ -176,7 +177,8 @@ def inspect_shard(stores: Stores, name: Name, as_json: Json = False) -> None:
         upper = await attached.client.upper(found)
         head = await attached.client.head(shard_key(found))
         of = (await _owners(attached)).get(found)
-        return inspected(state, upper, of, len(head.data) if head else 0, clock.now_ms())
+        data = head.data if head else b""
+        return inspected(state, upper, of, (len(data), size_of(data)), clock.now_ms())
 
     report = _with(stores, call)
     if as_json:

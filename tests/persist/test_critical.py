@@ -16,7 +16,7 @@ from persist_world import (  # type: ignore[import-not-found]
 
 from actors.errors import Closed, Corrupt, Fenced, InvalidUsage, LeaseLost, UnknownObject
 from actors.persist import CriticalReader, NewShard
-from actors.persist.documents import decode_shard, encode
+from actors.persist.documents import decode_shard, encode, unsealed
 from actors.persist.reader import why_missing
 from actors.persist.shard import FORMAT, WRITERS_MAX, shard_key
 
@@ -168,13 +168,12 @@ async def test_an_older_document_is_read_and_written_as_the_newest() -> None:
 
     head = await stores.consensus.head(shard_key("s"))
     assert head is not None
-    sealed = msgspec.msgpack.decode(head.data)
-    old = msgspec.msgpack.decode(sealed["document"]) | {"version": 1}
+    old = msgspec.msgpack.decode(unsealed("shard/s", head.data)) | {"version": 1}
     assert old.pop("tokens") == {}
     state = decode_shard("shard/s", msgspec.msgpack.encode(old))
     assert (state.version, state.tokens) == (FORMAT, {})
-    sealed = msgspec.msgpack.decode(encode(state))
-    assert msgspec.msgpack.decode(sealed["document"])["version"] == FORMAT
+    newest = unsealed("shard/s", encode(state))
+    assert msgspec.msgpack.decode(newest)["version"] == FORMAT
 
 
 async def test_a_reader_that_waits_hears_that_its_lease_is_lost() -> None:

@@ -29,7 +29,15 @@ from actors.dataflow.chunks import Note, Notes, note_key
 from actors.errors import Corrupt, InvalidUsage, StorageError
 from actors.kernel import SystemClock
 from actors.persist import Append, Cas, NewShard, Part, PersistClient
-from actors.persist.documents import SEALED, decode_shard, decode_tables, encode
+from actors.persist.documents import (
+    PACKED,
+    SEALED,
+    decode_shard,
+    decode_tables,
+    encode,
+    encode_sized,
+    size_of,
+)
 from actors.persist.location import VersionedData
 from actors.persist.parts import decode
 from actors.persist.shard import FORMAT, Batch, ShardState, TablesUpper, shard_key
@@ -163,9 +171,17 @@ def state() -> ShardState:
     return ShardState(FORMAT, "s", SCHEMA, 3, 0, 2, batches, {"h": 0})
 
 
-def test_every_damaged_byte_of_a_document_is_found() -> None:
-    data = encode(state())
-    assert decode_shard("shard/s", data) == state()
+def long_state() -> ShardState:
+    """One that is packed."""
+    part = Part("", 1, 64, 7, bytes(range(64)), False, 0, 0, 1)
+    batches = (Batch(n, n + 1, (replace(part, time_min=n, time_max=n),)) for n in range(8))
+    return ShardState(FORMAT, "s", SCHEMA, 3, 0, 8, tuple(batches), {"h": 0})
+
+
+@pytest.mark.parametrize("whole", [state(), long_state()], ids=["as it is", "packed"])
+def test_every_damaged_byte_of_a_document_is_found(whole: ShardState) -> None:
+    data = encode(whole)
+    assert decode_shard("shard/s", data) == whole
     newer = 0
     for wrong in damaged(data):
         with pytest.raises(StorageError) as caught:
@@ -189,6 +205,32 @@ def test_documents_of_before_there_were_checksums_are_read() -> None:
     assert decode_shard("shard/s", msgspec.msgpack.encode(state())) == state()
     older = msgspec.msgpack.decode(encode(state()))
     assert older["version"] == SEALED > 1  # by which a program of then sees that it is too old
+
+
+def test_a_long_document_is_packed_and_one_that_is_not_is_read() -> None:
+    data, size = encode_sized(long_state())
+    raw = msgspec.msgpack.encode(long_state())
+    assert (size, size_of(data)) == (len(raw), len(raw))
+    assert len(data) < len(raw) / 3
+    form = msgspec.msgpack.decode(data)
+    assert form["version"] == PACKED > SEALED  # by which an older program sees that it is newer
+    before = form | {"version": SEALED, "checksum": zlib.crc32(raw), "document": raw}
+    old = msgspec.msgpack.encode(before)
+    assert decode_shard("shard/s", old) == long_state()
+    assert size_of(old) == size_of(raw) == len(raw)
+    short = encode(TablesUpper(FORMAT, 17))
+    assert msgspec.msgpack.decode(short)["version"] == SEALED
+    assert size_of(short) == len(msgspec.msgpack.encode(TablesUpper(FORMAT, 17)))
+
+
+@pytest.mark.parametrize("length", [0, 1, 2000, 2**32 - 1])
+def test_a_packed_document_of_another_length_is_found(length: int) -> None:
+    """Nothing is made room for that the packed bytes cannot be."""
+    form = msgspec.msgpack.decode(encode(long_state()))
+    wrong = length.to_bytes(4, "little") + form["document"][4:]
+    form |= {"document": wrong, "checksum": zlib.crc32(wrong)}
+    with pytest.raises(Corrupt, match="document shard/s"):
+        decode_shard("shard/s", msgspec.msgpack.encode(form))
 
 
 def test_a_document_in_the_place_of_another_is_found() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from random import Random
 
+import anyio
 import pytest
 
 from actors.persist.key_locks import Held, KeyLocks
@@ -25,7 +26,7 @@ async def test_who_waits_comes_in_the_order_of_asking() -> None:
     async def enter(number: int) -> None:
         async with KeyLocks(held, ["a"]):
             order.append(number)
-            await asyncio.sleep(0)
+            await anyio.lowlevel.checkpoint()
 
     await asyncio.gather(*(enter(number) for number in range(20)))
     assert order == list(range(20))
@@ -43,7 +44,7 @@ async def test_a_turn_that_comes_as_its_owner_is_cancelled_is_the_next_ones() ->
             entered.append(name)
 
     second, third = (asyncio.ensure_future(enter(name)) for name in ("second", "third"))
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     await first.__aexit__()  # the lock is the second's, which has not run yet
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -64,7 +65,7 @@ async def test_any_mix_of_waits_and_cancels_leaves_no_lock_behind(seed: int) -> 
                 assert inside[key] == 1, f"two hold {key}"
             try:
                 for _ in range(random.randrange(4)):
-                    await asyncio.sleep(0)
+                    await anyio.lowlevel.checkpoint()
             finally:
                 for key in keys:
                     inside[key] -= 1
@@ -76,7 +77,7 @@ async def test_any_mix_of_waits_and_cancels_leaves_no_lock_behind(seed: int) -> 
         if random.random() < 0.3:
             random.choice(tasks).cancel()
         if random.random() < 0.5:
-            await asyncio.sleep(0)
+            await anyio.lowlevel.checkpoint()
     async with asyncio.timeout(10):
         ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)

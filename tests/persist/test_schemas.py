@@ -26,7 +26,7 @@ from actors.persist import (
     PersistClient,
     SchemaMismatch,
 )
-from actors.persist.documents import decode_shard, encode
+from actors.persist.documents import decode_shard, encode, unsealed
 from actors.persist.schemas import SCHEMAS_MAX, check_compatible, evolved
 from actors.persist.shard import ShardState, created
 from actors.plan.schema import DIFF, TIME, Column, Schema
@@ -259,7 +259,7 @@ def test_schemas_survive_the_document_and_bind_its_parts() -> None:
     state = evolved(created(NewShard("s", OLD), "w", 1), 0, NEW)
     assert isinstance(state, ShardState)
     assert decode_shard("shard/s", encode(state)) == state
-    sealed = msgspec.msgpack.decode(encode(created(NewShard("s", OLD), "w", 1)))
-    old = msgspec.msgpack.decode(sealed["document"]) | {"version": 1}
+    newest = unsealed("shard/s", encode(created(NewShard("s", OLD), "w", 1)))
+    old = msgspec.msgpack.decode(newest) | {"version": 1}
     del old["older"]
     assert decode_shard("shard/s", msgspec.msgpack.encode(old)).schema_id == 0

@@ -9,7 +9,7 @@ from persist_world import SCHEMA, Stores, add, rows_of  # type: ignore[import-no
 
 from actors.errors import StorageError
 from actors.persist import NewShard, PersistClient
-from actors.persist.documents import encode
+from actors.persist.documents import encode, size_of
 from actors.settings import Settings
 
 APPENDS = 1000
@@ -29,7 +29,7 @@ async def grown(client: PersistClient, appends: int, every: int | None) -> tuple
         state = await client.state("s")
         parts = max(parts, sum(len(batch.parts) for batch in state.batches))
         if number % 5 == 4:
-            size = max(size, len(encode(state)))
+            size = max(size, size_of(encode(state)))
     return parts, size
 
 
@@ -117,7 +117,7 @@ async def test_appends_wait_for_a_collection_only_beyond_the_limit(
     async def appending() -> None:
         for number in range(4, 160):
             await add(client, "s", number + 1, (number, number, 1))
-            sizes.append(len(encode(await client.state("s"))))
+            sizes.append(size_of(encode(await client.state("s"))))
 
     monkeypatch.setattr(stores.blob, "delete", slow)
     async with anyio.create_task_group() as group:

@@ -28,9 +28,9 @@ SEEDS = 40
 FOUND = {
     "leases_not_looked_at": 9,
     "own_readers_not_looked_at": 9,
-    "run_out_by_memory": 2146,
+    "run_out_by_memory": 2282,
     "the_dead_hold_what_is_idle": 5,
-    "retired_and_gone_is_damage": 262,
+    "retired_and_gone_is_damage": 102,
     "list_and_gone_is_damage": 13,
     "parts_of_lists_unnamed": 2,
     "taken_for_an_earlier_attempt": 99,

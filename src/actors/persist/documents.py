@@ -1,9 +1,13 @@
 """State documents as stored: msgpack with a format version and a checksum, checked whenever one is
-read.
+read, and packed where that saves anything.
 
 A document stands within a small one that has its crc32, and the version of that form: a damaged
 byte is found, wherever it lies, and a program of before there were checksums sees that it is too
 old. What such a program wrote is read as it is.
+
+Documents say the same things over and over: names of fields, and the columns of each inline part.
+LZ4 leaves a tenth of that in less time than a store takes to write the rest. Limits are limits of
+what a document takes unpacked, as that is what each change encodes and keeps in memory.
 
 An older format lacks fields, which have defaults. It becomes the newest when it is read: so that
 a program that knows no newer one never writes over what it does not know.
@@ -15,6 +19,7 @@ import zlib
 from typing import Final
 
 import msgspec
+import pyarrow as pa
 from msgspec.structs import replace
 
 from actors.errors import Corrupt, StorageError
@@ -24,6 +29,13 @@ from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, 
 
 SEALED: Final = 2
 """Version of documents with a checksum, whatever the format of what they hold."""
+PACKED: Final = 3
+"""Version of those that hold it packed: its length, then LZ4."""
+PACKED_BYTES_MIN: Final = 512
+"""A smaller one is stored as it is."""
+_LENGTH_BYTES: Final = 4
+_LZ4_RATIO_MAX: Final = 255
+_LZ4: Final = pa.Codec("lz4_raw")
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 """What damaged bytes end in; the latter where text is meant."""
 
@@ -31,7 +43,7 @@ _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 class _Sealed(msgspec.Struct, frozen=True):
     version: int
     checksum: int
-    """crc32 of the document."""
+    """crc32 of the document, as it stands here."""
     document: bytes
 
 
@@ -43,14 +55,38 @@ _tables = msgspec.msgpack.Decoder(TablesUpper)
 
 def encode(document: ShardState | TablesUpper) -> bytes:
     """As stored: without the parts that lists describe."""
+    return encode_sized(document)[0]
+
+
+def encode_sized(document: ShardState | TablesUpper) -> tuple[bytes, int]:
+    """As stored, and how many bytes it is unpacked."""
     if isinstance(document, ShardState):
         document = without_parts(document)
-    return sealed(_encoder.encode(document))
+    data = _encoder.encode(document)
+    return sealed(data), len(data)
 
 
 def sealed(data: bytes) -> bytes:
     """Any document, within the one that has its checksum."""
-    return _encoder.encode(_Sealed(SEALED, zlib.crc32(data), data))
+    version = SEALED
+    if len(data) >= PACKED_BYTES_MIN:
+        version = PACKED
+        packed = _LZ4.compress(data, asbytes=True)
+        data = len(data).to_bytes(_LENGTH_BYTES, "little") + packed
+    return _encoder.encode(_Sealed(version, zlib.crc32(data), data))
+
+
+def size_of(data: bytes) -> int:
+    """How many bytes a stored document is unpacked, once it was decoded."""
+    try:
+        outer = _sealed.decode(data)
+    except _UNDECODABLE:
+        return len(data)
+    return _length(outer.document) if outer.version == PACKED else len(outer.document)
+
+
+def _length(data: bytes) -> int:
+    return int.from_bytes(data[:_LENGTH_BYTES], "little")
 
 
 def decode_shard(key: str, data: bytes) -> ShardState:
@@ -86,7 +122,7 @@ def unsealed(key: str, data: bytes) -> bytes:
         outer = _sealed.decode(data)
     except _UNDECODABLE:
         return data
-    _check_format(key, outer.version, SEALED)
+    _check_format(key, outer.version, PACKED)
     found = zlib.crc32(outer.document)
     if found != outer.checksum or outer.version < SEALED:
         raise Corrupt(
@@ -94,7 +130,19 @@ def unsealed(key: str, data: bytes) -> bytes:
             f" bytes with {outer.checksum:08x}; restore the stores from a copy",
             determinate=True,
         )
-    return outer.document
+    return outer.document if outer.version == SEALED else _unpacked(key, outer.document)
+
+
+def _unpacked(key: str, data: bytes) -> bytes:
+    length = _length(data)
+    if length > len(data) * _LZ4_RATIO_MAX:
+        raise Corrupt(
+            f"document {key}: {len(data)} packed bytes cannot be {length}", determinate=True
+        )
+    try:
+        return bytes(_LZ4.decompress(data[_LENGTH_BYTES:], length, asbytes=True))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Corrupt(f"document {key} cannot be unpacked: {error}", determinate=True) from None
 
 
 def _check_own(key: str, state: ShardState) -> None:

@@ -48,7 +48,7 @@ from msgspec.structs import replace
 
 from actors.errors import PenstockError, StorageError, UnknownObject
 from actors.persist.change import ATTEMPTS_MAX, Change, Documents, Mismatch, Outcome, Tries
-from actors.persist.documents import decode_shard, decode_tables, encode
+from actors.persist.documents import decode_shard, decode_tables, encode, encode_sized, size_of
 from actors.persist.invariants import validate
 from actors.persist.key_locks import Held, KeyLocks
 from actors.persist.location import FIRST_BITS, Cas, Consensus, VersionedData
@@ -101,7 +101,7 @@ class Machine:
         self._listed: dict[ShardId, dict[str, Parts]] = {}
         """What the lists of parts say of the state that was known last."""
         self._bytes: dict[ShardId, int] = {}
-        """Of the documents, as they were read or written last."""
+        """Of the documents, unpacked, as they were read or written last."""
         self._tables = TablesUpper(FORMAT, TIME_MIN)
         self._tables_seqno: int | None = None
         self._tables_known = False
@@ -136,7 +136,7 @@ class Machine:
         return self._tables
 
     def document_bytes(self, shard: ShardId) -> int:
-        """Of its document as this process knows it; 0: it does not."""
+        """Of its document, unpacked, as this process knows it; 0: it does not."""
         return self._bytes.get(shard, 0) if shard in self._shards else 0
 
     def known_shards(self) -> list[ShardId]:
@@ -196,24 +196,22 @@ class Machine:
 
     async def _read_shard(self, shard: ShardId) -> ShardState | None:
         key = shard_key(shard)
-        found = await self._read_whole(key, shard)
+        state = await self._read_whole(key, shard)
         held = self._shards.get(shard)
-        if found is None:
+        if state is None:
             self._forget(shard)
             if held is not None:
                 self._changed(key)
             return None
-        state, size = found
-        self._bytes[shard] = size
         self._keep(state)
         self._reread(state)
         if held is not None and held.seqno != state.seqno:
             self._changed(key)
         return state
 
-    async def _read_whole(self, key: str, shard: ShardId) -> tuple[ShardState, int] | None:
-        """The state with its lists, and the bytes of its document. Lists are kept as they are read,
-        so that what is read once more is the document alone."""
+    async def _read_whole(self, key: str, shard: ShardId) -> ShardState | None:
+        """The state with its lists. Lists are kept as they are read, so that what is read once more
+        is the document alone."""
         known = dict(self._listed.get(shard, {}))
         gone = None
         for _ in range(LOOKS_MAX):
@@ -223,15 +221,16 @@ class Machine:
             if head is None:
                 return None
             state = replace(decode_shard(key, head.data), seqno=head.seqno)
+            self._bytes[shard] = size_of(head.data)
             if state.is_whole:
-                return state, len(head.data)
+                return state
             missed = await self._lists.read_all(state, known)
             if missed is not None:
                 if gone == (missed, state.seqno):
                     raise lost(shard, missed)
                 gone = missed, state.seqno
             elif self._tables_seqno == tables or not state.tables:
-                return with_parts(state, known, self._shards.get(shard)), len(head.data)
+                return with_parts(state, known, self._shards.get(shard))
             # Else it may be older than the tables' upper that was read meanwhile.
         text = f"shard {shard} was not read: others changed it {LOOKS_MAX} times meanwhile"
         raise StorageError(text, determinate=True)
@@ -396,16 +395,18 @@ class Machine:
             return True
         ops = list(extra)
         become: dict[ShardId, ShardState | None] = {}
+        sizes: dict[ShardId, int] = {}
         for shard, state in outcome.shards.items():
             old = held[shard]
+            data = None
             if state is not None:
                 # Another process may remember a shard of this name that was dropped.
                 seqno = self._random.getrandbits(FIRST_BITS) if old is None else old.seqno + 1
                 born = seqno if old is None else state.born
                 state = replace(self._renew(state), seqno=seqno, born=born)
                 validate(state, old)
+                data, sizes[shard] = encode_sized(state)
             become[shard] = state
-            data = None if state is None else encode(state)
             first = 0 if state is None or old is not None else state.seqno
             ops.append(Cas(shard_key(shard), None if old is None else old.seqno, data, first))
         if outcome.tables is not None:
@@ -419,7 +420,6 @@ class Machine:
                 tables_seqno = self._tables_held() + 1
                 if not await self._consensus.compare_and_set(ops):
                     return False
-                sizes = {op.key: len(op.data) for op in ops if op.data is not None}
                 self._show(become, outcome.tables, tables_seqno, sizes)
             return True
         except BaseException as error:
@@ -438,7 +438,7 @@ class Machine:
         become: Mapping[ShardId, ShardState | None],
         tables: TablesUpper | None,
         tables_seqno: int,
-        sizes: Mapping[str, int],
+        sizes: Mapping[ShardId, int],
     ) -> None:
         """One turn of the loop: no reader sees half of a set."""
         for shard, state in become.items():
@@ -447,7 +447,7 @@ class Machine:
                 self._forget(shard)
             else:
                 self._keep(state)
-                self._bytes[shard] = sizes[shard_key(shard)]
+                self._bytes[shard] = sizes[shard]
                 self._written(state)
         if tables is not None:
             if self._tables_held() < tables_seqno:
