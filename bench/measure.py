@@ -47,11 +47,13 @@ class Measure(msgspec.Struct):
 
     def row(self) -> str:
         """The row of RESULTS.md."""
-        peer, ratio = f"{self.peer:.1f} {self.unit}", f"{self.ratio:.3f}"
+        unit = self.unit.strip()
+        ours, peer = (f"{value:.1f} {unit}".rstrip() for value in (self.ours, self.peer))
+        ratio = f"{self.ratio:.3f}"
         if self.missing:
             peer = ratio = "–"
         target = "–" if self.target is None else f"≤ {self.target:g}"
-        cells = (self.name, f"{self.ours:.1f} {self.unit}", peer, ratio, target, self.verdict)
+        cells = (self.name, ours, peer, ratio, target, self.verdict)
         return f"| {' | '.join(cells)} |"
 
 
