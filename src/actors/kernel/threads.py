@@ -76,7 +76,7 @@ class ThreadedClock(SystemClock):
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
         """The same, for as long at most. Raises `CallOverdue`, `Closed`."""
         call = self._begun(function)
-        # A timer costs a fifth of a cancel scope, and most calls take less than two.
+        # Not a cancel scope, which costs five times as much.
         timer = call.loop.call_later(within_ms / 1000, call.give_up)
         try:
             result: R = await call.future
