@@ -13,6 +13,7 @@ from persist_world import (  # type: ignore[import-not-found]
     Clock,
     Stores,
     add,
+    rows_of,
     updates,
 )
 
@@ -21,6 +22,9 @@ from actors.persist import (
     Append,
     Appended,
     NewShard,
+    Part,
+    PersistClient,
+    shard_key,
 )
 from actors.persist.orphans import Suspects
 
@@ -139,3 +143,103 @@ async def test_a_few_blobs_are_deleted_at_a_time_and_what_fails_stays(
     stores.clock.later_ms *= 2
     assert await client.collect_orphans() == 10
     assert await stores.keys() == set()
+
+
+# -- appends that end without an answer -----------------------------------------------------------
+
+LISTED = replace(TINY, part_list_parts_min=2, part_bytes_target=1)
+"""Parts of one row, and a list of any two."""
+ROWS = ((1, 5, 1), (2, 6, 1))
+
+
+async def unanswered(stores: Stores, client: PersistClient, how: str) -> tuple[Part, ...]:
+    """Two parts, and a list, of an append that never heard what became of it."""
+    await client.create_shards([NewShard("s", SCHEMA)])
+    parts = tuple(await client.write_parts("s", updates(*ROWS)))
+    assert len(parts) == 2
+    append = Append("s", 0, 9, parts)
+    if how == "cancelled":
+        async with client._machine._locked([shard_key("s")]):
+            with anyio.move_on_after(0.02) as scope:
+                await client.append([append])
+        assert scope.cancelled_caught
+    else:
+        stores.consensus.fail, stores.consensus.reads_fail = how, 1000
+        with pytest.raises(StorageError) as caught:
+            await client.append([append])
+        assert not caught.value.determinate
+        stores.consensus.reads_fail = 0
+    assert len(await stores.keys()) == 3
+    return parts
+
+
+async def held(client: PersistClient) -> list[tuple[int, int, int]]:
+    """Its rows."""
+    parts = [part for batch in (await client.state("s")).batches for part in batch.parts]
+    rows: list[tuple[int, int, int]] = await rows_of(client, parts)
+    return rows
+
+
+async def collected(stores: Stores, client: PersistClient) -> int:
+    """How many blobs, after all the time that anything is waited for."""
+    count = 0
+    for wait_ms in (TINY.stash_orphan_ms, GRACE_MS, GRACE_MS):
+        stores.clock.later_ms += wait_ms
+        count += await client.collect_orphans()
+    return count
+
+
+@pytest.mark.parametrize("discarded", [False, True], ids=["left", "discarded"])
+@pytest.mark.parametrize("how", ["cancelled", "before", "after"])
+async def test_what_an_append_without_an_answer_leaves_is_collected_unless_it_is_named(
+    how: str, discarded: bool
+) -> None:
+    """They lay there as long as the process lived (seed 9100750 of the whole service)."""
+    stores = Stores(LISTED)
+    client = stores.client()
+    parts = await unanswered(stores, client, how)
+    stores.clock.later_ms += 2 * GRACE_MS
+    assert await client.collect_orphans() == 0
+    if discarded:
+        await client.discard_parts(parts)
+        assert len(await stores.keys()) == 3, "a state may name them"
+    assert await collected(stores, client) == (0 if how == "after" else 3)
+    state = await client.state("s")
+    assert await stores.keys() == state.blob_keys()
+    assert state.upper == (9 if how == "after" else 0)
+    if how == "after":
+        assert await held(client) == list(ROWS)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "before"])
+async def test_parts_that_were_left_may_be_appended_again(how: str) -> None:
+    stores = Stores(LISTED)
+    client = stores.client()
+    parts = await unanswered(stores, client, how)
+    assert isinstance(await client.append([Append("s", 0, 9, parts)]), Appended)
+    assert await collected(stores, client) == 1, "the list of the first attempt"
+    assert await stores.keys() == (await client.state("s")).blob_keys()
+    assert await held(client) == list(ROWS)
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+async def test_what_a_compaction_without_an_answer_leaves_is_collected(how: str) -> None:
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    for row in ROWS:
+        await add(client, "s", row[1] + 1, row)
+
+    async def cut_off(_: object) -> None:
+        stores.consensus.reads_fail = 1000
+
+    stores.consensus.fail, stores.consensus.meanwhile = how, cut_off
+    with pytest.raises(StorageError):
+        await client.upkeep.compact("s")
+    stores.consensus.reads_fail = 0
+    assert len(await stores.keys()) == 3
+    await client.upkeep.collect("s")
+    assert await collected(stores, client) == (0 if how == "after" else 1)
+    assert await stores.keys() == (await client.state("s")).blob_keys()
+    assert len(await stores.keys()) == (1 if how == "after" else 2)
+    assert await held(client) == list(ROWS)

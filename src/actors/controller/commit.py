@@ -239,8 +239,8 @@ class GroupCommit:
                 parts = await self._persist.write_parts(target.shard, table)
                 appends.append(Append(target.shard, own, time + 1, parts))
             result = await self._persist.append(appends, tables_upper=(upper, time + 1))
-        except PenstockError as error:
-            if error.determinate:
+        except BaseException:
+            with anyio.CancelScope(shield=True):
                 await self._discard(appends)
             raise
         if isinstance(result, UpperMismatch):

@@ -2,8 +2,9 @@
 of it told to whoever keeps the parts.
 
 The rules of an append are pure (`appending.py`, `shard.appended`). What is added here is the fate
-of blobs: while the outcome is open nobody discards them, when it surely did not happen they are
-free again, and lists, which no caller knows of, are deleted.
+of blobs: while it goes on nobody discards them; when it surely did not happen they are free again,
+and lists, which no caller knows of, are deleted; when nobody can tell they are left to the
+collection.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Appender:
         check_append(appends, tables_upper)
         await self._upkeep.relieve([append.shard for append in appends])
         parts = [part for append in appends for part in append.parts]
-        free = self._parts.begin(parts)
+        begun = self._parts.begin(parts)
         lists: list[PartList] = []
         started = self._clock.monotonic_ms()
         with span(APPEND) as opened:
@@ -69,17 +70,17 @@ class Appender:
             try:
                 appends = [await self._listed(append, lists) for append in appends]
             except BaseException as error:
-                await self._refused(free, lists)
+                await self._refused(begun, lists)
                 if isinstance(error, StorageError):  # whether a list is there: nothing names it
                     raise type(error)(str(error), determinate=True) from error
                 raise
-            outcome = await self._change(appends, tables_upper, extra, free, lists)
+            outcome = await self._change(appends, tables_upper, extra, begun, lists)
             if opened is not None and not isinstance(outcome, Appended):
                 trace_refusal(opened, self._trail, appends, outcome)
         if isinstance(outcome, Appended):
-            self._parts.settle((*parts, *lists), named=True)
+            self._parts.named((*parts, *lists))
         else:
-            await self._refused(free, lists)
+            await self._refused(begun, lists)
         measure(APPEND_SECONDS, (self._clock.monotonic_ms() - started) / 1000)
         return outcome
 
@@ -95,14 +96,13 @@ class Appender:
         appends: Sequence[Append],
         tables_upper: tuple[Frontier, Frontier] | None,
         extra: Sequence[Cas],
-        free: Sequence[Part],
+        begun: Sequence[Part],
         lists: Sequence[PartList],
     ) -> Appended | UpperMismatch:
         call = next(self._calls)
         shards = [append.shard for append in appends]
         shards += [shard for append in appends for shard, _, _ in append.holds]
         parts = [part for append in appends for part in append.parts]
-        self._parts.settle(lists, named=False)
         uncertain = False
 
         def change(documents: Documents) -> Outcome[Appended | UpperMismatch]:
@@ -118,22 +118,23 @@ class Appender:
                 shards, change, tables=tables_upper is not None, extra=extra
             )
         except Mismatch:
-            await self._refused(free, lists)
+            await self._refused(begun, lists)
             keys = ", ".join(op.key for op in extra)
             raise Fenced(
                 f"nothing was appended: another process changed one of {keys}; read again",
                 determinate=True,
             ) from None
-        except PenstockError as error:
+        except BaseException as error:
             # An earlier attempt may have appended before the shard was dropped.
-            if error.determinate and not uncertain:
-                await self._refused(free, lists)
+            if isinstance(error, PenstockError) and error.determinate and not uncertain:
+                await self._refused(begun, lists)
+            else:
+                self._parts.leave((*begun, *lists), self._settings.stash_orphan_ms)
             raise
 
-    async def _refused(self, free: Sequence[Part], lists: Sequence[PartList]) -> None:
+    async def _refused(self, begun: Sequence[Part], lists: Sequence[PartList]) -> None:
         """Nothing was appended: parts are their caller's again, lists are nobody's."""
-        self._parts.reopen(free, self._settings.stash_orphan_ms)
+        self._parts.end(begun, self._settings.stash_orphan_ms)
         if lists:
-            self._parts.free(lists)
             with anyio.CancelScope(shield=True):
                 await self._parts.discard(lists)

@@ -345,6 +345,10 @@ class PersistClient:
         """Deletes parts that will not be appended; those of an append under way are left alone."""
         await self._parts.discard(parts)
 
+    def pending_blobs(self) -> list[str]:
+        """Keys of those that this process has written, or claimed, and no state names yet."""
+        return self._parts.pending_keys()
+
     async def claim(self, shard: ShardId, parts: Sequence[Part]) -> bool:
         """Takes over parts that an earlier process wrote and did not append, to be appended or
         discarded. False when one is gone; then none is taken. Raises `StorageError`."""

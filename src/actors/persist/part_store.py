@@ -10,6 +10,10 @@ What was offered and nobody has claimed in time is given up, and so an orphan. W
 under way nobody discards its parts; whoever appends parts that were given up or discarded is
 refused. So parts have one owner at any moment, or none and an end.
 
+An append that ends without an answer (it was cancelled, or the store failed) *leaves* its parts: a
+state may name them, now or later, so nobody deletes them but the collection of orphans, which looks
+whether one does. It does so once nobody has appended them again in time, or they were discarded.
+
 Other processes that collect know nothing of what is pending here: where there are any, a part is
 named within `link_within_ms` after its writing began, or not at all.
 """
@@ -62,7 +66,9 @@ class _Pending(msgspec.Struct):
     since_ms: float
     """When its writing began here, on the monotonic clock."""
     free: bool = True
-    """Whether it may be discarded: not while the outcome of an append is open."""
+    """Whether it may be deleted: surely no state names it."""
+    appending: bool = False
+    """Whether an append of it is under way."""
 
 
 class PartStore:
@@ -265,6 +271,10 @@ class PartStore:
         """Whether this process wrote it and may still append it."""
         return key in self._pending
 
+    def pending_keys(self) -> list[str]:
+        """All of them."""
+        return sorted(self._pending)
+
     async def claim(self, shard: ShardId, parts: Iterable[Part]) -> bool:
         """Makes parts of another process pending here; False when one of them is gone."""
         keys = {part.key for part in parts if part.inline is None}
@@ -290,7 +300,7 @@ class PartStore:
 
     def _free(self, key: str) -> bool:
         found = self._pending.get(key)
-        return found is not None and found.free
+        return found is not None and found.free and not found.appending
 
     def check_young(self, parts: Iterable[Part | PartList], *, uncertain: bool) -> None:
         """To be called right before a state is to name them. Raises `StorageError` when another
@@ -310,16 +320,15 @@ class PartStore:
                 )
 
     def give_up(self) -> None:
-        """What was offered and not claimed in time is nobody's."""
+        """What was offered, or left, and nobody has claimed or appended in time is nobody's."""
         now = self._clock.monotonic_ms()
         for key in [key for key, until in self._offered.items() if until <= now]:
             del self._offered[key]
-            if self._free(key):
-                del self._pending[key]
+            self._pending.pop(key, None)
 
     def begin(self, parts: Iterable[Part]) -> tuple[Part, ...]:
-        """An append of these begins: until it is settled nobody discards them. Those that were
-        free to be discarded, for `reopen`. Raises `InvalidUsage` when a placed part is not ours."""
+        """An append of these begins: until it ends nobody discards them. Those that no other has
+        begun, for `end` or `leave`. Raises `InvalidUsage` when a placed part is not ours."""
         given = tuple(parts)
         for part in given:
             if part.at is not None and part.key not in self._pending:
@@ -327,32 +336,40 @@ class PartStore:
                     f"part {part.key} was given up or discarded, or was never claimed: nothing was"
                     " appended; do what wrote it over"
                 )
-        free = tuple(part for part in given if self._free(part.key))
-        self.settle(free, named=False)
-        return free
-
-    def reopen(self, parts: Iterable[Part], within_ms: int) -> None:
-        """They surely were not appended. Whoever wants them appends, claims or discards them in
-        time; then they are nobody's."""
-        given = [part for part in parts if part.key in self._pending]
-        self.free(given)
-        self.offer(given, within_ms)
-
-    def free(self, parts: Iterable[Part | PartList]) -> None:
-        """They surely were not appended, and may be discarded."""
-        for part in parts:
-            if part.key in self._pending:
-                self._pending[part.key].free = True
-
-    def settle(self, parts: Iterable[Part | PartList], *, named: bool) -> None:
-        """After an append: they are named by a state, or that is open."""
-        for part in parts:
-            if part.key in self._pending:
+        begun = []
+        for part in given:
+            found = self._pending.get(part.key)
+            if found is not None and not found.appending:
+                found.appending = True
                 self._offered.pop(part.key, None)
-                if named:
-                    del self._pending[part.key]
-                else:
-                    self._pending[part.key].free = False
+                begun.append(part)
+        return tuple(begun)
+
+    def end(self, parts: Iterable[Part], within_ms: int) -> None:
+        """They surely were not appended this time. Whoever wants them appends, claims or discards
+        them in time; then they are nobody's."""
+        until = self._clock.monotonic_ms() + within_ms
+        for part in parts:
+            found = self._pending.get(part.key)
+            if found is not None:
+                found.appending = False
+                self._offered[part.key] = until
+
+    def leave(self, parts: Iterable[Part | PartList], within_ms: int) -> None:
+        """Whether they were appended is open, and nobody will know more. Whoever wants them appends
+        them again in time; then they are the collection's, unless a state names them."""
+        until = self._clock.monotonic_ms() + within_ms
+        for part in parts:
+            found = self._pending.get(part.key)
+            if found is not None:
+                found.appending = found.free = False
+                self._offered[part.key] = until
+
+    def named(self, parts: Iterable[Part | PartList]) -> None:
+        """They were appended."""
+        for part in parts:
+            self._offered.pop(part.key, None)
+            self._pending.pop(part.key, None)
 
     def forget(self, shard: ShardId) -> None:
         """The shard is gone: what was written for it is orphaned."""
@@ -361,14 +378,17 @@ class PartStore:
             self._offered.pop(key, None)
 
     async def discard(self, parts: Iterable[Part | PartList]) -> None:
-        """Deletes parts that were never appended; failures are left to the collection."""
+        """Deletes parts that were never appended, unless an append of them is under way. Failures
+        are left to the collection, and those of which a state may know."""
 
         def freed() -> Iterator[str]:
             for part in parts:
-                if self._free(part.key):
+                found = self._pending.get(part.key)
+                if found is not None and not found.appending:
                     del self._pending[part.key]
                     self._offered.pop(part.key, None)
-                    yield part.key
+                    if found.free:
+                        yield part.key
 
         await self.delete(freed())
 

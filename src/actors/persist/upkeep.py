@@ -221,15 +221,16 @@ class Upkeep:
 
         try:
             done = await self._machine.change([state.id], change)
-        except StorageError as error:
-            if error.determinate:
+        except BaseException as error:
+            if isinstance(error, StorageError) and error.determinate:
                 await self._drop(made)
             else:
-                self._parts.settle(made, named=False)
+                self._parts.leave(made, self._settings.stash_orphan_ms)
             raise
-        if done or uncertain:
-            # In doubt they may have been there, and replaced since: readers may have them.
-            self._parts.settle(made, named=done)
+        if done:
+            self._parts.named(made)
+        elif uncertain:  # they may have been there, and replaced since: readers may have them
+            self._parts.leave(made, self._settings.stash_orphan_ms)
         else:
             await self._drop(made)
         return done

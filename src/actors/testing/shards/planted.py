@@ -285,6 +285,26 @@ def what_is_in_doubt_is_believed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def left_for_ever() -> Iterator[None]:
+    """What an append without an answer leaves is kept from the collection."""
+
+    def leave(self: PartStore, parts: Iterable[Part | PartList], within_ms: int) -> None:
+        for part in parts:
+            if part.key in self._pending:
+                self._pending[part.key].appending = True
+
+    with mock.patch.object(PartStore, "leave", leave):
+        yield
+
+
+@contextmanager
+def left_and_deleted() -> Iterator[None]:
+    """What an append without an answer leaves may be deleted by who wrote it."""
+    with mock.patch.object(PartStore, "leave", PartStore.end):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "leases_not_looked_at": leases_not_looked_at,
     "own_readers_not_looked_at": own_readers_not_looked_at,
@@ -305,4 +325,6 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "lost_answer_taken_for_done": lost_answer_taken_for_done,
     "stale_mismatch": stale_mismatch,
     "what_is_in_doubt_is_believed": what_is_in_doubt_is_believed,
+    "left_for_ever": left_for_ever,
+    "left_and_deleted": left_and_deleted,
 }

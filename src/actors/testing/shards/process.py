@@ -55,6 +55,8 @@ class Process:
         ]
         self.mine: dict[str, list[int]] = {"s": [], "t": []}
         """Values that surely are in a shard, and that no one else touches."""
+        self.left: set[str] = set()
+        """Keys of parts that it wrote for nothing: it keeps them as long as it lives."""
         self.readers = 0
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()

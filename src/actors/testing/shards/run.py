@@ -21,7 +21,7 @@ from actors.persist import NewShard, PersistClient
 from actors.settings import Settings
 from actors.testing.cluster import Report
 from actors.testing.shards import calls
-from actors.testing.shards.process import TASKS, Process
+from actors.testing.shards.process import COLLECT_S, TASKS, Process
 from actors.testing.shards.schedule import GRACE_MS, OPERATOR, Schedule
 from actors.testing.shards.truth import Truth, named
 from actors.testing.shards.work import SCHEMA, Work
@@ -137,11 +137,21 @@ class World:
                 await asyncio.sleep(0.05)
         self.injector.active = False
         await asyncio.sleep(LATE_S)
+        await self._nothing_kept()
         for process in self.processes:
             process.stop(for_good=True)
         await asyncio.gather(*supervisors)
         calls.check(self.calls, self.truth.shards)
         await self._calm()
+
+    async def _nothing_kept(self) -> None:
+        """Who lives on keeps no blob for an append that ended without an answer."""
+        await asyncio.sleep(GRACE_MS / 1000 + 2 * COLLECT_S)
+        for process in self.processes:
+            kept = set() if process.client is None else set(process.client.pending_blobs())
+            if kept - process.left:
+                keys = ", ".join(sorted(kept - process.left))
+                raise Violation(f"leak: process {process.number} keeps {keys}")
 
     async def _operate(self, task: int) -> None:
         for operation in self.schedule.operations:

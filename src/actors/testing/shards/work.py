@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -102,7 +102,8 @@ class Work:
             case "discard":
                 await client.discard_parts(await self.write(shard, self.rows(shard, 0, 1, 2)))
             case "leave":
-                await self.write(shard, self.rows(shard, 0, 1, 2))
+                left = await self.write(shard, self.rows(shard, 0, 1, 2))
+                self.process.left.update(part.key for part in left)
             case "snapshot" | "snapshot slowly":
                 await self.snapshot(shard, number, slowly=operation.kind == "snapshot slowly")
             case "subscribe":
@@ -148,23 +149,27 @@ class Work:
         was acknowledged."""
         uppers = {shard: await self.client.upper(shard) for shard in shards}
         for _ in range(tries):
-            appends, intervals = [], {}
-            for shard in shards:
-                lower = max(0, uppers[shard] + off)
-                upper = lower + 1 + number % 3
-                rows = self.rows(shard, lower, upper, count)
-                flat = frozenset((value, time, n) for (value, time), n in rows.items())
-                intervals[shard] = Interval(lower, upper, flat)
-                appends.append(Append(shard, lower, upper, await self.write(shard, rows)))
-            parts = [part for append in appends for part in append.parts]
-            call = Call(self.process.number, self.world.instant(), intervals)
-            self.world.calls.append(call)
+            appends: list[Append] = []
+            intervals: dict[str, Interval] = {}
+            call: Call | None = None
             try:
+                for shard in shards:
+                    lower = max(0, uppers[shard] + off)
+                    upper = lower + 1 + number % 3
+                    rows = self.rows(shard, lower, upper, count)
+                    flat = frozenset((value, time, n) for (value, time), n in rows.items())
+                    intervals[shard] = Interval(lower, upper, flat)
+                    appends.append(Append(shard, lower, upper, await self.write(shard, rows)))
+                call = Call(self.process.number, self.world.instant(), intervals)
+                self.world.calls.append(call)
                 outcome = await self.client.append(appends)
-            except StorageError as error:
-                if error.determinate:
+            except BaseException as error:
+                surely_not = isinstance(error, StorageError) and error.determinate
+                if call is not None and surely_not:
                     call.done(self.world.instant(), NEVER)
-                    await self.client.discard_parts(parts)
+                if call is None or surely_not or number % 2:  # else they are left behind
+                    with anyio.CancelScope(shield=True):
+                        await self._discard(appends)
                 raise
             if isinstance(outcome, Appended):
                 call.done(self.world.instant(), DONE)
@@ -173,11 +178,14 @@ class Work:
                 return True
             call.shard, call.current = outcome.shard, outcome.current
             call.done(self.world.instant(), OTHER)
-            await self.client.discard_parts(parts)
+            await self._discard(appends)
             if outcome.current >= EMPTY:
                 return False
             uppers[outcome.shard] = outcome.current
         return False
+
+    async def _discard(self, appends: Sequence[Append]) -> None:
+        await self.client.discard_parts([part for append in appends for part in append.parts])
 
     # -- reading -------------------------------------------------------------------------------
 
