@@ -17,13 +17,14 @@ from persist_world import (  # type: ignore[import-not-found]
     updates,
 )
 
-from actors.errors import StorageError
+from actors.errors import InvalidUsage, StorageError
 from actors.persist import (
     Append,
     Appended,
     NewShard,
     Part,
     PersistClient,
+    UpperMismatch,
     shard_key,
 )
 from actors.persist.orphans import Suspects
@@ -243,3 +244,21 @@ async def test_what_a_compaction_without_an_answer_leaves_is_collected(how: str)
     assert await stores.keys() == (await client.state("s")).blob_keys()
     assert len(await stores.keys()) == (1 if how == "after" else 2)
     assert await held(client) == list(ROWS)
+
+
+@pytest.mark.parametrize("how", ["discarded", "given up"])
+async def test_parts_that_are_no_longer_kept_are_not_appended(how: str) -> None:
+    """Their blobs are gone, or may be: a state would name what is not there."""
+    stores = Stores()
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    parts = tuple(await client.write_parts("s", updates(*ROWS)))
+    if how == "discarded":
+        await client.discard_parts(parts)
+    else:
+        assert isinstance(await client.append([Append("s", 3, 9, parts)]), UpperMismatch)
+        assert await collected(stores, client) == 1
+    with pytest.raises(InvalidUsage, match="was given up or discarded"):
+        await client.append([Append("s", 0, 9, parts)])
+    assert isinstance(await client.append([Append("s", 3, 9, parts)]), UpperMismatch)
+    assert (await client.state("s")).upper == 0

@@ -110,6 +110,7 @@ class Appender:
             uncertain = documents.uncertain
             outcome = append_all(documents, appends, tables_upper, self._parts.writer, call)
             if outcome.writes:
+                self._parts.check_kept(parts)
                 self._parts.check_young(parts, uncertain=uncertain)
             return outcome
 

@@ -302,6 +302,14 @@ class PartStore:
         found = self._pending.get(key)
         return found is not None and found.free and not found.appending
 
+    def check_kept(self, parts: Iterable[Part]) -> None:
+        """To be called right before a state is to name them. Raises `InvalidUsage` when one that
+        this process wrote is no longer kept for that, so that it may be gone."""
+        for part in parts:
+            own = part.key.rpartition("/")[2].startswith(f"{self._nonce}-")
+            if own and part.key not in self._pending:
+                raise _given_up(part)
+
     def check_young(self, parts: Iterable[Part | PartList], *, uncertain: bool) -> None:
         """To be called right before a state is to name them. Raises `StorageError` when another
         process may have collected one; `uncertain`: an earlier attempt may have named them."""
@@ -332,10 +340,7 @@ class PartStore:
         given = tuple(parts)
         for part in given:
             if part.at is not None and part.key not in self._pending:
-                raise InvalidUsage(
-                    f"part {part.key} was given up or discarded, or was never claimed: nothing was"
-                    " appended; do what wrote it over"
-                )
+                raise _given_up(part)
         begun = []
         for part in given:
             found = self._pending.get(part.key)
@@ -415,6 +420,13 @@ class PartStore:
         async with anyio.create_task_group() as group:
             await delete_some()
         return gone
+
+
+def _given_up(part: Part) -> InvalidUsage:
+    return InvalidUsage(
+        f"part {part.key} was given up or discarded, or was never claimed: nothing was appended; do"
+        " what wrote it over"
+    )
 
 
 def _is_whole(table: pa.Table, part: Part) -> bool:
