@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -102,8 +102,7 @@ class Work:
             case "discard":
                 await client.discard_parts(await self.write(shard, self.rows(shard, 0, 1, 2)))
             case "leave":
-                left = await self.write(shard, self.rows(shard, 0, 1, 2))
-                self.process.left.update(part.key for part in left)
+                self._abandon(await self.write(shard, self.rows(shard, 0, 1, 2)))
             case "snapshot" | "snapshot slowly":
                 await self.snapshot(shard, number, slowly=operation.kind == "snapshot slowly")
             case "subscribe":
@@ -163,13 +162,15 @@ class Work:
                 call = Call(self.process.number, self.world.instant(), intervals)
                 self.world.calls.append(call)
                 outcome = await self.client.append(appends)
-            except BaseException as error:
-                surely_not = isinstance(error, StorageError) and error.determinate
-                if call is not None and surely_not:
+            except StorageError as error:
+                if call is not None and error.determinate:
                     call.done(self.world.instant(), NEVER)
-                if call is None or surely_not or number % 2:  # else they are left behind
-                    with anyio.CancelScope(shield=True):
-                        await self._discard(appends)
+                if call is None or error.determinate or number % 2:  # else they are left behind
+                    await self._discard(appends)
+                raise
+            except asyncio.CancelledError:
+                if call is None:
+                    self._abandon(part for append in appends for part in append.parts)
                 raise
             if isinstance(outcome, Appended):
                 call.done(self.world.instant(), DONE)
@@ -183,6 +184,10 @@ class Work:
                 return False
             uppers[outcome.shard] = outcome.current
         return False
+
+    def _abandon(self, parts: Iterable[Part]) -> None:
+        """Nobody will ever append or discard them."""
+        self.process.left.update(part.key for part in parts)
 
     async def _discard(self, appends: Sequence[Append]) -> None:
         await self.client.discard_parts([part for append in appends for part in append.parts])
