@@ -298,13 +298,6 @@ def left_for_ever() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def left_and_deleted() -> Iterator[None]:
-    """What an append without an answer leaves may be deleted by who wrote it."""
-    with mock.patch.object(PartStore, "leave", PartStore.end):
-        yield
-
-
 PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "leases_not_looked_at": leases_not_looked_at,
     "own_readers_not_looked_at": own_readers_not_looked_at,
@@ -326,5 +319,4 @@ PLANTED: Final[dict[str, Callable[[], Any]]] = {
     "stale_mismatch": stale_mismatch,
     "what_is_in_doubt_is_believed": what_is_in_doubt_is_believed,
     "left_for_ever": left_for_ever,
-    "left_and_deleted": left_and_deleted,
 }
