@@ -51,7 +51,7 @@ SCHEMA = Schema((Column("id", "bigint"), Column("k", "bigint"), Column("v", "dou
 MILLION = 1_000_000
 WAKE_MS, WAKE_OTHER_MS = 1.0, 10.0
 MAINTAIN_EVERY = 16
-LOGGED = 600
+LOGGED = 1_100
 """Commits until a log has been written back once, and grows no more."""
 SHARDS = 100
 CLOCK = ThreadedClock((os.cpu_count() or 1) + 4)
