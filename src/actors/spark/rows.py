@@ -162,7 +162,8 @@ def _decoded_bytes(path: str) -> int:
         sample = next(file.iter_batches(_BATCH_ROWS), None)
         if sample is None or not sample.num_rows:
             return 1
-        return max(1, sample.nbytes * file.metadata.num_rows // sample.num_rows)
+        rows: int = file.metadata.num_rows
+        return max(1, sample.nbytes * rows // sample.num_rows)
 
 
 def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
