@@ -163,7 +163,7 @@ def _decoded_bytes(path: str) -> int:
         if sample is None or not sample.num_rows:
             return 1
         rows: int = file.metadata.num_rows
-        return max(1, sample.nbytes * rows // sample.num_rows)
+        return int(max(1, sample.nbytes * rows // sample.num_rows))
 
 
 def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
