@@ -23,8 +23,6 @@ from actors.wal.timeline import Timeline
 GATHERED_MAX: Final = 64
 """Messages in one call to the disk; less where few may be in hand."""
 GATHERED_BYTES_MAX: Final = 1024 * 1024
-SAMPLE_MS: Final = 5_000
-"""How often the queue's depth is measured."""
 
 
 def gathered_max(settings: Settings) -> int:
@@ -53,24 +51,24 @@ class Disconnected(msgspec.Struct, frozen=True, gc=False):
     """To the acceptor: nothing follows."""
 
 
-class _Sample(msgspec.Struct, frozen=True, gc=False):
-    """It is time to measure the queue."""
-
-
-AcceptorInput: TypeAlias = FromProposer | Disconnected | _Sample
+AcceptorInput: TypeAlias = FromProposer | Disconnected
 
 
 class Queued:
     """Measures what waits for an acceptor: told by who puts it there and by who takes it."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._count = 0  # not the mailbox's depth: that is without what its actor has in hand
         self._bytes = 0
 
     def put(self, message: ProposerMessage, sign: int = 1) -> None:
         """After it was sent."""
         size = len(message.wal) if isinstance(message, AppendRequest) else 0
         self._add(sign, sign * size)
+
+    def sample(self) -> None:
+        """Measures how many wait now."""
+        measure(WAL_QUEUE_DEPTH, self._count)
 
     def drain(self) -> None:
         """Nobody will take the rest."""
@@ -107,14 +105,8 @@ class WalAcceptor(Actor[AcceptorInput]):
         self._unflushed_since_ms: float | None = None
         self._over = False
 
-    async def on_start(self) -> None:
-        """Begins to measure."""
-        self.ctx.after(SAMPLE_MS, _Sample())
-
     async def receive(self, message: AcceptorInput) -> None:
         """Handles one message."""
-        if self._over:
-            return
         last = False
         match message:
             case FromProposer(given):
@@ -122,9 +114,6 @@ class WalAcceptor(Actor[AcceptorInput]):
                 self._gather(given)
             case Disconnected():
                 last = True
-            case _Sample():
-                measure(WAL_QUEUE_DEPTH, self.ctx.self.statistics().depth)
-                self.ctx.after(SAMPLE_MS, _Sample())
             case _:
                 assert_never(message)
         idle = last or not self.ctx.more_waits

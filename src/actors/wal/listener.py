@@ -213,7 +213,9 @@ class WalListener:
                 timeline = self._found(target)
                 ends = timeline.ends.value
                 columns = {"systemid": str, "timeline": int, "xlogpos": str, "dbname": str}
-                lsn = lsn_text(ends.flush_lsn)
+                # Not what is flushed: a reader begins here, and what was written up to it and is
+                # not committed yet would be missing to it for good, or never be committed.
+                lsn = lsn_text(ends.commit_lsn)
                 return rows(columns, [(str(timeline.acceptor.state.system_id), 1, lsn, None)])
             case TimelineStatus():
                 found = self._timelines.find(target.tenant, target.timeline)
