@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from wal_disks import Fault  # type: ignore[import-not-found]
-from wal_wires import ELECTED, GREETING, START, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
+from wal_wires import ELECTED, GREETING, START, TIMELINE, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
 
 from actors import spans
 from actors.errors import ActorDead, Broken, MalformedFrame, StorageError, WalRefused
@@ -25,9 +25,12 @@ from actors.wal.acceptor import Message
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendResponse,
+    Entry,
     HotStandbyFeedback,
     PageserverFeedback,
+    ProposerElected,
     ProposerMessage,
+    VoteRequest,
     VoteResponse,
 )
 from actors.wal.receiver import CopyEnd, Outcome, Receiver
@@ -97,6 +100,29 @@ async def test_a_proposer_is_greeted_elected_and_answered(stage: Isolation) -> N
     await stage.advance(0)
     assert await outcome.wait() == Outcome(CopyEnd.DONE)
     assert house.timeline.registry.count == 0
+
+
+async def test_an_election_is_in_the_log(
+    stage: Isolation, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(stage)
+    wire, _ = await house.lead(append(START))
+    with caplog.at_level(logging.INFO, "penstock.wal"):
+        wire.say(VoteRequest(0, 2), ELECTED)
+        await stage.advance(0)
+    ends = f"timeline {TIMELINE} was %s: it is in %s, flush 0/1000008, commit 0/1000000"
+    assert caplog.messages == [
+        ends % ("asked to vote for term 2", "term 2, last log term 1"),
+        ends % ("told that term 1 was elected, to go on at 0/1000000", "term 2, last log term 1"),
+    ]
+    caplog.clear()
+    entries = (Entry(1, START), Entry(2, START + 8))
+    with caplog.at_level(logging.INFO, "penstock.wal"):
+        wire.say(ProposerElected(0, 2, START + 8, entries))
+        await stage.advance(0)
+    assert caplog.messages == [
+        ends % ("told that term 2 was elected, to go on at 0/1000008", "term 2, last log term 2"),
+    ]
 
 
 async def test_a_lone_append_is_flushed_at_once(stage: Isolation) -> None:
@@ -277,7 +303,7 @@ async def test_a_refusal_is_told_and_ends_the_connection_alone(
         ended = await outcome.wait()
     assert isinstance(ended.error, WalRefused)
     assert ended.from_acceptor
-    assert "term 1, flush 0/1000010, commit 0/1000000" in caplog.text
+    assert "term 1, last log term 1, flush 0/1000010, commit 0/1000000" in caplog.text
     assert house.disk.unflushed_bytes == 0
     await stage.advance(0)
     assert isinstance(other.heard[0], AcceptorGreeting)
