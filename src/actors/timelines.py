@@ -131,7 +131,7 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
             if archive is not None:
                 offload = Offload(lambda: served.all, node_id, archive, clock, settings, Random())
                 group.start_soon(offload.run)
-            group.start_soon(Peers(lambda: served.all, node_id, dialled, settings).run)
+            group.start_soon(Peers(lambda: served.all, node_id, dialled, clock, settings).run)
             group.start_soon(_listen, served, system, clock, settings, metrics)
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
