@@ -271,7 +271,7 @@ async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
         await h.do(AllowCompaction("i1", EMPTY))
         assert await h.response(Frontiers) == Frontiers("i1", EMPTY, EMPTY, EMPTY)
         assert await readers() == []
-        assert stage.now_ms()() == 0
+        assert stage.now_ms() == 0
 
 
 async def test_an_index_is_installed_read_compacted_and_dropped(
