@@ -437,6 +437,19 @@ async def test_since_follows_what_was_listened_to(stage: Isolation) -> None:
     assert shard.downgrades == [4, 5, 9]
 
 
+async def test_a_snapshot_that_waits_holds_nothing_below_its_time(stage: Isolation) -> None:
+    """The shard is not sealed up to `as_of` yet, and may not be for long: what lies below it can
+    be compacted meanwhile."""
+    shard = FakeShard()
+    shard.append(3, "p1")
+    task, probe = spawn(stage, shard)
+    await task.send(StartListen(6, True))
+    await probe.expect_nothing()
+    assert (shard.waiting_in_next, shard.downgrades) == (1, [6])
+    shard.append(9, "p2")
+    await probe.expect(Described, snapshot=True)
+
+
 async def test_a_failed_listing_is_the_last_message(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p")

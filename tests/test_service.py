@@ -7,7 +7,8 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -412,18 +413,29 @@ async def test_it_ends_when_it_expires(tmp_path: Path) -> None:
             await service.wait_stopped()
 
 
-async def test_the_loop_stays_on_its_core_until_the_service_ends(
+async def test_all_threads_stay_on_their_core_until_the_service_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Those that were there before it started, too: of measures and traces, of Arrow."""
     before = os.sched_getaffinity(0)
     service = Service(settings_of(tmp_path, pin_cores=True), engine=in_memory)
     if len(before) < 2:
         with pytest.raises(BadSettings, match="two cores"):
             await service.__aenter__()
         return
-    with caplog.at_level("INFO", "penstock"):
-        async with service:
-            assert os.sched_getaffinity(0) == {min(before)}
-    assert os.sched_getaffinity(0) == before
-    assert f"the event loop runs on core {min(before)}" in caplog.text
+
+    def of_threads() -> set[frozenset[int]]:
+        found = set()
+        for each in Path("/proc/self/task").iterdir():
+            with suppress(ProcessLookupError):
+                found.add(frozenset(os.sched_getaffinity(int(each.name))))
+        return found
+
+    with ThreadPoolExecutor(1) as others:
+        others.submit(int).result()
+        with caplog.at_level("INFO", "penstock"):
+            async with service:
+                assert of_threads() == {frozenset({min(before)})}
+        assert of_threads() == {frozenset(before)}
+    assert f"the service runs on core {min(before)}" in caplog.text
     assert "the engine runs on cores" in caplog.text

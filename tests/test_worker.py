@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from actors.channel_adapter import ClientGone, Passed
+from actors.compute.installs import Installs
 from actors.compute.live import Cast, DataflowStopped, FromDataflow
 from actors.compute.partitions import Partitions
 from actors.kernel import Address
@@ -45,6 +46,7 @@ from actors.protocol.compute import (
     Tagged,
     TaggedResponse,
     TaggedResponses,
+    UpdateConfiguration,
 )
 from actors.protocol.internal import (
     CompactionAllowed,
@@ -503,6 +505,32 @@ async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
         await h.connect("b", CreateDataflow(index()))
         assert await h.response(Frontiers) == Frontiers("i1", input=5000)
         assert await h.response(Status) == Status("i1", "gathering", steps=1999)
+
+
+async def test_frontiers_do_not_wait_for_maintenance(stage: Isolation, tmp_path: Path) -> None:
+    async with house(stage, tmp_path, settings=Settings(maintenance_ms=3_600_000)) as h:
+        began_ms = stage.now_ms()
+        await h.connect("a", CreateDataflow(index()))
+        dataflow = await h.dataflows.expect()
+        tell_workers(dataflow, DataflowProgress("i1", 1, 1, 1))
+        assert await h.response(Frontiers) == Frontiers("i1", input=1)
+        assert stage.now_ms() - began_ms < 1_000
+
+
+async def test_an_interval_of_maintenance_that_a_client_configures_counts_at_once(
+    stage: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns_ms: list[float] = []
+    monkeypatch.setattr(Installs, "maintain", lambda _: turns_ms.append(stage.now_ms()))
+    async with house(stage, tmp_path, settings=Settings(maintenance_ms=3_600_000)) as h:
+        await h.connect("a", UpdateConfiguration(maintenance_ms=1_000))
+        began_ms = stage.now_ms()
+        await stage.advance(2_500)
+        assert [at - began_ms for at in turns_ms] == [1_000, 2_000]
+        await h.do(UpdateConfiguration(maintenance_ms=100))
+        await stage.advance(650)
+        later_ms = [round(at - began_ms) for at in turns_ms[2:]]
+        assert later_ms == list(range(2_600, 3_101, 100))
 
 
 @pytest.mark.parametrize("own", [0, 1])

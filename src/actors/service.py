@@ -53,7 +53,7 @@ from actors.outside import WorldOutside
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings, without_user
-from actors.spark.cores import cores, shown
+from actors.spark.cores import cores, pin_threads, shown
 from actors.spark_executor import SparkExecutor
 from actors.storage.half import Outside
 
@@ -120,9 +120,9 @@ class Service:
         clock = self._clock
         if settings.pin_cores:
             mine = cores()
-            os.sched_setaffinity(0, mine.loop)
-            stack.callback(os.sched_setaffinity, 0, mine.all)
-            log.info("the event loop runs on core %s", shown(mine.loop))
+            pin_threads(mine.service)
+            stack.callback(pin_threads, mine.all)
+            log.info("the service runs on core %s", shown(mine.service))
             log.info("the engine runs on cores %s", shown(mine.engine))
         directory = Path(settings.state_dir)
         persist = await self._open(directory)

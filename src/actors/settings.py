@@ -103,6 +103,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long the first write of a group waits for company."""
     hold_downgrade_ms: int = 1_000
     maintenance_ms: int = 250
+    """How often a worker merges the runs of its indexes and clears away what nobody will read, and
+    the service looks after one shard that has grown. Frontiers do not wait for it."""
 
     # storage
     part_bytes_target: int = 64 * 1024 * 1024
@@ -353,7 +355,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # the process
     pin_cores: bool = False
-    """Pins the event loop and the engine to separate cores; the log says which."""
+    """Pins this process's threads to its first core, and those of the engine to the others; the
+    log says which. Needs two cores."""
     expiration_ms: int | None = None
     """The service ends this long after its start; None: never."""
 

@@ -9,7 +9,7 @@ import signal
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
@@ -131,7 +131,7 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
             if archive is not None:
                 offload = Offload(lambda: served.all, node_id, archive, clock, settings, Random())
                 group.start_soon(offload.run)
-            group.start_soon(Peers(lambda: served.all, node_id, dialled, settings).run)
+            group.start_soon(Peers(lambda: served.all, node_id, dialled, clock, settings).run)
             group.start_soon(_listen, served, system, clock, settings, metrics)
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
@@ -197,7 +197,8 @@ def status(
 ) -> None:
     """Shows how far a timeline is: of a running acceptor, or all that a folder's control files say.
 
-    A running one tells what is durable and committed just now; control files trail behind it.
+    A running one tells what is durable and committed just now, and which proposers are connected
+    (receivers of log); control files trail behind it.
     Exit status 2 when there is no such timeline.
     """
     from actors.cluster.security import dialling_tls
@@ -223,7 +224,10 @@ def status(
         print(json.dumps(found, indent=2))
         return
     for one in found:
+        receivers = one.pop("receivers", ())
         print("  ".join(f"{name} {value}" for name, value in one.items()))
+        for each in receivers:
+            print(f"  receiver {each['slot']}  {each['connection']}  {each['stage']}")
 
 
 @wal.command()
@@ -278,7 +282,7 @@ async def _of_archive(url: str, tenant: str, timeline: str, name: str) -> Inspec
 
 async def _of_acceptor(
     address: str, tenant: str, timeline: str, token: str, tls: ssl.SSLContext | None = None
-) -> list[dict[str, str | int]]:
+) -> list[dict[str, Any]]:
     from actors.wal.dialling import dial, parse_addresses
     from actors.wal.donors import parse_status
     from actors.wal.lsn import lsn_text
@@ -286,7 +290,7 @@ async def _of_acceptor(
 
     checked_id("tenant", tenant)
     checked_id("timeline", timeline)
-    more: dict[str, str | int] = {}
+    more: dict[str, Any] = {}
     limit_ms = load().connect_timeout_ms
     connection = await dial(
         parse_addresses(address)[0], tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls
@@ -297,28 +301,31 @@ async def _of_acceptor(
             for row in await connection.query("PEER_STATUS"):
                 told = parse_status(row)
                 more["term"] = told.term
+                more["last_log_term"] = told.last_log_term
                 more["backup"] = lsn_text(told.backup_lsn)
                 more["consumed"] = lsn_text(told.consumed_lsn)
+            more["receivers"] = [
+                {"slot": int(slot or 0), "connection": peer or "recovery", "stage": stage}
+                for slot, peer, stage in await connection.query("RECEIVER_STATUS")
+            ]
     finally:
         connection.abort()
-    named: dict[str, str | int] = {"tenant": tenant, "timeline": timeline}
+    named = {"tenant": tenant, "timeline": timeline}
     return [
         {**named, "flush": str(flush), "commit": str(commit), **more} for flush, commit in lines
     ]
 
 
-def _of_folder(
-    folder: Path, tenant: str | None, timeline: str | None
-) -> list[dict[str, str | int]]:
+def _of_folder(folder: Path, tenant: str | None, timeline: str | None) -> list[dict[str, Any]]:
     from actors.wal.control import FileControl
     from actors.wal.lsn import lsn_text
 
-    found: list[dict[str, str | int]] = []
+    found: list[dict[str, Any]] = []
     for control in sorted(folder.glob("*/*/safekeeper.control")):
         named = (control.parent.parent.name, control.parent.name)
         if tenant not in (None, named[0]) or timeline not in (None, named[1]):
             continue
-        one: dict[str, str | int] = {"tenant": named[0], "timeline": named[1]}
+        one: dict[str, Any] = {"tenant": named[0], "timeline": named[1]}
         try:
             state = FileControl.open(control.parent).state
         except PenstockError as error:

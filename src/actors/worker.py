@@ -226,7 +226,8 @@ class Worker(Actor[WorkerMessage]):
         if self._index == 0:
             self._peeking.clear_stash()
         self._children = Children(site, self._tasks, self._state.commands_for)
-        self.ctx.after(self._settings.maintenance_ms, Tick())
+        self._tick_ms = self._settings.maintenance_ms
+        self._tick = self.ctx.after(self._tick_ms, Tick())
         if self._outside is not None:
             self._storage = StorageHalf(
                 self.ctx,
@@ -256,6 +257,7 @@ class Worker(Actor[WorkerMessage]):
                 for effects in self._state.steps(message):
                     for effect in effects:
                         await self._perform(effect)
+                self._keep_tick()
                 if self._storage is not None:
                     await self._storage.receive(message)
                 if self._index == 0 and not isinstance(message.command, ForStorage):
@@ -283,7 +285,7 @@ class Worker(Actor[WorkerMessage]):
             case Tick():
                 self._installs.maintain()
                 self._peeking.collect()
-                self.ctx.after(self._state.maintenance_ms or self._settings.maintenance_ms, Tick())
+                self._tick = self.ctx.after(self._tick_ms, Tick())
             case InspectWorker():
                 message.reply.set(self._statistics())
             case _:
@@ -292,6 +294,15 @@ class Worker(Actor[WorkerMessage]):
         self._flush()
         if self._storage is not None:
             self._storage.flush()
+
+    def _keep_tick(self) -> None:
+        """Begin a new interval when the client has just configured another one: it counts at
+        once, however long the former was."""
+        wanted_ms = self._state.maintenance_ms or self._settings.maintenance_ms
+        if wanted_ms != self._tick_ms:
+            self._tick.cancel()
+            self._tick_ms = wanted_ms
+            self._tick = self.ctx.after(wanted_ms, Tick())
 
     def _done_with_one(self) -> None:
         """A command of compute's client has its place in the one order, or needs none."""

@@ -286,6 +286,15 @@ def test_the_first_error_poisons() -> None:
     assert parts.idle()
 
 
+def test_an_error_that_comes_before_anything_has_left_begins_where_its_part_began() -> None:
+    """The other part has told nothing yet, so a batch waits: the error takes its place."""
+    parts = Partitioned(2, Limits(1000))
+    error = ("ActorDead", "boom")
+    assert parts.absorb(0, batch(8, 12)) is None
+    merged = parts.absorb(0, SubscribeResponse("s", SubscribeBatch(12, EMPTY, None, error)))
+    assert merged == SubscribeResponse("s", SubscribeBatch(8, EMPTY, None, error))
+
+
 def test_the_end_is_told_once() -> None:
     parts = Partitioned(3, Limits(1000))
     for part in (1, 2):

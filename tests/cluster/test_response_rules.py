@@ -113,7 +113,7 @@ def test_what_may_come(said: Said) -> None:
         ([PEEK, CANCELED], "nobody had canceled it"),
         ([batch(0, 6), batch(7, 9)], "was at 6, then came"),
         ([batch(6, 6)], "empty in time"),
-        ([batch(0, 4)], "before its as_of 5"),
+        ([batch(0, 5)], "before its as_of 5"),
         ([batch(0, EMPTY), batch(EMPTY, EMPTY + 1)], "after its end"),
         ([batch(0, 6, error=("X", "x")), batch(6, 7)], "after its end"),
         ([dropped(0)], "nobody had dropped it"),
@@ -132,11 +132,51 @@ def test_what_may_not(said: Said, text: str) -> None:
         talk(*said)
 
 
-def test_nothing_comes_before_the_instance() -> None:
+def test_nothing_comes_before_the_initialization_is_complete() -> None:
+    assert START[-1] == InitializationComplete()
     rules = ResponseRules()
-    rules.heard(Hello("a"))
-    with pytest.raises(RemoteProtocolError, match="before CreateInstance"):
-        rules.check(Status("i1", "x"))
+    for command in START[:-1]:
+        rules.heard(command)
+        for response in (Status("i1", "x"), Frontiers("i1", 6), batch(0, 6)):
+            with pytest.raises(RemoteProtocolError, match="came before InitializationComplete"):
+                rules.check(response)
+        rules.check(Refused("Closed", "this may be said at any time"))
+    rules.heard(START[-1])
+    rules.check(batch(0, 6))
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_the_first_batch_says_what_it_covers(snapshot: bool) -> None:
+    """Of a subscribe as of 5: the contents at 5 are in it, or it begins behind them."""
+
+    def first(lower: int, upper: int, error: tuple[str, str] | None = None) -> None:
+        rules = ResponseRules()
+        rules.heard(Hello("a"))
+        rules.heard(CreateDataflow(subscribe("t2", 5, snapshot)))
+        rules.heard(InitializationComplete())
+        rules.check(SubscribeResponse("t2", SubscribeBatch(lower, upper, None, error)))
+
+    right, wrong = (0, 6) if snapshot else (6, 0)
+    first(right, 9)
+    first(0, 6, ("ViewInError", "division by zero"))
+    with pytest.raises(RemoteProtocolError, match=f"must begin at {right}"):
+        first(wrong, 9)
+    with pytest.raises(RemoteProtocolError, match="must begin at"):
+        first(3, 9, ("ViewInError", "division by zero"))
+    with pytest.raises(RemoteProtocolError, match="before its as_of 5 is told"):
+        first(0, 5)
+
+
+def test_a_subscribe_that_has_gone_on_begins_where_its_client_is() -> None:
+    """Compacted in the replayed history: it was told all up to there, and needs no snapshot."""
+    for allowed, begin in ((3, 0), (8, 9)):
+        rules = ResponseRules()
+        for command in (*START[:-1], AllowCompaction("t1", allowed), START[-1]):
+            rules.heard(command)
+        with pytest.raises(RemoteProtocolError, match=f"must begin at {begin}"):
+            rules.check(batch(begin + 1, 12))
+        rules.check(batch(begin, 12))
+        rules.heard(AllowCompaction("t1", 10))
 
 
 def test_nothing_is_remembered_of_what_is_over() -> None:

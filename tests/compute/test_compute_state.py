@@ -538,6 +538,24 @@ def test_a_reconciliation_tells_what_it_did_and_why() -> None:
     assert (replaced.running.description, replaced.wanted) == (index("i2"), changed)
 
 
+def test_what_is_kept_is_compacted_before_orphans_are_dropped_and_the_rest_follows() -> None:
+    """In the order in which a client would have said it: compactions, the empty ones last."""
+    room = Room()
+    room.connect("a", CreateDataflow(index("i1")), CreateDataflow(index("i2")))
+    orphan, kept = (room.state.rendered[id].number for id in ("i1", "i2"))
+    effects = room.connect("b", CreateDataflow(index("i2", 12)), CreateDataflow(index("i3")))
+    order = [
+        effect
+        for effect in effects
+        if isinstance(effect, e.DropDataflow | e.Render)
+        or effect == e.Tell(kept, CompactionAllowed(12))
+    ]
+    made = room.state.rendered["i3"].number
+    assert order[:2] == [e.Tell(kept, CompactionAllowed(12)), e.DropDataflow(orphan)]
+    assert made == orphan + 2
+    assert len(order) == 3
+
+
 def test_commands_of_the_other_half_have_their_place_and_lead_to_nothing() -> None:
     room = Room()
     room.connect("a", CreateDataflow(index()))

@@ -205,8 +205,15 @@ async def test_rows_of_a_shard(tmp_path: Path) -> None:
                 group.start_soon(later)  # waits until its time is sealed
                 await append(9, 10, updates(errors=(("boom", 9, -1),)))
             assert found == [[(2, "b", 1)]]
-            with anyio.move_on_after(0.02):
-                await read(99)  # cancelled while it waits
+            async with anyio.create_task_group() as group:
+                group.start_soon(read, 99)
+                await anyio.wait_all_tasks_blocked()
+                await persist.set_hold("s1", "h", 9)
+                state = await persist.state("s1")
+                # While it waits it holds nothing below its time.
+                assert (len(state.leases), state.since) == (1, 9)
+                group.cancel_scope.cancel()  # while it waits
+        await persist.set_hold("s1", "h", 10)  # a write, with the leases of now
         state = await persist.state("s1")
         assert not state.leases, "a read left its lease behind"
     finally:

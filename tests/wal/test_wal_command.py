@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -55,6 +56,34 @@ async def test_a_killed_acceptor_has_what_it_acknowledged(tmp_path: Path) -> Non
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_status_tells_who_pushes(tmp_path: Path) -> None:
+    process, port = await started(tmp_path)
+    where = ("--connect", f"127.0.0.1:{port}", "--tenant", TENANT, "--timeline", TIMELINE)
+
+    async def status(*flags: str) -> str:
+        command = (*PENSTOCK, "wal", "status", *where, *flags)
+        asked = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        out, _ = await asked.communicate()
+        assert asked.returncode == 0
+        return out.decode()
+
+    try:
+        proposer = await Served(port, None, None).lead()
+        await push(proposer, START)
+        [found] = json.loads(await status("--json"))
+        assert (found["term"], found["last_log_term"]) == (1, 1)
+        [receiver] = found["receivers"]
+        assert (receiver["slot"], receiver["stage"]) == (0, "streaming")
+        line = f"  receiver 0  {receiver['connection']}  streaming"
+        assert (await status()).splitlines()[1:] == [line]
+        proposer.abort()
+        while found["receivers"]:
+            [found] = await timelines._of_acceptor(f"127.0.0.1:{port}", TENANT, TIMELINE, "")
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_its_measures_are_on_a_page(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,20 +12,25 @@ from typing import Any
 import anyio
 import pytest
 from wal_disks import Fault  # type: ignore[import-not-found]
-from wal_wires import ELECTED, GREETING, START, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
+from wal_wires import ELECTED, GREETING, START, TIMELINE, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
 
+from actors import spans
 from actors.errors import ActorDead, Broken, MalformedFrame, StorageError, WalRefused
 from actors.kernel import Reply
 from actors.settings import Settings
+from actors.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
 from actors.testing.isolation import Isolation, Subject
 from actors.wal import codec_v3
 from actors.wal.acceptor import Message
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendResponse,
+    Entry,
     HotStandbyFeedback,
     PageserverFeedback,
+    ProposerElected,
     ProposerMessage,
+    VoteRequest,
     VoteResponse,
 )
 from actors.wal.receiver import CopyEnd, Outcome, Receiver
@@ -50,6 +57,18 @@ class House:
             f"receiver{self.wires}",
         )
         return wire, outcome, receiver
+
+    def gate(self, monkeypatch: pytest.MonkeyPatch) -> anyio.Semaphore:
+        """From now on each call to the disk waits for a turn, which `release` gives."""
+        process, turns = self.timeline.process, anyio.Semaphore(0)
+
+        async def gated(messages: Sequence[Message]) -> Processed:
+            await turns.acquire()
+            done: Processed = await process(messages)
+            return done
+
+        monkeypatch.setattr(self.timeline, "process", gated)
+        return turns
 
     async def lead(self, *more: ProposerMessage) -> tuple[MemoryWire, Reply[Outcome]]:
         """A proposer that was elected, and has heard all answers so far."""
@@ -81,6 +100,29 @@ async def test_a_proposer_is_greeted_elected_and_answered(stage: Isolation) -> N
     await stage.advance(0)
     assert await outcome.wait() == Outcome(CopyEnd.DONE)
     assert house.timeline.registry.count == 0
+
+
+async def test_an_election_is_in_the_log(
+    stage: Isolation, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House(stage)
+    wire, _ = await house.lead(append(START))
+    with caplog.at_level(logging.INFO, "penstock.wal"):
+        wire.say(VoteRequest(0, 2), ELECTED)
+        await stage.advance(0)
+    ends = f"timeline {TIMELINE} was %s: it is in %s, flush 0/1000008, commit 0/1000000"
+    assert caplog.messages == [
+        ends % ("asked to vote for term 2", "term 2, last log term 1"),
+        ends % ("told that term 1 was elected, to go on at 0/1000000", "term 2, last log term 1"),
+    ]
+    caplog.clear()
+    entries = (Entry(1, START), Entry(2, START + 8))
+    with caplog.at_level(logging.INFO, "penstock.wal"):
+        wire.say(ProposerElected(0, 2, START + 8, entries))
+        await stage.advance(0)
+    assert caplog.messages == [
+        ends % ("told that term 2 was elected, to go on at 0/1000008", "term 2, last log term 2"),
+    ]
 
 
 async def test_a_lone_append_is_flushed_at_once(stage: Isolation) -> None:
@@ -189,6 +231,55 @@ async def test_what_was_read_is_flushed_before_the_connection_ends(stage: Isolat
     assert house.disk.unflushed_bytes == 0
 
 
+async def test_what_waits_when_the_connection_ends_is_taken_and_flushed_before_it_does(
+    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proposer goes while the disk is at its first append and the rest waits behind that. Who
+    asks for the status once the connection has ended must see all of it: the next proposer would
+    be elected at a flushed position that this answer did not show (Neon's issue 9259)."""
+    house = House(stage)
+    wire, outcome = await house.lead()
+    turns = house.gate(monkeypatch)
+    wire.say(append(START))
+    await stage.advance(0)
+    wire.say(append(START + 8), append(START + 16), Broken("the proposer is gone"))
+    await stage.advance(0)
+    assert (wire.read, house.disk.wal) == (5, b"")
+    while not outcome.answered:
+        assert house.timeline.registry.count == 1
+        turns.release()
+        await stage.advance(0)
+    assert isinstance((await outcome.wait()).error, Broken)
+    assert house.timeline.ends.value.flush_lsn == START + 24
+    assert house.disk.unflushed_bytes == 0
+    assert house.timeline.registry.count == 0
+
+
+async def test_an_answer_that_cannot_be_sent_stops_the_acceptor(
+    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in hand is flushed, what waits behind it is dropped: nobody would hear of it."""
+    house = House(stage)
+    wire, outcome = await house.lead()
+    turns = house.gate(monkeypatch)
+    wire.say(append(START))
+    await stage.advance(0)
+    wire.say(VOTE, *(append(START + 8 * n) for n in range(1, 6)))
+    await stage.advance(0)
+    assert (wire.read, house.disk.wal) == (9, b"")
+    wire.broken = True
+    turns.release()  # the first append's answer is what cannot be sent
+    await stage.advance(0)
+    assert not outcome.answered
+    while not outcome.answered:  # the vote's has nobody to go to
+        turns.release()
+        await stage.advance(0)
+    assert isinstance((await outcome.wait()).error, Broken)
+    assert house.timeline.ends.value.flush_lsn == START + 8 * 4
+    assert len(house.disk.wal) == 8 * 4
+    assert house.timeline.registry.count == 0
+
+
 async def test_answers_that_cannot_be_sent_stop_the_stream_flushed(stage: Isolation) -> None:
     house = House(stage)
     wire, outcome = await house.lead()
@@ -212,7 +303,7 @@ async def test_a_refusal_is_told_and_ends_the_connection_alone(
         ended = await outcome.wait()
     assert isinstance(ended.error, WalRefused)
     assert ended.from_acceptor
-    assert "term 1, flush 0/1000010, commit 0/1000000" in caplog.text
+    assert "term 1, last log term 1, flush 0/1000010, commit 0/1000000" in caplog.text
     assert house.disk.unflushed_bytes == 0
     await stage.advance(0)
     assert isinstance(other.heard[0], AcceptorGreeting)
@@ -261,6 +352,50 @@ async def test_bytes_that_are_no_message_end_the_stream_flushed(stage: Isolation
     ended = await outcome.wait()
     assert isinstance(ended.error, MalformedFrame)
     assert house.disk.unflushed_bytes == 0
+
+
+class Measured:
+    """What was measured: the sum of each, and all values of the queue's depth."""
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+        self.depths: list[float] = []
+
+    def measure(self, name: str, value: float, key: str, /) -> None:
+        self.sums[name] += int(value)
+        if name == WAL_QUEUE_DEPTH:
+            self.depths.append(value)
+
+
+async def test_what_waits_is_measured(stage: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Measured()
+    monkeypatch.setattr(spans, "_instruments", measured)
+    house = House(stage)
+    wire, outcome, receiver = house.connect()
+    wire.say(VOTE, ELECTED)
+    await stage.advance(0)
+
+    def queued() -> tuple[int, int]:
+        return measured.sums[WAL_QUEUED], measured.sums[WAL_QUEUE_BYTES]
+
+    assert (measured.sums[WAL_RECEIVERS], queued()) == (1, (0, 0))
+    turns = house.gate(monkeypatch)
+    wire.say(append(START))
+    await stage.advance(0)
+    wire.say(*(append(START + 8 * n) for n in range(1, 6)))
+    await stage.advance(4_999)
+    assert (queued(), measured.depths) == ((5, 40), [])
+    await stage.advance(1)  # the disk is at work still
+    assert measured.depths == [5]
+    turns.release()
+    await stage.advance(5_000)
+    assert (queued(), measured.depths) == ((1, 8), [5, 1])
+    stopping = asyncio.create_task(receiver.stop())
+    await stage.advance(0)
+    turns.release()
+    await stopping  # the rest is taken by nobody
+    assert outcome.answered
+    assert (measured.sums[WAL_RECEIVERS], queued()) == (0, (0, 0))
 
 
 async def test_feedback_goes_on_a_copy_of_the_last_answer(stage: Isolation) -> None:

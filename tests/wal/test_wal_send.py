@@ -37,6 +37,7 @@ from actors.wal.messages import (
     VoteRequest,
 )
 from actors.wal.receiver import CopyEnd
+from actors.wal.registry import Stage
 from actors.wal.send import Sender
 from actors.wal.startup import StartReplication
 from actors.wal.stores import ControlState
@@ -137,11 +138,16 @@ async def test_with_a_term_all_that_is_flushed_comes_while_it_lasts(stage: Isola
         assert reader.pieces() == [(START, 64)]
 
 
-async def test_a_consumer_that_has_all_is_let_go_when_nobody_streams(stage: Isolation) -> None:
+@pytest.mark.parametrize("stage_of", Stage)
+async def test_a_consumer_that_has_all_is_let_go_when_nobody_is_connected(
+    stage: Isolation, stage_of: Stage
+) -> None:
+    """A proposer that only votes yet is about to bring more."""
     timeline = await led(stage, 64)
     await timeline.process([append(START + 64, 0, commit=START + 64)])
     guard = timeline.registry.register("a proposer")
-    guard.streaming()
+    if stage_of is Stage.STREAMING:
+        guard.streaming()
     async with reading(stage, timeline, StartReplication(START)) as (reader, task):
         told = encode_feedback(PageserverFeedback(remote_consistent_lsn=START + 64))
         reader.said.put_nowait(b"z" + struct.pack("!Q", len(told)) + told)

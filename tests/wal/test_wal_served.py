@@ -168,10 +168,13 @@ async def test_a_log_is_pushed_asked_about_and_read_back(tmp_path: Path) -> None
         await push(proposer, START)
         end = lsn_text(LOG.end_lsn)
         assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS") == [(end, lsn_text(START))]
-        assert await asyncio.to_thread(node.rows, "IDENTIFY_SYSTEM") == [("7", 1, end, None)]
+        # a reader begins where this says: at the commit, not at what is flushed
+        begin = lsn_text(START)
+        assert await asyncio.to_thread(node.rows, "IDENTIFY_SYSTEM") == [("7", 1, begin, None)]
         await say(proposer, AppendRequest(0, 1, LOG.end_lsn, LOG.end_lsn, LOG.end_lsn, 0))
         await hear(proposer)
         assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS") == [(end, end)]
+        assert await asyncio.to_thread(node.rows, "IDENTIFY_SYSTEM") == [("7", 1, end, None)]
         reader = await node.dial()
         await start_replication(reader, START)
         found = bytearray()

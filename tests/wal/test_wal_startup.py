@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from actors.errors import FrameTooLarge, MalformedFrame, PenstockError, Unauthenticated, WalRefused
 from actors.wal import startup
 from actors.wal.startup import (
+    AskReceivers,
     CancelRequest,
     EncryptionRequest,
     Handshake,
@@ -196,6 +197,7 @@ def test_a_cancel_request_ends_the_connection_without_a_word() -> None:
     ("text", "command"),
     [
         ("IDENTIFY_SYSTEM", IdentifySystem()),
+        ("RECEIVER_STATUS", AskReceivers()),
         (" identify_system ; ", IdentifySystem()),
         ("TIMELINE_STATUS", TimelineStatus()),
         ("START_WAL_PUSH", StartWalPush(2, True)),

@@ -127,7 +127,8 @@ class _Subscribe:
         if batch.error is not None:
             self.muted = True
             self.stash.clear()
-            lower = batch.lower if self.emitted is None else self.emitted
+            # What the part had told before and has not left goes with it.
+            lower = self.lowers[part] if self.emitted is None else self.emitted
             return SubscribeBatch(lower, max(batch.upper, lower + 1), None, batch.error)
         if batch.arrow is not None:
             self.stash.append(_Kept(batch.lower, batch.upper, batch.arrow))

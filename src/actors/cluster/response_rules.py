@@ -6,11 +6,14 @@ answers may come.
 
 Rules of `check`:
 
-- nothing is answered before CreateInstance;
+- nothing is answered before InitializationComplete: until then the replica is still at what the
+  former client wanted, and a peek or a dataflow that is dropped meanwhile was never begun;
 - frontiers are of an index or view of this connection, and not of one whose end was told; of
   each kind they advance, begin at the `as_of` at the earliest, and end with the empty one;
 - a peek is answered once; Canceled only after a CancelPeek;
-- batches of a subscribe are contiguous and not empty in time, the first one reaches its `as_of`;
+- batches of a subscribe are contiguous and not empty in time. The first one says what it covers:
+  with a snapshot it begins at 0 and holds the `as_of`, without it begins behind the `as_of`; one
+  that is an error may begin at 0 in any case;
   nothing follows the end: the empty upper, an error, or `SubscribeDropped`, which stands at the
   last upper and comes only after a drop;
 - a copy is answered once;
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import msgspec
 
+from actors.compute.history import advance_as_of
 from actors.errors import RemoteProtocolError
 from actors.progress import Frontier, ObjectId, is_empty
 from actors.protocol.compute import (
@@ -33,7 +37,6 @@ from actors.protocol.compute import (
     CopyToExport,
     CopyToResponse,
     CreateDataflow,
-    CreateInstance,
     DataflowDescription,
     Frontiers,
     InitializationComplete,
@@ -67,7 +70,6 @@ class ResponseRules:
     """The state of one conversation, as its client sees it."""
 
     def __init__(self) -> None:
-        self._instance = False
         self._complete = False
         self._objects: dict[ObjectId, _Object] = {}
         self._peeks: dict[str, bool] = {}
@@ -78,8 +80,6 @@ class ResponseRules:
     def heard(self, command: Command) -> None:
         """A command is about to be sent; it keeps the rules of commands."""
         match command:
-            case CreateInstance():
-                self._instance = True
             case InitializationComplete():
                 self._complete = True
             case CreateDataflow(dataflow=dataflow):
@@ -91,6 +91,9 @@ class ResponseRules:
                     self._forget_if_done(id, made)
                     if not self._complete:  # it never ran
                         self._objects.pop(id, None)
+                elif made is not None and not self._complete and frontier > made.description.as_of:
+                    # As the replica's history has it.
+                    made.description = advance_as_of(made.description, frontier)
             case Peek(uuid=uuid):
                 self._peeks[uuid] = False
             case CancelPeek(uuid=uuid):
@@ -103,8 +106,8 @@ class ResponseRules:
         """Raises `RemoteProtocolError` naming the rule that the response breaks."""
         if isinstance(response, Refused):
             return
-        if not self._instance:
-            raise RemoteProtocolError(f"{type(response).__name__} came before CreateInstance")
+        name = type(response).__name__
+        _require(self._complete, f"{name} came before InitializationComplete")
         match response:
             case Frontiers():
                 self._frontiers(response)
@@ -183,14 +186,24 @@ class ResponseRules:
             last is None or lower == last,
             f"subscribe {id} was at {last}, then came [{lower}, {upper})",
         )
-        as_of = made.description.as_of
-        _require(
-            last is not None or upper >= as_of,
-            f"the first batch of subscribe {id} ends at {upper}, before its as_of {as_of}",
-        )
+        if last is None:
+            self._first_batch(id, made.description, batch)
         made.upper = upper
         if batch.error is not None or is_empty(upper):
             self._over(id, made)
+
+    def _first_batch(
+        self, id: ObjectId, description: DataflowDescription, batch: SubscribeBatch
+    ) -> None:
+        as_of, export = description.as_of, description.export
+        assert isinstance(export, SubscribeExport), "it was looked at"
+        begin = 0 if export.snapshot else as_of + 1
+        what = f"the first batch of subscribe {id}, [{batch.lower}, {batch.upper}),"
+        _require(batch.upper > as_of, f"{what} ends before its as_of {as_of} is told")
+        _require(
+            batch.lower == begin or (batch.error is not None and batch.lower == 0),
+            f"{what} must begin at {begin}",
+        )
 
     def _over(self, id: ObjectId, made: _Object) -> None:
         made.over = True

@@ -157,11 +157,13 @@ class _Collected:
             del self.dataflows[command.id]
             self.scheduled.pop(command.id, None)
         elif command.frontier > created.dataflow.as_of:
-            self.dataflows[command.id] = CreateDataflow(_moved(created.dataflow, command.frontier))
+            self.dataflows[command.id] = CreateDataflow(
+                advance_as_of(created.dataflow, command.frontier)
+            )
 
 
-def _moved(dataflow: DataflowDescription, as_of: Time) -> DataflowDescription:
-    """The same, from a later time on."""
+def advance_as_of(dataflow: DataflowDescription, as_of: Time) -> DataflowDescription:
+    """Return the same dataflow from a later time on; a subscribe has had its snapshot then."""
     export = dataflow.export
     if isinstance(export, SubscribeExport):
         export = msgspec.structs.replace(export, snapshot=False)

@@ -101,6 +101,7 @@ async def shard_answer(
     try:
         reader = await persist.open_reader(source.shard, reader_id)
         try:
+            await reader.downgrade(peek.time)  # first: the snapshot may wait long
             parts, _ = await reader.snapshot(
                 peek.time, PartFilter.of(source.schema, peek.filter, wish.keys)
             )

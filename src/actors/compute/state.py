@@ -257,15 +257,14 @@ class ComputeState:
         return [*self.reads.forget(), SwitchClient(None)]
 
     def _reconcile(self, incoming: ComputeHistory) -> list[Effect]:
-        """Keeps what is compatible, drops the rest silently, then applies what is new."""
+        """Keeps and compacts what is compatible, drops the rest silently, then applies what is
+        new, in this order."""
         self.incoming = None
         incoming.reduce()
         commands = incoming.commands()
         running = {id: Running(r.description, r.allowed) for id, r in self.rendered.items()}
         plan = reconcile(running, commands)
         effects: list[Effect] = []
-        for id in plan.drop:
-            effects += self._drop(self.rendered[id], silently=True)
         for id, description in plan.keep.items():
             kept = self.rendered[id]
             old = kept.description
@@ -275,6 +274,8 @@ class ComputeState:
             )
             kept.reported = None
             effects += self._allow(kept, description.as_of)
+        for id in plan.drop:
+            effects += self._drop(self.rendered[id], silently=True)
         for command in commands:
             if not (isinstance(command, CreateDataflow) and command.dataflow.id in plan.keep):
                 effects += self._apply(command)

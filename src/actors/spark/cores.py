@@ -1,9 +1,11 @@
-"""Cores for the event loop and for the engine, where `pin_cores` asks for their separation."""
+"""Cores for the service and for the engine, where `pin_cores` asks for their separation."""
 
 from __future__ import annotations
 
 import functools
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from actors.errors import BadSettings
@@ -13,14 +15,14 @@ class Cores(NamedTuple):
     """Which cores are whose, by the system's numbers."""
 
     all: frozenset[int]
-    loop: frozenset[int]
+    service: frozenset[int]
     engine: frozenset[int]
 
 
 @functools.cache
 def cores() -> Cores:
-    """The first of this process's cores is the loop's, all others are the engine's. As the
-    process was when this was first asked: pinning itself changes what the system says.
+    """Return the cores: the first of this process's is the service's, all others are the engine's.
+    As the process was when this was first asked: pinning itself changes what the system says.
 
     Raises `BadSettings` where there are not two cores, or the system does not pin.
     """
@@ -30,6 +32,14 @@ def cores() -> Cores:
     if len(mine) < 2:
         raise BadSettings(f"pin_cores = true needs two cores, and there is only {mine}")
     return Cores(frozenset(mine), frozenset(mine[:1]), frozenset(mine[1:]))
+
+
+def pin_threads(numbers: frozenset[int]) -> None:
+    """Pin every thread of this process to these cores. Threads made later inherit them."""
+    tasks = Path("/proc/self/task")  # the system's call is for one thread, whatever its name says
+    for thread in [int(each.name) for each in tasks.iterdir()] if tasks.is_dir() else [0]:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(thread, numbers)
 
 
 def shown(numbers: frozenset[int]) -> str:

@@ -128,6 +128,7 @@ OPENINGS: Final[dict[str, list[bytes]]] = {
         b"IDENTIFY_SYSTEM;",
         b"TIMELINE_STATUS",
         b"PEER_STATUS",
+        b"RECEIVER_STATUS",
         b"START_WAL_PUSH (proto_version '3', allow_timeline_creation 'false')",
         b"START_REPLICATION SLOT a PHYSICAL 16/B374D848 TIMELINE 1 (term='12')",
         b"SHOW wal_segment_size",

@@ -23,8 +23,6 @@ from actors.wal.timeline import Timeline
 GATHERED_MAX: Final = 64
 """Messages in one call to the disk; less where few may be in hand."""
 GATHERED_BYTES_MAX: Final = 1024 * 1024
-SAMPLE_MS: Final = 5_000
-"""How often the queue's depth is measured."""
 
 
 def gathered_max(settings: Settings) -> int:
@@ -53,24 +51,24 @@ class Disconnected(msgspec.Struct, frozen=True, gc=False):
     """To the acceptor: nothing follows."""
 
 
-class _Sample(msgspec.Struct, frozen=True, gc=False):
-    """It is time to measure the queue."""
-
-
-AcceptorInput: TypeAlias = FromProposer | Disconnected | _Sample
+AcceptorInput: TypeAlias = FromProposer | Disconnected
 
 
 class Queued:
     """Measures what waits for an acceptor: told by who puts it there and by who takes it."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._count = 0  # not the mailbox's depth: that is without what its actor has in hand
         self._bytes = 0
 
     def put(self, message: ProposerMessage, sign: int = 1) -> None:
         """After it was sent."""
         size = len(message.wal) if isinstance(message, AppendRequest) else 0
         self._add(sign, sign * size)
+
+    def sample(self) -> None:
+        """Measures how many wait now."""
+        measure(WAL_QUEUE_DEPTH, self._count)
 
     def drain(self) -> None:
         """Nobody will take the rest."""
@@ -81,6 +79,33 @@ class Queued:
         self._bytes += size
         measure(WAL_QUEUED, count)
         measure(WAL_QUEUE_BYTES, size)
+
+
+class GroupFlush:
+    """Decides when appends that were taken unflushed are flushed: when nothing follows, or when
+    the first of them has waited for `limit_ms`."""
+
+    def __init__(self, limit_ms: float) -> None:
+        self._limit_ms = limit_ms
+        self._since_ms: float | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Something was taken, and not flushed since."""
+        return self._since_ms is not None
+
+    def taken(self, now_ms: float) -> None:
+        """Note an append."""
+        if self._since_ms is None:
+            self._since_ms = now_ms
+
+    def is_due(self, now_ms: float, *, idle: bool) -> bool:
+        """Return whether to flush now; `idle`: nothing follows."""
+        return self._since_ms is not None and (idle or now_ms - self._since_ms >= self._limit_ms)
+
+    def flushed(self) -> None:
+        """Note a flush of all that was taken."""
+        self._since_ms = None
 
 
 class WalAcceptor(Actor[AcceptorInput]):
@@ -100,21 +125,14 @@ class WalAcceptor(Actor[AcceptorInput]):
         self._writer = writer
         self._ended = ended
         self._queued = queued
-        self._settings = settings
         self._gathered: list[Message] = []
         self._gathered_max = gathered_max(settings)
         self._gathered_bytes = 0
-        self._unflushed_since_ms: float | None = None
+        self._group = GroupFlush(settings.wal_flush_ms)
         self._over = False
-
-    async def on_start(self) -> None:
-        """Begins to measure."""
-        self.ctx.after(SAMPLE_MS, _Sample())
 
     async def receive(self, message: AcceptorInput) -> None:
         """Handles one message."""
-        if self._over:
-            return
         last = False
         match message:
             case FromProposer(given):
@@ -122,16 +140,13 @@ class WalAcceptor(Actor[AcceptorInput]):
                 self._gather(given)
             case Disconnected():
                 last = True
-            case _Sample():
-                measure(WAL_QUEUE_DEPTH, self.ctx.self.statistics().depth)
-                self.ctx.after(SAMPLE_MS, _Sample())
             case _:
                 assert_never(message)
         idle = last or not self.ctx.more_waits
         full = (
             len(self._gathered) >= self._gathered_max or self._gathered_bytes >= GATHERED_BYTES_MAX
         )
-        if full or (idle and (self._gathered or self._unflushed_since_ms is not None)):
+        if full or (idle and (self._gathered or self._group.is_pending)):
             await self._work(idle)
         if last and not self._over:
             self._end(None)
@@ -140,8 +155,7 @@ class WalAcceptor(Actor[AcceptorInput]):
         if isinstance(given, AppendRequest):
             self._gathered.append(AppendUnflushed(given))
             self._gathered_bytes += len(given.wal)
-            if self._unflushed_since_ms is None:
-                self._unflushed_since_ms = self.ctx.monotonic_ms()
+            self._group.taken(self.ctx.monotonic_ms())
         else:
             if isinstance(given, ProposerElected):
                 self._guard.streaming()
@@ -151,15 +165,11 @@ class WalAcceptor(Actor[AcceptorInput]):
         """Puts what was gathered into the timeline, and flushes it when nothing follows, or what
         was taken has waited long enough."""
         messages, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        since = self._unflushed_since_ms
-        waited = since is not None and (
-            self.ctx.monotonic_ms() - since >= self._settings.wal_flush_ms
-        )
-        if since is not None and (idle or waited):
+        if self._group.is_due(self.ctx.monotonic_ms(), idle=idle):
             messages.append(FlushWal())
         done = await self._timeline.process(messages)
         if done.error is None and messages and isinstance(messages[-1], FlushWal):
-            self._unflushed_since_ms = None
+            self._group.flushed()
         try:
             for reply in done.replies:
                 await self._writer.send(Respond(reply))
@@ -173,8 +183,8 @@ class WalAcceptor(Actor[AcceptorInput]):
             self._end(done.error)
 
     async def _flush(self) -> None:
-        if self._unflushed_since_ms is not None:
-            self._unflushed_since_ms = None
+        if self._group.is_pending:
+            self._group.flushed()
             await self._timeline.process([FlushWal()])
 
     def _end(self, error: PenstockError | None) -> None:
@@ -184,5 +194,5 @@ class WalAcceptor(Actor[AcceptorInput]):
 
     def describe(self) -> str:
         """What it is doing or waiting for."""
-        since = "unflushed appends" if self._unflushed_since_ms is not None else "all flushed"
-        return f"{len(self._gathered)} messages gathered, {since}"
+        left = "unflushed appends" if self._group.is_pending else "all flushed"
+        return f"{len(self._gathered)} messages gathered, {left}"

@@ -47,6 +47,7 @@ from actors.wal.startup import (
     REMOVED,
     SYNTAX_ERROR,
     AskPeerStatus,
+    AskReceivers,
     Command,
     Grant,
     Handshake,
@@ -213,7 +214,9 @@ class WalListener:
                 timeline = self._found(target)
                 ends = timeline.ends.value
                 columns = {"systemid": str, "timeline": int, "xlogpos": str, "dbname": str}
-                lsn = lsn_text(ends.flush_lsn)
+                # Not what is flushed: a reader begins here, and what was written up to it and is
+                # not committed yet would be missing to it for good, or never be committed.
+                lsn = lsn_text(ends.commit_lsn)
                 return rows(columns, [(str(timeline.acceptor.state.system_id), 1, lsn, None)])
             case TimelineStatus():
                 found = self._timelines.find(target.tenant, target.timeline)
@@ -227,6 +230,13 @@ class WalListener:
                 alive = found is not None and found.acceptor.stopped is None
                 told = [status_row(status_of(found.acceptor))] if found and alive else []
                 return rows(dict.fromkeys(COLUMNS, str), list(told))
+            case AskReceivers():
+                found = self._timelines.find(target.tenant, target.timeline)
+                receivers = found.registry.receivers if found is not None else []
+                columns = {"slot": int, "connection": str, "stage": str}
+                return rows(
+                    columns, [(each.slot, each.connection, each.stage.value) for each in receivers]
+                )
             case Show(name):
                 if name not in SHOWN:
                     raise WalRefused(f"SHOW {name[:60]}: only {', '.join(SHOWN)} can be shown")

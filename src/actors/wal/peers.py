@@ -4,7 +4,8 @@ Theory of operation. Every ``wal_peer_interval_ms`` each timeline asks each of i
 it is (PEER_STATUS), over a connection that is kept. What is heard goes to the acceptor, which may
 raise its commit by it. When no proposer streams to this acceptor and the peer can give something
 (`donors`), the log is read from there and taken, as if from the leader that wrote it, until as far
-as the peer had said; then the next answer is looked at. One recovery of a timeline at a time; it
+as the peer had said; then the next answer is looked at. It is flushed as what a proposer sends is:
+when nothing follows, and every ``wal_flush_ms``. One recovery of a timeline at a time; it
 ends when a proposer begins to stream, and with any error, and the next interval begins anew.
 
 Peers are those of ``wal_peers``, or, where there are none, the members of the timeline's
@@ -22,11 +23,14 @@ from typing import Final, TypeAlias
 
 import anyio
 import anyio.abc
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from actors.errors import Broken, PenstockError
+from actors.errors import Broken, PenstockError, WalRefused
+from actors.kernel import Clock
 from actors.settings import Settings
 from actors.spans import measure
 from actors.telemetry import WAL_RECOVERED_BYTES
+from actors.wal.accepting import GroupFlush, gathered_max
 from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, parse_addresses
 from actors.wal.donors import PeerStatus, can_give, elected, parse_status, status_of, vote_request
@@ -51,11 +55,14 @@ class Peers:
         timelines: Callable[[], Sequence[Timeline]],
         node_id: int,
         dial: Dial,
+        clock: Clock,
         settings: Settings,
     ) -> None:
         self._timelines = timelines
         self._node_id = node_id
         self._dial = dial
+        self._clock = clock
+        self._settings = settings
         self._interval_s = settings.wal_peer_interval_ms / 1000
         self._limit_s = settings.connect_timeout_ms / 1000
         self._given = parse_addresses(settings.wal_peers) if settings.wal_peers else ()
@@ -176,29 +183,90 @@ class Peers:
             reader = LogReader(await self._dial(way[2], way[0], way[1]), begin_lsn)
             try:
                 await self._copy(timeline, reader, donor, generation)
-            except TimeoutError:
-                raise Broken(f"no log came in {self._limit_s:g} s (connect_timeout_ms)") from None
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
             finally:
                 reader.abort()
 
     async def _copy(
         self, timeline: Timeline, reader: LogReader, donor: PeerStatus, generation: int
     ) -> None:
+        """Reads from the donor and puts it into the timeline, one beside the other. What was read
+        is taken and flushed however the reading ends, as of a proposer that is gone."""
+        ended: list[PenstockError] = []
+        sending, pieces = anyio.create_memory_object_stream[AppendRequest](
+            gathered_max(self._settings)
+        )
+
+        async def read() -> None:
+            with sending:
+                try:
+                    await self._read(reader, donor, generation, sending)
+                except TimeoutError:
+                    text = f"no log came in {self._limit_s:g} s (connect_timeout_ms)"
+                    ended.append(Broken(text))
+                except PenstockError as error:
+                    ended.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            with pieces:
+                await self._take(timeline, pieces)
+            group.cancel_scope.cancel()
+        log.info("timeline %s came up to %s", timeline.name, timeline.positions())
+        if ended:
+            raise ended[0]
+
+    async def _read(
+        self,
+        reader: LogReader,
+        donor: PeerStatus,
+        generation: int,
+        sending: MemoryObjectSendStream[AppendRequest],
+    ) -> None:
+        """Raises `PenstockError`, and `TimeoutError` when the donor says nothing."""
         with anyio.fail_after(self._limit_s):
             await reader.start(donor.term)
-        while reader.next_lsn < donor.flush_lsn and not timeline.registry.streaming:
+        while reader.next_lsn < donor.flush_lsn:
             begin_lsn = reader.next_lsn
             with anyio.fail_after(self._limit_s):
                 wal = await reader.next()
-            if not wal:
-                continue
-            request = AppendRequest(generation, donor.term, begin_lsn, reader.next_lsn, 0, 0, wal)
-            answer = await _tell(timeline, AppendUnflushed(request))
-            if answer is not None and answer.term > donor.term:
-                return  # a later leader was promised it meanwhile
-            measure(WAL_RECOVERED_BYTES, len(wal))
-        await _tell(timeline, FlushWal())
-        log.info("timeline %s came up to %s", timeline.name, timeline.positions())
+            end_lsn = reader.next_lsn
+            request = AppendRequest(generation, donor.term, begin_lsn, end_lsn, 0, 0, wal)
+            try:
+                sending.send_nowait(request)  # all that is there goes in before one is taken
+            except anyio.WouldBlock:
+                await sending.send(request)
+
+    async def _take(
+        self, timeline: Timeline, pieces: MemoryObjectReceiveStream[AppendRequest]
+    ) -> None:
+        """Flushes when nothing follows, and every `wal_flush_ms`, as the acceptor of a proposer
+        does. Raises what the timeline does, `WalRefused`."""
+        group = GroupFlush(self._settings.wal_flush_ms)
+
+        async def flush(*, idle: bool) -> None:
+            if group.is_due(self._clock.monotonic_ms(), idle=idle):
+                group.flushed()
+                await _tell(timeline, FlushWal())
+
+        try:
+            while not timeline.registry.streaming:
+                await flush(idle=not pieces.statistics().current_buffer_used)
+                request = await pieces.receive()
+                if not request.wal:
+                    continue  # the donor has no more just now
+                group.taken(self._clock.monotonic_ms())
+                answer = await _tell(timeline, AppendUnflushed(request))
+                if answer is not None and answer.term > request.term:
+                    break  # a later leader was promised it meanwhile
+                measure(WAL_RECOVERED_BYTES, len(request.wal))
+        except anyio.EndOfStream:
+            pass
+        except WalRefused:
+            await flush(idle=True)
+            raise
+        await flush(idle=True)
 
 
 async def _tell(timeline: Timeline, message: Message) -> AcceptorMessage | None:

@@ -30,7 +30,7 @@ import enum
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeAlias, assert_never
+from typing import Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -58,6 +58,9 @@ from actors.wal.registry import Feed, Guard
 from actors.wal.timeline import Timeline
 
 log = logging.getLogger("penstock.wal")
+
+SAMPLE_MS: Final = 5_000
+"""How often the depth of a connection's queue is measured."""
 
 
 class CopyEnd(enum.Enum):
@@ -183,6 +186,10 @@ class _Slow(msgspec.Struct, frozen=True, gc=False):
     """A message has waited for room."""
 
 
+class _Sample(msgspec.Struct, frozen=True, gc=False):
+    """It is time to measure the queue."""
+
+
 class _AcceptorEnded(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None
 
@@ -200,7 +207,7 @@ class _WriterGone(msgspec.Struct, frozen=True, gc=False):
 
 
 _ReceiverMessage: TypeAlias = (
-    _ReadEnded | _Slow | _AcceptorEnded | _WriterFailed | _AcceptorGone | _WriterGone
+    _ReadEnded | _Slow | _Sample | _AcceptorEnded | _WriterFailed | _AcceptorGone | _WriterGone
 )
 
 
@@ -260,6 +267,7 @@ class Receiver(Actor[_ReceiverMessage]):
         self.ctx.watch(self._acceptor, _AcceptorGone())
         self.ctx.watch(self._writer, _WriterGone())
         self._reading = self.ctx.effect(self._read_all, done=lambda ended: ended)
+        self.ctx.after(SAMPLE_MS, _Sample())
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -307,6 +315,9 @@ class Receiver(Actor[_ReceiverMessage]):
                     self._timeline.name,
                     self._settings.wal_slow_ms,
                 )
+            case _Sample():  # here, and not in the acceptor: it waits for the disk
+                self._queued.sample()
+                self.ctx.after(SAMPLE_MS, _Sample())
             case _ReadEnded():
                 self._read = message
                 self._tell(self._acceptor, Disconnected())

@@ -7,7 +7,8 @@ committed here; with a term, up to what is flushed, for as long as the acceptor 
 transactions count for as long as it is connected, a consumer's feedback goes to all proposers.
 
 It ends when the reader does, or, at a keepalive, when a consumer has told that it has all that is
-committed and no proposer streams: then it may come back when there is more.
+committed and nobody is connected who could bring more (a proposer that votes will): then it may
+come back when there is more.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class Sender:
         """A consumer has it all up to here, as it says; 0: no consumer."""
 
     async def run(self) -> CopyEnd | None:
-        """How the reader ended it; None: it has all, and nobody writes. Raises `WalRefused`,
-        `InvalidUsage`, `StorageError`, `Broken`, `MalformedFrame`."""
+        """Serves the reader, and returns how it ended that; None: it has all, and no proposer is
+        connected. Raises `WalRefused`, `InvalidUsage`, `StorageError`, `Broken`,
+        `MalformedFrame`."""
         ended: list[CopyEnd | None] = []
         try:
             async with anyio.create_task_group() as group:
@@ -91,7 +93,7 @@ class Sender:
 
     def _is_done(self) -> bool:
         commit = self._timeline.ends.value.commit_lsn
-        return 0 < commit <= self._consumed and not self._timeline.registry.streaming
+        return 0 < commit <= self._consumed and not self._timeline.registry.count
 
     async def _hear(self) -> CopyEnd:
         while True:

@@ -309,6 +309,10 @@ class AskPeerStatus(msgspec.Struct, frozen=True):
     """How far is it, in all that acceptors tell one another? (Ours: Neon's have a broker.)"""
 
 
+class AskReceivers(msgspec.Struct, frozen=True):
+    """Which proposers are connected to it? (Ours: Neon's tell it over HTTP.)"""
+
+
 class StartWalPush(msgspec.Struct, frozen=True):
     """The peer is a proposer."""
 
@@ -331,7 +335,13 @@ class Show(msgspec.Struct, frozen=True):
 
 
 Command: TypeAlias = (
-    IdentifySystem | TimelineStatus | AskPeerStatus | StartWalPush | StartReplication | Show
+    IdentifySystem
+    | TimelineStatus
+    | AskPeerStatus
+    | AskReceivers
+    | StartWalPush
+    | StartReplication
+    | Show
 )
 
 _OPTION: Final = re.compile(r"\s*([a-z_]+)\s+'([^']*)'\s*")
@@ -343,7 +353,7 @@ _REPLICATION: Final = re.compile(
 _PUSH: Final = re.compile(r"START_WAL_PUSH\s*(?:\((.*)\))?", re.IGNORECASE)
 _SHOW: Final = re.compile(r'SHOW\s+"?([a-z_]+)"?', re.IGNORECASE)
 _COMMANDS: Final = (
-    "IDENTIFY_SYSTEM, TIMELINE_STATUS, PEER_STATUS, START_WAL_PUSH, "
+    "IDENTIFY_SYSTEM, TIMELINE_STATUS, PEER_STATUS, RECEIVER_STATUS, START_WAL_PUSH, "
     "START_REPLICATION PHYSICAL X/X, SHOW"
 )
 
@@ -358,6 +368,8 @@ def parse_command(query: str) -> Command:
         return TimelineStatus()
     if word == "PEER_STATUS":
         return AskPeerStatus()
+    if word == "RECEIVER_STATUS":
+        return AskReceivers()
     if (found := _PUSH.fullmatch(text)) is not None:
         return _parse_push(found.group(1) or "")
     if (found := _REPLICATION.fullmatch(text)) is not None:

@@ -20,6 +20,7 @@ saved is decided by `upkeep`.
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
@@ -40,11 +41,15 @@ from actors.wal.messages import (
     AppendResponse,
     HotStandbyFeedback,
     PageserverFeedback,
+    ProposerElected,
+    VoteRequest,
 )
 from actors.wal.registry import Feeds, Registry
 from actors.wal.replication import aggregate
 from actors.wal.stores import ControlState, ControlStore, WalStore
 from actors.wal.watch import Watch
+
+log = logging.getLogger("penstock.wal")
 
 R = TypeVar("R")
 
@@ -134,11 +139,11 @@ class Timeline:
         return Ends(acceptor.term, acceptor.flush_lsn, acceptor.commit_lsn)
 
     def positions(self) -> str:
-        """For people: term and ends."""
+        """Return term and ends, for people."""
         ends = self._ends()
         return (
-            f"term {ends.term}, flush {lsn_text(ends.flush_lsn)}, "
-            f"commit {lsn_text(ends.commit_lsn)}"
+            f"term {ends.term}, last log term {self.acceptor.last_log_term}, "
+            f"flush {lsn_text(ends.flush_lsn)}, commit {lsn_text(ends.commit_lsn)}"
         )
 
     @property
@@ -214,6 +219,7 @@ class Timeline:
                     measures.append((WAL_MESSAGES, 1, "failed"))
                     return Processed(tuple(replies), error)
                 self._note(message, began_ms, measures)
+                self._tell_election(message)
                 if reply is not None:
                     replies.append(self._filled(reply))
             return Processed(tuple(replies))
@@ -237,6 +243,17 @@ class Timeline:
             measures.append((WAL_FLUSH_SECONDS, seconds, ""))
         else:
             measures.append((WAL_MESSAGES, 1, "taken"))
+
+    def _tell_election(self, message: Message) -> None:
+        """Log who asked for this acceptor's vote, or announced itself, and how it stands now."""
+        match message:
+            case VoteRequest(term=term):
+                what = f"asked to vote for term {term}"
+            case ProposerElected(term=term, start_streaming_at=start_lsn):
+                what = f"told that term {term} was elected, to go on at {lsn_text(start_lsn)}"
+            case _:
+                return
+        log.info("timeline %s was %s: it is in %s", self.name, what, self.positions())
 
     def _filled(self, reply: AcceptorMessage) -> AcceptorMessage:
         if isinstance(reply, AppendResponse) and self._hot_standby != NO_FEEDBACK:

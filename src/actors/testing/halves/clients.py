@@ -305,7 +305,8 @@ class ComputeClient:
             case "view":
                 id_, export = dice.choice(("v1", "v2")), compute.ViewExport(PLAN, "sv")
             case "subscribe":
-                id_, export = f"t{self.nonce}-{self._fresh}", compute.SubscribeExport(SCHEMA)
+                id_ = f"t{self.nonce}-{self._fresh}"
+                export = compute.SubscribeExport(SCHEMA, snapshot=self._fresh % 2 == 0)
             case _:
                 id_ = f"c{self.nonce}-{self._fresh}"
                 export = compute.CopyToExport(SCHEMA, "/copies/x", "csv", 1 << 20)

@@ -406,16 +406,16 @@ class Outside:
             return
         flow.upper = upper = max(upper, flow.upper, flow.description.as_of)
         if isinstance(export, compute.SubscribeExport):
-            self._emit(flow, upper)
+            self._emit(flow, export, upper)
             return
         for node in self._world.nodes:
             if hears() and node.compute.by_number(flow.number) is not None:
                 self._tell(node, flow)
 
-    def _emit(self, flow: Dataflow, upper: Frontier) -> None:
-        if flow.waits or upper + 1 <= flow.emitted:
+    def _emit(self, flow: Dataflow, export: compute.SubscribeExport, upper: Frontier) -> None:
+        lower = flow.emitted or (0 if export.snapshot else flow.description.as_of + 1)
+        if flow.waits or upper + 1 <= lower:
             return
-        lower = flow.emitted or flow.description.as_of
         flow.emitted, flow.waits = upper + 1, True
         batch = compute.SubscribeBatch(lower, flow.emitted)
         emit = Emit(flow.id, flow.incarnation, batch)
