@@ -237,6 +237,7 @@ class _Driver:
         self._opened: list[Callable[[], Awaitable[None]]] = []
         """How to close what is open, in the order of opening."""
         self._lower: Frontier = work.as_of
+        self._known: Frontier = 0
         self._first = True
         self._committed_ms: float | None = None
         self._stalled: str | None = None
@@ -255,7 +256,7 @@ class _Driver:
         upper = await self._sink.open(work.schema)
         self._first = upper is None
         self._lower = work.as_of if upper is None else upper
-        known = await self._persist.upper(work.shard)
+        known = self._known = await self._persist.upper(work.shard)
         if upper is not None and upper > known:
             raise InvalidUsage(
                 f"outside everything below {format_frontier(upper)} is there, and {work.name} "
@@ -294,7 +295,8 @@ class _Driver:
         return result
 
     def _progress(self) -> None:
-        self._tell(SinkProgress(self._work.id, self._number, self._lower, self._sink.statistics()))
+        counts, known = self._sink.statistics(), max(self._known, self._lower)
+        self._tell(SinkProgress(self._work.id, self._number, self._lower, counts, known))
 
     # -- which batch ------------------------------------------------------------------------------
 
@@ -324,6 +326,9 @@ class _Driver:
         as_of = self._lower
         while True:
             found = await self._look(as_of)
+            if found.known > self._known:
+                self._known = found.known
+                self._progress()  # so that it is seen how far it is behind
             stretches = stretches_in_error(await self._errors(found), found.known)
             chosen = cut(
                 self._lower, found.known, found.listed, stretches, self._settings.sink_bytes_max

@@ -28,7 +28,7 @@ from actors.compute.rendered import Rendered
 from actors.compute.state import ComputeState
 from actors.plan.pieces import Piece
 from actors.plan.schema import DIFF, ERROR
-from actors.progress import Frontier, is_empty
+from actors.progress import Frontier, frontier_or_null, ms_behind
 from actors.protocol.compute import (
     CopyToExport,
     DataflowDescription,
@@ -47,18 +47,6 @@ Row: TypeAlias = tuple[Any, ...]
 _HYDRATING: Final = ("suspended", "hydrating")
 PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
 """The one for which dataflows are asked."""
-
-
-def frontier_or_null(frontier: Frontier | None) -> int | None:
-    """A frontier as a relation shows it: NULL when it is empty."""
-    return None if frontier is None or is_empty(frontier) else frontier
-
-
-def lag_ms(ahead: Frontier, behind: Frontier) -> int | None:
-    """By how much one frontier is behind another; NULL when one of them has no time."""
-    if is_empty(ahead) or is_empty(behind):
-        return 0 if is_empty(behind) else None
-    return max(0, ahead - behind)
 
 
 # -- rows as contents ------------------------------------------------------------------------------
@@ -240,18 +228,19 @@ class Logs:
     def _frontiers(self, worker: int) -> Iterator[Row]:
         for rendered in self._state.rendered.values():
             described = rendered.description
-            if rendered.is_copy:
+            if rendered.is_copy or (rendered.is_subscribe and worker != 0):
                 continue
             upper = rendered.emitted if rendered.is_subscribe else rendered.output
+            write = None if rendered.is_subscribe else frontier_or_null(rendered.write)
             yield (
                 worker,
                 described.id,
                 described.name,
                 frontier_or_null(rendered.allowed),
                 frontier_or_null(rendered.input),
-                frontier_or_null(rendered.write),
+                write,
                 frontier_or_null(upper),
-                None if rendered.is_subscribe else lag_ms(rendered.input, upper),
+                ms_behind(rendered.input, upper),
             )
 
     def _arrangements(self, worker: int) -> Iterator[Row]:

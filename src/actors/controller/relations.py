@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.compute.logs import Row, answer, frontier_or_null
+from actors.compute.logs import Row, answer
 from actors.controller.catalog import INDEX, OUTSIDE, SINK, SOURCE, TABLE, CatalogObject
 from actors.controller.copies import Copies
 from actors.controller.desk import Desk, fault, refuse
@@ -33,7 +33,7 @@ from actors.kernel import Address
 from actors.persist import ShardState
 from actors.plan.job_log import JobNote
 from actors.plan.jobs import ExecutorMessage, InspectJobs
-from actors.progress import ObjectId, ShardId, Time
+from actors.progress import ObjectId, ShardId, Time, frontier_or_null
 from actors.protocol.api import Contents, Read
 from actors.protocol.compute import LogTarget, Peek, SourceImport, Status
 from actors.protocol.relations import PREFIX, RELATIONS, Relation, relation_of

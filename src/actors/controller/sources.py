@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from actors.compute.logs import Row, frontier_or_null
+from actors.compute.logs import Row
 from actors.controller.catalog import SINK, SOURCE, SOURCE_TABLE, Catalog, CatalogObject
 from actors.controller.copies_from import CopiesFrom
 from actors.controller.desk import Desk
@@ -27,7 +27,7 @@ from actors.controller.messages import (
     ReplicaResponse,
 )
 from actors.kernel import Address
-from actors.progress import EMPTY, ObjectId
+from actors.progress import EMPTY, ObjectId, frontier_or_null
 from actors.protocol.api_storage import (
     Health,
     ListSources,
@@ -67,7 +67,7 @@ def describe_source(catalog: Catalog, entry: CatalogObject) -> IngestionDescript
     assert entry.configuration is not None, entry.name
     assert entry.shard is not None, entry.name
     exports = tuple(
-        IngestionExport(table.id, table.outside, table.schema, table.shard)
+        IngestionExport(table.id, table.outside, table.schema, table.shard, name=table.name)
         for table in catalog.dependents(entry.id)
         if table.shard is not None
     )

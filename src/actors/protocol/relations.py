@@ -85,15 +85,16 @@ _BY_WORKERS: Final = (
     _relation(
         "frontiers",
         "workers",
-        "How far each dataflow is, on each worker; a copy has no frontiers.",
+        "How far each dataflow is, on each worker; a subscribe is told by worker 0, a source or a "
+        "sink by the worker that runs it, and a copy has no frontiers.",
         _REPLICA,
         _WORKER,
         _ID,
         _NAME,
         ("since", "bigint", "nobody reads its contents below this time"),
-        ("input", "bigint", "frontier to which it has taken its inputs"),
+        ("input", "bigint", "frontier to which it has heard of all its inputs; a source has none"),
         ("write", "bigint", "frontier to which its output is durable, or this partition is in"),
-        ("output", "bigint", "frontier to which its output can be read here"),
+        ("output", "bigint", "frontier to which its output is done and installed here"),
         ("lag_ms", "bigint", "ms by which the output is behind the input"),
     ),
     _relation(

@@ -46,6 +46,8 @@ class IngestionExport(msgspec.Struct, frozen=True, gc=False):
     shard: ShardId
     encoded: bytes = b""
     """What the source's kind adds for this one."""
+    name: str = ""
+    """Of the table, for people."""
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False):

@@ -39,6 +39,8 @@ class SinkProgress(msgspec.Struct, frozen=True, gc=False):
     number: int
     upper: Frontier
     statistics: SinkStatistics
+    input: Frontier = 0
+    """To where its object is known to be sealed."""
 
 
 class SinkStatus(msgspec.Struct, frozen=True, gc=False):

@@ -37,7 +37,7 @@ from actors.oneshot_task import (
     nothing_once,
 )
 from actors.persist import Part, PersistClient
-from actors.progress import Frontier, ObjectId
+from actors.progress import ObjectId
 from actors.protocol.internal import Sequenced
 from actors.protocol.storage import (
     Configuration,
@@ -57,6 +57,7 @@ from actors.storage.outbox import StorageOutbox
 from actors.storage.state import StorageState
 from actors.storage.telling import (
     Described,
+    Reached,
     dataflow_rows,
     frontier_rows,
     health_of,
@@ -142,7 +143,7 @@ class StorageHalf:
         self._described: dict[int, Described] = {}
         self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
         """Until writes are allowed."""
-        self._reached: dict[ObjectId, Frontier] = {}
+        self._reached: dict[ObjectId, Reached] = {}
         """How far the objects of tasks are, for people."""
         self._started_ms: dict[int, float] = {}
         self._broken: dict[int, dict[str, tuple[str, str]]] = {}
@@ -238,7 +239,7 @@ class StorageHalf:
             case e.Forget():
                 self._forget(effect)
             case e.RestartLater():
-                delay = self._delay(effect)
+                delay = effect.delay_ms(self._settings)
                 self._ctx.after(delay, StorageTurn(e.RestartDue(effect.number)))
             case e.AllowTaskWrites():
                 held_back, self._held_back = self._held_back, []
@@ -252,14 +253,6 @@ class StorageHalf:
                 self._note(effect)
             case e.AllowTaskCompaction():
                 pass  # holds are the controller's, and a sink's its task's
-
-    def _delay(self, effect: e.RestartLater) -> int:
-        settings, retry = self._settings, effect.retry
-        if retry.delay_ms is not None:
-            settings = replace(settings, retry_delay_ms_min=retry.delay_ms)
-        if retry.delay_ms_max is not None:
-            settings = replace(settings, retry_delay_ms_max=retry.delay_ms_max)
-        return settings.retry_delay_ms(effect.attempt)
 
     def _look_up(self, effect: e.LookUp) -> None:
         description = effect.description
@@ -281,12 +274,12 @@ class StorageHalf:
     # -- tasks -------------------------------------------------------------------------------------
 
     def _start(self, effect: e.StartIngestion | e.StartSink | e.StartOneshot) -> None:
-        if not self.state.writes_allowed:
-            self._held_back.append(effect)
-            return
         number = effect.number
         what = effect.oneshot if isinstance(effect, e.StartOneshot) else effect.description
         self._described[number] = what
+        if not self.state.writes_allowed:
+            self._held_back.append(effect)
+            return
         make: Callable[[], Actor[Any]]
         match what:
             case SinkDescription(id=id_):
@@ -432,7 +425,7 @@ class StorageHalf:
         uppers = {told.id: told.upper} | {ids[name]: upper for name, upper in told.sealed}
         for id_, upper in uppers.items():
             await self._feed(e.Reached(told.number, id_, upper))
-        self._reached |= uppers
+        self._reached |= {id_: (upper, 0) for id_, upper in uppers.items()}
         self._round += 1
         broken = self._broken.setdefault(told.number, {})
         if isinstance(told, IngestRunning):
@@ -456,9 +449,9 @@ class StorageHalf:
         if not isinstance(self._described.get(told.number), SinkDescription):
             return
         match told:
-            case SinkProgress(id_, number, upper, counts):
+            case SinkProgress(id_, number, upper, counts, heard):
                 await self._feed(e.Reached(number, id_, upper))
-                self._reached[id_] = upper
+                self._reached[id_] = (upper, heard)
                 await self._feed(e.Measured(number, of_sink(id_, upper, counts)))
             case SinkStatus(id_, number, status, error, hint):
                 self._round += 1
@@ -480,13 +473,14 @@ class StorageHalf:
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
         """Of what this worker owns: rows of the workers' relations `dataflows` and `frontiers`."""
+        begun = self._tasks.keys() | {each.number for each in self._held_back}
         for number, description in self._described.items():
             if name == "frontiers":
                 yield from frontier_rows(self._index, description, self._reached)
-                continue
-            state = "dropping" if number in self._stopping else "running"
-            shown = state if number in self._tasks else "suspended"
-            yield from dataflow_rows(self._index, description, shown)
+            elif number in begun or not isinstance(description, RunOneshotIngestion):
+                state = "running" if number in self._tasks else "suspended"
+                shown = "dropping" if number in self._stopping else state
+                yield from dataflow_rows(self._index, description, shown)
 
     def describe(self) -> str:
         """What it holds, and for whom."""

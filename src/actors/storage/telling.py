@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from actors.ingest_task import Ingested
 from actors.oneshot_task import OneshotProgress
-from actors.progress import Frontier, ObjectId, format_frontier, is_empty
+from actors.progress import Frontier, ObjectId, format_frontier, frontier_or_null, ms_behind
 from actors.protocol.storage import (
     IngestionDescription,
     RunOneshotIngestion,
@@ -23,6 +23,8 @@ POSITION_SHOWN_MAX: Final = 256
 
 Described: TypeAlias = IngestionDescription | SinkDescription | RunOneshotIngestion
 """What a task is about."""
+Reached: TypeAlias = tuple[Frontier, Frontier]
+"""To where an object is durable; of a sink also to where what it reads is known (0: no sink)."""
 Broken: TypeAlias = Mapping[str, tuple[str, str]]
 """Exports that have failed: name outside → (error, hint)."""
 
@@ -106,29 +108,31 @@ def ids_of(description: Described | None) -> tuple[ObjectId, ...]:
 
 
 def frontier_rows(
-    worker: int, description: Described, reached: Mapping[ObjectId, Frontier]
+    worker: int,
+    description: Described,
+    reached: Mapping[ObjectId, Reached],
 ) -> Iterator[tuple[Any, ...]]:
-    """Of `penstock.frontiers`: the object, and its exports."""
+    """Yield the rows of `penstock.frontiers`: the object, and its exports. The outside of
+    a source has no times of ours."""
     if isinstance(description, RunOneshotIngestion):
         return
     exports = description.exports if isinstance(description, IngestionDescription) else ()
     own = (description.id, description.name)
-    for id_, name in (own, *((each.id, each.outside) for each in exports)):
-        upper = reached.get(id_)
-        known = None if upper is None or is_empty(upper) else upper
-        yield (worker, id_, name, None, known, known, known, None)
+    for id_, name in (own, *((each.id, each.name or each.outside) for each in exports)):
+        upper, seen = reached.get(id_, (0, 0))
+        known = frontier_or_null(upper)
+        behind = ms_behind(seen, upper) if seen else None
+        yield (worker, id_, name, None, frontier_or_null(seen), known, known, behind)
 
 
 def dataflow_rows(worker: int, description: Described, state: str) -> Iterator[tuple[Any, ...]]:
-    """Of `penstock.dataflows`; `state` is running, suspended or dropping. A one-shot ingestion is
-    none any more when its task has ended."""
+    """Of `penstock.dataflows`; `state` is running, suspended or dropping."""
+    scheduled = state != "suspended"
     if isinstance(description, RunOneshotIngestion):
-        if state != "suspended":
-            own = worker, description.uuid, f"copy into {description.collection}"
-            yield (*own, "oneshot", 0, None, None, True, state, "", 0, description.shard)
+        own = worker, description.uuid, f"copy into {description.collection}"
+        yield (*own, "oneshot", 0, None, None, scheduled, state, "", 0, description.shard)
         return
     told = worker, description.id, description.name
-    scheduled = state != "suspended"
     if isinstance(description, IngestionDescription):
         yield (*told, "ingestion", 0, None, None, scheduled, state, "", 0, "")
         return
