@@ -21,6 +21,7 @@ from actors.protocol.api_storage import Health, SourceStatus
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
+from actors.watching import look, summary
 
 CHURN = {"kind": "churn", "keys": 50, "rate": 2_000, "seed": 5}
 
@@ -176,6 +177,15 @@ async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> No
 
         await until(stalled)
         assert "sick" in seen[-1].error  # at another look it may be tried again
+
+        async def told() -> bool:
+            rows = (await client.peek("penstock.errors")).to_pylist()
+            return {row["object"] for row in rows} == {"sick"} and "sick" in rows[0]["text"]
+
+        await until(told)
+        shown = dict(summary(await look(client), None))
+        assert int(shown["errors"]) > 0
+        assert "stalled for" in shown["  sick"]
         upper = (await source(client, "well")).upper
         await client.wait_for("well", upper + 300)
         assert (await source(client, "well")).health.status == "running"
@@ -185,6 +195,11 @@ async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> No
             return (await source(client, "sick")).health.status == "running"
 
         await until(well_again)
+
+        async def no_errors() -> bool:
+            return (await client.peek("penstock.errors")).num_rows == 0
+
+        await until(no_errors)
         failed = (await source(client, "sick")).failed
         assert failed is not None
         assert failed.status == "stalled"

@@ -105,7 +105,7 @@ class Relations:
             "copies": lambda _: copies.rows(),
             "copies_from": lambda _: sources.copies.rows(),
             "connections": lambda _: self._connections(),
-            "errors": lambda _: self._errors(),
+            "errors": lambda _: chain(self._errors(), sources.error_rows()),
             "spark_jobs": lambda found: map(_job_row, found.jobs),
             "actors": lambda _: self._actors(),
             "sources": lambda _: sources.rows(),

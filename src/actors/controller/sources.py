@@ -120,6 +120,8 @@ class Sources:
         self._health: dict[ObjectId, StatusUpdate] = {}
         self._failed: dict[ObjectId, Health] = {}
         """How each was when it stalled last: one that is tried again passes for well meanwhile."""
+        self._stalled_ms: dict[ObjectId, int] = {}
+        """Since when each cannot go on: being tried again is no end of that, running is."""
         self._statistics: dict[ObjectId, Statistics] = {}
         self._dropping: dict[ObjectId, CatalogObject] = {}
         """Sinks whose holds go when the cluster has let go of them."""
@@ -166,6 +168,7 @@ class Sources:
         """It is no longer in the catalog."""
         self._health.pop(entry.id, None)
         self._failed.pop(entry.id, None)
+        self._stalled_ms.pop(entry.id, None)
         self._statistics.pop(entry.id, None)
         self.leftovers.dropped(entry)
         if entry.kind == SINK:
@@ -199,6 +202,9 @@ class Sources:
                     self._health[id_] = response
                     if response.status == "stalled":
                         self._failed[id_] = _health(response)
+                        self._stalled_ms.setdefault(id_, time_ms)
+                    elif response.status != "starting":
+                        self._stalled_ms.pop(id_, None)
                     self._log(response)
             case StatisticsUpdates(sources, sinks, oneshots):
                 for each in oneshots:
@@ -306,6 +312,16 @@ class Sources:
                 failed.error or None,
                 failed.since_ms or None,
             )
+
+    def error_rows(self) -> Iterator[Row]:
+        """Yield the rows of `penstock.errors` that are about sources, their tables and sinks."""
+        for id_, since_ms in self._stalled_ms.items():
+            failed = self._failed[id_]
+            text = f"{failed.error} ({failed.hint})" if failed.hint else failed.error
+            yield id_, self._desk.catalog.by_id(id_).name, "stalled", text, since_ms
+        for id_, shown in self.leftovers.statuses(failing=True):
+            health = shown.health
+            yield id_, shown.name, health.status, health.error, health.since_ms
 
     def table_rows(self) -> Iterator[Row]:
         """Of `penstock.source_tables`."""

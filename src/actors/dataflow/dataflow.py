@@ -172,6 +172,7 @@ class Dataflow(Actor[_Message]):
     async def on_stop(self) -> None:
         """The engine forgets the plan; arrangements go. (Jobs were cancelled with their stage.)"""
         self._traces.end()
+        Measures.forget(self._description.id)
         if self._engine is not None:
             self._engine.forget()
         if self._view is not None:

@@ -190,7 +190,7 @@ _BY_WORKERS: Final = (
     ),
 )
 
-_OBJECT: Final = ("object", "string", "name of the table, view or index")
+_OBJECT: Final = ("object", "string", "name of the table, view, index, source or sink")
 _SESSION: Final = ("session", "string", "connection that asked, as in `penstock.connections`")
 _REQUEST: Final = ("request", "bigint", "its number within the connection")
 
@@ -338,11 +338,11 @@ _BY_CONTROLLER: Final = (
     _relation(
         "errors",
         "controller",
-        "Objects that cannot go on or hold an error, and since when.",
+        "Objects that cannot go on or hold an error, sources and sinks as well, and since when.",
         ("id", "string", "of the object"),
         _OBJECT,
         ("state", "string", "errored: reads fail until the data change; stalled and frozen: tried "
-         "again; failed: not"),
+         "again; failed: not; dropped: what the outside kept for a dropped source is still there"),
         ("text", "string", "what is wrong"),
         ("since_ms", "bigint", "since when: ms since 1970"),
     ),
