@@ -180,7 +180,8 @@ async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> No
 
         async def told() -> bool:
             rows = (await client.peek("penstock.errors")).to_pylist()
-            return {row["object"] for row in rows} == {"sick"} and "sick" in rows[0]["text"]
+            objects = {row["object"] for row in rows}
+            return objects == {"sick"} and "sick" in str(rows[0]["text"])
 
         await until(told)
         shown = dict(summary(await look(client), None))
