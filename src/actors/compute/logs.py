@@ -176,7 +176,8 @@ class Logs:
         self._live = live
         self._shared = shared
         self.beside: Callable[[str], Iterable[Row]] = lambda name: ()
-        """What else runs here, as rows of `dataflows` and `frontiers`: the storage half."""
+        """What else runs here, as rows of `dataflows`, `frontiers` and `arrangements`: the
+        storage half."""
         self.steps = StepLog(rows_max)
         self.reconciliation = ReconciliationLog()
 
@@ -194,7 +195,7 @@ class Logs:
             case "frontiers":
                 return chain(self._frontiers(worker), self.beside("frontiers"))
             case "arrangements":
-                return self._arrangements(worker)
+                return chain(self._arrangements(worker), self.beside("arrangements"))
             case "worker_peeks":
                 return self._peeks(worker)
             case "steps":
@@ -257,7 +258,8 @@ class Logs:
         for shared in self._shared():
             inner = shared.arrangement
             sizes = inner.rows, inner.runs, inner.bytes_memory, inner.bytes_mapped
-            yield (worker, "shared", shared.shard, ", ".join(shared.key), *sizes, shared.users)
+            kind = "hidden" if shared.private else "shared"
+            yield (worker, kind, shared.shard, ", ".join(shared.key), *sizes, shared.users)
 
     def _peeks(self, worker: int) -> Iterator[Row]:
         for pending in self._state.reads.pending.all():

@@ -19,12 +19,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.compute.logs import Row, answer
-from actors.controller.catalog import INDEX, OUTSIDE, SINK, SOURCE, TABLE, CatalogObject
+from actors.controller.catalog import INDEX, OUTSIDE, TABLE, CatalogObject
 from actors.controller.copies import Copies
 from actors.controller.desk import Desk, fault, refuse
 from actors.controller.queries import Queries
 from actors.controller.reads import RELATION, Reads
-from actors.controller.sources import Sources, outside_tree
+from actors.controller.sources import Sources
 from actors.controller.status import lag_ms
 from actors.controller.subscribes import Subscribes
 from actors.controller.wishes import prototype
@@ -97,7 +97,7 @@ class Relations:
         self._make: dict[str, _Make] = {
             "relations": lambda _: _relations(),
             "objects": self._objects,
-            "operators": lambda _: self._operators(),
+            "operators": lambda _: chain(self._operators(), sources.operator_rows()),
             "shards": self._shards,
             "holds": self._holds,
             "peeks": lambda _: chain(self._reads.rows(), self._queries.rows()),
@@ -234,11 +234,6 @@ class Relations:
     def _operators(self) -> Iterator[Row]:
         for entry in self._desk.catalog.objects:
             plan = entry.plan
-            if entry.kind in (SOURCE, SINK):
-                tree = enumerate(outside_tree(self._desk.catalog, entry))
-                for number, (depth, text) in tree:
-                    operator = text.partition(" ")[0]
-                    yield entry.id, entry.name, number, depth, operator, text, None, None, None
             if plan is None:
                 continue
             for number, line in enumerate(plan.tree.splitlines()):
@@ -246,7 +241,7 @@ class Relations:
                 operator = text.partition(" ")[0].partition("(")[0]
                 depth = (len(line) - len(text)) // 2
                 told = plan.mode, plan.reason or None, plan.policy
-                yield (entry.id, entry.name, number, depth, operator, text, *told)
+                yield (entry.id, entry.name, number, depth, operator, text, *told, *(None,) * 4)
 
     def _each_shard(self, found: Found) -> Iterator[tuple[CatalogObject, ShardState, Time | None]]:
         for entry in self._desk.catalog.objects:

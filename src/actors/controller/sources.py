@@ -83,22 +83,6 @@ def describe_sink(catalog: Catalog, entry: CatalogObject) -> SinkDescription:
     return SinkDescription(entry.id, entry.name, source, entry.configuration, entry.as_of)
 
 
-def outside_tree(catalog: Catalog, entry: CatalogObject) -> list[tuple[int, str]]:
-    """The operators of a source or sink as its task runs them: (depth, text), the root first."""
-    assert entry.configuration is not None, entry.name
-    kind = entry.configuration.kind
-    if entry.kind == SINK:
-        on = catalog.by_id(entry.depends[0])
-        return [(0, f"Write {kind}"), (1, "Batch changes up to one time"), (2, f"Read {on.name}")]
-    tables = catalog.dependents(entry.id)
-    return [
-        (0, f"Append position and rows of {len(tables)} tables at one time"),
-        *((1, f"Export {table.outside} as {table.name}") for table in tables),
-        (1, "Stage rows up to a mark"),
-        (2, f"Read {kind}"),
-    ]
-
-
 class Sources:
     """All sources and sinks. `link` is the task that holds the connection."""
 
@@ -312,6 +296,16 @@ class Sources:
                 failed.error or None,
                 failed.since_ms or None,
             )
+
+    def operator_rows(self) -> Iterator[Row]:
+        """Yield the rows of `penstock.operators` for the tasks that run, as they told them last."""
+        catalog = self._desk.catalog
+        for entry in (*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)):
+            told = self._statistics.get(entry.id)
+            for number, each in enumerate(() if told is None else told.operators or ()):
+                did = each.rows, each.ms, each.bytes_memory, each.bytes_mapped
+                own = entry.id, entry.name, number, number, each.operator, each.text
+                yield (*own, None, None, None, *did)
 
     def error_rows(self) -> Iterator[Row]:
         """Yield the rows of `penstock.errors` that are about sources, their tables and sinks."""

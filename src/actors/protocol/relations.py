@@ -100,12 +100,14 @@ _BY_WORKERS: Final = (
     _relation(
         "arrangements",
         "workers",
-        "Rows kept by key: a partition of every index on every worker, and on worker 0 the "
-        "arrangements that views share for their lookups.",
+        "Rows kept by key: a partition of every index on every worker; on worker 0 the "
+        "arrangements that views share for their lookups, and those of their groupings' hidden "
+        "states; on the worker of a source what it keeps to find old rows in. Those of the table "
+        "writer are in `penstock.memory`.",
         _REPLICA,
         _WORKER,
-        ("kind", "string", "index, or shared"),
-        ("id", "string", "of the index, or of the shard that is arranged"),
+        ("kind", "string", "index, shared, hidden or upserts"),
+        ("id", "string", "of the index, of the shard that is arranged, or of the source's table"),
         ("key", "string", "key columns, with commas between"),
         ("rows", "bigint", "updates held, before equal ones are summed up"),
         ("runs", "bigint", "sorted runs, which merging makes fewer"),
@@ -226,8 +228,8 @@ _BY_CONTROLLER: Final = (
     _relation(
         "operators",
         "controller",
-        "The plans of views in the order of `penstock explain`, and what sources and sinks do; "
-        "a row a node.",
+        "The plans of views in the order of `penstock explain`, and the operators of the tasks of "
+        "sources and sinks that run, as they told last (`statistics_ms`); a row a node.",
         ("id", "string", "of the view, source or sink"),
         ("name", "string", "of the view, source or sink"),
         ("number", "int", "from 0, the root"),
@@ -237,6 +239,12 @@ _BY_CONTROLLER: Final = (
         ("mode", "string", "of the view: incremental, keyed or opaque"),
         ("reason", "string", "why it is not incremental"),
         ("policy", "string", "refresh policy"),
+        ("rows", "bigint", "of a task: rows that have passed it since the task began; of a view's "
+         "node, which Spark runs together with others, it is not known (`penstock.steps`)"),
+        ("ms", "double", "of a task: ms spent in it, waits included"),
+        ("bytes_memory", "bigint", "of a task: bytes that it holds in memory"),
+        ("bytes_mapped", "bigint", "of a task: bytes in files, in memory only as far as they are "
+         "read"),
     ),
     _relation(
         "shards",

@@ -24,6 +24,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
+from actors.arrangement import ArrangementStatistics
 from actors.channel_adapter import StorageGone, StoragePassed
 from actors.errors import Broken, Closed, PenstockError
 from actors.ingest.shards import ExportShard, IngestShards
@@ -58,6 +59,7 @@ from actors.storage.state import StorageState
 from actors.storage.telling import (
     Described,
     Reached,
+    arrangement_rows,
     dataflow_rows,
     frontier_rows,
     health_of,
@@ -148,6 +150,7 @@ class StorageHalf:
         self._started_ms: dict[int, float] = {}
         self._broken: dict[int, dict[str, tuple[str, str]]] = {}
         """Of each task, its exports that have failed."""
+        self._held: dict[int, dict[str, ArrangementStatistics]] = {}  # contents of exports
         self._ended: set[int] = set()
         """Renderings whose tasks have said why they end, and may still be stopping."""
         self._stopping: dict[int, e.Stop] = {}
@@ -339,6 +342,7 @@ class StorageHalf:
         self._tasks.pop(number, None)
         self._started_ms.pop(number, None)
         self._broken.pop(number, None)
+        self._held.pop(number, None)
         effect = self._stopping.pop(number, None)
         told = number in self._ended
         self._ended.discard(number)
@@ -436,6 +440,7 @@ class StorageHalf:
             seen = health_of(description, broken, told.lag)
         await self._feed(e.Observed(told.number, self._round, seen, self._gets_on(told)))
         if isinstance(told, Ingested):
+            self._held[told.number] = dict(told.held)
             await self._feed(e.Measured(told.number, of_source(told, self._ctx.now_ms())))
 
     def _gets_on(self, told: IngestRunning | Ingested) -> bool:
@@ -449,10 +454,10 @@ class StorageHalf:
         if not isinstance(self._described.get(told.number), SinkDescription):
             return
         match told:
-            case SinkProgress(id_, number, upper, counts, heard):
+            case SinkProgress(id_, number, upper, input=heard):
                 await self._feed(e.Reached(number, id_, upper))
                 self._reached[id_] = (upper, heard)
-                await self._feed(e.Measured(number, of_sink(id_, upper, counts)))
+                await self._feed(e.Measured(number, of_sink(told)))
             case SinkStatus(id_, number, status, error, hint):
                 self._round += 1
                 seen = e.Observation(id_, status, error, hint)
@@ -472,11 +477,15 @@ class StorageHalf:
             await self._feed(e.Measured(told.number, of_oneshot(what.uuid, told)))
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
-        """Of what this worker owns: rows of the workers' relations `dataflows` and `frontiers`."""
+        """Of what this worker owns: rows of the workers' relations `dataflows`, `frontiers` and
+        `arrangements`."""
         begun = self._tasks.keys() | {each.number for each in self._held_back}
         for number, description in self._described.items():
             if name == "frontiers":
                 yield from frontier_rows(self._index, description, self._reached)
+            elif name == "arrangements":
+                held = self._held.get(number, {})
+                yield from arrangement_rows(self._index, description, held)
             elif number in begun or not isinstance(description, RunOneshotIngestion):
                 state = "running" if number in self._tasks else "suspended"
                 shown = "dropping" if number in self._stopping else state
@@ -484,9 +493,7 @@ class StorageHalf:
 
     def describe(self) -> str:
         """What it holds, and for whom."""
-        present = self.state.client
-        client = f"client {present.nonce}" if present.connected else "no client"
-        return f"storage: {client}, {len(self._tasks)} tasks"
+        return f"storage: {self.state.client.describe()}, {len(self._tasks)} tasks"
 
 
 def _text(error: Exception) -> str:

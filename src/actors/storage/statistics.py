@@ -35,6 +35,7 @@ GAUGES: Final = (
     "lag_bytes",
     "files_known",
     "bytes_known",
+    "operators",
 )
 Kind: TypeAlias = Literal["source", "sink", "oneshot"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
+from actors.arrangement import ArrangementStatistics
 from actors.ingest_task import Ingested
 from actors.oneshot_task import OneshotProgress
 from actors.progress import Frontier, ObjectId, format_frontier, frontier_or_null, ms_behind
@@ -14,7 +15,7 @@ from actors.protocol.storage import (
     SinkDescription,
     Statistics,
 )
-from actors.sinks.sink import SinkStatistics
+from actors.sinks.messages import SinkProgress
 from actors.sources.source import Lag
 from actors.storage.events import Observation
 
@@ -64,18 +65,21 @@ def of_source(told: Ingested, now_ms: int) -> Statistics:
         position_committed=told.position[:POSITION_SHOWN_MAX] or None,
         lag_ms=behind,
         lag_bytes=lag.bytes_behind,
+        operators=told.operators,
     )
 
 
-def of_sink(id: ObjectId, upper: Frontier, counts: SinkStatistics) -> Statistics:
+def of_sink(told: SinkProgress) -> Statistics:
     """A sink's statistics, since its task began."""
+    counts, upper = told.statistics, told.upper
     return Statistics(
-        id,
+        told.id,
         messages=counts.commits,
         bytes=counts.bytes_committed,
         rows_inserted=counts.rows_committed,
         rows_staged=counts.rows_staged,
         position_committed=format_frontier(upper),
+        operators=told.operators,
     )
 
 
@@ -123,6 +127,19 @@ def frontier_rows(
         known = frontier_or_null(upper)
         behind = ms_behind(seen, upper) if seen else None
         yield (worker, id_, name, None, frontier_or_null(seen), known, known, behind)
+
+
+def arrangement_rows(
+    worker: int, description: Described, held: Mapping[str, ArrangementStatistics]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `penstock.arrangements` for what a source keeps of its exports' contents;
+    `held`: by their names outside."""
+    for export in description.exports if isinstance(description, IngestionDescription) else ():
+        kept = held.get(export.outside)
+        if kept is not None:
+            key = ", ".join(export.schema.key)
+            sizes = kept.rows, kept.runs, kept.bytes_memory, kept.bytes_mapped
+            yield (worker, "upserts", export.id, key, *sizes, 1)
 
 
 def dataflow_rows(worker: int, description: Described, state: str) -> Iterator[tuple[Any, ...]]:
