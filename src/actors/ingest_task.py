@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
@@ -32,6 +32,7 @@ from actors.ingest.meters import OF_SOURCE, Meters
 from actors.ingest.shards import IngestShards
 from actors.ingest.staging import Batch, Staging
 from actors.kernel import Actor, Address
+from actors.memory_ledger import MemoryUse
 from actors.persist import Part
 from actors.progress import Frontier, ObjectId
 from actors.protocol.storage import OperatorStatistics
@@ -179,7 +180,8 @@ class IngestTask(Actor[_Message]):
     async def on_start(self) -> None:
         """Opens the shards, then the source."""
         self._source = self._make()
-        self._meters = Meters(self.ctx.monotonic_ms, OF_SOURCE)
+        self._meters = Meters(self.ctx.monotonic_ms, OF_SOURCE, self._id)
+        self._shards.ledger.add(self.memory)
 
         async def open_all() -> _Opened:
             await self._shards.open()
@@ -193,6 +195,15 @@ class IngestTask(Actor[_Message]):
             return _Opened()
 
         self.ctx.effect(open_all, done=lambda opened: opened, failed=_Failed)
+
+    def memory(self) -> Iterator[MemoryUse]:
+        """Tell what is staged and kept of each export, for a `MemoryLedger`."""
+        stage, intake = self._staging, self._intake
+        if stage is not None and intake is not None:
+            yield MemoryUse("staged", self._id, stage.rows_staged, stage.bytes + intake.bytes)
+            for name, held in intake.held().items():
+                sizes = held.rows, held.bytes_memory, held.bytes_mapped
+                yield MemoryUse("upserts", f"{self._id}/{name}", *sizes)
 
     async def on_stop(self) -> None:
         """Closes the source; what was spilled for nothing goes."""

@@ -239,7 +239,8 @@ class _Driver:
         """How to close what is open, in the order of opening."""
         self._lower: Frontier = work.as_of
         self._known: Frontier = 0
-        self._meters = Meters(clock.monotonic_ms, OF_SINK)
+        self._meters = Meters(clock.monotonic_ms, OF_SINK, work.id)
+        persist.ledger.add(self._meters.memory)
         self._first = True
         self._committed_ms: float | None = None
         self._stalled: str | None = None

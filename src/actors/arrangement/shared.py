@@ -50,6 +50,7 @@ from actors.arrangement.arrangement import (
     check_key,
 )
 from actors.errors import Closed, InvalidUsage, ReadBelowSince, StorageError
+from actors.memory_ledger import MemoryUse
 from actors.plan.schema import Schema
 from actors.plan.updates import between
 from actors.progress import Frontier, ShardId, Time
@@ -142,6 +143,19 @@ class SharedArrangements:
             arrangement = next(iter(self._due))
             del self._due[arrangement]
             return arrangement
+
+    def memory(self) -> list[MemoryUse]:
+        """Tell what all arrangements take, for a `MemoryLedger`."""
+        return [
+            MemoryUse(
+                "hidden" if each.private else "shared",
+                each.shard,
+                each.arrangement.rows,
+                each.arrangement.bytes_memory,
+                each.arrangement.bytes_mapped,
+            )
+            for each in self.statistics()
+        ]
 
     def note_private(self, arrangement: Arrangement, shard: ShardId) -> None:
         """List an arrangement that one dataflow keeps of a shard for itself, until it is closed."""

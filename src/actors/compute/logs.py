@@ -26,6 +26,7 @@ from actors.compute.live import Live
 from actors.compute.peeks import Wish
 from actors.compute.rendered import Rendered
 from actors.compute.state import ComputeState
+from actors.memory_ledger import MemoryUse
 from actors.plan.pieces import Piece
 from actors.plan.schema import DIFF, ERROR
 from actors.progress import Frontier, frontier_or_null, ms_behind
@@ -260,6 +261,13 @@ class Logs:
             sizes = inner.rows, inner.runs, inner.bytes_memory, inner.bytes_mapped
             kind = "hidden" if shared.private else "shared"
             yield (worker, kind, shared.shard, ", ".join(shared.key), *sizes, shared.users)
+
+    def memory(self) -> Iterator[MemoryUse]:
+        """Tell what the partitions of indexes take here, for a `MemoryLedger`."""
+        for live in self._live.values():
+            held = None if live.index is None else live.index.statistics(live.id)
+            if held is not None:
+                yield MemoryUse("index", held.id, held.rows, held.bytes_memory, held.bytes_mapped)
 
     def _peeks(self, worker: int) -> Iterator[Row]:
         for pending in self._state.reads.pending.all():

@@ -108,6 +108,7 @@ class Relations:
             "errors": lambda _: chain(self._errors(), sources.error_rows()),
             "spark_jobs": lambda found: map(_job_row, found.jobs),
             "actors": lambda _: self._actors(),
+            "memory": lambda _: map(msgspec.structs.astuple, desk.persist.ledger.uses()),
             "sources": lambda _: sources.rows(),
             "source_tables": lambda _: sources.table_rows(),
         }

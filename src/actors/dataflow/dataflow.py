@@ -133,6 +133,7 @@ class Dataflow(Actor[_Message]):
         self._awaiting: set[int] = set()
         self._measures = Measures()
         self._frontiers = FrontierReports(description, self._machine, workers)
+        persist.ledger.add(self._frontiers.memory)
         self._traces = StepTraces(persist, description)
         self._upkeep: Upkeep | None = None
 

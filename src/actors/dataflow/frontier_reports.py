@@ -1,4 +1,4 @@
-"""The frontiers that a dataflow reports to its workers, and when it does.
+"""The frontiers that a dataflow reports to its workers, and when it does; and its memory.
 
 *input* is to where all inputs have been described, *write* to where the output is known to be
 durable, *output* to where it is installed.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from actors.dataflow.events import Event
 from actors.dataflow.machine import Machine
 from actors.kernel import Address
+from actors.memory_ledger import MemoryUse
 from actors.progress import EMPTY
 from actors.protocol.compute import DataflowDescription, SubscribeExport
 from actors.protocol.internal import DataflowProgress, DataflowReport, Described
@@ -33,6 +34,16 @@ class FrontierReports:
         alone = isinstance(description.export, SubscribeExport)
         self._workers = workers[:1] if alone else workers
         self._last = DataflowProgress(description.id, 0, 0, 0)
+
+    def memory(self) -> list[MemoryUse]:
+        """Tell what is here of changes, for a `MemoryLedger`: those that wait for their step, and
+        those of the step under way."""
+        sources, step = self._machine.sources, self._machine.step
+        waiting = [held for source in sources for held in source.held]
+        taken = [] if step is None else [table for tables in step.deltas for table in tables]
+        rows = sum(held.rows.num_rows for held in waiting) + sum(t.num_rows for t in taken)
+        size = sum(held.bytes for held in waiting) + sum(table.nbytes for table in taken)
+        return [MemoryUse("changes", self._last.dataflow, rows, size)] if rows else []
 
     def after(self, event: Event, number: int) -> None:
         """Report what an event has moved; `number`: the last step that was cut before it."""

@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from actors.memory_ledger import MemoryUse
+from actors.progress import ObjectId
 from actors.protocol.storage import OperatorStatistics
 
 OF_SOURCE: Final = {
@@ -41,9 +43,12 @@ class Meter(msgspec.Struct):
 
 
 class Meters:
-    """Those of one task. `operators`: `OF_SOURCE` or `OF_SINK`."""
+    """Those of one task of the object `id`. `operators`: `OF_SOURCE` or `OF_SINK`."""
 
-    def __init__(self, monotonic_ms: Callable[[], float], operators: Mapping[str, str]) -> None:
+    def __init__(
+        self, monotonic_ms: Callable[[], float], operators: Mapping[str, str], id: ObjectId
+    ) -> None:
+        self._id = id
         self._monotonic_ms = monotonic_ms
         self._meters = {name: Meter(text) for name, text in operators.items()}
         self._told: tuple[OperatorStatistics, ...] = ()
@@ -59,6 +64,14 @@ class Meters:
             yield meter
         finally:
             meter.ms += self._monotonic_ms() - began
+
+    def memory(self) -> list[MemoryUse]:
+        """Tell what operators hold of a batch, for a `MemoryLedger`."""
+        return [
+            MemoryUse("gathered", self._id, 0, meter.bytes_memory, meter.bytes_mapped)
+            for meter in self._meters.values()
+            if meter.bytes_memory or meter.bytes_mapped
+        ]
 
     def statistics(self) -> tuple[OperatorStatistics, ...]:
         """Return what all have done; the same as the last time when no rows have passed and none
