@@ -170,6 +170,34 @@ async def test_what_waits_is_told(tmp_path: Path) -> None:
         assert await world.rows("subscribes") == []
 
 
+async def test_frontiers_tell_how_far_a_view_is_behind_while_it_computes(tmp_path: Path) -> None:
+    async with running(tmp_path) as world:
+        client = world.client
+        world.controls.hold("Step")
+        begun = world.controls.counts["Step"]
+        first = await client.insert("t", [{"k": 100, "v": 7}])
+        await world.controls.wait_begun("Step", begun + 1)
+        last = await client.insert("t", [{"k": 101, "v": 7}])
+        of = {"where": [("name", "=", "w"), ("worker", "=", 0)]}
+
+        async def heard() -> bool:
+            [row] = await world.rows("frontiers", **of)
+            return row["input"] is not None and int(row["input"]) > last
+
+        await until(heard)
+        [row] = await world.rows("frontiers", **of)
+        assert row["write"] == row["output"] <= first
+        assert row["lag_ms"] == row["input"] - row["output"] > 0
+        world.controls.release("Step")
+        await client.wait_for("w", last)
+
+        async def up() -> bool:
+            [row] = await world.rows("frontiers", **of)
+            return row["output"] is not None and int(row["output"]) > last
+
+        await until(up)
+
+
 async def test_a_copy_under_way_is_told(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         assert await world.rows("copies") == []

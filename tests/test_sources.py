@@ -21,6 +21,7 @@ from actors.protocol.api_storage import Health, SourceStatus
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
+from actors.watching import look, summary
 
 CHURN = {"kind": "churn", "keys": 50, "rate": 2_000, "seed": 5}
 
@@ -176,6 +177,16 @@ async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> No
 
         await until(stalled)
         assert "sick" in seen[-1].error  # at another look it may be tried again
+
+        async def told() -> bool:
+            rows = (await client.peek("penstock.errors")).to_pylist()
+            objects = {row["object"] for row in rows}
+            return objects == {"sick"} and "sick" in str(rows[0]["text"])
+
+        await until(told)
+        shown = dict(summary(await look(client), None))
+        assert int(shown["errors"]) > 0
+        assert "stalled for" in shown["  sick"]
         upper = (await source(client, "well")).upper
         await client.wait_for("well", upper + 300)
         assert (await source(client, "well")).health.status == "running"
@@ -185,6 +196,11 @@ async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> No
             return (await source(client, "sick")).health.status == "running"
 
         await until(well_again)
+
+        async def no_errors() -> bool:
+            return not (await client.peek("penstock.errors")).to_pylist()
+
+        await until(no_errors)
         failed = (await source(client, "sick")).failed
         assert failed is not None
         assert failed.status == "stalled"
@@ -231,10 +247,16 @@ async def test_a_sink_writes_what_a_view_holds_over_restarts(tmp_path: Path) -> 
                     return Counter(held) == expected  # noqa: B023
 
                 await until(equal)
-                operators = await client.peek("penstock.operators", columns=["name", "operator"])
-                assert {("accounts", "Append"), ("accounts", "Export"), ("lake", "Write")} <= {
-                    (row["name"], row["operator"]) for row in operators.to_pylist()
-                }
+
+                async def at_work() -> bool:
+                    told = (await client.peek("penstock.operators")).to_pylist()
+                    did = {(row["name"], row["operator"]): row for row in told}
+                    wanted = ("accounts", "Append"), ("lake", "Read"), ("lake", "Write")
+                    return did.keys() >= {*wanted} and all(
+                        did[each]["rows"] > 0 and did[each]["ms"] > 0 for each in wanted
+                    )
+
+                await until(at_work)
                 (sink,) = await client.sinks()
                 assert (sink.on, sink.kind, sink.health.status) == ("sums", "delta", "running")
                 with pytest.raises(ObjectInUse, match="lake"):

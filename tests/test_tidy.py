@@ -28,7 +28,7 @@ BANNED = (
     "time.sleep",
 )
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("telemetry", "spans", "settings", "progress", "errors"),
+    ("telemetry", "spans", "settings", "progress", "errors", "memory_ledger"),
     ("tracing",),
     ("kernel",),
     ("plan",),

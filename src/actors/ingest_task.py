@@ -17,21 +17,25 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
 import anyio
 import msgspec
 
+from actors.arrangement import ArrangementStatistics
 from actors.errors import Fenced, PenstockError
 from actors.ingest.contents import KeyedContents
-from actors.ingest.intake import Done, Intake
+from actors.ingest.intake import Done, Intake, Work
+from actors.ingest.meters import OF_SOURCE, Meters
 from actors.ingest.shards import IngestShards
 from actors.ingest.staging import Batch, Staging
 from actors.kernel import Actor, Address
+from actors.memory_ledger import MemoryUse
 from actors.persist import Part
 from actors.progress import Frontier, ObjectId
+from actors.protocol.storage import OperatorStatistics
 from actors.settings import Settings
 from actors.sources.source import (
     Export,
@@ -74,6 +78,9 @@ class Ingested(msgspec.Struct, frozen=True, gc=False):
     """Read and not durable yet."""
     outside_ms: int | None = None
     """When the newest of what came was committed outside."""
+    held: tuple[tuple[str, ArrangementStatistics], ...] = ()
+    """What is kept of the contents of exports, to find old rows in."""
+    operators: tuple[OperatorStatistics, ...] = ()
 
 
 class IngestRunning(msgspec.Struct, frozen=True, gc=False):
@@ -173,6 +180,8 @@ class IngestTask(Actor[_Message]):
     async def on_start(self) -> None:
         """Opens the shards, then the source."""
         self._source = self._make()
+        self._meters = Meters(self.ctx.monotonic_ms, OF_SOURCE, self._id)
+        self._shards.ledger.add(self.memory)
 
         async def open_all() -> _Opened:
             await self._shards.open()
@@ -186,6 +195,15 @@ class IngestTask(Actor[_Message]):
             return _Opened()
 
         self.ctx.effect(open_all, done=lambda opened: opened, failed=_Failed)
+
+    def memory(self) -> Iterator[MemoryUse]:
+        """Tell what is staged and kept of each export, for a `MemoryLedger`."""
+        stage, intake = self._staging, self._intake
+        if stage is not None and intake is not None:
+            yield MemoryUse("staged", self._id, stage.rows_staged, stage.bytes + intake.bytes)
+            for name, held in intake.held().items():
+                sizes = held.rows, held.bytes_memory, held.bytes_mapped
+                yield MemoryUse("upserts", f"{self._id}/{name}", *sizes)
 
     async def on_stop(self) -> None:
         """Closes the source; what was spilled for nothing goes."""
@@ -275,6 +293,7 @@ class IngestTask(Actor[_Message]):
 
     def _count(self, given: Rows | Upserts) -> None:
         table = given.updates if isinstance(given, Rows) else given.changes
+        self._meters["Read"].rows += table.num_rows
         snapshot = isinstance(given, Rows) and given.snapshot
         counts = self._counts
         self._counts = msgspec.structs.replace(
@@ -297,7 +316,11 @@ class IngestTask(Actor[_Message]):
             self._spill()
         if not self._asking and not self._working and stage.hungry and self._taking.empty:
             self._asking = True
-            self.ctx.effect(self._source.next, done=_Given, failed=_Failed)
+            self.ctx.effect(self._next, done=_Given, failed=_Failed)
+
+    async def _next(self) -> Given:
+        with self._meters.timed("Read"):
+            return await self._source.next()
 
     def _take_in(self, stage: Staging) -> None:
         """Stages what was given, as far as that needs no work; starts the work."""
@@ -311,8 +334,13 @@ class IngestTask(Actor[_Message]):
         )
         if work is not None:
             self._working = True
-            intake = self._taking
-            self.ctx.effect(lambda: intake.do(work), done=_Worked, failed=_Failed)
+            self.ctx.effect(lambda: self._do(work), done=_Worked, failed=_Failed)
+
+    async def _do(self, work: Work) -> Done:
+        with self._meters.timed("Resolve") as meter:
+            done = await self._taking.do(work)
+            meter.rows += 0 if done.rows is None else done.rows.updates.num_rows
+            return done
 
     def _gather(self, stage: Staging) -> bool:
         """Whether what is complete waits for more."""
@@ -326,7 +354,9 @@ class IngestTask(Actor[_Message]):
         self._committing = True
 
         async def commit() -> _Committed:
-            upper = await self._shards.commit(batch)
+            with self._meters.timed("Append") as meter:
+                upper = await self._shards.commit(batch)
+                meter.rows += batch.rows
             await self._source.taken(batch.position)
             return _Committed(upper, batch)
 
@@ -337,7 +367,9 @@ class IngestTask(Actor[_Message]):
         tables = self._stage.spill(self.ctx.now_ms(), self._shards.upper)
 
         async def spill() -> _Spilled:
-            return _Spilled(await self._shards.write_all(tables))
+            with self._meters.timed("Spill") as meter:
+                meter.rows += sum(table.num_rows for table in tables.values())
+                return _Spilled(await self._shards.write_all(tables))
 
         self.ctx.effect(spill, done=lambda done: done, failed=_Failed)
 
@@ -352,7 +384,8 @@ class IngestTask(Actor[_Message]):
         self._committing = True
 
         async def tick() -> _Committed:
-            return _Committed(await self._shards.tick(now + 1), None)
+            with self._meters.timed("Append"):
+                return _Committed(await self._shards.tick(now + 1), None)
 
         self.ctx.effect(tick, done=lambda done: done, failed=_Failed)
 
@@ -369,6 +402,11 @@ class IngestTask(Actor[_Message]):
                 commits=counts.commits + 1,
             )
             failed, outside_ms = batch.failed, batch.outside_ms
+        held, meters, stage = self._taking.held(), self._meters, self._stage
+        meters["Resolve"].bytes_memory = sum(each.bytes_memory for each in held.values())
+        meters["Resolve"].bytes_mapped = sum(each.bytes_mapped for each in held.values())
+        meters["Stage"].bytes_memory = stage.bytes + self._taking.bytes
+        meters["Stage"].rows = meters["Append"].rows + stage.rows_staged
         self._owner.reply(
             Ingested(
                 self._id,
@@ -379,8 +417,10 @@ class IngestTask(Actor[_Message]):
                 self._counts,
                 self._source.lag(),
                 failed,
-                self._stage.rows_staged,
+                stage.rows_staged,
                 outside_ms,
+                tuple(held.items()),
+                meters.statistics(),
             )
         )
 

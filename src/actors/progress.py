@@ -33,6 +33,22 @@ def format_frontier(frontier: Frontier) -> str:
     return "[]" if frontier >= EMPTY else f"[{frontier}]"
 
 
+def frontier_or_null(frontier: Frontier | None) -> int | None:
+    """Return a frontier as people see it: None when nothing is known of it (0: no time lies below
+    it), or when it is empty."""
+    return None if not frontier or is_empty(frontier) else frontier
+
+
+def ms_behind(ahead: Frontier, behind: Frontier) -> int | None:
+    """Return by how much one frontier is behind another; None when one is not known (0), or only
+    the one ahead is empty."""
+    if is_empty(behind):
+        return 0
+    if is_empty(ahead) or not ahead or not behind:
+        return None
+    return max(0, ahead - behind)
+
+
 def is_empty(frontier: Frontier) -> bool:
     """Whether nothing more will come."""
     return frontier >= EMPTY

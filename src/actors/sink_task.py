@@ -40,6 +40,7 @@ import pyarrow as pa
 from actors.arrangement.gathered import Gathered, check_positive
 from actors.arrangement.reading import ROWS_AT_ONCE
 from actors.errors import InvalidUsage, PenstockError
+from actors.ingest.meters import OF_SINK, Meters
 from actors.kernel import Actor, Address, Clock, Effect
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 from actors.plan.updates import advance, between, split_errors
@@ -237,6 +238,9 @@ class _Driver:
         self._opened: list[Callable[[], Awaitable[None]]] = []
         """How to close what is open, in the order of opening."""
         self._lower: Frontier = work.as_of
+        self._known: Frontier = 0
+        self._meters = Meters(clock.monotonic_ms, OF_SINK, work.id)
+        persist.ledger.add(self._meters.memory)
         self._first = True
         self._committed_ms: float | None = None
         self._stalled: str | None = None
@@ -255,7 +259,7 @@ class _Driver:
         upper = await self._sink.open(work.schema)
         self._first = upper is None
         self._lower = work.as_of if upper is None else upper
-        known = await self._persist.upper(work.shard)
+        known = self._known = await self._persist.upper(work.shard)
         if upper is not None and upper > known:
             raise InvalidUsage(
                 f"outside everything below {format_frontier(upper)} is there, and {work.name} "
@@ -294,7 +298,9 @@ class _Driver:
         return result
 
     def _progress(self) -> None:
-        self._tell(SinkProgress(self._work.id, self._number, self._lower, self._sink.statistics()))
+        counts, known = self._sink.statistics(), max(self._known, self._lower)
+        told = self._work.id, self._number, self._lower, counts, known
+        self._tell(SinkProgress(*told, self._meters.statistics()))
 
     # -- which batch ------------------------------------------------------------------------------
 
@@ -309,7 +315,9 @@ class _Driver:
             upper = EMPTY
         self.doing = f"commits {self._lower} to {upper}"
         began = self._clock.monotonic_ms()
-        await self._sink.commit(self._lower, upper)
+        with self._meters.timed("Commit") as meter:
+            await self._sink.commit(self._lower, upper)
+        meter.rows = self._sink.statistics().rows_committed
         self._committed_ms = began
         self._lower, self._first = upper, False
         if upper < EMPTY:
@@ -324,6 +332,9 @@ class _Driver:
         as_of = self._lower
         while True:
             found = await self._look(as_of)
+            if found.known > self._known:
+                self._known = found.known
+                self._progress()  # so that it is seen how far it is behind
             stretches = stretches_in_error(await self._errors(found), found.known)
             chosen = cut(
                 self._lower, found.known, found.listed, stretches, self._settings.sink_bytes_max
@@ -418,7 +429,9 @@ class _Driver:
         gathered = None if plain else Gathered(shape, self._scratch / "gathered")
         try:
             for part in parts:
-                updates = await self._persist.fetch(part, schema)
+                with self._meters.timed("Read") as meter:
+                    updates = await self._persist.fetch(part, schema)
+                meter.rows += updates.num_rows
                 for start in range(0, updates.num_rows, ROWS_AT_ONCE):
                     piece = await self._blocking(
                         partial(
@@ -434,12 +447,16 @@ class _Driver:
                     else:
                         if times:
                             piece = piece.append_column(_at(schema), piece[TIME])
-                        await self._blocking(partial(gathered.add, piece))
+                        with self._meters.timed("Gather") as meter:
+                            await self._blocking(partial(gathered.add, piece))
+                        meter.rows += piece.num_rows
+                        meter.bytes_memory, meter.bytes_mapped = gathered.bytes
                 self._reader.release([part.key])
             self._reader.release([part.key for part in found.parts])
             if gathered is not None:
                 await self._give_sums(gathered, upper)
         finally:
+            self._meters["Gather"].bytes_memory = self._meters["Gather"].bytes_mapped = 0
             if gathered is not None:
                 with anyio.CancelScope(shield=True):
                     await self._clock.run_blocking(gathered.close)
@@ -455,7 +472,9 @@ class _Driver:
 
     async def _give(self, piece: pa.Table) -> None:
         if piece.num_rows:
-            await self._sink.write(piece)
+            with self._meters.timed("Write") as meter:
+                await self._sink.write(piece)
+            meter.rows += piece.num_rows
 
     async def _give_sums(self, gathered: Gathered, upper: Frontier) -> None:
         contents = await self._blocking(gathered.contents)

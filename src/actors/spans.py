@@ -63,6 +63,10 @@ class Instruments(Protocol):
         """Adds, records or sets, as is the measure's kind; `key`: the dataflow or object."""
         ...
 
+    def forget(self, key: str, names: Iterable[str], /) -> None:
+        """Takes back the measures of those names that have this key."""
+        ...
+
 
 # -- what was started ------------------------------------------------------------------------------
 
@@ -107,6 +111,12 @@ def measure(name: str, value: float, key: str = "") -> None:
     """Gives a value to the instrument of that name, if somebody measures."""
     if _instruments is not None:
         _instruments.measure(name, value, key)
+
+
+def forget_measures(key: str, *names: str) -> None:
+    """Takes back what was measured under a key: the dataflow or object is no more."""
+    if _instruments is not None:
+        _instruments.forget(key, names)
 
 
 def measuring() -> bool:

@@ -200,6 +200,7 @@ class Worker(Actor[WorkerMessage]):
         self._logs = Logs(
             self._state, self._live, settings.log_rows_max, cast.shared, replica_name(replica)
         )
+        persist.ledger.add(self._logs.memory)
         self._storage_adapters = storage_adapters
         self._outside = outside
         self._lanes = lanes

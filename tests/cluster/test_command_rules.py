@@ -85,6 +85,8 @@ def test_a_good_conversation() -> None:
         [*START, *(Peek(uuid, IndexTarget("i1"), 5) for uuid in "pp")],
         [*START, *(Peek(uuid, IndexTarget("i1"), 5) for uuid in "pqr")],
         [*START, *(AllowCompaction(id, 5) for id in "abcd")],
+        [*START, *(AllowCompaction(id, EMPTY) for id in "abcd")],
+        [*START, AllowCompaction("i" * 257, EMPTY)],
         [*START, Peek("p", IndexTarget("i1"), 5, ("k",), bytes(8192 * 4 + 1))],
         [*START, CreateDataflow(FLOW), InitializationComplete(), DROP, CreateDataflow(FLOW)],
     ],

@@ -113,7 +113,11 @@ def test_frontiers_and_how_far_the_output_is_behind() -> None:
     room.do(CreateDataflow(index(as_of=10)))
     room.state.handle(e.Progressed(1, DataflowProgress("i1", 0, 50, 0)))
     room.state.handle(e.Sealed(1, 20, 10))
-    [row] = room.rows("penstock.frontiers")
+    room.do(CreateDataflow(subscribe()))
+    row, heard = room.rows("penstock.frontiers")
+    told = [heard[name] for name in ("input", "write", "output", "lag_ms")]
+    assert told == [None] * 4, "nothing is known of it"
+    room.do(AllowCompaction(heard["id"], EMPTY))
     assert (row["since"], row["input"], row["write"], row["output"]) == (10, 50, 20, 20)
     assert row["lag_ms"] == 30
     room.state.handle(e.Progressed(1, DataflowProgress("i1", 0, EMPTY, 0)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,9 @@ class Flow:
 
     @property
     def progress(self) -> list[int]:
-        return [message.output for message in self.told(DataflowProgress)]
+        """The outputs told, each once in a row; 0 is none."""
+        told = [message.output for message in self.told(DataflowProgress)]
+        return [output for output, _ in groupby(told) if output]
 
     async def start(self) -> None:
         await self.subject.send(WritesAllowed())

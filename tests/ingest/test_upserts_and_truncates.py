@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from made_up_source import MadeUp, Transaction  # type: ignore[import-not-found]
 
+from actors.ingest.meters import OF_SOURCE
 from actors.ingest.shards import REMAP, ExportShard, IngestShards
-from actors.ingest_task import IngestEnded, IngestTask
+from actors.ingest_task import Ingested, IngestEnded, IngestTask
 from actors.persist import NewShard, PersistClient
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.settings import Settings
@@ -169,6 +170,24 @@ async def durable(persist: PersistClient) -> tuple[int, Contents]:
     return (at[0] if at else 0), held
 
 
+def check_operators(told: list[Ingested]) -> int:
+    """What a task tells of its operators: counts only rise; what it keeps is told as memory, of
+    which it returns the most."""
+    most = 0
+    before: dict[str, int] = {}
+    for each in told:
+        did = {operator.operator: operator for operator in each.operators}
+        assert list(did) == list(OF_SOURCE)
+        rows = {name: operator.rows for name, operator in did.items()}
+        assert all(rows[name] >= before.get(name, 0) for name in rows if name != "Stage")
+        before = rows
+        assert rows["Append"] == each.counts.rows_inserted + each.counts.rows_deleted
+        held = sum(kept.bytes_memory + kept.bytes_mapped for _, kept in each.held)
+        assert did["Resolve"].bytes_memory + did["Resolve"].bytes_mapped == held
+        most = max(most, held)
+    return most
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: int) -> None:
     chance = random.Random(seed)
@@ -180,7 +199,7 @@ async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: 
     persist = await PersistClient.in_memory(settings, stage.clock)
     assert await persist.create_shards([NewShard("s", REMAP), NewShard("s-k", SCHEMA)])
     owner = stage.probe("owner")
-    folder = Path(tempfile.mkdtemp(prefix="keyed-"))
+    folder, kept = Path(tempfile.mkdtemp(prefix="keyed-")), 0
     for turn in range(300):
         source = Keyed(transactions, seed * 1_000 + turn)
         shards = IngestShards(persist, "s", {"k": ExportShard("s-k", SCHEMA)})
@@ -203,10 +222,14 @@ async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: 
             await subject.stop()
         ended = [each for each in owner.received if isinstance(each, IngestEnded)]
         assert ended == []
+        kept = max(
+            kept, check_operators([each for each in owner.received if isinstance(each, Ingested)])
+        )
         owner.received.clear()
         assert not (folder / str(turn)).exists()
         position, held = await durable(persist)
         assert held == contents(transactions[:position]), position
         if position == len(transactions):
+            assert kept > 0
             return
     pytest.fail(f"at {position} of {len(transactions)}")

@@ -98,6 +98,23 @@ async def test_who_is_given_room_and_leaves_passes_it_on() -> None:
     assert lane.under_way == 1
 
 
+async def test_who_leaves_while_it_waits_for_the_mailbox_gives_its_room_back() -> None:
+    box, lane = _lane(2, room=1)
+    await lane.send(0)
+    for _ in range(3):
+        sender = asyncio.create_task(lane.send(1))
+        await anyio.wait_all_tasks_blocked()
+        assert lane.under_way == 2
+        sender.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert sender.cancelled()
+        assert lane.under_way == 1
+    assert await box.receive() == [0]
+    with anyio.fail_after(5):
+        await lane.send(2)
+    assert await box.receive() == [2]
+
+
 @pytest.mark.parametrize(("broken", "error"), [(None, Closed), ("it did", Broken)])
 async def test_who_waits_learns_that_the_mailbox_has_closed(
     broken: str | None, error: type[Exception]

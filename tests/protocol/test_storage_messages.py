@@ -32,6 +32,7 @@ SCHEMA = Schema((Column("k", "bigint"),))
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: st.integers(-(2**62), 2**62),
+    float: st.floats(allow_nan=False),
     str: st.text(max_size=8),
     bytes: st.binary(max_size=8),
     type(None): st.none(),

@@ -161,6 +161,8 @@ class House:
         self.owner = stage.probe(f"{self.name}-owner")
         self.sinks: list[RememberingSink] = []
         self.number = 0
+        self.upper: Frontier | None = None
+        """Told last."""
         self.given: dict[str, Any] = {}
 
     async def stores(self, schema: Schema = SCHEMA, *, tables: bool = False) -> PersistClient:
@@ -186,6 +188,7 @@ class House:
         real: bool = False,
     ) -> Subject[Any]:
         self.number += 1
+        self.upper = None
         work = SinkWork(
             "u1", "view", "s", self.schema, config or ParquetConfig("p", creation="c"), as_of
         )
@@ -213,20 +216,20 @@ class House:
 
     async def uppers(self) -> list[Frontier]:
         """Of the progress told since this was last asked; other messages are taken away."""
-        await self.stage.idle()
-        told = [each.upper for each in self.owner.received if isinstance(each, SinkProgress)]
-        self.owner.received.clear()
-        return told
+        return [each for each in await self.told() if isinstance(each, int)]
 
     async def told(self) -> list[Any]:
-        """All that was told since this was last asked, progress as its upper."""
+        """All that was told since this was last asked, progress as its upper when that moved."""
         await self.stage.idle()
         found: list[Any] = []
         for each in self.owner.received:
             assert each.number == self.number
             match each:
-                case SinkProgress(upper=upper):
-                    found.append(upper)
+                case SinkProgress(upper=upper, input=heard):
+                    assert heard >= upper
+                    if upper != self.upper:
+                        found.append(upper)
+                    self.upper = upper
                 case SinkStatus(status=status, error=error):
                     found.append(status if error is None else f"{status}: {error}")
                 case SinkEnded(error=error):

@@ -51,6 +51,24 @@ def test_an_earlier_epoch_counts_and_says_nothing_of_how_things_stand() -> None:
     )
 
 
+def test_what_another_object_of_the_same_id_has_done_is_not_added() -> None:
+    total = Aggregate()
+    total.begin("source", ["u1", "u1a"], 1)
+    total.absorb(update(1, Statistics("u1a", messages=2)))
+    total.remove(["u1a"])
+    total.begin("source", ["u1", "u1a"], 4)
+    total.absorb(update(1, Statistics("u1a", messages=10)))  # it comes late
+    total.absorb(update(1, Statistics("u1", messages=20)))  # this one was never dropped
+    assert total.of("u1a") == Statistics("u1a")
+    assert total.of("u1") == Statistics("u1", messages=20)
+    total.remove(["u1", "u1a"])
+    total.begin("sink", ["u1"], 5)
+    total.absorb(update(4, Statistics("u1", messages=30)))
+    total.absorb(update(5, Statistics("u1", messages=1)))
+    assert total.of("u1") == Statistics("u1", messages=1)
+    assert total.ignored == 2
+
+
 def test_changed_objects_are_told_whole_and_a_new_client_hears_all() -> None:
     total = Aggregate()
     total.begin("source", ["u1", "u1a"], 1)

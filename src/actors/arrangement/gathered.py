@@ -65,6 +65,14 @@ class Gathered:
         self._spilled.fill(set_column(held, TIME, times))
         self._held, self._held_bytes = [], 0
 
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """What it takes in memory, and in files."""
+        spilled = None if self._spilled is None else self._spilled.statistics()
+        if spilled is None:
+            return self._held_bytes, 0
+        return self._held_bytes + spilled.bytes_memory, spilled.bytes_mapped
+
     def contents(self) -> Contents:
         """All that was added, summed."""
         if self._spilled is None:

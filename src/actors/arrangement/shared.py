@@ -38,6 +38,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import msgspec
 import pyarrow as pa
@@ -49,6 +50,7 @@ from actors.arrangement.arrangement import (
     check_key,
 )
 from actors.errors import Closed, InvalidUsage, ReadBelowSince, StorageError
+from actors.memory_ledger import MemoryUse
 from actors.plan.schema import Schema
 from actors.plan.updates import between
 from actors.progress import Frontier, ShardId, Time
@@ -59,7 +61,7 @@ _Name: TypeAlias = tuple[ShardId, tuple[str, ...], Schema]
 
 
 class SharedStatistics(msgspec.Struct, frozen=True):
-    """One shared arrangement at one moment."""
+    """One arrangement of a registry at one moment."""
 
     shard: ShardId
     key: tuple[str, ...]
@@ -68,6 +70,8 @@ class SharedStatistics(msgspec.Struct, frozen=True):
     upper: Frontier
     """0: not filled yet."""
     arrangement: ArrangementStatistics
+    private: bool = False
+    """Whether it is one dataflow's own (`SharedArrangements.note_private`)."""
 
 
 class SharedArrangements:
@@ -90,6 +94,7 @@ class SharedArrangements:
         self._lock = threading.Lock()
         self._entries: dict[_Name, list[_Entry]] = {}
         """By age; the newest that is good for a newcomer takes it."""
+        self._private: WeakKeyDictionary[Arrangement, ShardId] = WeakKeyDictionary()
         self._numbers = itertools.count(1)
         self._due: dict[Arrangement, None] = {}
         self._merging = False
@@ -139,11 +144,34 @@ class SharedArrangements:
             del self._due[arrangement]
             return arrangement
 
+    def memory(self) -> list[MemoryUse]:
+        """Tell what all arrangements take, for a `MemoryLedger`."""
+        return [
+            MemoryUse(
+                "hidden" if each.private else "shared",
+                each.shard,
+                each.arrangement.rows,
+                each.arrangement.bytes_memory,
+                each.arrangement.bytes_mapped,
+            )
+            for each in self.statistics()
+        ]
+
+    def note_private(self, arrangement: Arrangement, shard: ShardId) -> None:
+        """List an arrangement that one dataflow keeps of a shard for itself, until it is closed."""
+        with self._lock:
+            self._private[arrangement] = shard
+
     def statistics(self) -> list[SharedStatistics]:
-        """All arrangements, the unfilled ones too."""
+        """All arrangements, the unfilled and the private ones too."""
         with self._lock:
             entries = [entry for entries in self._entries.values() for entry in entries]
-            return [entry.statistics() for entry in entries]
+            found = [entry.statistics() for entry in entries]
+            for held, shard in self._private.items():
+                if not held.closed:
+                    own = held.since, held.upper, held.statistics()
+                    found.append(SharedStatistics(shard, held.key, 1, *own, private=True))
+            return found
 
 
 class _Entry:
@@ -208,15 +236,13 @@ class _Entry:
     def statistics(self) -> SharedStatistics:
         shard, key, _ = self.name
         held = self.arrangement
-        nothing = ArrangementStatistics(0, 0, 0, 0, 0)
-        return SharedStatistics(
-            shard,
-            key,
-            len(self.users),
-            0 if held is None else held.since,
-            0 if held is None else held.upper,
-            nothing if held is None else held.statistics(),
-        )
+        if held is None and self.filling is not None:
+            held = self.filling.arrangement  # its upper is 0
+        if held is None:
+            nothing = ArrangementStatistics(0, 0, 0, 0, 0)
+            return SharedStatistics(shard, key, len(self.users), 0, 0, nothing)
+        own = held.since, held.upper, held.statistics()
+        return SharedStatistics(shard, key, len(self.users), *own)
 
 
 class Handle:
@@ -395,7 +421,7 @@ class Filling:
         self._registry = registry
         self._entry = entry
         self._place = place
-        self._arrangement: Arrangement | None = None
+        self.arrangement: Arrangement | None = None
         self._ended = False
 
     def start(self, shard_since: Time) -> None:
@@ -410,19 +436,19 @@ class Filling:
             if not ended:
                 self.since = max(shard_since, self._entry.floor(registry.slack))
                 arrangement.allow_compaction(self.since)
-                self._arrangement = arrangement
+                self.arrangement = arrangement
         if ended:
             shutil.rmtree(self._place, ignore_errors=True)
             raise Closed("the filling was given up before it began")
 
     def insert(self, updates: pa.Table) -> None:
         """Adds updates, in any order. Raises `StorageError`, and `Closed` after the end."""
-        assert self._arrangement is not None, "start comes first"
-        self._arrangement.fill(updates)
+        assert self.arrangement is not None, "start comes first"
+        self.arrangement.fill(updates)
 
     def publish(self, upper: Frontier) -> None:
         """All updates before `upper` are in: everybody may read. Raises `StorageError`."""
-        arrangement, entry, registry = self._arrangement, self._entry, self._registry
+        arrangement, entry, registry = self.arrangement, self._entry, self._registry
         assert arrangement is not None, "start comes first"
         arrangement.insert(arrangement.schema.arrow_updates().empty_table(), upper)
         with registry._lock:
@@ -445,8 +471,8 @@ class Filling:
                 return
             self._ended = True
             self._entry.filling = None
-        if self._arrangement is not None:
-            self._arrangement.close()
+        if self.arrangement is not None:
+            self.arrangement.close()
         shutil.rmtree(self._place, ignore_errors=True)
         self._settled()
 

@@ -86,6 +86,7 @@ def cast_of(
         lag_bytes_max=settings.arrangement_lag_bytes_max,
         slack=settings.arrangement_slack_ms,
     )
+    persist.ledger.add(arrangements.memory)
 
     def dataflow(
         description: DataflowDescription, workers: tuple[Address[Any], ...], scratch: Path

@@ -139,11 +139,18 @@ class CommandRules:
             raise InvalidUsage(f"dataflow {id} is one more than dataflows_max ({limit})")
         check_description(dataflow)
         self._dataflows[id] = False
+        self._named.discard(id)
         if self._running is None and isinstance(dataflow.export, SubscribeExport | CopyToExport):
             self._streams.add(id)
 
     def _compact(self, command: AllowCompaction) -> None:
-        if is_empty(command.frontier):
+        if not self.complete and command.id not in self._dataflows:
+            # The history keeps what is said of it, whatever the frontier.
+            check_name(command.id, "the id of an AllowCompaction", NAME_BYTES_MAX)
+            self._named.add(command.id)
+            limit = self._settings.dataflows_max
+            _require(len(self._named) <= limit, f"more than {limit} unknown ids (dataflows_max)")
+        elif is_empty(command.frontier):
             told = self._dataflows.pop(command.id, None)
             if self.complete and command.id in self._streams:
                 self._streams.discard(command.id)
@@ -152,11 +159,6 @@ class CommandRules:
                     self._spent.popitem(last=False)
             elif told is False and self.complete:
                 self._ending.add(command.id)
-        elif not self.complete and command.id not in self._dataflows:
-            check_name(command.id, "the id of an AllowCompaction", NAME_BYTES_MAX)
-            self._named.add(command.id)
-            limit = self._settings.dataflows_max
-            _require(len(self._named) <= limit, f"more than {limit} unknown ids (dataflows_max)")
 
     def _check_configuration(self, command: UpdateConfiguration) -> None:
         highest = self._settings.frame_bytes_max - FRAME_OVERHEAD_BYTES

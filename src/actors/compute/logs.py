@@ -26,9 +26,10 @@ from actors.compute.live import Live
 from actors.compute.peeks import Wish
 from actors.compute.rendered import Rendered
 from actors.compute.state import ComputeState
+from actors.memory_ledger import MemoryUse
 from actors.plan.pieces import Piece
 from actors.plan.schema import DIFF, ERROR
-from actors.progress import Frontier, is_empty
+from actors.progress import Frontier, frontier_or_null, ms_behind
 from actors.protocol.compute import (
     CopyToExport,
     DataflowDescription,
@@ -47,18 +48,6 @@ Row: TypeAlias = tuple[Any, ...]
 _HYDRATING: Final = ("suspended", "hydrating")
 PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
 """The one for which dataflows are asked."""
-
-
-def frontier_or_null(frontier: Frontier | None) -> int | None:
-    """A frontier as a relation shows it: NULL when it is empty."""
-    return None if frontier is None or is_empty(frontier) else frontier
-
-
-def lag_ms(ahead: Frontier, behind: Frontier) -> int | None:
-    """By how much one frontier is behind another; NULL when one of them has no time."""
-    if is_empty(ahead) or is_empty(behind):
-        return 0 if is_empty(behind) else None
-    return max(0, ahead - behind)
 
 
 # -- rows as contents ------------------------------------------------------------------------------
@@ -188,7 +177,8 @@ class Logs:
         self._live = live
         self._shared = shared
         self.beside: Callable[[str], Iterable[Row]] = lambda name: ()
-        """What else runs here, as rows of `dataflows` and `frontiers`: the storage half."""
+        """What else runs here, as rows of `dataflows`, `frontiers` and `arrangements`: the
+        storage half."""
         self.steps = StepLog(rows_max)
         self.reconciliation = ReconciliationLog()
 
@@ -206,7 +196,7 @@ class Logs:
             case "frontiers":
                 return chain(self._frontiers(worker), self.beside("frontiers"))
             case "arrangements":
-                return self._arrangements(worker)
+                return chain(self._arrangements(worker), self.beside("arrangements"))
             case "worker_peeks":
                 return self._peeks(worker)
             case "steps":
@@ -240,18 +230,19 @@ class Logs:
     def _frontiers(self, worker: int) -> Iterator[Row]:
         for rendered in self._state.rendered.values():
             described = rendered.description
-            if rendered.is_copy:
+            if rendered.is_copy or (rendered.is_subscribe and worker != 0):
                 continue
             upper = rendered.emitted if rendered.is_subscribe else rendered.output
+            write = None if rendered.is_subscribe else frontier_or_null(rendered.write)
             yield (
                 worker,
                 described.id,
                 described.name,
                 frontier_or_null(rendered.allowed),
                 frontier_or_null(rendered.input),
-                frontier_or_null(rendered.write),
+                write,
                 frontier_or_null(upper),
-                None if rendered.is_subscribe else lag_ms(rendered.input, upper),
+                ms_behind(rendered.input, upper),
             )
 
     def _arrangements(self, worker: int) -> Iterator[Row]:
@@ -268,7 +259,15 @@ class Logs:
         for shared in self._shared():
             inner = shared.arrangement
             sizes = inner.rows, inner.runs, inner.bytes_memory, inner.bytes_mapped
-            yield (worker, "shared", shared.shard, ", ".join(shared.key), *sizes, shared.users)
+            kind = "hidden" if shared.private else "shared"
+            yield (worker, kind, shared.shard, ", ".join(shared.key), *sizes, shared.users)
+
+    def memory(self) -> Iterator[MemoryUse]:
+        """Tell what the partitions of indexes take here, for a `MemoryLedger`."""
+        for live in self._live.values():
+            held = None if live.index is None else live.index.statistics(live.id)
+            if held is not None:
+                yield MemoryUse("index", held.id, held.rows, held.bytes_memory, held.bytes_mapped)
 
     def _peeks(self, worker: int) -> Iterator[Row]:
         for pending in self._state.reads.pending.all():

@@ -9,6 +9,7 @@ and was fed. Owned by one actor; blocking work runs through the clock's threads.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from actors.arrangement.arrangement import Arrangement
 from actors.controller.groups import TableTarget, lookup_key
 from actors.errors import Corrupt
 from actors.kernel import Clock
+from actors.memory_ledger import MemoryUse
 from actors.persist import PersistClient
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.plan.updates import between, concat, empty_updates
@@ -37,6 +39,13 @@ class TableContents:
         self._made = 0
         self._held: dict[ObjectId, Arrangement] = {}
         self._inserts: dict[ObjectId, int] = {}
+        persist.ledger.add(self.memory)
+
+    def memory(self) -> Iterator[MemoryUse]:
+        """Tell what each arrangement takes, for a `MemoryLedger`."""
+        for id_, held in list(self._held.items()):
+            sizes = held.statistics()
+            yield MemoryUse("table", id_, sizes.rows, sizes.bytes_memory, sizes.bytes_mapped)
 
     async def ensure(self, target: TableTarget, upper: Frontier) -> None:
         """Makes the table's arrangement, complete below `upper`, if it is not there."""

@@ -226,9 +226,11 @@ class Leftovers:
         text = ", ".join(each.leftover.kept for each in named)
         message.session.reply(Done(message.request.request, text))
 
-    def statuses(self) -> Iterator[tuple[ObjectId, SourceStatus]]:
-        """As sources are listed."""
+    def statuses(self, *, failing: bool = False) -> Iterator[tuple[ObjectId, SourceStatus]]:
+        """As sources are listed; `failing`: those alone that could not be removed."""
         for id_, each in self._all.items():
+            if failing and not each.error:
+                continue
             leftover = each.leftover
             error = each.error or "it is being removed"
             health = Health(

@@ -18,13 +18,13 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.compute.logs import Row, answer, frontier_or_null
-from actors.controller.catalog import INDEX, OUTSIDE, SINK, SOURCE, TABLE, CatalogObject
+from actors.compute.logs import Row, answer
+from actors.controller.catalog import INDEX, OUTSIDE, TABLE, CatalogObject
 from actors.controller.copies import Copies
 from actors.controller.desk import Desk, fault, refuse
 from actors.controller.queries import Queries
 from actors.controller.reads import RELATION, Reads
-from actors.controller.sources import Sources, outside_tree
+from actors.controller.sources import Sources
 from actors.controller.status import lag_ms
 from actors.controller.subscribes import Subscribes
 from actors.controller.wishes import prototype
@@ -33,7 +33,7 @@ from actors.kernel import Address
 from actors.persist import ShardState
 from actors.plan.job_log import JobNote
 from actors.plan.jobs import ExecutorMessage, InspectJobs
-from actors.progress import ObjectId, ShardId, Time
+from actors.progress import ObjectId, ShardId, Time, frontier_or_null
 from actors.protocol.api import Contents, Read
 from actors.protocol.compute import LogTarget, Peek, SourceImport, Status
 from actors.protocol.relations import PREFIX, RELATIONS, Relation, relation_of
@@ -97,7 +97,7 @@ class Relations:
         self._make: dict[str, _Make] = {
             "relations": lambda _: _relations(),
             "objects": self._objects,
-            "operators": lambda _: self._operators(),
+            "operators": lambda _: chain(self._operators(), sources.operator_rows()),
             "shards": self._shards,
             "holds": self._holds,
             "peeks": lambda _: chain(self._reads.rows(), self._queries.rows()),
@@ -105,9 +105,10 @@ class Relations:
             "copies": lambda _: copies.rows(),
             "copies_from": lambda _: sources.copies.rows(),
             "connections": lambda _: self._connections(),
-            "errors": lambda _: self._errors(),
+            "errors": lambda _: chain(self._errors(), sources.error_rows()),
             "spark_jobs": lambda found: map(_job_row, found.jobs),
             "actors": lambda _: self._actors(),
+            "memory": lambda _: map(msgspec.structs.astuple, desk.persist.ledger.uses()),
             "sources": lambda _: sources.rows(),
             "source_tables": lambda _: sources.table_rows(),
         }
@@ -234,11 +235,6 @@ class Relations:
     def _operators(self) -> Iterator[Row]:
         for entry in self._desk.catalog.objects:
             plan = entry.plan
-            if entry.kind in (SOURCE, SINK):
-                tree = enumerate(outside_tree(self._desk.catalog, entry))
-                for number, (depth, text) in tree:
-                    operator = text.partition(" ")[0]
-                    yield entry.id, entry.name, number, depth, operator, text, None, None, None
             if plan is None:
                 continue
             for number, line in enumerate(plan.tree.splitlines()):
@@ -246,7 +242,7 @@ class Relations:
                 operator = text.partition(" ")[0].partition("(")[0]
                 depth = (len(line) - len(text)) // 2
                 told = plan.mode, plan.reason or None, plan.policy
-                yield (entry.id, entry.name, number, depth, operator, text, *told)
+                yield (entry.id, entry.name, number, depth, operator, text, *told, *(None,) * 4)
 
     def _each_shard(self, found: Found) -> Iterator[tuple[CatalogObject, ShardState, Time | None]]:
         for entry in self._desk.catalog.objects:

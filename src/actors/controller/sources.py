@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from actors.compute.logs import Row, frontier_or_null
+from actors.compute.logs import Row
 from actors.controller.catalog import SINK, SOURCE, SOURCE_TABLE, Catalog, CatalogObject
 from actors.controller.copies_from import CopiesFrom
 from actors.controller.desk import Desk
@@ -27,7 +27,7 @@ from actors.controller.messages import (
     ReplicaResponse,
 )
 from actors.kernel import Address
-from actors.progress import EMPTY, ObjectId
+from actors.progress import EMPTY, ObjectId, frontier_or_null
 from actors.protocol.api_storage import (
     Health,
     ListSources,
@@ -67,7 +67,7 @@ def describe_source(catalog: Catalog, entry: CatalogObject) -> IngestionDescript
     assert entry.configuration is not None, entry.name
     assert entry.shard is not None, entry.name
     exports = tuple(
-        IngestionExport(table.id, table.outside, table.schema, table.shard)
+        IngestionExport(table.id, table.outside, table.schema, table.shard, name=table.name)
         for table in catalog.dependents(entry.id)
         if table.shard is not None
     )
@@ -81,22 +81,6 @@ def describe_sink(catalog: Catalog, entry: CatalogObject) -> SinkDescription:
     assert on.shard is not None, on.name
     source = SourceImport(on.shard, on.schema, on.kind == "table")
     return SinkDescription(entry.id, entry.name, source, entry.configuration, entry.as_of)
-
-
-def outside_tree(catalog: Catalog, entry: CatalogObject) -> list[tuple[int, str]]:
-    """The operators of a source or sink as its task runs them: (depth, text), the root first."""
-    assert entry.configuration is not None, entry.name
-    kind = entry.configuration.kind
-    if entry.kind == SINK:
-        on = catalog.by_id(entry.depends[0])
-        return [(0, f"Write {kind}"), (1, "Batch changes up to one time"), (2, f"Read {on.name}")]
-    tables = catalog.dependents(entry.id)
-    return [
-        (0, f"Append position and rows of {len(tables)} tables at one time"),
-        *((1, f"Export {table.outside} as {table.name}") for table in tables),
-        (1, "Stage rows up to a mark"),
-        (2, f"Read {kind}"),
-    ]
 
 
 class Sources:
@@ -120,6 +104,8 @@ class Sources:
         self._health: dict[ObjectId, StatusUpdate] = {}
         self._failed: dict[ObjectId, Health] = {}
         """How each was when it stalled last: one that is tried again passes for well meanwhile."""
+        self._stalled_ms: dict[ObjectId, int] = {}
+        """Since when each cannot go on: being tried again is no end of that, running is."""
         self._statistics: dict[ObjectId, Statistics] = {}
         self._dropping: dict[ObjectId, CatalogObject] = {}
         """Sinks whose holds go when the cluster has let go of them."""
@@ -166,6 +152,7 @@ class Sources:
         """It is no longer in the catalog."""
         self._health.pop(entry.id, None)
         self._failed.pop(entry.id, None)
+        self._stalled_ms.pop(entry.id, None)
         self._statistics.pop(entry.id, None)
         self.leftovers.dropped(entry)
         if entry.kind == SINK:
@@ -199,6 +186,9 @@ class Sources:
                     self._health[id_] = response
                     if response.status == "stalled":
                         self._failed[id_] = _health(response)
+                        self._stalled_ms.setdefault(id_, time_ms)
+                    elif response.status != "starting":
+                        self._stalled_ms.pop(id_, None)
                     self._log(response)
             case StatisticsUpdates(sources, sinks, oneshots):
                 for each in oneshots:
@@ -306,6 +296,26 @@ class Sources:
                 failed.error or None,
                 failed.since_ms or None,
             )
+
+    def operator_rows(self) -> Iterator[Row]:
+        """Yield the rows of `penstock.operators` for the tasks that run, as they told them last."""
+        catalog = self._desk.catalog
+        for entry in (*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)):
+            told = self._statistics.get(entry.id)
+            for number, each in enumerate(() if told is None else told.operators or ()):
+                did = each.rows, each.ms, each.bytes_memory, each.bytes_mapped
+                own = entry.id, entry.name, number, number, each.operator, each.text
+                yield (*own, None, None, None, *did)
+
+    def error_rows(self) -> Iterator[Row]:
+        """Yield the rows of `penstock.errors` that are about sources, their tables and sinks."""
+        for id_, since_ms in self._stalled_ms.items():
+            failed = self._failed[id_]
+            text = f"{failed.error} ({failed.hint})" if failed.hint else failed.error
+            yield id_, self._desk.catalog.by_id(id_).name, "stalled", text, since_ms
+        for id_, shown in self.leftovers.statuses(failing=True):
+            health = shown.health
+            yield id_, shown.name, health.status, health.error, health.since_ms
 
     def table_rows(self) -> Iterator[Row]:
         """Of `penstock.source_tables`."""

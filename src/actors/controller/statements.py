@@ -28,8 +28,8 @@ from actors.progress import EMPTY, ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView, Done, Drop
 from actors.protocol.api_storage import AlterSource, CreateSink, CreateSource, DropSink, DropSource
 from actors.protocol.compute import AllowCompaction, CreateDataflow, Schedule
-from actors.spans import span_below
-from actors.telemetry import STATEMENT, TRACEPARENT
+from actors.spans import forget_measures, span_below
+from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
 
 log = logging.getLogger("penstock.controller")
 
@@ -276,6 +276,7 @@ class Statements:
     def _dropped(self, entry: CatalogObject) -> None:
         desk = self._desk
         desk.frontiers.forget(entry.id)
+        forget_measures(entry.name, LAG_MS)
         for own in entry.shards:
             desk.retain.forget(own)
         if entry.shards and desk.maintenance is not None:

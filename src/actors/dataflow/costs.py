@@ -8,7 +8,7 @@ from actors.dataflow.gather import Reading
 from actors.dataflow.view import Outcome
 from actors.progress import ObjectId
 from actors.protocol.internal import DataflowStatus
-from actors.spans import measure
+from actors.spans import forget_measures, measure
 from actors.telemetry import STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS, STEPS
 
 
@@ -40,6 +40,11 @@ class Measures(msgspec.Struct):
         measure(STEP_ROWS_IN, self.rows_in, dataflow)
         measure(STEP_ROWS_OUT, self.rows_out, dataflow)
         measure(STEP_SECONDS, self.step_ms / 1000, dataflow)
+
+    @staticmethod
+    def forget(dataflow: ObjectId) -> None:
+        """Takes back what was told of a dataflow: it is no more."""
+        forget_measures(dataflow, STEPS, STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS)
 
     def status(
         self, dataflow: ObjectId, state: str, text: str, reading: Reading | None = None

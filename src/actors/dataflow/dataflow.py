@@ -19,6 +19,7 @@ from actors.dataflow import events as m
 from actors.dataflow.costs import Measures
 from actors.dataflow.engine import Engine
 from actors.dataflow.events import Step
+from actors.dataflow.frontier_reports import FrontierReports
 from actors.dataflow.gather import Piece
 from actors.dataflow.hydrate import Resumed
 from actors.dataflow.life import REST, State
@@ -52,7 +53,6 @@ from actors.protocol.compute import (
 from actors.protocol.internal import (
     CompactionAllowed,
     DataflowMessage,
-    DataflowProgress,
     DataflowReport,
     Described,
     Emit,
@@ -132,6 +132,8 @@ class Dataflow(Actor[_Message]):
         self._restoring: m.Restore | None = None  # a view's, until it has ended
         self._awaiting: set[int] = set()
         self._measures = Measures()
+        self._frontiers = FrontierReports(description, self._machine, workers)
+        persist.ledger.add(self._frontiers.memory)
         self._traces = StepTraces(persist, description)
         self._upkeep: Upkeep | None = None
 
@@ -171,6 +173,7 @@ class Dataflow(Actor[_Message]):
     async def on_stop(self) -> None:
         """The engine forgets the plan; arrangements go. (Jobs were cancelled with their stage.)"""
         self._traces.end()
+        Measures.forget(self._description.id)
         if self._engine is not None:
             self._engine.forget()
         if self._view is not None:
@@ -237,6 +240,7 @@ class Dataflow(Actor[_Message]):
                 assert_never(message)
 
     async def _feed(self, event: m.Event) -> None:
+        number = self._machine.number
         try:
             effects = self._machine.handle(event)
         except LocalProtocolError as error:
@@ -246,6 +250,7 @@ class Dataflow(Actor[_Message]):
             effects = self._machine.handle(broken)
         for effect in effects:
             await self._perform(effect)
+        self._frontiers.after(event, number)
         if isinstance(event, Described | Fetched) and self._machine.reading() is not None:
             self._show("hydrating", "")
 
@@ -485,12 +490,10 @@ class Dataflow(Actor[_Message]):
         self._workers[0].reply(Emit(self._description.id, self._machine.incarnation, signed))
 
     def _report(self, effect: m.Report) -> None:
-        frontier = effect.frontier
-        if not isinstance(self._description.export, SubscribeExport):
-            self._tell_workers(DataflowProgress(self._description.id, frontier, frontier, frontier))
+        self._frontiers.report()
         self._show(self._machine.state.value, "")
         if self._upkeep is not None and self._writable:
-            self._upkeep.move_holds(frontier)
+            self._upkeep.move_holds(effect.frontier)
 
     def _show(self, state: str, text: str) -> None:
         machine = self._machine

@@ -77,6 +77,14 @@ class Reading(msgspec.Struct):
         self.bytes_total += other.bytes_total
 
 
+def total_reading(sources: Iterable[Source]) -> Reading:
+    """Return how far the snapshots of all sources have been read."""
+    whole = Reading()
+    for source in sources:
+        whole.add(source.reading)
+    return whole
+
+
 class _Group(msgspec.Struct):
     pieces: int
     bytes: int

@@ -94,7 +94,14 @@ async def restore(
             return Resumed(upper, None, (), nothing)
         await move_holds(persist, description, export, upper)
         # Not in a thread: what a cancelled call returns would be lost, and stay open.
-        touched = Touched(export.plan, shards, arrangements, upper, scratch / str(incarnation))
+        touched = Touched(
+            export.plan,
+            shards,
+            arrangements,
+            upper,
+            scratch / str(incarnation),
+            export.hidden_shards,
+        )
         try:
             return await _resume(engine, persist, description, export, upper, name, touched)
         except BaseException:

@@ -25,10 +25,11 @@ A step without updates skips 3: only the frontier moves. A source that fails *fr
 dataflow: nothing past the failed time is ever cut; after a delay a new incarnation starts. An
 indefinite failure repeats its stage after a delay. *dropped* is final.
 
-Invariants (`validate`): `lo` never goes back within an incarnation, and `reported` never at all;
-a step covers ``lo <= time < hi`` with ``hi > lo``; at most one step exists, and only in states
-that carry one; rows taken lie below `hi`, all others stay held. But for one that is followed, an
-opaque view's step has at most one distinct time, and no healthy step holds an error of an input.
+Invariants (`validate`): `lo` never goes back within an incarnation, `reported` and `write` (to
+where the output is known to be durable) never at all; a step covers ``lo <= time < hi`` with
+``hi > lo``; at most one step exists, and only in states that carry one; rows taken lie below `hi`,
+all others stay held. But for one that is followed, an opaque view's step has at most one distinct
+time, and no healthy step holds an error of an input.
 
 What it does not do: it sends nothing, reads no clock and computes no rows. What an event does
 in a state is `TRANSITIONS`; an event that is not listed there for the state is stale and is
@@ -83,7 +84,7 @@ from actors.dataflow.events import (
     Step,
     Unclaimed,
 )
-from actors.dataflow.gather import Piece, Reading, Source, ask_parts
+from actors.dataflow.gather import Piece, Reading, Source, ask_parts, total_reading
 from actors.dataflow.life import CARRYING, REST, TRANSITIONS, State
 from actors.errors import PenstockError
 from actors.progress import EMPTY, Frontier, Time, is_empty
@@ -119,6 +120,7 @@ class Machine:
         self.steps = 0
         self.lo: Frontier = 0
         self.hi: Frontier | None = None
+        self.write: Frontier = 0
         self.reported: Frontier | None = None
         self.in_error = False
         self.sources: tuple[Source, ...] = ()
@@ -346,6 +348,7 @@ class Machine:
     def _committed(self, _: Committed) -> list[Effect]:
         assert self.step is not None
         self._stands_by = False
+        self.write = max(self.write, self.step.hi)
         self.state = State.INSTALLING
         return [Install(self.step)]
 
@@ -356,6 +359,7 @@ class Machine:
         step = self.step
         assert step is not None
         self._stands_by = True
+        self.write = max(self.write, event.upper)
         if event.upper <= self.lo or is_empty(event.upper):
             return [CancelWork(), *self._restart()]
         put_back(self.sources, step.deltas)
@@ -462,12 +466,7 @@ class Machine:
 
     def reading(self) -> Reading | None:
         """How far the snapshots of this incarnation have been read; None: none is due."""
-        if not self._snapshot_due:
-            return None
-        whole = Reading()
-        for source in self.sources:
-            whole.add(source.reading)
-        return whole
+        return total_reading(self.sources) if self._snapshot_due else None
 
     # -- checks ------------------------------------------------------------------------------------
 

@@ -78,7 +78,9 @@ class Touched:
         arrangements: SharedArrangements,
         lo: Frontier,
         directory: Path,
+        hidden: Sequence[ShardId] = (),
     ) -> None:
+        """`hidden`: the shards of the hidden states, in order."""
         self.imports = Imports(plan, shards, arrangements, lo)
         self._arrangements = arrangements
         self._schemas = {f"s{i}": schema for i, schema in enumerate(plan.source_schemas)}
@@ -96,6 +98,8 @@ class Touched:
                 by_key[key] = Arrangement(place, self._schemas[target], key)
             except InvalidUsage:
                 by_key[key] = Arrangement(place, self._schemas[target], ())
+            shard = hidden[int(target[1:])] if hidden else target
+            arrangements.note_private(by_key[key], shard)
 
     @property
     def empty(self) -> bool:

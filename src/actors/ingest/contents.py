@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement.arrangement import Arrangement
+from actors.arrangement.arrangement import Arrangement, ArrangementStatistics
 from actors.errors import Corrupt
 from actors.kernel import Clock
 from actors.plan.schema import DIFF, TIME, Schema
@@ -105,6 +105,10 @@ class KeyedContents:
                 determinate=True,
             )
         return there.drop_columns([DIFF])
+
+    def statistics(self) -> ArrangementStatistics | None:
+        """Return how much is held; None before it was loaded."""
+        return None if self._held is None else self._held.statistics()
 
     async def clear(self) -> None:
         """Nothing is there any more."""

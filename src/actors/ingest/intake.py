@@ -21,6 +21,7 @@ from typing import TypeAlias, assert_never
 import msgspec
 import pyarrow as pa
 
+from actors.arrangement import ArrangementStatistics
 from actors.errors import PenstockError
 from actors.ingest.contents import KeyedContents
 from actors.ingest.shards import IngestShards
@@ -264,6 +265,11 @@ class Intake:
         if done.parts:
             self._staging.wrote(done.emptied, done.parts)
         self._staging.settle()
+
+    def held(self) -> dict[str, ArrangementStatistics]:
+        """Return what is kept of the contents of exports, by their names outside."""
+        found = {name: contents.statistics() for name, contents in self._contents.items()}
+        return {name: each for name, each in found.items() if each is not None}
 
     async def close(self) -> None:
         """Removes what was kept in scratch."""

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from actors.errors import Corrupt, Fenced
 from actors.ingest.staging import Batch, SourceFault
+from actors.memory_ledger import MemoryLedger
 from actors.persist import Append, Part, PersistClient, UpperMismatch
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import between, concat, consolidate, error_update
@@ -50,6 +51,11 @@ class IngestShards:
         self.position: str | None = None
         """Durable; None: nothing was ever taken in."""
         self.failed: dict[str, str] = {}
+
+    @property
+    def ledger(self) -> MemoryLedger:
+        """Where whoever stages rows for these shards tells of them."""
+        return self._persist.ledger
 
     @property
     def upper(self) -> Frontier:

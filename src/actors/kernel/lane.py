@@ -46,7 +46,12 @@ class Lane(Address[M]):
             await self._room()
         else:
             self._under_way += 1
-        await self._mailbox.send(message)
+        try:
+            await self._mailbox.send(message)
+        except BaseException:
+            # It was not sent (canceled, or nobody is there): the next in line has its room.
+            self.done()
+            raise
 
     def send_nowait(self, message: M) -> None:
         """Sends if there is room on the lane and in the mailbox. Raises `WouldBlock`, `Closed` or

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from actors.errors import Closed, InvalidUsage, StorageError
 from actors.kernel import Clock
+from actors.memory_ledger import MemoryLedger
 from actors.persist.appender import Appender
 from actors.persist.appending import with_holds
 from actors.persist.blob_memory import MemoryBlob
@@ -87,8 +88,7 @@ class PersistClient:
         self.trail = Trail()
         """Which traces led to which appends."""
         self._waiters = Waiters()
-        self._closed = False
-        self._calls = count(1)
+        self._closed, self._calls = False, count(1)
         random = random or Random()
         process = process or process_name(random)
         fenced = consensus if isinstance(consensus, FencedConsensus) else None
@@ -121,6 +121,8 @@ class PersistClient:
             self.schemas,
             None if alone else settings.blob_orphan_grace_ms // 2,
         )
+        self.ledger = MemoryLedger(self._parts.memory)
+        """Who of those that use this client holds memory."""
         self.critical = CriticalReaders(self._machine, self._parts.writer, self._calls)
         """Holds with an owner."""
         self.stashed = StashedBlobs(blob, self._parts.writer)

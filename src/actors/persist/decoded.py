@@ -46,6 +46,11 @@ class DecodedParts:
         """What the tables kept take."""
         return self._bytes
 
+    @property
+    def rows(self) -> int:
+        """Of the tables kept."""
+        return sum(table.num_rows for table, _ in self._tables.values())
+
     async def get(self, part: Part, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
         """The part's updates: kept, awaited, or read. Raises what `read` raises."""
         key = _key(part)

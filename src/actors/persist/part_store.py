@@ -35,6 +35,7 @@ from msgspec.structs import replace
 
 from actors.errors import InvalidUsage, StorageError, storage_error
 from actors.kernel import Clock
+from actors.memory_ledger import MemoryUse
 from actors.persist.decoded import DecodedParts
 from actors.persist.location import Blob
 from actors.persist.part_lists import encode_list
@@ -104,6 +105,11 @@ class PartStore:
     def writer(self) -> str:
         """Names this process in documents and blob keys."""
         return self._nonce
+
+    def memory(self) -> list[MemoryUse]:
+        """Tell what is kept of decoded parts, for a `MemoryLedger`."""
+        kept = self._decoded
+        return [MemoryUse("decoded parts", "", kept.rows, kept.bytes)]
 
     async def write(
         self,

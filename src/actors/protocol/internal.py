@@ -208,7 +208,8 @@ class Installed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DataflowProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Dataflow → every worker: frontiers of the export; the worker reports them."""
+    """Dataflow → every worker: to where it has heard of its inputs, its output is durable, and is
+    installed; the worker reports them."""
 
     dataflow: ObjectId
     write: Frontier

@@ -85,26 +85,29 @@ _BY_WORKERS: Final = (
     _relation(
         "frontiers",
         "workers",
-        "How far each dataflow is, on each worker; a copy has no frontiers.",
+        "How far each dataflow is, on each worker; a subscribe is told by worker 0, a source or a "
+        "sink by the worker that runs it, and a copy has no frontiers.",
         _REPLICA,
         _WORKER,
         _ID,
         _NAME,
         ("since", "bigint", "nobody reads its contents below this time"),
-        ("input", "bigint", "frontier to which it has taken its inputs"),
+        ("input", "bigint", "frontier to which it has heard of all its inputs; a source has none"),
         ("write", "bigint", "frontier to which its output is durable, or this partition is in"),
-        ("output", "bigint", "frontier to which its output can be read here"),
+        ("output", "bigint", "frontier to which its output is done and installed here"),
         ("lag_ms", "bigint", "ms by which the output is behind the input"),
     ),
     _relation(
         "arrangements",
         "workers",
-        "Rows kept by key: a partition of every index on every worker, and on worker 0 the "
-        "arrangements that views share for their lookups.",
+        "Rows kept by key: a partition of every index on every worker; on worker 0 the "
+        "arrangements that views share for their lookups, and those of their groupings' hidden "
+        "states; on the worker of a source what it keeps to find old rows in. Those of the table "
+        "writer are in `penstock.memory`.",
         _REPLICA,
         _WORKER,
-        ("kind", "string", "index, or shared"),
-        ("id", "string", "of the index, or of the shard that is arranged"),
+        ("kind", "string", "index, shared, hidden or upserts"),
+        ("id", "string", "of the index, of the shard that is arranged, or of the source's table"),
         ("key", "string", "key columns, with commas between"),
         ("rows", "bigint", "updates held, before equal ones are summed up"),
         ("runs", "bigint", "sorted runs, which merging makes fewer"),
@@ -189,7 +192,7 @@ _BY_WORKERS: Final = (
     ),
 )
 
-_OBJECT: Final = ("object", "string", "name of the table, view or index")
+_OBJECT: Final = ("object", "string", "name of the table, view, index, source or sink")
 _SESSION: Final = ("session", "string", "connection that asked, as in `penstock.connections`")
 _REQUEST: Final = ("request", "bigint", "its number within the connection")
 
@@ -225,8 +228,8 @@ _BY_CONTROLLER: Final = (
     _relation(
         "operators",
         "controller",
-        "The plans of views in the order of `penstock explain`, and what sources and sinks do; "
-        "a row a node.",
+        "The plans of views in the order of `penstock explain`, and the operators of the tasks of "
+        "sources and sinks that run, as they told last (`statistics_ms`); a row a node.",
         ("id", "string", "of the view, source or sink"),
         ("name", "string", "of the view, source or sink"),
         ("number", "int", "from 0, the root"),
@@ -236,6 +239,12 @@ _BY_CONTROLLER: Final = (
         ("mode", "string", "of the view: incremental, keyed or opaque"),
         ("reason", "string", "why it is not incremental"),
         ("policy", "string", "refresh policy"),
+        ("rows", "bigint", "of a task: rows that have passed it since the task began; of a view's "
+         "node, which Spark runs together with others, it is not known (`penstock.steps`)"),
+        ("ms", "double", "of a task: ms spent in it, waits included"),
+        ("bytes_memory", "bigint", "of a task: bytes that it holds in memory"),
+        ("bytes_mapped", "bigint", "of a task: bytes in files, in memory only as far as they are "
+         "read"),
     ),
     _relation(
         "shards",
@@ -337,11 +346,11 @@ _BY_CONTROLLER: Final = (
     _relation(
         "errors",
         "controller",
-        "Objects that cannot go on or hold an error, and since when.",
+        "Objects that cannot go on or hold an error, sources and sinks as well, and since when.",
         ("id", "string", "of the object"),
         _OBJECT,
         ("state", "string", "errored: reads fail until the data change; stalled and frozen: tried "
-         "again; failed: not"),
+         "again; failed: not; dropped: what the outside kept for a dropped source is still there"),
         ("text", "string", "what is wrong"),
         ("since_ms", "bigint", "since when: ms since 1970"),
     ),
@@ -402,6 +411,21 @@ _BY_CONTROLLER: Final = (
         ("error", "string", "why it goes on no further"),
         ("hint", "string", "what to do about it"),
         ("upper", "bigint", "frontier below which it is sealed"),
+    ),
+    _relation(
+        "memory",
+        "controller",
+        "What the process of the service holds in memory beyond its start, without the engine's "
+        "processes: the sum of `bytes_memory` is all of it but for what allocators have freed and "
+        "kept.",
+        ("kind", "string", "index, shared, hidden, table and upserts: arrangements; changes: of a "
+         "dataflow, before and in its step; staged: of a source; gathered: of a sink's batch; "
+         "decoded parts; arrow: Arrow's memory beyond all of these; python: its objects; malloc: "
+         "C's"),
+        ("id", "string", "of whom: as in `penstock.arrangements`; a dataflow, table, source, sink"),
+        ("rows", "bigint", "rows or updates"),
+        ("bytes_memory", "bigint", "bytes in memory"),
+        ("bytes_mapped", "bigint", "bytes in files: in memory only as far as they are read"),
     ),
     _relation(
         "actors",

@@ -46,6 +46,8 @@ class IngestionExport(msgspec.Struct, frozen=True, gc=False):
     shard: ShardId
     encoded: bytes = b""
     """What the source's kind adds for this one."""
+    name: str = ""
+    """Of the table, for people."""
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False):
@@ -258,6 +260,21 @@ class StatusUpdate(msgspec.Struct, frozen=True, gc=False, tag=True):
     the later one counts."""
 
 
+class OperatorStatistics(msgspec.Struct, frozen=True, gc=False):
+    """What one operator of a running task has done since the task began."""
+
+    operator: str
+    text: str
+    rows: int = 0
+    """That have passed it."""
+    ms: float = 0.0
+    """Spent in it, waits included."""
+    bytes_memory: int = 0
+    """That it holds."""
+    bytes_mapped: int = 0
+    """In files: in memory only as far as they are read."""
+
+
 class Statistics(msgspec.Struct, frozen=True, gc=False):
     """What an object has done since it was created (counts), and where it stands (the rest; None:
     not known). Of sources, sinks and one-shot ingestions (by their uuid) alike."""
@@ -285,6 +302,8 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
     """Of a one-shot ingestion: files to be read; `messages` were."""
     bytes_known: int | None = None
     """All that it is to read; `bytes` was."""
+    operators: tuple[OperatorStatistics, ...] | None = None
+    """Of the task that runs now, the last one of the way of rows first."""
 
 
 class StatisticsUpdates(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -13,6 +13,7 @@ import msgspec
 from actors.errors import PenstockError
 from actors.plan.schema import Schema
 from actors.progress import Frontier, ObjectId, ShardId, Time
+from actors.protocol.storage import OperatorStatistics
 from actors.sinks.kinds import SinkConfig
 from actors.sinks.sink import SinkStatistics
 
@@ -39,6 +40,9 @@ class SinkProgress(msgspec.Struct, frozen=True, gc=False):
     number: int
     upper: Frontier
     statistics: SinkStatistics
+    input: Frontier = 0
+    """To where its object is known to be sealed."""
+    operators: tuple[OperatorStatistics, ...] = ()
 
 
 class SinkStatus(msgspec.Struct, frozen=True, gc=False):

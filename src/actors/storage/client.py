@@ -165,6 +165,10 @@ class ClientView:
             return []
         return [e.Respond(StatusUpdate(id, "stalled", error, hint, self.now_ms))]
 
+    def describe(self) -> str:
+        """Whom it serves, for people."""
+        return f"client {self.nonce}" if self.connected else "no client"
+
     def validate(self) -> None:
         """Asserts the invariants."""
         if self.incoming is not None:

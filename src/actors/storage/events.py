@@ -26,6 +26,7 @@ from actors.protocol.storage import (
     UpdateConfiguration,
 )
 from actors.protocol.storage_internal import Forwarded, ResumeState
+from actors.settings import Settings
 from actors.storage.reconcile import Refusal
 
 # -- events ----------------------------------------------------------------------------------------
@@ -224,6 +225,15 @@ class RestartLater(msgspec.Struct, frozen=True, gc=False):
     number: int
     attempt: int
     retry: Retry
+
+    def delay_ms(self, settings: Settings) -> int:
+        """Return the delay: as the object wants it, else as the settings say."""
+        retry = self.retry
+        if retry.delay_ms is not None:
+            settings = msgspec.structs.replace(settings, retry_delay_ms_min=retry.delay_ms)
+        if retry.delay_ms_max is not None:
+            settings = msgspec.structs.replace(settings, retry_delay_ms_max=retry.delay_ms_max)
+        return settings.retry_delay_ms(self.attempt)
 
 
 class AllowTaskCompaction(msgspec.Struct, frozen=True, gc=False):

@@ -24,6 +24,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
+from actors.arrangement import ArrangementStatistics
 from actors.channel_adapter import StorageGone, StoragePassed
 from actors.errors import Broken, Closed, PenstockError
 from actors.ingest.shards import ExportShard, IngestShards
@@ -37,7 +38,7 @@ from actors.oneshot_task import (
     nothing_once,
 )
 from actors.persist import Part, PersistClient
-from actors.progress import Frontier, ObjectId
+from actors.progress import ObjectId
 from actors.protocol.internal import Sequenced
 from actors.protocol.storage import (
     Configuration,
@@ -57,6 +58,8 @@ from actors.storage.outbox import StorageOutbox
 from actors.storage.state import StorageState
 from actors.storage.telling import (
     Described,
+    Reached,
+    arrangement_rows,
     dataflow_rows,
     frontier_rows,
     health_of,
@@ -142,11 +145,12 @@ class StorageHalf:
         self._described: dict[int, Described] = {}
         self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
         """Until writes are allowed."""
-        self._reached: dict[ObjectId, Frontier] = {}
+        self._reached: dict[ObjectId, Reached] = {}
         """How far the objects of tasks are, for people."""
         self._started_ms: dict[int, float] = {}
         self._broken: dict[int, dict[str, tuple[str, str]]] = {}
         """Of each task, its exports that have failed."""
+        self._held: dict[int, dict[str, ArrangementStatistics]] = {}  # contents of exports
         self._ended: set[int] = set()
         """Renderings whose tasks have said why they end, and may still be stopping."""
         self._stopping: dict[int, e.Stop] = {}
@@ -238,7 +242,7 @@ class StorageHalf:
             case e.Forget():
                 self._forget(effect)
             case e.RestartLater():
-                delay = self._delay(effect)
+                delay = effect.delay_ms(self._settings)
                 self._ctx.after(delay, StorageTurn(e.RestartDue(effect.number)))
             case e.AllowTaskWrites():
                 held_back, self._held_back = self._held_back, []
@@ -252,14 +256,6 @@ class StorageHalf:
                 self._note(effect)
             case e.AllowTaskCompaction():
                 pass  # holds are the controller's, and a sink's its task's
-
-    def _delay(self, effect: e.RestartLater) -> int:
-        settings, retry = self._settings, effect.retry
-        if retry.delay_ms is not None:
-            settings = replace(settings, retry_delay_ms_min=retry.delay_ms)
-        if retry.delay_ms_max is not None:
-            settings = replace(settings, retry_delay_ms_max=retry.delay_ms_max)
-        return settings.retry_delay_ms(effect.attempt)
 
     def _look_up(self, effect: e.LookUp) -> None:
         description = effect.description
@@ -281,12 +277,12 @@ class StorageHalf:
     # -- tasks -------------------------------------------------------------------------------------
 
     def _start(self, effect: e.StartIngestion | e.StartSink | e.StartOneshot) -> None:
-        if not self.state.writes_allowed:
-            self._held_back.append(effect)
-            return
         number = effect.number
         what = effect.oneshot if isinstance(effect, e.StartOneshot) else effect.description
         self._described[number] = what
+        if not self.state.writes_allowed:
+            self._held_back.append(effect)
+            return
         make: Callable[[], Actor[Any]]
         match what:
             case SinkDescription(id=id_):
@@ -346,6 +342,7 @@ class StorageHalf:
         self._tasks.pop(number, None)
         self._started_ms.pop(number, None)
         self._broken.pop(number, None)
+        self._held.pop(number, None)
         effect = self._stopping.pop(number, None)
         told = number in self._ended
         self._ended.discard(number)
@@ -432,7 +429,7 @@ class StorageHalf:
         uppers = {told.id: told.upper} | {ids[name]: upper for name, upper in told.sealed}
         for id_, upper in uppers.items():
             await self._feed(e.Reached(told.number, id_, upper))
-        self._reached |= uppers
+        self._reached |= {id_: (upper, 0) for id_, upper in uppers.items()}
         self._round += 1
         broken = self._broken.setdefault(told.number, {})
         if isinstance(told, IngestRunning):
@@ -443,6 +440,7 @@ class StorageHalf:
             seen = health_of(description, broken, told.lag)
         await self._feed(e.Observed(told.number, self._round, seen, self._gets_on(told)))
         if isinstance(told, Ingested):
+            self._held[told.number] = dict(told.held)
             await self._feed(e.Measured(told.number, of_source(told, self._ctx.now_ms())))
 
     def _gets_on(self, told: IngestRunning | Ingested) -> bool:
@@ -456,10 +454,10 @@ class StorageHalf:
         if not isinstance(self._described.get(told.number), SinkDescription):
             return
         match told:
-            case SinkProgress(id_, number, upper, counts):
+            case SinkProgress(id_, number, upper, input=heard):
                 await self._feed(e.Reached(number, id_, upper))
-                self._reached[id_] = upper
-                await self._feed(e.Measured(number, of_sink(id_, upper, counts)))
+                self._reached[id_] = (upper, heard)
+                await self._feed(e.Measured(number, of_sink(told)))
             case SinkStatus(id_, number, status, error, hint):
                 self._round += 1
                 seen = e.Observation(id_, status, error, hint)
@@ -479,20 +477,23 @@ class StorageHalf:
             await self._feed(e.Measured(told.number, of_oneshot(what.uuid, told)))
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
-        """Of what this worker owns: rows of the workers' relations `dataflows` and `frontiers`."""
+        """Of what this worker owns: rows of the workers' relations `dataflows`, `frontiers` and
+        `arrangements`."""
+        begun = self._tasks.keys() | {each.number for each in self._held_back}
         for number, description in self._described.items():
             if name == "frontiers":
                 yield from frontier_rows(self._index, description, self._reached)
-                continue
-            state = "dropping" if number in self._stopping else "running"
-            shown = state if number in self._tasks else "suspended"
-            yield from dataflow_rows(self._index, description, shown)
+            elif name == "arrangements":
+                held = self._held.get(number, {})
+                yield from arrangement_rows(self._index, description, held)
+            elif number in begun or not isinstance(description, RunOneshotIngestion):
+                state = "running" if number in self._tasks else "suspended"
+                shown = "dropping" if number in self._stopping else state
+                yield from dataflow_rows(self._index, description, shown)
 
     def describe(self) -> str:
         """What it holds, and for whom."""
-        present = self.state.client
-        client = f"client {present.nonce}" if present.connected else "no client"
-        return f"storage: {client}, {len(self._tasks)} tasks"
+        return f"storage: {self.state.client.describe()}, {len(self._tasks)} tasks"
 
 
 def _text(error: Exception) -> str:

@@ -43,7 +43,8 @@ class Pursuit(msgspec.Struct):
     """Of the look-up under way."""
     attempt: int = 0
     """Look-ups that failed in a row."""
-    error: str | None = None
+    error: tuple[str, str | None] | None = None
+    """Of the last failed look-up, with its hint."""
     offered: int | None = None
     """Version of the last proposal, while it has not been applied."""
 
@@ -53,7 +54,7 @@ class Pursuits:
 
     def __init__(self) -> None:
         self._all: dict[ObjectId, Pursuit] = {}
-        self._oneshots: set[str] = set()
+        self._oneshots: dict[str, RunOneshotIngestion] = {}
         self._tickets: dict[int, ObjectId] = {}
         self._last = 0
 
@@ -80,7 +81,7 @@ class Pursuits:
 
     def run_oneshot(self, oneshot: RunOneshotIngestion) -> list[Step]:
         """Something that is done once."""
-        self._oneshots.add(oneshot.uuid)
+        self._oneshots[oneshot.uuid] = oneshot
         self._last += 1
         return [RunOneshotIngestionDataflow(oneshot, self._last)]
 
@@ -116,7 +117,9 @@ class Pursuits:
         resume = msgspec.structs.replace(resume, uppers=uppers)
         return [CreateIngestionDataflow(pursuit.what, ticket, resume)]
 
-    def failed(self, ticket: int, error: str) -> tuple[ObjectId | None, list[Step]]:
+    def failed(
+        self, ticket: int, error: str, hint: str | None = None
+    ) -> tuple[ObjectId | None, list[Step]]:
         """A look-up failed: it is tried again. The id, if the error is another than before."""
         id = self._tickets.get(ticket)
         if id is None:
@@ -124,8 +127,13 @@ class Pursuits:
         pursuit = self._all[id]
         assert isinstance(pursuit.what, IngestionDescription)
         pursuit.attempt += 1
-        news, pursuit.error = pursuit.error != error, error
+        news = pursuit.error is None or pursuit.error[0] != error
+        pursuit.error = (error, hint)
         return id if news else None, [LookUp(ticket, pursuit.what, pursuit.attempt)]
+
+    def failing(self) -> dict[ObjectId, tuple[str, str | None]]:
+        """Return the errors and hints of sources whose last look-up failed, by id."""
+        return {id: each.error for id, each in self._all.items() if each.error is not None}
 
     def allow(self, id: ObjectId, frontier: Frontier) -> None:
         """Nobody needs an object below `frontier`: a sink rendered again begins there."""
@@ -142,7 +150,7 @@ class Pursuits:
         forgotten: list[IngestionDescription] = []
         for id in ids:
             if id in self._oneshots:
-                self._oneshots.discard(id)
+                del self._oneshots[id]
                 ended.append(id)
             pursuit = self._all.pop(id, None)
             if pursuit is None:
@@ -167,9 +175,9 @@ class Pursuits:
         return [DropDataflow((export,))]
 
     @property
-    def oneshots(self) -> frozenset[str]:
-        """Uuids of one-shot ingestions that were not dropped."""
-        return frozenset(self._oneshots)
+    def oneshots(self) -> dict[str, RunOneshotIngestion]:
+        """One-shot ingestions that were not dropped, by uuid; finished ones, too."""
+        return dict(self._oneshots)
 
     def applied(self, command: InternalCommand) -> None:
         """A proposal has come back in its order."""

@@ -6,7 +6,7 @@ newest definition of each id). Equal definitions stay as they are; one that diff
 if it may be (`altered`), and refused by name with the difference if it may not: the running one
 then goes on, and harms no other. What is not mentioned is dropped, a source with its exports, an
 export alone when its source is still wanted without it (that is an update). One-shot ingestions
-are never kept: their answer may be lost.
+are `StorageState`'s: they are compared by their commands.
 
 Rules: a sink's `as_of` is not compared, it only moves on; the decision is worker 0's alone and
 depends on commands, never on progress; it performs nothing.

@@ -200,16 +200,22 @@ class StorageState:
     def _pursue_all(self, skipped: int) -> list[e.Effect]:
         client = self.client
         plan = reconcile(self.pursuits.running(), client.wanted)
-        steps = self.pursuits.drop(*plan.drop, *sorted(self.pursuits.oneshots))
+        wanted, running = client.wanted.oneshots, self.pursuits.oneshots
+        # One that is wanted again goes on, or has its result, which its owner tells (`_expect`).
+        gone = sorted(uuid for uuid in running if wanted.get(uuid) != running[uuid])
+        steps = self.pursuits.drop(*plan.drop, *gone)
         for what in plan.run:
             steps += self.pursuits.run(what)
-        for oneshot in client.wanted.oneshots.values():
-            steps += self.pursuits.run_oneshot(oneshot)
+        for oneshot in wanted.values():
+            if running.get(oneshot.uuid) != oneshot:
+                steps += self.pursuits.run_oneshot(oneshot)
         if client.wanted.configuration is not None:
             steps.append(client.wanted.configuration)
         effects = self._steps(steps)
         for refused in plan.refused:
             effects += client.stalled(refused.id, refused.text())
+        for id, (error, hint) in self.pursuits.failing().items():
+            effects += client.stalled(id, error, hint)
         counts = (len(plan.keep), len(plan.run), len(plan.drop), skipped)
         return [*effects, e.Reconciled(client.nonce or "", *counts, plan.refused)]
 
@@ -370,7 +376,7 @@ class StorageState:
         return effects
 
     def _look_up_failed(self, event: e.ResumeFailed) -> list[e.Effect]:
-        id, steps = self.pursuits.failed(event.ticket, event.error)
+        id, steps = self.pursuits.failed(event.ticket, event.error, event.hint)
         told = [] if id is None else self.client.stalled(id, event.error, event.hint)
         return [*told, *self._steps(steps)]
 

@@ -5,10 +5,11 @@ Theory of operation. A task tells its counts since its start, and how things sta
 object and *epoch*; worker 0 (`Aggregate`) adds it up. The epoch of a measurement is the number of
 the rendering that it was made in: it grows with every restart.
 
-Rules: increments are added whatever their epoch, since what was done was done; how things stood
-in an earlier epoch than the present one is not looked at. An object that was dropped counts no
-more. What is told to a client are the objects that have changed, each whole; a new client is told
-all.
+Rules: increments of earlier epochs are added, too, since what was done was done, but none from
+before the object's *birth*, its first rendering since it was last dropped: they are of another
+object, which had its id before. How things stood in an earlier epoch than the present one is not
+looked at. An object that was dropped counts no more. What is told to a client are the objects that
+have changed, each whole; a new client is told all.
 
 Invariants: counts never go back while an object lives; a measurement is added once.
 """
@@ -34,6 +35,7 @@ GAUGES: Final = (
     "lag_bytes",
     "files_known",
     "bytes_known",
+    "operators",
 )
 Kind: TypeAlias = Literal["source", "sink", "oneshot"]
 
@@ -79,6 +81,7 @@ class _Entry(msgspec.Struct):
     """One object's sum."""
 
     kind: Kind
+    birth: int
     epoch: int
     statistics: Statistics
     changed: bool = True
@@ -90,14 +93,14 @@ class Aggregate:
     def __init__(self) -> None:
         self._entries: dict[ObjectId, _Entry] = {}
         self.ignored = 0
-        """Measurements of objects that are not there."""
+        """Measurements of objects that are not there, or not any more."""
 
     def begin(self, kind: Kind, ids: Iterable[ObjectId], epoch: int) -> None:
         """These were rendered: a new epoch."""
         for id in ids:
             entry = self._entries.get(id)
             if entry is None or entry.kind != kind:
-                self._entries[id] = _Entry(kind, epoch, Statistics(id))
+                self._entries[id] = _Entry(kind, epoch, epoch, Statistics(id))
             else:
                 entry.epoch = epoch
 
@@ -119,7 +122,7 @@ class Aggregate:
         """Adds one worker's measurements."""
         for measurement in update.measurements:
             entry = self._entries.get(measurement.statistics.id)
-            if entry is None:
+            if entry is None or measurement.epoch < entry.birth:
                 self.ignored += 1
                 continue
             more = measurement.statistics

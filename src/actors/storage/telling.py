@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
+from actors.arrangement import ArrangementStatistics
 from actors.ingest_task import Ingested
 from actors.oneshot_task import OneshotProgress
-from actors.progress import Frontier, ObjectId, format_frontier, is_empty
+from actors.progress import Frontier, ObjectId, format_frontier, frontier_or_null, ms_behind
 from actors.protocol.storage import (
     IngestionDescription,
     RunOneshotIngestion,
     SinkDescription,
     Statistics,
 )
-from actors.sinks.sink import SinkStatistics
+from actors.sinks.messages import SinkProgress
 from actors.sources.source import Lag
 from actors.storage.events import Observation
 
@@ -23,6 +24,8 @@ POSITION_SHOWN_MAX: Final = 256
 
 Described: TypeAlias = IngestionDescription | SinkDescription | RunOneshotIngestion
 """What a task is about."""
+Reached: TypeAlias = tuple[Frontier, Frontier]
+"""To where an object is durable; of a sink also to where what it reads is known (0: no sink)."""
 Broken: TypeAlias = Mapping[str, tuple[str, str]]
 """Exports that have failed: name outside → (error, hint)."""
 
@@ -62,18 +65,21 @@ def of_source(told: Ingested, now_ms: int) -> Statistics:
         position_committed=told.position[:POSITION_SHOWN_MAX] or None,
         lag_ms=behind,
         lag_bytes=lag.bytes_behind,
+        operators=told.operators,
     )
 
 
-def of_sink(id: ObjectId, upper: Frontier, counts: SinkStatistics) -> Statistics:
+def of_sink(told: SinkProgress) -> Statistics:
     """A sink's statistics, since its task began."""
+    counts, upper = told.statistics, told.upper
     return Statistics(
-        id,
+        told.id,
         messages=counts.commits,
         bytes=counts.bytes_committed,
         rows_inserted=counts.rows_committed,
         rows_staged=counts.rows_staged,
         position_committed=format_frontier(upper),
+        operators=told.operators,
     )
 
 
@@ -106,29 +112,44 @@ def ids_of(description: Described | None) -> tuple[ObjectId, ...]:
 
 
 def frontier_rows(
-    worker: int, description: Described, reached: Mapping[ObjectId, Frontier]
+    worker: int,
+    description: Described,
+    reached: Mapping[ObjectId, Reached],
 ) -> Iterator[tuple[Any, ...]]:
-    """Of `penstock.frontiers`: the object, and its exports."""
+    """Yield the rows of `penstock.frontiers`: the object, and its exports. The outside of
+    a source has no times of ours."""
     if isinstance(description, RunOneshotIngestion):
         return
     exports = description.exports if isinstance(description, IngestionDescription) else ()
     own = (description.id, description.name)
-    for id_, name in (own, *((each.id, each.outside) for each in exports)):
-        upper = reached.get(id_)
-        known = None if upper is None or is_empty(upper) else upper
-        yield (worker, id_, name, None, known, known, known, None)
+    for id_, name in (own, *((each.id, each.name or each.outside) for each in exports)):
+        upper, seen = reached.get(id_, (0, 0))
+        known = frontier_or_null(upper)
+        behind = ms_behind(seen, upper) if seen else None
+        yield (worker, id_, name, None, frontier_or_null(seen), known, known, behind)
+
+
+def arrangement_rows(
+    worker: int, description: Described, held: Mapping[str, ArrangementStatistics]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `penstock.arrangements` for what a source keeps of its exports' contents;
+    `held`: by their names outside."""
+    for export in description.exports if isinstance(description, IngestionDescription) else ():
+        kept = held.get(export.outside)
+        if kept is not None:
+            key = ", ".join(export.schema.key)
+            sizes = kept.rows, kept.runs, kept.bytes_memory, kept.bytes_mapped
+            yield (worker, "upserts", export.id, key, *sizes, 1)
 
 
 def dataflow_rows(worker: int, description: Described, state: str) -> Iterator[tuple[Any, ...]]:
-    """Of `penstock.dataflows`; `state` is running, suspended or dropping. A one-shot ingestion is
-    none any more when its task has ended."""
+    """Of `penstock.dataflows`; `state` is running, suspended or dropping."""
+    scheduled = state != "suspended"
     if isinstance(description, RunOneshotIngestion):
-        if state != "suspended":
-            own = worker, description.uuid, f"copy into {description.collection}"
-            yield (*own, "oneshot", 0, None, None, True, state, "", 0, description.shard)
+        own = worker, description.uuid, f"copy into {description.collection}"
+        yield (*own, "oneshot", 0, None, None, scheduled, state, "", 0, description.shard)
         return
     told = worker, description.id, description.name
-    scheduled = state != "suspended"
     if isinstance(description, IngestionDescription):
         yield (*told, "ingestion", 0, None, None, scheduled, state, "", 0, "")
         return

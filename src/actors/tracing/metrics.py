@@ -1,24 +1,33 @@
-"""Measures of a service by OpenTelemetry's SDK, on a page that Prometheus reads.
+"""Measures of a service, on a page that Prometheus reads.
 
 Steps, appends and lags are given by who knows them (`actors.spans.measure`); mailboxes and
 sessions are looked at when the page is read. The page is made in the event loop, by the loop's
 own thread: nothing is looked at while it changes.
+
+Bounds: a measure has a series for each key that is given and not taken back
+(`actors.spans.forget_measures`): who gives measures of what comes and goes takes them back when it
+goes. Of actors only the live ones have series.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, Protocol
+from itertools import accumulate
+from typing import Any, Final, Literal, Protocol
 
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
-from opentelemetry.sdk.resources import Resource
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
 
 from actors import spans
 from actors.errors import AddressInUse, BadSettings
@@ -49,11 +58,60 @@ from actors.telemetry import (
 )
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-KEYS: Final = {RECONCILED_REPLACED: REASON, WAL_MESSAGES: WAL_OUTCOME}
-"""What the key of a measure is, where it is no dataflow."""
+MESSAGES: Final = (0, 5, 10, 25, 50, 75, 100, 250, 500, 750, 1000, 2500, 5000, 7500, 10000)
 REQUEST_BYTES_MAX: Final = 8192
 REQUEST_SECONDS_MAX: Final = 5.0
 SESSION_PREFIX: Final = "/sessions/"
+_ACTOR: Final = ("actor",)
+
+
+FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
+    "counter": CounterMetricFamily,
+    "level": GaugeMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """A measure: whether values are added up (a counter never falls, a level may), set, or counted
+    by size; its text and unit; the label of its key."""
+
+    kind: Literal["counter", "level", "gauge", "histogram"]
+    text: str
+    unit: str = ""
+    label: str = "penstock.dataflow"
+    bounds: tuple[float, ...] = SECONDS
+
+
+MEASURES: Final = {
+    STEPS: Measure("counter", "Steps of maintained views"),
+    STEP_ROWS_IN: Measure("counter", "Changes that steps took in"),
+    STEP_ROWS_OUT: Measure("counter", "Changes that steps made"),
+    STEP_SECONDS: Measure("histogram", "From cut to commit", "seconds"),
+    APPEND_SECONDS: Measure("histogram", "Compare-and-appends", "seconds"),
+    LAG_MS: Measure(
+        "gauge", "How far an object is behind the tables", "milliseconds", "penstock.object"
+    ),
+    RECONCILED_REUSED: Measure("counter", "Dataflows that a new client found running and kept"),
+    RECONCILED_REPLACED: Measure(
+        "counter", "Reasons for which a running dataflow was not kept", label=REASON
+    ),
+    WAL_MESSAGES: Measure("counter", "Of proposers, by outcome", label=WAL_OUTCOME),
+    WAL_BYTES: Measure("counter", "Of log", "bytes"),
+    WAL_RECEIVERS: Measure("level", "Proposers"),
+    WAL_QUEUED: Measure("level", "Messages not yet taken"),
+    WAL_QUEUE_BYTES: Measure("level", "Their log", "bytes"),
+    WAL_QUEUE_DEPTH: Measure("histogram", "Of one proposer", bounds=MESSAGES),
+    WAL_WRITE_SECONDS: Measure("histogram", "Of one append", "seconds"),
+    WAL_FLUSH_SECONDS: Measure("histogram", "Of a group", "seconds"),
+    WAL_RECOVERED_BYTES: Measure("counter", "From peers", "bytes"),
+    WAL_OFFLOADED: Measure("counter", "Segments kept elsewhere"),
+    WAL_OFFLOAD_FAILURES: Measure("counter", "Tries to keep one that failed"),
+    WAL_BACKUP_LAG: Measure(
+        "gauge", "Log that is committed and kept nowhere else", "bytes", "penstock.object"
+    ),
+}
 
 
 class Seen(Protocol):
@@ -85,70 +143,34 @@ class Seen(Protocol):
         ...
 
 
-class Metrics:
-    """The instruments; made by `start`."""
+class _Sizes:
+    """A histogram of one key: values by the first bound that is not below them."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def note(self, value: float) -> None:
+        """One value more."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """How many values there are up to each bound, and the sum of all."""
+        named = [*(str(bound) for bound in self._bounds), "+Inf"]
+        return list(zip(named, accumulate(self._counts), strict=True)), self._sum
+
+
+class Metrics(Collector):
+    """The values of all measures; begun by `start`."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        reader = PrometheusMetricReader(registry=self._registry)
-        buckets = ExplicitBucketHistogramAggregation(SECONDS)
-        views = [
-            View(instrument_name=name, aggregation=buckets)
-            for name in (STEP_SECONDS, APPEND_SECONDS, WAL_WRITE_SECONDS, WAL_FLUSH_SECONDS)
-        ]
-        named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or SYSTEM}
-        self._provider = MeterProvider(
-            [reader], resource=Resource.create(named), views=views, shutdown_on_exit=False
-        )
-        meter = self._provider.get_meter("penstock")
         self._look: Callable[[], Sequence[Seen]] = list
-        self._adders: dict[str, Any] = {
-            STEPS: meter.create_counter(STEPS, "1", "Steps of maintained views"),
-            STEP_ROWS_IN: meter.create_counter(STEP_ROWS_IN, "1", "Changes that steps took in"),
-            STEP_ROWS_OUT: meter.create_counter(STEP_ROWS_OUT, "1", "Changes that steps made"),
-            RECONCILED_REUSED: meter.create_counter(
-                RECONCILED_REUSED, "1", "Dataflows that a new client found running and kept"
-            ),
-            RECONCILED_REPLACED: meter.create_counter(
-                RECONCILED_REPLACED, "1", "Reasons for which a running dataflow was not kept"
-            ),
-            WAL_MESSAGES: meter.create_counter(WAL_MESSAGES, "1", "Of proposers, by outcome"),
-            WAL_BYTES: meter.create_counter(WAL_BYTES, "By", "Of log"),
-            WAL_RECEIVERS: meter.create_up_down_counter(WAL_RECEIVERS, "1", "Proposers"),
-            WAL_QUEUED: meter.create_up_down_counter(WAL_QUEUED, "1", "Messages not yet taken"),
-            WAL_QUEUE_BYTES: meter.create_up_down_counter(WAL_QUEUE_BYTES, "By", "Their log"),
-            WAL_RECOVERED_BYTES: meter.create_counter(WAL_RECOVERED_BYTES, "By", "From peers"),
-            WAL_OFFLOADED: meter.create_counter(WAL_OFFLOADED, "1", "Segments kept elsewhere"),
-            WAL_OFFLOAD_FAILURES: meter.create_counter(
-                WAL_OFFLOAD_FAILURES, "1", "Tries to keep one that failed"
-            ),
-        }
-        self._recorders: dict[str, Any] = {
-            STEP_SECONDS: meter.create_histogram(STEP_SECONDS, "s", "From cut to commit"),
-            APPEND_SECONDS: meter.create_histogram(APPEND_SECONDS, "s", "Compare-and-appends"),
-            WAL_WRITE_SECONDS: meter.create_histogram(WAL_WRITE_SECONDS, "s", "Of one append"),
-            WAL_FLUSH_SECONDS: meter.create_histogram(WAL_FLUSH_SECONDS, "s", "Of a group"),
-            WAL_QUEUE_DEPTH: meter.create_histogram(WAL_QUEUE_DEPTH, "1", "Of one proposer"),
-        }
-        self._setters: dict[str, Any] = {
-            LAG_MS: meter.create_gauge(LAG_MS, "ms", "How far an object is behind the tables"),
-            WAL_BACKUP_LAG: meter.create_gauge(
-                WAL_BACKUP_LAG, "By", "Log that is committed and kept nowhere else"
-            ),
-        }
-        for name, unit, text, of in (
-            ("penstock.mailbox.depth", "1", "Messages that wait", lambda a: a.depth),
-            ("penstock.mailbox.depth_max", "1", "High-water mark", lambda a: a.depth_max),
-        ):
-            meter.create_observable_gauge(name, [self._observer(of)], unit, text)
-        for name, unit, text, of in (
-            ("penstock.mailbox.received", "1", "Messages so far", lambda a: a.received),
-            ("penstock.actor.busy", "s", "In handlers", lambda a: a.busy_ms / 1000),
-        ):
-            meter.create_observable_counter(name, [self._observer(of)], unit, text)
-        meter.create_observable_gauge(
-            "penstock.sessions", [self._sessions], "1", "Client connections"
-        )
+        self._values: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
+        named = os.environ.get("OTEL_SERVICE_NAME") or SYSTEM
+        self._registry = CollectorRegistry(target_info={"service_name": named})
+        self._registry.register(self)
 
     def watch(self, look: Callable[[], Sequence[Seen]]) -> None:
         """Where to look for live actors when the page is read."""
@@ -156,31 +178,59 @@ class Metrics:
 
     def measure(self, name: str, value: float, key: str) -> None:
         """See `actors.spans.Instruments`."""
-        kind = KEYS.get(name, "penstock.dataflow")
-        attributes = {kind: key} if key else {}
-        if name in self._adders:
-            self._adders[name].add(value, attributes)
-        elif name in self._recorders:
-            self._recorders[name].record(value, attributes)
+        measure, values = MEASURES[name], self._values[name]
+        if measure.kind == "gauge":
+            values[key] = value
+        elif measure.kind != "histogram":
+            values[key] = values.get(key, 0.0) + value
         else:
-            self._setters[name].set(value, {"penstock.object": key})
+            if key not in values:
+                values[key] = _Sizes(measure.bounds)
+            values[key].note(value)
 
-    def _observer(self, of: Callable[[Any], float]) -> Callable[[CallbackOptions], Any]:
-        def observe(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(of(seen), {"actor": seen.path}) for seen in self._look()]
+    def forget(self, key: str, names: Iterable[str]) -> None:
+        """See `actors.spans.Instruments`."""
+        for name in names:
+            self._values[name].pop(key, None)
 
-        return observe
+    def collect(self) -> Iterator[Metric]:
+        """All series, as Prometheus' client asks for them."""
+        for name, measure in MEASURES.items():
+            if self._values[name]:
+                yield self._family(name, measure)
+        yield from self._actors()
 
-    def _sessions(self, _: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(sum(seen.path.startswith(SESSION_PREFIX) for seen in self._look()))]
+    def _family(self, name: str, measure: Measure) -> Metric:
+        values, unit = self._values[name], measure.unit
+        title = name.replace(".", "_") + (f"_{unit}" if unit else "")
+        labels = [measure.label.replace(".", "_")] if any(values) else []
+        family: Any = FAMILIES[measure.kind](title, measure.text, labels=labels)
+        for key, value in values.items():
+            told = value.buckets() if measure.kind == "histogram" else (value,)
+            family.add_metric([key] if labels else [], *told)
+        found: Metric = family
+        return found
+
+    def _actors(self) -> Iterator[Metric]:
+        live = self._look()
+        depth = GaugeMetricFamily("penstock_mailbox_depth", "Messages that wait", labels=_ACTOR)
+        highest = GaugeMetricFamily("penstock_mailbox_depth_max", "High-water mark", labels=_ACTOR)
+        received = CounterMetricFamily(
+            "penstock_mailbox_received", "Messages so far", labels=_ACTOR
+        )
+        busy = CounterMetricFamily("penstock_actor_busy_seconds", "In handlers", labels=_ACTOR)
+        for seen in live:
+            depth.add_metric([seen.path], seen.depth)
+            highest.add_metric([seen.path], seen.depth_max)
+            received.add_metric([seen.path], seen.received)
+            busy.add_metric([seen.path], seen.busy_ms / 1000)
+        sessions = sum(seen.path.startswith(SESSION_PREFIX) for seen in live)
+        yield from (depth, highest, received, busy)
+        yield GaugeMetricFamily("penstock_sessions", "Client connections", value=sessions)
 
     def page(self) -> bytes:
         """All measures at this moment, in Prometheus' text format."""
         return generate_latest(self._registry)
-
-    def close(self) -> None:
-        """Ends."""
-        self._provider.shutdown()
 
     @asynccontextmanager
     async def serve(self, address: str) -> AsyncIterator[str]:
@@ -236,4 +286,3 @@ def start() -> Iterator[Metrics]:
         yield metrics
     finally:
         spans.measure_by(None)
-        metrics.close()

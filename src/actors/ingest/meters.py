@@ -1,0 +1,89 @@
+"""What the operators of a task at work (`ingest_task`, `sink_task`) have done: rows, time, memory.
+
+An operator is a stage that rows pass. Its time is what was spent in it since the task began, with
+what it waits for there: the outside, stores, threads. Several may be at work at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from actors.memory_ledger import MemoryUse
+from actors.progress import ObjectId
+from actors.protocol.storage import OperatorStatistics
+
+OF_SOURCE: Final = {
+    "Append": "Append position and rows of all tables at one time",
+    "Spill": "Spill rows of a long transaction into parts",
+    "Stage": "Stage rows up to a mark",
+    "Resolve": "Resolve changes that come without old rows, and truncates",
+    "Read": "Read what the outside gives",
+}
+OF_SINK: Final = {
+    "Commit": "Commit what was written with its frontier",
+    "Write": "Write changes outside",
+    "Gather": "Gather the changes of a batch, summed up",
+    "Read": "Read parts of the object",
+}
+"""Operators of a task, the one that ends the way of rows first, with what they do."""
+
+
+class Meter(msgspec.Struct):
+    """One operator's, as it goes on."""
+
+    text: str
+    rows: int = 0
+    ms: float = 0.0
+    bytes_memory: int = 0
+    bytes_mapped: int = 0
+
+
+class Meters:
+    """Those of one task of the object `id`. `operators`: `OF_SOURCE` or `OF_SINK`."""
+
+    def __init__(
+        self, monotonic_ms: Callable[[], float], operators: Mapping[str, str], id: ObjectId
+    ) -> None:
+        self._id = id
+        self._monotonic_ms = monotonic_ms
+        self._meters = {name: Meter(text) for name, text in operators.items()}
+        self._told: tuple[OperatorStatistics, ...] = ()
+
+    def __getitem__(self, name: str) -> Meter:
+        return self._meters[name]
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[Meter]:
+        """Count the time of the block as the operator's."""
+        meter, began = self._meters[name], self._monotonic_ms()
+        try:
+            yield meter
+        finally:
+            meter.ms += self._monotonic_ms() - began
+
+    def memory(self) -> list[MemoryUse]:
+        """Tell what operators hold of a batch, for a `MemoryLedger`."""
+        return [
+            MemoryUse("gathered", self._id, 0, meter.bytes_memory, meter.bytes_mapped)
+            for meter in self._meters.values()
+            if meter.bytes_memory or meter.bytes_mapped
+        ]
+
+    def statistics(self) -> tuple[OperatorStatistics, ...]:
+        """Return what all have done; the same as the last time when no rows have passed and none
+        are held otherwise, so that a task at rest tells no news."""
+        made = tuple(
+            OperatorStatistics(name, *msgspec.structs.astuple(meter))
+            for name, meter in self._meters.items()
+        )
+        if [_without_time(each) for each in made] != [_without_time(each) for each in self._told]:
+            self._told = made
+        return self._told
+
+
+def _without_time(told: OperatorStatistics) -> OperatorStatistics:
+    return msgspec.structs.replace(told, ms=0.0)

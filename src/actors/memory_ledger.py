@@ -1,0 +1,145 @@
+"""Memory of the process: who holds it, and what the allocators say.
+
+Theory of operation. Whoever holds rows for longer than a call adds a method to the ledger that
+tells how much (`MemoryLedger.add`). The ledger keeps methods weakly, so that a holder that is gone
+is gone from it as well. To what holders tell, `uses` adds what the allocators have given out beyond
+that since the ledger was made: Arrow's pool, C's malloc, Python's objects. All of them together are
+what the process needs; what it has from the system beyond that is the allocators' own (freed and
+kept, or torn), and `release` gives back of it what can be given back.
+
+Bounds: a holder tells what it holds at the moment; nothing is remembered. What is given out by
+allocators is known on Linux with glibc and CPython; elsewhere those rows are missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from weakref import WeakMethod
+
+import msgspec
+import pyarrow as pa
+
+_ARENAS: Final = re.compile(rb"# bytes in allocated blocks\s+=\s+([\d,]+)")
+
+
+class MemoryUse(msgspec.Struct, frozen=True):
+    """What one holder has: `bytes_memory` in memory, `bytes_mapped` in files that are mapped."""
+
+    kind: str
+    id: str
+    rows: int = 0
+    bytes_memory: int = 0
+    bytes_mapped: int = 0
+
+
+Tell = Callable[[], Iterable[MemoryUse]]
+
+
+class MemoryLedger:
+    """The holders of a service. Holders may be added from any thread."""
+
+    def __init__(self, *tell: Tell) -> None:
+        self._holders = [WeakMethod(each) for each in tell]
+        self._lock = threading.Lock()
+        self._start = allocated()
+
+    def add(self, tell: Tell) -> None:
+        """Add a holder by a method of its, which is kept weakly."""
+        with self._lock:
+            self._holders = [each for each in self._holders if each() is not None]
+            self._holders.append(WeakMethod(tell))
+
+    def held(self) -> list[MemoryUse]:
+        """Return what holders tell; all of it is Arrow's memory."""
+        with self._lock:
+            holders = [each() for each in self._holders]
+        return [use for tell in holders if tell is not None for use in tell()]
+
+    def uses(self) -> list[MemoryUse]:
+        """Return what holders tell, then what the allocators have given out besides."""
+        found = self.held()
+        told = sum(use.bytes_memory for use in found)
+        for kind, now in allocated().items():
+            more = now - self._start.get(kind, 0) - (told if kind == "arrow" else 0)
+            found.append(MemoryUse(kind, "", bytes_memory=max(0, more)))
+        return found
+
+
+def allocated() -> dict[str, int]:
+    """Return the bytes that allocators have given out: of Arrow's pool, of Python's objects, and of
+    C's malloc; what cannot be asked for is left out."""
+    found = {"arrow": pa.total_allocated_bytes()}
+    objects = _python_bytes()
+    if objects is not None:
+        found["python"] = objects
+    if _MALLINFO is not None:
+        told = _MALLINFO()
+        found["malloc"] = told.uordblks + told.hblkhd
+        if pa.default_memory_pool().backend_name == "system":
+            found["malloc"] -= found["arrow"]
+    return found
+
+
+def release() -> None:
+    """Give back to the system what allocators have freed and kept. It takes some ms."""
+    pa.default_memory_pool().release_unused()
+    if _TRIM is not None:
+        _TRIM(0)
+
+
+class _Mallinfo(ctypes.Structure):
+    """As glibc's mallinfo2 has it."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+def _of_libc(name: str, returns: Any) -> Any:
+    """A function of the C library; None where it has none of that name."""
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if function is not None:
+        function.restype = returns
+    return function
+
+
+_MALLINFO: Final = _of_libc("mallinfo2", _Mallinfo)
+_TRIM: Final = _of_libc("malloc_trim", ctypes.c_int)
+_OPEN: Final = _of_libc("open_memstream", ctypes.c_void_p)
+_CLOSE: Final = _of_libc("fclose", ctypes.c_int)
+_FREE: Final = _of_libc("free", None)
+_STATISTICS: Final = getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
+
+
+def _python_bytes() -> int | None:
+    """Blocks of small objects that are in use: CPython tells them as text only."""
+    if _OPEN is None or _STATISTICS is None:
+        return None
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    stream = ctypes.c_void_p(_OPEN(ctypes.byref(text), ctypes.byref(size)))
+    if not stream:
+        return None
+    try:
+        _STATISTICS(stream)
+    finally:
+        _CLOSE(stream)
+    found = _ARENAS.search(text.value or b"")
+    _FREE(text)
+    return None if found is None else int(found[1].replace(b",", b""))
