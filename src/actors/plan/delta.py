@@ -91,6 +91,15 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     same: tuple[tuple[str, str], ...] = ()
 
 
+class Expand(msgspec.Struct, frozen=True, tag=True):
+    """Every update once for each of the integers below `count`, which the new column `tag` (an
+    int) holds behind the input's columns."""
+
+    input: Node
+    tag: str
+    count: int
+
+
 class Union(msgspec.Struct, frozen=True, tag=True):
     """All updates of all inputs; columns by name.
 
@@ -183,6 +192,7 @@ Node: TypeAlias = (
     | Where
     | Select
     | Weigh
+    | Expand
     | Pair
     | Match
     | Union
@@ -198,7 +208,7 @@ def inputs_below(node: Node) -> Iterator[Input]:
     match node:
         case Input():
             yield node
-        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
             yield from inputs_below(node.input)
         case Pair() | Match():
             yield from inputs_below(node.left)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from actors.plan.delta import (
     Accumulate,
     Consolidate,
+    Expand,
     Input,
     Match,
     Node,
@@ -64,6 +65,8 @@ def columns_of(node: Node) -> tuple[str, ...]:
             return columns_of(node.input)
         case Select():
             return tuple(column.name for column in node.columns)
+        case Expand():
+            return (*columns_of(node.input), node.tag)
         case Match(kind="semi" | "anti"):
             return columns_of(node.left)
         case Pair() | Match():

@@ -22,6 +22,7 @@ import msgspec
 from actors.plan.delta import (
     Accumulate,
     Consolidate,
+    Expand,
     Input,
     Match,
     Node,
@@ -47,7 +48,7 @@ def children(node: Node) -> tuple[Node, ...]:
     match node:
         case Input():
             return ()
-        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
             return (node.input,)
         case Union():
             return node.inputs
@@ -64,7 +65,7 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
     match node:
         case Input():
             return node
-        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
             return msgspec.structs.replace(node, input=made[0])
         case Union():
             return Union(tuple(made))
