@@ -26,6 +26,8 @@ from actors.plan.relational import Named
 from actors.plan.schema import Schema
 
 AUTO: Final = "auto"
+ROW_COUNT: Final = "n"
+"""The column of a grouping that counts its rows."""
 
 
 class Input(msgspec.Struct, frozen=True, tag=True):
@@ -201,6 +203,32 @@ Node: TypeAlias = (
     | Recompute
     | Consolidate
 )
+
+
+def columns_of(node: Node) -> tuple[str, ...]:
+    """The columns that a node makes, without time and diff."""
+    match node:
+        case Input(columns=columns):
+            return columns
+        case Where() | Weigh() | Consolidate():
+            return columns_of(node.input)
+        case Select():
+            return tuple(column.name for column in node.columns)
+        case Expand():
+            return (*columns_of(node.input), node.tag)
+        case Match(kind="semi" | "anti"):
+            return columns_of(node.left)
+        case Pair() | Match():
+            return columns_of(node.left) + columns_of(node.right)
+        case Union():
+            return columns_of(node.inputs[0])
+        case Reduce():
+            names = tuple(key.name for key in node.keys)
+            return (*names, ROW_COUNT, *(measure.name for measure in node.measures))
+        case Accumulate():
+            return node.keys if node.flips else (*node.keys, ROW_COUNT, *node.measures)
+        case Recompute():
+            return (*node.keys, *(call.name for call in node.calls))
 
 
 def inputs_below(node: Node) -> Iterator[Input]:

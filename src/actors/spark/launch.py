@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -53,6 +54,8 @@ _WHY: Final = {
     5: "a fault of its own",
 }
 """Exit statuses of `actors.spark.child`."""
+_TELLING: Final = re.compile(r"^(?:Terminating due to |# +(?:SIG|There is insuff)).*$", re.M)
+"""What a JVM says of its own end."""
 
 
 class EngineProcess:
@@ -77,6 +80,8 @@ class EngineProcess:
         self._scratch = scratch
         self._clock = clock
         self._killed = False
+        path = log_path(scratch)
+        self._log_start = path.stat().st_size if path.exists() else 0
         limit = settings.engine_frame_bytes_max
         self._out: FrameCodec[ChildMessage] = FrameCodec(ChildMessage, limit)
         self._in: FrameCodec[Answer] = FrameCodec(Answer, limit)
@@ -142,12 +147,15 @@ class EngineProcess:
             self.kill()
             status = await self._process.wait()
             self.why = f"exit status {status}{': ' * (status in _WHY)}{_WHY.get(status, '')}"
+            if found := _TELLING.findall(await self._log_tail()):
+                self.why += f" ({found[-1].strip()})"
             await self._clock.run_blocking(lambda: shutil.rmtree(spare, ignore_errors=True))
 
     async def _log_tail(self) -> str:
         path = log_path(self._scratch)
         data = await self._clock.run_blocking(path.read_bytes)
-        return data[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        mine = data[self._log_start :] if len(data) >= self._log_start else data  # it was emptied
+        return mine[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
 def log_path(directory: Path) -> Path:

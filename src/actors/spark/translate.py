@@ -38,6 +38,7 @@ from actors.plan.delta import (
     Union,
     Weigh,
     Where,
+    columns_of,
 )
 from actors.plan.relational import Named
 from actors.plan.schema import DIFF, TIME
@@ -45,7 +46,6 @@ from actors.spark.fragments import (
     UNION,
     Relation,
     Types,
-    columns_of,
     consolidated,
     from_rows,
     holds_floats,
@@ -63,7 +63,6 @@ __all__ = [
     "Relation",
     "Translator",
     "Types",
-    "columns_of",
     "consolidated",
     "holds_floats",
     "leaves",
