@@ -308,7 +308,6 @@ async def test_a_view_too_large_for_the_engine_is_in_error_and_left_alone_for_a_
     async with surroundings(stage) as shards:
         persist = shards.persist
         house = await numbers_flow(stage, shards, tmp_path)
-        pause_ms = house.settings.engine_killer_retry_ms_min
         await house.start()
         await house.reported(5)
         house.failures = [JobTooLarge("ended the engine")]
@@ -320,16 +319,15 @@ async def test_a_view_too_large_for_the_engine_is_in_error_and_left_alone_for_a_
         house.failures = [JobTooLarge("again")]  # computed whole
         await shards.write("numbers", 9, table(NUMBERS, (6, 8, 1)))
         await house.reported(9)
-        jobs = house.jobs_seen
+        jobs = len(house.jobs)
         await shards.write("numbers", 10, table(NUMBERS, (7, 9, 1)))
         await house.reported(10)
-        assert house.jobs_seen == jobs
-        await stage.advance(pause_ms)
+        assert len(house.jobs) == jobs
+        await stage.advance(SETTINGS.engine_killer_retry_ms_min)
         await shards.write("numbers", 11, table(NUMBERS, (8, 10, 1)))
         await house.reported(11)
-        assert await contents(persist, "out", NUMBERS, 10) == [
-            (2 * n, 1) for n in (1, 2, 4, 5, 6, 7, 8)
-        ]
+        expected = sorted(((2 * n, 1) for n in (1, 2, 5, 6, 7, 8)), key=repr)
+        assert await contents(persist, "out", NUMBERS, 10) == expected
 
 
 async def test_a_long_job_shows_how_far_it_is(stage: Isolation, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ a multiple with each: a view of 500 characters had 75,000 nodes, which no JVM pl
 `pieces` finds which strata to run by themselves, their rows then standing in for them, so that no
 plan has more than `nodes_max` nodes. Most steps are one piece. No stratum has more than
 `STRATUM_NODES_MAX` nodes of its own, so that this can always be done; a plan that is too much
-even in pieces is known by its `plan_size` before any of it is sent.
+even in pieces is known by its `statement_sizes` before any of it is sent.
 """
 
 from __future__ import annotations
@@ -197,14 +197,14 @@ def pieces(
     return [_statement(strata, first, target, kept) for target in (*sorted(kept), last)]
 
 
-def plan_size(strata: Sequence[Node], inputs: Collection[str], nodes_max: int) -> int:
-    """Return about how many nodes are planned in all for strata that run together in pieces of
-    `nodes_max` when each of the `inputs` has rows."""
+def statement_sizes(strata: Sequence[Node], inputs: Collection[str], nodes_max: int) -> list[int]:
+    """Return about how many nodes are planned for each statement of strata that run together in
+    pieces of `nodes_max`, when each of the `inputs` has rows."""
     made, _ = divided(strata)
     found = pieces(made, 0, len(made) - 1, inputs, nodes_max)
     kept = [piece[-1] for piece in found[:-1]]
     sizes = _sizes(made, 0, len(made) - 1, inputs, kept)
-    return sum(sizes[f"r{piece[-1]}"] for piece in found)
+    return [sizes[f"r{piece[-1]}"] for piece in found]
 
 
 def _sizes(

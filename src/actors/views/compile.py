@@ -17,7 +17,7 @@ from sqlglot.errors import SqlglotError
 from actors.errors import InvalidUsage, JobTooLarge, QueryRejected
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Analyzed
-from actors.plan.plan_splitting import PlanLimits, plan_size
+from actors.plan.plan_splitting import PlanLimits, statement_sizes
 from actors.plan.relational import Opaque, ViewPlan
 from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
 from actors.views import rule_opaque
@@ -115,7 +115,7 @@ def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) ->
         inputs = {f"{letter}{i}" for i in range(len(schemas)) for letter in "ds"}
         inputs |= {f"h{i}" for i in range(len(derived.hidden))}
         nodes = [stratum.node for stratum in derived.strata]
-        size = plan_size(nodes, inputs, limits.statement_nodes_max)
+        size = sum(statement_sizes(nodes, inputs, limits.statement_nodes_max))
     except RecursionError:
         raise Unsupported("a plan that is nested too deeply") from None
     if size > limits.plan_nodes_max:
