@@ -18,6 +18,11 @@ class Suspension:
         self._until_ms = 0.0
         self._text = ""
 
+    @property
+    def begun(self) -> bool:
+        """Whether the view could not be computed when that was last tried."""
+        return self._failures > 0
+
     def begin(self, text: str, now_ms: float) -> None:
         """Begin a pause, or the next, longer one."""
         self._failures += 1

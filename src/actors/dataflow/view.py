@@ -122,7 +122,8 @@ class View:
         self._touched = resumed.touched
         self._state_rows = resumed.state_rows
         self._output_errors = resumed.output_errors
-        if text := find_held(resumed.output_errors):
+        text = find_held(resumed.output_errors)
+        if text and not self._suspension.begun:
             self._suspension.begin(text, self._engine.clock.monotonic_ms())
         self._source_errors = resumed.source_errors
         return resumed

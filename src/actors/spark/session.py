@@ -35,8 +35,8 @@ CALL_SITE: Final = ("callSite.short", "callSite.long")
 """Spark's local properties for it (`org.apache.spark.util.CallSite`)."""
 _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 _MEMORY: Final = re.compile(r"(\d+)([kmgt]?)b?")
-RESULT_SHARE: Final = 4
-"""The driver's heap holds an answer of at most this part of it."""
+RESULT_SHARE: Final = 2
+"""A collected answer may take one such part of the driver's heap."""
 SESSIONS_PER_THREAD_MAX: Final = 8
 LOCAL_RELATION_BYTES_MAX: Final = 8 * 1024 * 1024
 """Rows of a local relation are objects on the driver's heap, several times their size here."""
