@@ -46,7 +46,7 @@ from actors.plan.schema import Column, Schema
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess
 from actors.spark.start import ChildMessage
-from actors.spark_executor import SparkExecutor
+from actors.spark_executor import DEATHS_OUTSIDE, SparkExecutor
 from actors.testing.isolation import Isolation
 
 TABLE = Schema((Column("v", "bigint"),))
@@ -341,6 +341,21 @@ async def test_a_killer_is_run_again_only_after_a_pause_that_doubles(
     bench.shop.children[2].sent.clear()
     await killed()
     await refused(1)
+
+
+async def test_a_child_that_was_killed_proves_little_of_its_job(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    bench = Bench(stage, tmp_path, engine_attempts_max=2)
+    reply = await bench.run(analyze("a"))
+    for number in range(2 * DEATHS_OUTSIDE):
+        assert not reply.answered
+        await bench.shop.sent(number, "a")
+        bench.shop.children[number].killed_outside = True
+        bench.shop.children[number].die()
+        await bench.restarted()
+    with pytest.raises(JobTooLarge):
+        await stage.answer(reply)
 
 
 async def test_a_plan_that_kills_is_not_sent_to_the_next_child(

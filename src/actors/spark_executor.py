@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Final, TypeAlias, assert_never
 
@@ -68,6 +69,9 @@ from actors.spark.launch import EngineProcess, clean, launch
 from actors.spark.quarantine import JobQuarantine
 
 START_FAILURES_MAX: Final = 3
+DEATHS_OUTSIDE: Final = 3
+"""So many SIGKILLs count as one death: they come from an operator, or from a system that is short
+of memory, where a job may be to blame or not."""
 
 Launch: TypeAlias = Callable[[Settings, Path, Clock], Awaitable[EngineProcess]]
 """Starts a child (another one in tests)."""
@@ -90,6 +94,8 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
     number: int
     error: PenstockError | None
     why: str = ""
+    outside: bool = False
+    """It was killed, and so proves little of what it ran."""
 
 
 class _StartAgain(msgspec.Struct, frozen=True, gc=False):
@@ -112,7 +118,7 @@ class _Entry:
     def __init__(self, run: Run, order: int, *, alone: bool) -> None:
         self.run = run
         self.order = order
-        self.attempts = 0
+        self.attempts = Fraction(0)
         """Deaths of the engine while it was running with nothing beside it."""
         self.alone = alone
         """Whether nothing may run beside it."""
@@ -182,7 +188,7 @@ class SparkExecutor(Actor[_Message]):
             case _Started() if message.number == self._number:
                 self._started(message)
             case _Ended() if message.number == self._number:
-                self._ended(message.error, message.why)
+                self._ended(message)
             case _StartAgain():
                 self._start()
             case _CancelOverdue() if message.number == self._number:
@@ -347,7 +353,7 @@ class SparkExecutor(Actor[_Message]):
         self._number += 1
         number = self._number
 
-        async def live() -> str:
+        async def live() -> _Ended:
             process = await self._launch(self._settings, self._directory, self.ctx.clock)
             try:
                 self.ctx.self.reply(_Started(number, process, await process.ready()))
@@ -355,11 +361,11 @@ class SparkExecutor(Actor[_Message]):
                     self.ctx.self.reply(_Answered(number, answer))
             finally:
                 await process.end()
-            return process.why
+            return _Ended(number, None, process.why, process.killed_outside)
 
         self._life = self.ctx.effect(
             live,
-            done=lambda why: _Ended(number, None, why),
+            done=lambda ended: ended,
             failed=lambda error: _Ended(number, _as_ours(error)),
         )
 
@@ -369,12 +375,14 @@ class SparkExecutor(Actor[_Message]):
         for plan in self._plans.values():
             self._process.send(msgspec.structs.replace(plan, known=True))
 
-    def _ended(self, error: PenstockError | None, why: str) -> None:
+    def _ended(self, message: _Ended) -> None:
+        error, why = message.error, message.why
         was_up, self._process, self._ready = self._process is not None, None, None
         self._failures += 1
         if was_up:
             self._deaths += 1
-            self._take_back(str(error or why or "the child ended"))
+            why = str(error or why or "the child ended")
+            self._take_back(why, DEATHS_OUTSIDE if message.outside else 1)
         elif self._failures >= START_FAILURES_MAX or not self._deaths:
             self._unavailable = error or EngineUnavailable("the engine ended while it started")
             for entry in self._waiting:
@@ -382,15 +390,15 @@ class SparkExecutor(Actor[_Message]):
             self._waiting.clear()
         self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
 
-    def _take_back(self, why: str) -> None:
+    def _take_back(self, why: str, share: int) -> None:
         """Puts what was in flight in front of what waits, in the order in which it came; behind
-        it, what was running alone."""
+        it, what was running alone. It takes `share` such deaths to count as one."""
         blamed = not self._replaced
         single = len(self._flying) == 1
         self._replaced = False
         again: list[_Entry] = []
         for entry in self._flying.values():
-            entry.attempts += blamed and single
+            entry.attempts += Fraction(blamed and single, share)
             entry.alone |= blamed
             if entry.overdue is not None:
                 entry.overdue.cancel()
@@ -413,7 +421,7 @@ class SparkExecutor(Actor[_Message]):
 
     def _give_up(self, entry: _Entry, why: str) -> None:
         job, words = entry.job, {1: "once", 2: "twice"}
-        times = words.get(entry.attempts, f"{entry.attempts} times")
+        times = words.get(int(entry.attempts), f"{int(entry.attempts)} times")
         text = f"{type(job).__name__} {job.job_id} ended the engine {times}, alone; last: {why}"
         self._fail(entry, self._quarantine.convict(job, text, self.ctx.monotonic_ms()))
         if isinstance(job, Prepare) and self._plans.get(job.dataflow) is job:

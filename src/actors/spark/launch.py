@@ -54,8 +54,11 @@ _WHY: Final = {
     5: "a fault of its own",
 }
 """Exit statuses of `actors.spark.child`."""
-_TELLING: Final = re.compile(r"^(?:Terminating due to |# +(?:SIG|There is insuff)).*$", re.M)
-"""What a JVM says of its own end."""
+_JVM_KILLED: Final = f"the JVM ended with {-signal.SIGKILL}"
+_TELLING: Final = re.compile(
+    r"^(?:Terminating due to |# +(?:SIG|There is insuff)|the JVM ended with -).*$", re.M
+)
+"""What a JVM says of its own end, and its parent of a signal that ended it."""
 
 
 class EngineProcess:
@@ -63,6 +66,8 @@ class EngineProcess:
 
     why: str = ""
     """After its end: how it ended."""
+    killed_outside = False
+    """After its end: whether a SIGKILL ended it, or its JVM."""
 
     def __init__(
         self,
@@ -147,8 +152,10 @@ class EngineProcess:
             self.kill()
             status = await self._process.wait()
             self.why = f"exit status {status}{': ' * (status in _WHY)}{_WHY.get(status, '')}"
-            if found := _TELLING.findall(await self._log_tail()):
-                self.why += f" ({found[-1].strip()})"
+            told = _TELLING.findall(await self._log_tail())
+            if told:
+                self.why += f" ({told[-1].strip()})"
+            self.killed_outside = status == -signal.SIGKILL or _JVM_KILLED in told
             await self._clock.run_blocking(lambda: shutil.rmtree(spare, ignore_errors=True))
 
     async def _log_tail(self) -> str:
