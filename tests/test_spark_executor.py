@@ -14,9 +14,9 @@ from actors.errors import (
     Canceled,
     Closed,
     DefiniteError,
-    EngineLost,
     EngineUnavailable,
     InvalidUsage,
+    JobTooLarge,
     LocalProtocolError,
     PenstockError,
     QueryRejected,
@@ -46,7 +46,7 @@ from actors.plan.schema import Column, Schema
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess
 from actors.spark.start import ChildMessage
-from actors.spark_executor import SparkExecutor
+from actors.spark_executor import DEATHS_OUTSIDE, SparkExecutor
 from actors.testing.isolation import Isolation
 
 TABLE = Schema((Column("v", "bigint"),))
@@ -223,11 +223,13 @@ async def test_a_new_child_gets_the_plans_and_then_what_was_in_flight(
     await bench.shop.sent(0, "prepare-p", "prepare-q", "f", "s0", "s1", "s2")
     bench.shop.children[0].die()
     await bench.restarted()
+    await bench.shop.sent(1, "prepare-p", "s0")
+    assert bench.shop.children[1].sent[0].known
+    bench.shop.children[1].answer(RowsDone("s0", 0, b"again"))
+    assert (await stage.answer(steps[0])).arrow == b"again"
     await bench.shop.sent(1, "prepare-p", "s0", "s2")
-    for name in ("prepare-p", "s2", "s0"):
-        bench.shop.children[1].answer(RowsDone(name, 0, b"again"))
-    for reply in (steps[0], steps[2]):
-        assert (await stage.answer(reply)).arrow == b"again"
+    bench.shop.children[1].answer(RowsDone("s2", 0, b"again"))
+    assert (await stage.answer(steps[2])).arrow == b"again"
 
 
 async def test_a_plan_that_was_refused_is_not_sent_again(stage: Isolation, tmp_path: Path) -> None:
@@ -252,12 +254,121 @@ async def test_a_job_that_kills_every_child_is_given_up(stage: Isolation, tmp_pa
         await bench.shop.sent(number, "bad")
         bench.shop.children[number].die()
         await bench.restarted()
-    with pytest.raises(EngineLost, match="died 3 times while Analyze bad"):
+    with pytest.raises(JobTooLarge, match="Analyze bad ended the engine 3 times, alone"):
         await stage.answer(bad)
-    good = await bench.run(analyze("good"))
+    good = await bench.run(other("good"))
     await bench.shop.sent(3, "good")
     bench.shop.children[3].answer(Analyzed("good", ()))
     await stage.answer(good)
+
+
+def other(name: str) -> Analyze:
+    """A job of its own content."""
+    return Analyze(name, (), (f"SELECT '{name}'",))
+
+
+async def test_what_was_beside_a_killer_is_cleared_at_its_next_run(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    bench = Bench(stage, tmp_path, engine_attempts_max=2)
+    replies = [await bench.run(other(name)) for name in ("a", "bad", "c", "d")]
+    await bench.shop.sent(0, "a", "bad", "c", "d")
+    bench.shop.children[0].answer(Analyzed("d", ()))
+    await stage.idle()
+    bench.shop.children[0].die()
+    await bench.restarted()
+    late = await bench.run(other("late"))
+    # Each of them alone, and what came later waits.
+    await bench.shop.sent(1, "a")
+    bench.shop.children[1].answer(Analyzed("a", ()))
+    await bench.shop.sent(1, "a", "bad")
+    bench.shop.children[1].die()
+    await bench.restarted()
+    # Now all others have their turn before the one that was alone has its second.
+    await bench.shop.sent(2, "c")
+    bench.shop.children[2].answer(Analyzed("c", ()))
+    await bench.shop.sent(2, "c", "late")
+    bench.shop.children[2].answer(Analyzed("late", ()))
+    await bench.shop.sent(2, "c", "late", "bad")
+    bench.shop.children[2].die()
+    with pytest.raises(JobTooLarge, match="Analyze bad ended the engine twice, alone"):
+        await stage.answer(replies[1])
+    for reply in (replies[0], *replies[2:], late):
+        await stage.answer(reply)
+
+
+async def test_a_killer_is_run_again_only_after_a_pause_that_doubles(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    bench = Bench(stage, tmp_path, engine_attempts_max=1, engine_killer_retry_ms_min=1_000)
+    child = 0
+
+    async def killed() -> None:
+        nonlocal child
+        reply = await bench.run(Step(f"s{child}", "p", 0, 0, {}, 1, 2))
+        await bench.shop.sent(child, f"s{child}")
+        bench.shop.children[child].die()
+        await bench.restarted()
+        child += 1
+        with pytest.raises(JobTooLarge, match="ended the engine once, alone"):
+            await stage.answer(reply)
+
+    async def refused(seconds: int) -> None:
+        reply = await bench.run(Step("again", "p", 0, 0, {}, 1, 2))
+        with pytest.raises(JobTooLarge, match=f"it is not run again for {seconds} s"):
+            await stage.answer(reply)
+
+    await killed()
+    await refused(1)
+    smaller = await bench.run(Step("half", "p", 0, 0, {}, 1, 3))
+    await bench.shop.sent(1, "half")
+    await stage.advance(1_000)
+    beside = await bench.run(other("beside"))
+    await bench.shop.sent(1, "half")  # of a dataflow that has killed: nothing runs beside it
+    bench.shop.children[1].answer(RowsDone("half", 0, b""))
+    await stage.answer(smaller)
+    await bench.shop.sent(1, "half", "beside")
+    bench.shop.children[1].answer(Analyzed("beside", ()))
+    await stage.answer(beside)
+    bench.shop.children[1].sent.clear()
+    await killed()
+    await refused(2)
+    await stage.advance(2_000)
+    good = await bench.run(Step("good", "p", 0, 0, {}, 1, 2))
+    await bench.shop.sent(2, "good")
+    bench.shop.children[2].answer(RowsDone("good", 0, b""))
+    await stage.answer(good)
+    bench.shop.children[2].sent.clear()
+    await killed()
+    await refused(1)
+
+
+async def test_a_child_that_was_killed_proves_little_of_its_job(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    bench = Bench(stage, tmp_path, engine_attempts_max=2)
+    reply = await bench.run(analyze("a"))
+    for number in range(2 * DEATHS_OUTSIDE):
+        assert not reply.answered
+        await bench.shop.sent(number, "a")
+        bench.shop.children[number].killed_outside = True
+        bench.shop.children[number].die()
+        await bench.restarted()
+    with pytest.raises(JobTooLarge):
+        await stage.answer(reply)
+
+
+async def test_a_plan_that_kills_is_not_sent_to_the_next_child(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    bench = Bench(stage, tmp_path, engine_attempts_max=1)
+    reply = await bench.run(Prepare("p", "p", PLAN))
+    await bench.shop.sent(0, "p")
+    bench.shop.children[0].die()
+    await bench.restarted()
+    with pytest.raises(JobTooLarge):
+        await stage.answer(reply)
+    await bench.shop.sent(1)
 
 
 async def test_cancel_of_a_waiting_and_of_a_running_job(stage: Isolation, tmp_path: Path) -> None:
@@ -313,8 +424,8 @@ async def test_jobs_are_told_with_their_fate(stage: Isolation, tmp_path: Path) -
 
 async def test_a_child_that_does_not_let_go_is_replaced(stage: Isolation, tmp_path: Path) -> None:
     bench = Bench(stage, tmp_path, engine_cancel_timeout_ms=20)
-    stuck, other = await bench.run(analyze("stuck")), await bench.run(analyze("other"))
-    await bench.shop.sent(0, "stuck", "other")
+    stuck, innocent = await bench.run(analyze("stuck")), await bench.run(analyze("innocent"))
+    await bench.shop.sent(0, "stuck", "innocent")
     await bench.executor.send(CancelJob("stuck"))
     with pytest.raises(Canceled):
         await stage.answer(stuck)
@@ -323,9 +434,11 @@ async def test_a_child_that_does_not_let_go_is_replaced(stage: Isolation, tmp_pa
     await stage.advance(1)
     assert bench.shop.children[0].killed
     await bench.restarted()
-    await bench.shop.sent(1, "other")
-    bench.shop.children[1].answer(Analyzed("other", ()))
-    await stage.answer(other)
+    later = await bench.run(analyze("later"))
+    await bench.shop.sent(1, "innocent", "later")  # nobody is to blame: they run side by side
+    for name, reply in (("innocent", innocent), ("later", later)):
+        bench.shop.children[1].answer(Analyzed(name, ()))
+        await stage.answer(reply)
 
 
 async def test_the_file_of_a_dropped_answer_is_removed(stage: Isolation, tmp_path: Path) -> None:

@@ -234,6 +234,11 @@ class EngineLost(EngineError):
     """The engine died; it is replaced and the job sent again."""
 
 
+class JobTooLarge(EngineError):
+    """The job is more than the engine can do: its plan, its depth or its answer is over a limit, or
+    it ended the engine each time that it ran, with nothing beside it."""
+
+
 class EngineUnavailable(EngineError):
     """The engine cannot be started; the message says why (no Java, for example)."""
 

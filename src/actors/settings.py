@@ -267,8 +267,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Spark into files, not through its driver."""
     engine_plan_nodes_max: int = 400
     """Of one Spark plan of strata that run together; larger ones are done in pieces."""
-    engine_attempts_max: int = 3
-    """A job that kills the engine this often is given up with `EngineLost`."""
+    engine_statement_bytes_max: int = 2 * 1024 * 1024
+    """Of one SQL text; with a larger one a job is refused with `JobTooLarge`, and never sent."""
+    view_plan_nodes_max: int = 8_000
+    """Of all pieces of a step in which all inputs change; a view that needs more is recomputed."""
+    engine_attempts_max: int = 2
+    """A job during which the engine dies this often, with nothing beside it, is given up with
+    `JobTooLarge`."""
+    engine_killer_retry_ms_min: int = 60_000
+    """So long such a job is not run again, and the view that it is for is not computed; then once,
+    alone. The pause doubles each time that it kills again."""
+    engine_killer_retry_ms_max: int = 3_600_000
     prepared_plans_max: int = 128
     """Plans of steps that the engine keeps ready to be executed again, of all dataflows. Each
     takes about 0.6 MB of the driver's heap for every input that it reads."""
@@ -377,6 +386,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Of a piece of what goes by the stash."""
         return min(self.inline_bytes_max, self.result_bytes_max)
 
+    def engine_killer_retry_ms(self, kills: int) -> int:
+        """The pause before a job that has killed the engine so many times is run again."""
+        doubled = self.engine_killer_retry_ms_min << min(kills - 1, 30)
+        return min(self.engine_killer_retry_ms_max, doubled)
+
     def retry_delay_ms(self, failures: int) -> int:
         """How long to wait after so many failures in a row (from 1): doubled by each."""
         doubled = self.retry_delay_ms_min << min(failures - 1, 30)
@@ -431,6 +445,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (
                 self.retry_delay_ms_min <= self.retry_delay_ms_max,
                 "retry_delay_ms_min must not exceed retry_delay_ms_max",
+            ),
+            (
+                self.engine_killer_retry_ms_min <= self.engine_killer_retry_ms_max,
+                "engine_killer_retry_ms_min must not exceed engine_killer_retry_ms_max",
             ),
             *self._wal_relations(),
             (self.replicas <= REPLICAS_MAX, f"replicas must not exceed {REPLICAS_MAX}"),

@@ -7,9 +7,14 @@ reason. A child that died is replaced after a delay that doubles from one failur
 
 Rules
 - Every `Run` is answered exactly once: the entry of a job leaves the tables when it is.
-- A new child first gets every plan prepared so far, then what was in flight, in the order in
-  which it came. A job is a pure function of its message, so running it again is harmless. One
-  that was in flight at `engine_attempts_max` deaths is given up with `EngineLost`.
+- A new child is first told every plan prepared so far, which costs it nothing, then gets what was
+  in flight, in the order in which it came. A job is a pure function of its message, so running it
+  again is harmless.
+- What was in flight when a child died is suspected of it, and runs alone from then on until it has
+  an answer: so an innocent job is cleared at its next run. What did run alone goes last, so that
+  all others have their turn between two deaths. One during which
+  `engine_attempts_max` children died with nothing beside it is given up with `JobTooLarge`, and
+  is not run again for a while (`actors.spark.quarantine`).
 - A cancel answers its caller at once, wherever the job is. The place it took in the child is
   free when the child says so; a child that does not say so in `engine_cancel_timeout_ms` is
   replaced. An answer that comes for a canceled job is dropped, and its file removed.
@@ -25,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Final, TypeAlias, assert_never
 
@@ -35,7 +41,6 @@ from actors.errors import (
     Busy,
     Canceled,
     Closed,
-    EngineLost,
     EngineUnavailable,
     InvalidUsage,
     PenstockError,
@@ -61,8 +66,12 @@ from actors.plan.jobs import (
 )
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess, clean, launch
+from actors.spark.quarantine import JobQuarantine
 
 START_FAILURES_MAX: Final = 3
+DEATHS_OUTSIDE: Final = 3
+"""So many SIGKILLs count as one death: they come from an operator, or from a system that is short
+of memory, where a job may be to blame or not."""
 
 Launch: TypeAlias = Callable[[Settings, Path, Clock], Awaitable[EngineProcess]]
 """Starts a child (another one in tests)."""
@@ -85,6 +94,8 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
     number: int
     error: PenstockError | None
     why: str = ""
+    outside: bool = False
+    """It was killed, and so proves little of what it ran."""
 
 
 class _StartAgain(msgspec.Struct, frozen=True, gc=False):
@@ -102,12 +113,15 @@ _Message: TypeAlias = ExecutorMessage | _Started | _Answered | _Ended | _StartAg
 class _Entry:
     """A job that is waiting or in flight."""
 
-    __slots__ = ("attempts", "canceled", "order", "overdue", "run")
+    __slots__ = ("alone", "attempts", "canceled", "order", "overdue", "run")
 
-    def __init__(self, run: Run, order: int) -> None:
+    def __init__(self, run: Run, order: int, *, alone: bool) -> None:
         self.run = run
         self.order = order
-        self.attempts = 0
+        self.attempts = Fraction(0)
+        """Deaths of the engine while it was running with nothing beside it."""
+        self.alone = alone
+        """Whether nothing may run beside it."""
         self.canceled = False
         self.overdue: Effect | None = None
         """The timer that watches a canceled job."""
@@ -123,7 +137,8 @@ class SparkExecutor(Actor[_Message]):
     `directory` is the engine's scratch folder, used by no other engine. Answers lie in its
     folder ``out``; what an earlier service left there is removed at the start.
     Answers of `Run` are `Analyzed`, `Prepared` or `RowsDone`; errors are `DefiniteError`,
-    `QueryRejected`, `Canceled`, `EngineLost`, `EngineUnavailable`, `Busy` and `InvalidUsage`.
+    `QueryRejected`, `JobTooLarge`, `Canceled`, `EngineLost`, `EngineUnavailable`, `Busy` and
+    `InvalidUsage`.
     """
 
     def __init__(self, settings: Settings, directory: Path, launch_engine: Launch = launch) -> None:
@@ -138,6 +153,9 @@ class SparkExecutor(Actor[_Message]):
         self._unavailable: PenstockError | None = None
         self._order = 0
         self._deaths = 0
+        self._replaced = False
+        """Whether this actor has killed the child itself."""
+        self._quarantine = JobQuarantine(settings)
         self._plans: dict[str, Prepare] = {}
         self._waiting: deque[_Entry] = deque()
         self._flying: dict[str, _Entry] = {}
@@ -170,7 +188,7 @@ class SparkExecutor(Actor[_Message]):
             case _Started() if message.number == self._number:
                 self._started(message)
             case _Ended() if message.number == self._number:
-                self._ended(message.error, message.why)
+                self._ended(message)
             case _StartAgain():
                 self._start()
             case _CancelOverdue() if message.number == self._number:
@@ -198,7 +216,8 @@ class SparkExecutor(Actor[_Message]):
         )
         return (
             f"{state}; running {len(self._flying)} [{names}], waiting {len(self._waiting)}, "
-            f"plans {len(self._plans)}, children lost {self._deaths}"
+            f"plans {len(self._plans)}, children lost {self._deaths}, "
+            f"jobs in quarantine {len(self._quarantine)}"
         )
 
     # -- jobs -----------------------------------------------------------------------------------
@@ -207,6 +226,7 @@ class SparkExecutor(Actor[_Message]):
         job = run.job
         if isinstance(job, Forget):
             self._plans.pop(job.dataflow, None)
+            self._quarantine.forget(job.dataflow)
             self._send(job)
             run.reply.set(Prepared(job.job_id))
             return
@@ -216,6 +236,8 @@ class SparkExecutor(Actor[_Message]):
             return
         if any(entry.job.job_id == job.job_id for entry in self._entries()):
             run.reply.fail(InvalidUsage(f"a job named {job.job_id!r} is running already"))
+        elif refusal := self._quarantine.find_refusal(job, self.ctx.monotonic_ms()):
+            run.reply.fail(refusal)
         elif self._unavailable is not None:
             run.reply.fail(EngineUnavailable(str(self._unavailable)))
         elif len(self._waiting) >= self._settings.engine_queue_max:
@@ -228,7 +250,7 @@ class SparkExecutor(Actor[_Message]):
         else:
             self._order += 1
             self._log.asked(job, self.ctx.now_ms(), self.ctx.monotonic_ms())
-            self._waiting.append(_Entry(run, self._order))
+            self._waiting.append(_Entry(run, self._order, alone=self._quarantine.is_suspect(job)))
 
     def _cancel(self, job_id: str) -> None:
         for entry in self._waiting:
@@ -253,11 +275,11 @@ class SparkExecutor(Actor[_Message]):
     def _overdue(self, job_id: str) -> None:
         entry = self._flying.get(job_id)
         if entry is not None and entry.canceled and self._process is not None:
+            self._replaced = True
             self._process.kill()  # its end is then reported like any other
 
     def _send_waiting(self) -> None:
-        limit = self._settings.engine_jobs_in_flight_max
-        while self._process is not None and self._waiting and len(self._flying) < limit:
+        while self._process is not None and self._waiting and self._has_room(self._waiting[0]):
             entry = self._waiting.popleft()
             if entry.run.reply.answered:  # the caller has gone
                 self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), Canceled.__name__)
@@ -271,6 +293,12 @@ class SparkExecutor(Actor[_Message]):
             self._flying[entry.job.job_id] = entry
             if isinstance(entry.job, Prepare):
                 self._plans[entry.job.dataflow] = entry.job
+
+    def _has_room(self, entry: _Entry) -> bool:
+        """Whether a job may go to the child beside what is there."""
+        if entry.alone or any(other.alone for other in self._flying.values()):
+            return not self._flying
+        return len(self._flying) < self._settings.engine_jobs_in_flight_max
 
     def _send(self, job: Job) -> None:
         if self._process is not None:
@@ -296,6 +324,7 @@ class SparkExecutor(Actor[_Message]):
             self._fail(entry, from_wire(answer.code, answer.text, True))
         else:
             self._failures = 0
+            self._quarantine.acquit(entry.job)
             self._log.ended(answer.job_id, self.ctx.monotonic_ms(), answer)
             if entry.run.reply.answered:  # the caller has gone
                 self._discard(answer)
@@ -324,7 +353,7 @@ class SparkExecutor(Actor[_Message]):
         self._number += 1
         number = self._number
 
-        async def live() -> str:
+        async def live() -> _Ended:
             process = await self._launch(self._settings, self._directory, self.ctx.clock)
             try:
                 self.ctx.self.reply(_Started(number, process, await process.ready()))
@@ -332,28 +361,28 @@ class SparkExecutor(Actor[_Message]):
                     self.ctx.self.reply(_Answered(number, answer))
             finally:
                 await process.end()
-            return process.why
+            return _Ended(number, None, process.why, process.killed_outside)
 
         self._life = self.ctx.effect(
             live,
-            done=lambda why: _Ended(number, None, why),
+            done=lambda ended: ended,
             failed=lambda error: _Ended(number, _as_ours(error)),
         )
 
     def _started(self, message: _Started) -> None:
         self._process, self._ready = message.process, message.ready
         self._unavailable = None
-        in_flight = {id(entry.job) for entry in self._waiting}
         for plan in self._plans.values():
-            if id(plan) not in in_flight:
-                self._process.send(plan)
+            self._process.send(msgspec.structs.replace(plan, known=True))
 
-    def _ended(self, error: PenstockError | None, why: str) -> None:
+    def _ended(self, message: _Ended) -> None:
+        error, why = message.error, message.why
         was_up, self._process, self._ready = self._process is not None, None, None
         self._failures += 1
         if was_up:
             self._deaths += 1
-            self._take_back(str(error or why or "the child ended"))
+            why = str(error or why or "the child ended")
+            self._take_back(why, DEATHS_OUTSIDE if message.outside else 1)
         elif self._failures >= START_FAILURES_MAX or not self._deaths:
             self._unavailable = error or EngineUnavailable("the engine ended while it started")
             for entry in self._waiting:
@@ -361,30 +390,42 @@ class SparkExecutor(Actor[_Message]):
             self._waiting.clear()
         self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
 
-    def _take_back(self, why: str) -> None:
-        """Puts what was in flight in front of what waits, in the order in which it came."""
+    def _take_back(self, why: str, share: int) -> None:
+        """Puts what was in flight in front of what waits, in the order in which it came; behind
+        it, what was running alone. It takes `share` such deaths to count as one."""
+        blamed = not self._replaced
+        single = len(self._flying) == 1
+        self._replaced = False
         again: list[_Entry] = []
         for entry in self._flying.values():
-            entry.attempts += 1
+            entry.attempts += Fraction(blamed and single, share)
+            entry.alone |= blamed
             if entry.overdue is not None:
                 entry.overdue.cancel()
             if entry.canceled:
                 continue
-            if entry.attempts >= self._settings.engine_attempts_max:
-                self._fail(
-                    entry,
-                    EngineLost(
-                        f"the engine died {entry.attempts} times while "
-                        f"{type(entry.job).__name__} {entry.job.job_id} was running; "
-                        f"last: {why}"
-                    ),
-                )
-            elif not entry.run.reply.answered:
-                again.append(entry)
-            else:
+            if entry.run.reply.answered:
                 self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), Canceled.__name__)
+            elif entry.attempts and entry.attempts >= self._attempts_max(entry):
+                self._give_up(entry, why)
+            else:
+                again.append(entry)
         self._flying.clear()
-        self._waiting.extendleft(sorted(again, key=lambda entry: -entry.order))
+        again.sort(key=lambda entry: entry.order)
+        self._waiting.extendleft(entry for entry in reversed(again) if not entry.attempts)
+        self._waiting.extend(entry for entry in again if entry.attempts)
+
+    def _attempts_max(self, entry: _Entry) -> int:
+        known = self._quarantine.is_suspect(entry.job)
+        return 1 if known else self._settings.engine_attempts_max
+
+    def _give_up(self, entry: _Entry, why: str) -> None:
+        job, words = entry.job, {1: "once", 2: "twice"}
+        times = words.get(int(entry.attempts), f"{int(entry.attempts)} times")
+        text = f"{type(job).__name__} {job.job_id} ended the engine {times}, alone; last: {why}"
+        self._fail(entry, self._quarantine.convict(job, text, self.ctx.monotonic_ms()))
+        if isinstance(job, Prepare) and self._plans.get(job.dataflow) is job:
+            del self._plans[job.dataflow]
 
 
 def _as_ours(error: Exception) -> PenstockError:

@@ -29,7 +29,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 from dataflow_stage import Flow, numbers_flow, surroundings  # type: ignore[import-not-found]
 
-from actors.errors import EngineLost, LeaseLost
+from actors.errors import EngineLost, JobTooLarge, LeaseLost
 from actors.plan.jobs import (
     CancelJob,
     Progress,
@@ -300,6 +300,34 @@ async def test_an_indefinite_error_is_retried_and_shown(stage: Isolation, tmp_pa
         assert "the JVM died" in status.text
         await house.reported(8)
         assert (10, 1) in await contents(persist, "out", NUMBERS, 7)
+
+
+async def test_a_view_too_large_for_the_engine_is_in_error_and_left_alone_for_a_while(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with surroundings(stage) as shards:
+        persist = shards.persist
+        house = await numbers_flow(stage, shards, tmp_path)
+        await house.start()
+        await house.reported(5)
+        house.failures = [JobTooLarge("ended the engine")]
+        await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+        await house.reported(8)
+        status = await house.status("errored")
+        assert status.text == "JobTooLarge: ended the engine"
+        assert ("JobTooLarge: ended the engine", 1) in await contents(persist, "out", NUMBERS, 7)
+        house.failures = [JobTooLarge("again")]  # computed whole
+        await shards.write("numbers", 9, table(NUMBERS, (6, 8, 1)))
+        await house.reported(9)
+        jobs = len(house.jobs)
+        await shards.write("numbers", 10, table(NUMBERS, (7, 9, 1)))
+        await house.reported(10)
+        assert len(house.jobs) == jobs
+        await stage.advance(SETTINGS.engine_killer_retry_ms_min)
+        await shards.write("numbers", 11, table(NUMBERS, (8, 10, 1)))
+        await house.reported(11)
+        expected = sorted(((2 * n, 1) for n in (1, 2, 5, 6, 7, 8)), key=repr)
+        assert await contents(persist, "out", NUMBERS, 10) == expected
 
 
 async def test_a_long_job_shows_how_far_it_is(stage: Isolation, tmp_path: Path) -> None:

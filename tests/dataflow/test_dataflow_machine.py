@@ -377,6 +377,21 @@ def test_a_step_of_one_time_that_ended_the_engine_is_repeated() -> None:
     assert made.handle(m.RetryDue(1)) == [m.Compute(step)]
 
 
+def test_what_is_too_large_at_a_single_time_is_the_steps_result() -> None:
+    made = running(machine())
+    one_step(made, 8, updates(5, 6))
+    made.handle(m.Failed(1, 1, "JobTooLarge: no", too_large=True, final=True))
+    assert computing(made.handle(m.RetryDue(1))).step.times == (5,)
+    effects = made.handle(m.Failed(1, 2, "JobTooLarge: no", too_large=True, final=True))
+    assert kinds(effects) == ["Commit"]
+    assert made.step is not None
+    assert made.step.error == "JobTooLarge: no"
+    made.handle(m.Committed(2))
+    # In error it is computed whole, at the last of its times, and fails for all of them.
+    step = computing(made.handle(m.Installed(2))).step
+    assert (step.times, step.in_error) == ((6,), True)
+
+
 def test_rows_that_are_larger_than_their_parts_are_cut_to_the_budget() -> None:
     size = updates(5).nbytes
     made = running(machine(budget_bytes=3 * size))

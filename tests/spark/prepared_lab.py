@@ -70,8 +70,8 @@ class Lab:
         self.engine = engine
         slot = engine.slot()
         inline, collected = slot.inline_bytes_max, slot.collected_bytes_max
-        nodes = slot.plan_nodes_max
-        self.slot = Slot(sessions, steps, slot.out, inline, collected, nodes, slot.canceled)
+        nodes, text = slot.plan_nodes_max, slot.statement_bytes_max
+        self.slot = Slot(sessions, steps, slot.out, inline, collected, nodes, text, slot.canceled)
         self.plan = PreparedPlan(PLAN)
 
     def step(self, name: str, inputs: Mapping[str, Rows], lo: int) -> RowsDone:

@@ -29,6 +29,7 @@ from actors.plan.delta import (
     Call,
     Consolidate,
     DeltaPlan,
+    Expand,
     Hidden,
     Input,
     Match,
@@ -266,6 +267,7 @@ CALLS = (Call("most", "max(a_v)", "int"), Call("kinds", "count(DISTINCT a_v)", "
 OTHERS: dict[str, Node] = MATCHES | {
     "null-safe": Pair(facts("d0", "a"), names("s1"), (), None, ON_K),
     "weighed": Weigh(facts("d0", "a"), "-1"),
+    "expanded": Expand(facts("d0", "a"), "tag", 3),
     "recomputed": Recompute(OLD, facts("d0", "a"), ("a_k",), CALLS),
 }
 

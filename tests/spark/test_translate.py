@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 
 from actors.errors import InvalidUsage
-from actors.plan.delta import Accumulate, Input, Measure, Node, Pair, Reduce, Select, Where
+from actors.plan.delta import (
+    Accumulate,
+    Input,
+    Measure,
+    Node,
+    Pair,
+    Reduce,
+    Select,
+    Where,
+    columns_of,
+)
 from actors.plan.relational import Named
 from actors.plan.schema import Column, Schema
-from actors.spark.translate import Relation, Translator, columns_of, leaves, quote, times_diff
+from actors.spark.translate import Relation, Translator, leaves, quote, times_diff
 
 SCHEMA = Schema((Column("k", "bigint"), Column("a b", "char(3)")))
 SOURCE = Input("d0", ("k", "a b"))

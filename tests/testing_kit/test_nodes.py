@@ -16,6 +16,7 @@ from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import (
     Accumulate,
     Call,
+    Expand,
     Input,
     Node,
     Pair,
@@ -126,6 +127,18 @@ def test_flips_without_keys_tell_whether_there_is_anything() -> None:
     found = run(node, 0, d0=(COLUMNS, changes), h0=((("n", "bigint"),), []))
     assert found.updates == [((), 6, 1), ((), 8, -1)]
     assert run(node, 0, d0=(COLUMNS, []), h0=((("n", "bigint"),), [])).updates == []
+
+
+def test_expanded_updates_are_there_once_for_each_number() -> None:
+    changes = [((1, None), 6, 1), ((2, 5), 7, -3)]
+    found = run(Expand(CHANGES, "tag", 2), LO, d0=(COLUMNS, changes))
+    assert found.columns == (*COLUMNS, ("tag", "int"))
+    assert found.updates == [
+        ((1, None, 0), 6, 1),
+        ((1, None, 1), 6, 1),
+        ((2, 5, 0), 7, -3),
+        ((2, 5, 1), 7, -3),
+    ]
 
 
 def test_pairs_compare_null_safe_where_told() -> None:

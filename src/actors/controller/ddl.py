@@ -37,6 +37,7 @@ from actors.errors import (
 from actors.kernel import Address
 from actors.persist import Cas, NewShard, PersistClient
 from actors.plan.jobs import Analyze, Analyzed, ExecutorMessage, Run
+from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import Column, Schema, arrow_type
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
@@ -105,7 +106,10 @@ class CatalogStore:
         name = check_name("view", request.name)
         catalog.check_free(name)
         conf = tuple(sorted(request.conf.items()))
-        plan = await compile_view(request.sql, catalog.readable(), self._analyze, conf)
+        limits = PlanLimits(
+            self._settings.engine_plan_nodes_max, self._settings.view_plan_nodes_max
+        )
+        plan = await compile_view(request.sql, catalog.readable(), self._analyze, conf, limits)
         plan = with_policy(plan, request.refresh_policy)
         sources = [catalog.find(source) for source in plan.sources]
         id_ = catalog.new_id

@@ -27,7 +27,17 @@ import msgspec
 from actors.errors import Corrupt
 from actors.persist import Cas, Part, PersistClient
 from actors.persist.documents import sealed, unsealed
-from actors.plan.delta import Consolidate, DeltaPlan, Input, Node, Select, Union, Weigh, Where
+from actors.plan.delta import (
+    Consolidate,
+    DeltaPlan,
+    Expand,
+    Input,
+    Node,
+    Select,
+    Union,
+    Weigh,
+    Where,
+)
 from actors.plan.jobs import Rows
 from actors.progress import ShardId, Time
 
@@ -58,7 +68,7 @@ def _linear(node: Node) -> bool:
     match node:
         case Input():
             return True
-        case Where() | Select() | Weigh() | Consolidate():
+        case Where() | Select() | Weigh() | Expand() | Consolidate():
             return _linear(node.input)
         case Union():
             return all(_linear(child) for child in node.inputs)

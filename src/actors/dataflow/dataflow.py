@@ -36,6 +36,7 @@ from actors.errors import (
     Closed,
     DefiniteError,
     EngineLost,
+    JobTooLarge,
     LocalProtocolError,
     PenstockError,
     ReadBelowSince,
@@ -362,8 +363,9 @@ class Dataflow(Actor[_Message]):
             if not isinstance(error, PenstockError):
                 log.exception("%s: a stage failed", self.ctx.path, exc_info=error)
             text = f"{type(error).__name__}: {error}"
-            restart, too_large = isinstance(error, ReadBelowSince), isinstance(error, EngineLost)
-            return StageDone(m.Failed(incarnation, number, text, restart, too_large))
+            restart, final = isinstance(error, ReadBelowSince), isinstance(error, JobTooLarge)
+            too_large = final or isinstance(error, EngineLost)
+            return StageDone(m.Failed(incarnation, number, text, restart, too_large, final))
 
         self._stage = self.ctx.effect(self._traces.inside(run), done=done, failed=failed)
 
@@ -497,5 +499,7 @@ class Dataflow(Actor[_Message]):
 
     def _show(self, state: str, text: str) -> None:
         machine = self._machine
+        if not text and self._view is not None and state == State.ERRORED.value:
+            text = self._view.held_error
         status = self._measures.status(self._description.id, state, text, machine.reading())
         self._workers[0].reply(msgspec.structs.replace(status, hi=machine.lo, steps=machine.steps))

@@ -112,7 +112,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
     """A stage failed indefinitely: a store or the engine; `number` 0: while hydrating.
 
     `restart`: repeating the stage cannot help, only a new incarnation can. `too_large`: the step
-    may be too large for the engine, which it ended.
+    may be too large for the engine. `final`: it is, and the same step would be again.
     """
 
     incarnation: int
@@ -120,6 +120,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
     text: str
     restart: bool = False
     too_large: bool = False
+    final: bool = False
 
 
 class RetryDue(msgspec.Struct, frozen=True, gc=False):

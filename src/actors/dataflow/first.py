@@ -27,7 +27,7 @@ from actors.dataflow.commit import shards_of
 from actors.dataflow.engine import Engine, Made
 from actors.dataflow.recompute import opened
 from actors.dataflow.step import cut, whole_job
-from actors.errors import DefiniteError, MalformedFrame, StorageError
+from actors.errors import DefiniteError, JobTooLarge, MalformedFrame, StorageError
 from actors.persist import Cas, Part, PersistClient
 from actors.plan.jobs import FileDone, Rows
 from actors.progress import Time
@@ -86,7 +86,7 @@ async def _chunk_by_chunk(
                     f"another service hydrates {export.shard}: the note of this one was replaced",
                     determinate=True,
                 )
-    except DefiniteError:
+    except (DefiniteError, JobTooLarge):
         await notes.drop()
         await persist.discard_parts([part for done in note.done for part in done])
         raise

@@ -15,7 +15,7 @@ are filled later (`filling`): a view is read before it can be stepped.
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -30,8 +30,9 @@ from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
 from actors.dataflow.rivals import Turns
 from actors.dataflow.step import empty_deltas
+from actors.dataflow.suspension import held_text
 from actors.dataflow.touched import Imports, Touched
-from actors.errors import DefiniteError
+from actors.errors import DefiniteError, JobTooLarge
 from actors.persist import PersistClient
 from actors.plan.schema import Schema
 from actors.progress import Frontier, ShardId, Time, is_empty
@@ -88,7 +89,8 @@ async def restore(
                         rows = await _rows(persist, description)
                         chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
             upper, as_of = await _start_of(persist, description, export)
-        await engine.prepared()
+        with suppress(JobTooLarge):  # its steps say so
+            await engine.prepared()
         if is_empty(upper):
             nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
             return Resumed(upper, None, (), nothing)
@@ -153,8 +155,8 @@ async def _hydrate(
             await commit_parts(persist, export, interval, whole.parts, changes, whole.extra)
             return
         deltas = await recompute(engine, persist, export, imports, as_of, upper, name)
-    except DefiniteError as error:
-        text = truncated(str(error), engine.settings.error_text_bytes_max)
+    except (DefiniteError, JobTooLarge) as error:
+        text = truncated(held_text(error), engine.settings.error_text_bytes_max)
         deltas = empty_deltas(export.plan)
         changes.append(ErrorChange(text, as_of, 1))
     await commit(persist, export, interval, deltas.output, deltas.hidden, changes)

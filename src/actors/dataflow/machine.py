@@ -434,7 +434,14 @@ class Machine:
         return [CancelWork(), Show("frozen", text), RetryLater(self.attempt)]
 
     def _failed(self, event: Failed) -> list[Effect]:
-        """An indefinite failure: its stage is repeated after a delay."""
+        """An indefinite failure: its stage is repeated after a delay.
+
+        But what is too large at a single time is the step's result, as a definite error is.
+        """
+        step = self.step
+        one_result = step is not None and (len(step.times) <= 1 or step.in_error)
+        if event.final and one_result and self.state is State.RUNNING:
+            return self._failed_definitely(FailedDefinitely(event.number, event.text))
         self.attempt += 1
         self._retrying = True
         self._restart_due = self._restart_due or event.restart

@@ -34,8 +34,9 @@ from actors.dataflow.policy import Chooser
 from actors.dataflow.recompute import recompute
 from actors.dataflow.rivals import Follower, Rivals, Turns
 from actors.dataflow.step import Deltas, delta_step, empty_deltas, likely_runs
+from actors.dataflow.suspension import Suspension, find_held
 from actors.dataflow.touched import Touched
-from actors.errors import DefiniteError
+from actors.errors import DefiniteError, JobTooLarge
 from actors.persist import PersistClient
 from actors.plan.jobs import Rows
 from actors.plan.updates import concat
@@ -88,6 +89,7 @@ class View:
         self._touched: Touched | None = None
         self._plain_of: tuple[Step | None, list[pa.Table]] = (None, [])
         """The step at hand and its plain updates, which are wanted twice."""
+        self._suspension = Suspension(engine.settings)
         self._output_errors: tuple[str, ...] = ()
         self._source_errors: tuple[dict[str, int], ...] = ()
 
@@ -120,6 +122,9 @@ class View:
         self._touched = resumed.touched
         self._state_rows = resumed.state_rows
         self._output_errors = resumed.output_errors
+        text = find_held(resumed.output_errors)
+        if text and not self._suspension.begun:
+            self._suspension.begin(text, self._engine.clock.monotonic_ms())
         self._source_errors = resumed.source_errors
         return resumed
 
@@ -172,15 +177,21 @@ class View:
     async def _whole(self, step: Step, time: Time) -> Deltas:
         """The difference to the view computed whole at `time`."""
         started = self._engine.clock.monotonic_ms()
-        deltas = await recompute(
-            self._engine,
-            self._persist,
-            self._export,
-            self._description.imports,
-            time,
-            step.lo,
-            (step.incarnation, step.number),
-        )
+        self._suspension.check(started)
+        try:
+            deltas = await recompute(
+                self._engine,
+                self._persist,
+                self._export,
+                self._description.imports,
+                time,
+                step.lo,
+                (step.incarnation, step.number),
+            )
+        except JobTooLarge as error:
+            self._suspension.begin(str(error), self._engine.clock.monotonic_ms())
+            raise
+        self._suspension.end()
         elapsed = self._engine.clock.monotonic_ms() - started
         self._chooser.recomputed(self._state_rows, elapsed)
         return deltas
@@ -308,6 +319,11 @@ class View:
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.close()
+
+    @property
+    def held_error(self) -> str:
+        """The error that the output holds; empty for none."""
+        return next(iter(self._output_errors), "")
 
     def merge_due(self) -> bool:
         """Whether `merge` would find something to do."""

@@ -26,6 +26,8 @@ from actors.plan.relational import Named
 from actors.plan.schema import Schema
 
 AUTO: Final = "auto"
+ROW_COUNT: Final = "n"
+"""The column of a grouping that counts its rows."""
 
 
 class Input(msgspec.Struct, frozen=True, tag=True):
@@ -89,6 +91,15 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     equal: tuple[tuple[str, str], ...]
     residual: str | None = None
     same: tuple[tuple[str, str], ...] = ()
+
+
+class Expand(msgspec.Struct, frozen=True, tag=True):
+    """Every update once for each of the integers below `count`, which the new column `tag` (an
+    int) holds behind the input's columns."""
+
+    input: Node
+    tag: str
+    count: int
 
 
 class Union(msgspec.Struct, frozen=True, tag=True):
@@ -183,6 +194,7 @@ Node: TypeAlias = (
     | Where
     | Select
     | Weigh
+    | Expand
     | Pair
     | Match
     | Union
@@ -193,12 +205,38 @@ Node: TypeAlias = (
 )
 
 
+def columns_of(node: Node) -> tuple[str, ...]:
+    """The columns that a node makes, without time and diff."""
+    match node:
+        case Input(columns=columns):
+            return columns
+        case Where() | Weigh() | Consolidate():
+            return columns_of(node.input)
+        case Select():
+            return tuple(column.name for column in node.columns)
+        case Expand():
+            return (*columns_of(node.input), node.tag)
+        case Match(kind="semi" | "anti"):
+            return columns_of(node.left)
+        case Pair() | Match():
+            return columns_of(node.left) + columns_of(node.right)
+        case Union():
+            return columns_of(node.inputs[0])
+        case Reduce():
+            names = tuple(key.name for key in node.keys)
+            return (*names, ROW_COUNT, *(measure.name for measure in node.measures))
+        case Accumulate():
+            return node.keys if node.flips else (*node.keys, ROW_COUNT, *node.measures)
+        case Recompute():
+            return (*node.keys, *(call.name for call in node.calls))
+
+
 def inputs_below(node: Node) -> Iterator[Input]:
     """The inputs of a tree, as often as they are named."""
     match node:
         case Input():
             yield node
-        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
             yield from inputs_below(node.input)
         case Pair() | Match():
             yield from inputs_below(node.left)

@@ -69,12 +69,13 @@ class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Makes a dataflow's plan known to the engine; later jobs name it by `dataflow`.
 
     The engine builds the plan once on empty inputs and checks the output's schema. Sent again
-    to a new engine by the executor.
+    to a new engine by the executor, as `known`: then it is neither built nor answered.
     """
 
     job_id: str
     dataflow: str
     plan: DeltaPlan
+    known: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, gc=False, tag=True):

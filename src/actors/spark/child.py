@@ -168,6 +168,8 @@ class Child:
         prepared = None
         if isinstance(job, Prepare):
             prepared = self._plans[job.dataflow] = PreparedPlan(job.plan)
+            if job.known:
+                return
         elif isinstance(job, Step | Rehearse):
             prepared = self._plans.get(job.dataflow)
         self._serial += 1

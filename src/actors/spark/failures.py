@@ -7,6 +7,7 @@ is to blame:
   (P0), external routines (38, 39) and limits that the data exceed (54): the same job fails in
   the same way again, so the error belongs to the view: ``DefiniteError``;
 - what analysis refuses: ``QueryRejected``;
+- what is over a limit of the engine, its stack or the size of an answer: ``JobTooLarge``;
 - everything else may go away (a lost file, a lost executor, no memory): ``EngineLost``.
 
 An error raised inside a task arrives wrapped: conditions are looked for along the whole chain
@@ -36,6 +37,12 @@ _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 _ANOTHER_SERVER: Final = "INVALID_HANDLE.SESSION_CHANGED"
 _FORGOTTEN: Final = frozenset({"INVALID_HANDLE.SESSION_CLOSED", "INVALID_HANDLE.SESSION_NOT_FOUND"})
 _NO_FILE: Final = "PATH_NOT_FOUND"
+_LIMITS: Final = {
+    "java.lang.StackOverflowError": "it is nested too deeply for the stack of the engine's threads",
+    "FAILED_TO_PARSE_TOO_COMPLEX": "it is nested too deeply for the engine's parser",
+    "spark.driver.maxResultSize": "its answer is too large to be collected",
+}
+"""What a text names when the job is over a limit, and what that means."""
 
 
 class SparkGone(Exception):
@@ -53,12 +60,15 @@ def describe(error: BaseException) -> tuple[str, str]:
     if isinstance(error, PenstockError):
         code, text, _ = to_wire(error)
         return code, text
+    texts = [str(link) for link in _chain(error)]
+    for name, meaning in _LIMITS.items():
+        if any(name in text for text in texts):
+            return "JobTooLarge", f"{meaning} ({name})"
     if isinstance(error, AnalysisException) and error.getCondition() == _NO_FILE:
         hint = "every machine of Spark needs the part files at the same path"
         return "EngineLost", f"{short_text(str(error))}; {hint}"
     if isinstance(error, AnalysisException):
         return "QueryRejected", short_text(str(error))
-    texts = [str(link) for link in _chain(error)]
     for text in texts:
         for condition, state in _NAMED.findall(text):
             if state[:2] in DEFINITE_CLASSES:

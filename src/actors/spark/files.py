@@ -20,6 +20,7 @@ from pyspark.sql.functions import lit
 from actors.plan.delta import (
     Accumulate,
     Consolidate,
+    Expand,
     Input,
     Match,
     Node,
@@ -45,7 +46,7 @@ def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
             return node.name[0] == "h" if below is None else reduces(below, strata)
         case Reduce() | Recompute():
             return True
-        case Where() | Select() | Weigh() | Consolidate():
+        case Where() | Select() | Weigh() | Expand() | Consolidate():
             return reduces(node.input, strata)
         case Accumulate():
             return reduces(node.contributions, strata)

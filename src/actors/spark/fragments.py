@@ -8,24 +8,9 @@ from typing import Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from actors.plan.delta import (
-    Accumulate,
-    Consolidate,
-    Input,
-    Match,
-    Node,
-    Pair,
-    Recompute,
-    Reduce,
-    Select,
-    Union,
-    Weigh,
-    Where,
-    inputs_below,
-)
+from actors.plan.delta import Match, Node, Pair, inputs_below
 from actors.plan.schema import DIFF, TIME, Schema, arrow_type
 
-COUNT: Final = "n"
 _SCALE_KEPT: Final = 6
 """Spark keeps a product's scale up to this one, whatever its precision."""
 UNION: Final = "\nUNION ALL\n"
@@ -53,30 +38,6 @@ def sql_type(text: str) -> str:
     """A column's type as a CAST may name it (a CHAR or VARCHAR is a string in a plan)."""
     low = text.strip().lower()
     return "string" if low.startswith(("char(", "varchar(")) else text
-
-
-def columns_of(node: Node) -> tuple[str, ...]:
-    """The columns that a node makes, without time and diff."""
-    match node:
-        case Input(columns=columns):
-            return columns
-        case Where() | Weigh() | Consolidate():
-            return columns_of(node.input)
-        case Select():
-            return tuple(column.name for column in node.columns)
-        case Match(kind="semi" | "anti"):
-            return columns_of(node.left)
-        case Pair() | Match():
-            return columns_of(node.left) + columns_of(node.right)
-        case Union():
-            return columns_of(node.inputs[0])
-        case Reduce():
-            names = tuple(key.name for key in node.keys)
-            return (*names, COUNT, *(measure.name for measure in node.measures))
-        case Accumulate():
-            return node.keys if node.flips else (*node.keys, COUNT, *node.measures)
-        case Recompute():
-            return (*node.keys, *(call.name for call in node.calls))
 
 
 def leaves(node: Node) -> Iterator[str]:

@@ -7,13 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from actors.errors import InvalidUsage
-from actors.plan.delta import Accumulate, Consolidate, Input, Measure, Node, Recompute, Reduce
+from actors.plan.delta import (
+    ROW_COUNT,
+    Accumulate,
+    Consolidate,
+    Input,
+    Measure,
+    Node,
+    Recompute,
+    Reduce,
+    columns_of,
+)
 from actors.plan.schema import DIFF, TIME
 from actors.spark.fragments import (
-    COUNT,
     UNION,
     Types,
-    columns_of,
     consolidated,
     from_rows,
     holds_floats,
@@ -115,7 +123,7 @@ class Groups(ABC):
 
     def _reduce(self, node: Reduce) -> str:
         below = [f"{key.expression}\n AS {quote(key.name)}" for key in node.keys]
-        totals = [f"CAST(sum({DIFF}) AS bigint) AS {COUNT}"]
+        totals = [f"CAST(sum({DIFF}) AS bigint) AS {ROW_COUNT}"]
         for index, measure in enumerate(node.measures):
             argument = f"__a{index}"
             below.append(f"{measure.argument}\n AS {argument}")
@@ -131,11 +139,11 @@ class Groups(ABC):
     def _accumulate(self, node: Accumulate) -> str:
         """Totals before and after each (group, time) that the contributions touch."""
         keys = [quote(key) for key in node.keys]
-        sums = (COUNT, *node.measures)
+        sums = (ROW_COUNT, *node.measures)
         if keys and self._afresh(node.hidden) and self._once(node.contributions):
             return self._first(node)
         known = self._types(node.contributions)
-        kinds = {name: "bigint" if name == COUNT else known.get(name) for name in sums}
+        kinds = {name: "bigint" if name == ROW_COUNT else known.get(name) for name in sums}
 
         def weighed(below: Node, kind: int) -> str:
             parts = [f"{times_diff(quote(m), kinds[m])} AS {quote(m)}" for m in sums]
@@ -218,9 +226,9 @@ class Groups(ABC):
 
     def _first(self, node: Accumulate) -> str:
         """Totals of groups that come all at one time: their contributions."""
-        sums = [] if node.flips else [quote(COUNT), *map(quote, node.measures)]
+        sums = [] if node.flips else [quote(ROW_COUNT), *map(quote, node.measures)]
         items = [*map(quote, node.keys), *sums, TIME, f"1L AS {DIFF}"]
-        test = f"{COUNT} > 0" if node.flips else f"{COUNT} <> 0"
+        test = f"{ROW_COUNT} > 0" if node.flips else f"{ROW_COUNT} <> 0"
         return f"SELECT {', '.join(items)} {from_rows(self.text(node.contributions))} WHERE {test}"
 
     def _once(self, contributions: Node) -> bool:

@@ -82,8 +82,9 @@ class Engine:
         """For one worker thread."""
         limits = self.settings
         inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
-        nodes, canceled = limits.engine_plan_nodes_max, threading.Event()
-        return Slot(self._sessions(), self._steps, self.out, inline, collected, nodes, canceled)
+        nodes, text = limits.engine_plan_nodes_max, limits.engine_statement_bytes_max
+        sessions, canceled = self._sessions(), threading.Event()
+        return Slot(sessions, self._steps, self.out, inline, collected, nodes, text, canceled)
 
     def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         """The answer to a job. Raises `SparkGone` when Spark did not answer or has stopped."""
@@ -181,6 +182,8 @@ class Engine:
 def dispatch(slot: Slot, ticket: Ticket) -> Answer:
     """Does the job with the sessions of `slot`. Raises our errors or Spark's own."""
     job = ticket.job
+    for text in job.texts if isinstance(job, Analyze) else (getattr(job, "sql", ""),):
+        slot.check_size(text)
     match job:
         case Analyze():
             return analyze(slot.sessions.get(job.conf, small=True), job)

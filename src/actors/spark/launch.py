@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -53,6 +54,11 @@ _WHY: Final = {
     5: "a fault of its own",
 }
 """Exit statuses of `actors.spark.child`."""
+_JVM_KILLED: Final = f"the JVM ended with {-signal.SIGKILL}"
+_TELLING: Final = re.compile(
+    r"^(?:Terminating due to |# +(?:SIG|There is insuff)|the JVM ended with -).*$", re.M
+)
+"""What a JVM says of its own end, and its parent of a signal that ended it."""
 
 
 class EngineProcess:
@@ -60,6 +66,8 @@ class EngineProcess:
 
     why: str = ""
     """After its end: how it ended."""
+    killed_outside = False
+    """After its end: whether a SIGKILL ended it, or its JVM."""
 
     def __init__(
         self,
@@ -77,6 +85,8 @@ class EngineProcess:
         self._scratch = scratch
         self._clock = clock
         self._killed = False
+        path = log_path(scratch)
+        self._log_start = path.stat().st_size if path.exists() else 0
         limit = settings.engine_frame_bytes_max
         self._out: FrameCodec[ChildMessage] = FrameCodec(ChildMessage, limit)
         self._in: FrameCodec[Answer] = FrameCodec(Answer, limit)
@@ -142,12 +152,17 @@ class EngineProcess:
             self.kill()
             status = await self._process.wait()
             self.why = f"exit status {status}{': ' * (status in _WHY)}{_WHY.get(status, '')}"
+            told = _TELLING.findall(await self._log_tail())
+            if told:
+                self.why += f" ({told[-1].strip()})"
+            self.killed_outside = status == -signal.SIGKILL or _JVM_KILLED in told
             await self._clock.run_blocking(lambda: shutil.rmtree(spare, ignore_errors=True))
 
     async def _log_tail(self) -> str:
         path = log_path(self._scratch)
         data = await self._clock.run_blocking(path.read_bytes)
-        return data[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        mine = data[self._log_start :] if len(data) >= self._log_start else data  # it was emptied
+        return mine[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
 def log_path(directory: Path) -> Path:

@@ -13,10 +13,10 @@ from typing import Any, Final
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import DeltaPlan, Node
 from actors.plan.jobs import Prepare, Prepared
+from actors.plan.plan_splitting import divided, pieces, renamed
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.spark.analysis import check_types, empty_frame, output_schema, query
 from actors.spark.bridge import Bridge
-from actors.spark.pieces import divided, pieces, renamed
 from actors.spark.translate import Relation, Translator, leaves
 
 PIECES_KNOWN_MAX: Final = 256
@@ -32,7 +32,7 @@ class PreparedPlan:
     def __init__(self, plan: DeltaPlan) -> None:
         self.plan = plan
         self.strata, self._places = divided([stratum.node for stratum in plan.strata])
-        """The plan's strata, and those that these share (`actors.spark.pieces`)."""
+        """The plan's strata, and those that these share (`actors.plan.plan_splitting`)."""
         self.serial = next(_SERIALS)
         self._types: dict[Node, Schema] = {}
         self._pieces: dict[Any, list[tuple[int, ...]]] = {}

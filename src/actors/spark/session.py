@@ -23,7 +23,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from actors.errors import QueryRejected
+from actors.errors import BadSettings, QueryRejected
 from actors.settings import Settings
 from actors.spark.bridge import Bridge, ClassicBridge
 from actors.spark.class_archive import archive_options
@@ -34,6 +34,9 @@ JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 CALL_SITE: Final = ("callSite.short", "callSite.long")
 """Spark's local properties for it (`org.apache.spark.util.CallSite`)."""
 _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
+_MEMORY: Final = re.compile(r"(\d+)([kmgt]?)b?")
+RESULT_SHARE: Final = 2
+"""A collected answer may take one such part of the driver's heap."""
 SESSIONS_PER_THREAD_MAX: Final = 8
 LOCAL_RELATION_BYTES_MAX: Final = 8 * 1024 * 1024
 """Rows of a local relation are objects on the driver's heap, several times their size here."""
@@ -97,6 +100,10 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
         "spark.master": settings.spark_master,
         "spark.app.name": "penstock",
         "spark.driver.memory": settings.spark_driver_memory,
+        # An answer lies on the heap several times: Spark's own limit of 1g would be none.
+        "spark.driver.maxResultSize": str(result_bytes_max(settings.spark_driver_memory)),
+        # A task whose stack overflows fails alone; by default it would end the JVM.
+        "spark.executor.killOnFatalError.depth": "0",
         "spark.submit.deployMode": "client",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -135,6 +142,16 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
     given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
     conf[JAVA_OPTIONS] = " ".join(filter(None, given))
     return conf | user
+
+
+def result_bytes_max(memory: str) -> int:
+    """Return how large an answer may be with so much memory for the driver, which is written as
+    for a JVM: ``512m``, ``1g``; MiB without a unit. Raise `BadSettings` when it is not."""
+    found = _MEMORY.fullmatch(memory.strip().lower())
+    if found is None:
+        raise BadSettings(f"spark_driver_memory = {memory!r}: write it as 512m or 1g")
+    units = {"": 20, "k": 10, "m": 20, "g": 30, "t": 40}
+    return (int(found[1]) << units[found[2]]) // RESULT_SHARE
 
 
 def name_call_site(context: Any) -> None:

@@ -1,8 +1,8 @@
 """The steps of delta plans.
 
 `run_step` renders strata as one statement (`actors.spark.translate`), or in pieces where one
-plan would be too large (`actors.spark.pieces`), gives Spark the rows as views, and collects the
-answer; a large one that is wanted as files goes into files (`actors.spark.files`).
+plan would be too large (`actors.plan.plan_splitting`), gives Spark the rows as views, and collects
+the answer; a large one that is wanted as files goes into files (`actors.spark.files`).
 
 Small steps (no file left to Spark, `SMALL_BYTES_MAX` of rows at most) run in one partition; a
 `Consolidate` at the root is then done on the collected Arrow, which spares an aggregation and
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from actors.errors import Canceled, InvalidUsage
+from actors.errors import Canceled, InvalidUsage, JobTooLarge
 from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed
 from actors.plan.jobs import FileDone, LikelyRun, Prepared, Rehearse, Rows, RowsDone, Step
 from actors.plan.schema import TIME
@@ -55,6 +55,7 @@ class Slot(msgspec.Struct):
     inline_bytes_max: int
     collected_bytes_max: int
     plan_nodes_max: int
+    statement_bytes_max: int
     canceled: threading.Event
     """Of the job at hand."""
     group: str = ""
@@ -65,6 +66,15 @@ class Slot(msgspec.Struct):
         """Raises `Canceled` when the job was canceled: called before each longer stretch."""
         if self.canceled.is_set():
             raise Canceled("canceled on request")
+
+    def check_size(self, text: str) -> None:
+        """Raises `JobTooLarge` for a statement that is never to be sent."""
+        size = len(text.encode())
+        if size > self.statement_bytes_max:
+            raise JobTooLarge(
+                f"its SQL text has {size} bytes, more than {self.statement_bytes_max} "
+                "(engine_statement_bytes_max)"
+            )
 
 
 def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
@@ -92,7 +102,7 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     peeled = small and isinstance(root, Consolidate)
     # Files are not consolidated: their readers do that, a part at a time.
     bare = peeled or job.into_files
-    work = _work(prepared, job, chosen, loaded, _peel(root) if bare else None)
+    work = _work(slot, prepared, job, chosen, loaded, _peel(root) if bare else None)
     made, known = _run(slot, work, small=small)
     again &= known
     elapsed = (time.perf_counter() - started) * 1000
@@ -127,7 +137,7 @@ def _inner(
     """
     job = msgspec.structs.replace(job, into_files=False)
     root = prepared.strata[chosen[-1]]
-    work = _work(prepared, job, chosen, loaded, _peel(root) if small else None)
+    work = _work(slot, prepared, job, chosen, loaded, _peel(root) if small else None)
     bridge = slot.sessions.get(prepared.plan.conf, small=small)
     rows = Rows(schema=prepared.stratum(bridge, chosen[-1]))
     if small:
@@ -140,6 +150,7 @@ def _inner(
 
 
 def _work(
+    slot: Slot,
     prepared: PreparedPlan,
     job: Step,
     chosen: tuple[int, ...],
@@ -150,7 +161,7 @@ def _work(
     needed = {name for index in chosen for name in leaves(prepared.strata[index])}
     needed -= {f"r{index}" for index in chosen}
     mine = {name: rows for name, rows in loaded.items() if name in needed}
-    return _Work(prepared, job, chosen, frozenset(needed), mine, root, one_time(loaded))
+    return _Work(slot, prepared, job, chosen, frozenset(needed), mine, root, one_time(loaded))
 
 
 def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
@@ -169,6 +180,7 @@ def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
 class _Work(msgspec.Struct, frozen=True):
     """A step, or a piece of one, with its rows. `root` stands in for the last stratum's node."""
 
+    slot: Slot
     prepared: PreparedPlan
     job: Step
     chosen: tuple[int, ...]
@@ -196,7 +208,9 @@ class _Work(msgspec.Struct, frozen=True):
             at_once=self.job.at_once,
             one_time=self.one_time,
         )
-        return translator.statement(self.prepared.strata, self.chosen, self.root)
+        made = translator.statement(self.prepared.strata, self.chosen, self.root)
+        self.slot.check_size(made)
+        return made
 
     def large(self, collected_bytes_max: int) -> bool:
         """Whether the answer is probably too large to be collected."""
@@ -224,7 +238,7 @@ def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
             continue  # what a later piece gets is known when the earlier ones have run
         root = prepared.strata[last]
         bare = _peel(root) if isinstance(root, Consolidate) else None
-        work = _work(prepared, step, chosen, {}, bare)
+        work = _work(slot, prepared, step, chosen, {}, bare)
         work = msgspec.structs.replace(work, one_time=run.one_time)
         request = _request(slot, slot.sessions.get(plan.conf, small=True), work)
         nothing = {

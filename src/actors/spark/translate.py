@@ -27,6 +27,7 @@ from actors.errors import InvalidUsage
 from actors.plan.delta import (
     Accumulate,
     Consolidate,
+    Expand,
     Input,
     Match,
     Node,
@@ -37,6 +38,7 @@ from actors.plan.delta import (
     Union,
     Weigh,
     Where,
+    columns_of,
 )
 from actors.plan.relational import Named
 from actors.plan.schema import DIFF, TIME
@@ -44,7 +46,6 @@ from actors.spark.fragments import (
     UNION,
     Relation,
     Types,
-    columns_of,
     consolidated,
     from_rows,
     holds_floats,
@@ -62,7 +63,6 @@ __all__ = [
     "Relation",
     "Translator",
     "Types",
-    "columns_of",
     "consolidated",
     "holds_floats",
     "leaves",
@@ -121,6 +121,8 @@ class Translator(Groups):
                 return self._select([*made, TIME, DIFF], node.input)
             case Weigh():
                 return self._weigh(node)
+            case Expand():
+                return self._expand(node)
             case Pair():
                 return self._pair(node)
             case Match():
@@ -185,6 +187,13 @@ class Translator(Groups):
         names = [*map(quote, columns_of(node)), TIME]
         rows = self._select([*names, f"{DIFF} * ({node.factor}) AS {DIFF}"], node.input)
         return rows if node.factor == "-1" else f"SELECT * {from_rows(rows)} WHERE {DIFF} <> 0"
+
+    def _expand(self, node: Expand) -> str:
+        names = map(quote, columns_of(node))
+        tags = ", ".join(map(str, range(node.count)))
+        rows = self._select([*map(quote, columns_of(node.input)), TIME, DIFF], node.input)
+        exploded = f"LATERAL VIEW explode(array({tags})) __e AS {quote(node.tag)}"
+        return f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(rows)} {exploded}"
 
     def _match(self, node: Match) -> str:
         """A join of states as SQL has it. Small ones are consolidated when they are looked up."""
@@ -270,7 +279,7 @@ class Translator(Groups):
                 if relation is None:
                     return node.name in self._strata and self._empty(self._strata[node.name])
                 return relation.view is None
-            case Where() | Select() | Weigh() | Consolidate() | Reduce():
+            case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
                 return self._empty(node.input)
             case Match():
                 if node.kind == "full":

@@ -22,6 +22,7 @@ from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import (
     Accumulate,
     Consolidate,
+    Expand,
     Input,
     Match,
     Node,
@@ -130,6 +131,7 @@ class Runner:
             Where: self._where,
             Select: self._select,
             Weigh: self._weigh,
+            Expand: self._expand,
             Pair: self._pair,
             Match: self._match,
             Union: self._union,
@@ -182,6 +184,15 @@ class Runner:
             raise QueryRejected(f"factor {node.factor!r} is {kind}, not an integer")
         weighed = [(row, time, diff * factor(row)) for row, time, diff in below.updates]
         return Relation(below.columns, [update for update in weighed if update[2]])
+
+    def _expand(self, node: Expand) -> Relation:
+        below = self.run(node.input)
+        updates = [
+            ((*row, tag), time, diff)
+            for row, time, diff in below.updates
+            for tag in range(node.count)
+        ]
+        return Relation((*below.columns, (node.tag, "int")), updates)
 
     def _pair(self, node: Pair) -> Relation:
         left, right = self.run(node.left), self.run(node.right)

@@ -14,14 +14,15 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 from sqlglot.errors import SqlglotError
 
-from actors.errors import InvalidUsage, QueryRejected
+from actors.errors import InvalidUsage, JobTooLarge, QueryRejected
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Analyzed
-from actors.plan.relational import Opaque
+from actors.plan.plan_splitting import PlanLimits, statement_sizes
+from actors.plan.relational import Opaque, ViewPlan
 from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
 from actors.views import rule_opaque
 from actors.views.build import build, probe_texts
-from actors.views.delta import derive
+from actors.views.delta import Derived, derive
 from actors.views.explain import explain_tree
 from actors.views.fingerprint import fingerprint
 from actors.views.parse import (
@@ -37,6 +38,7 @@ Tables: TypeAlias = tuple[tuple[str, Schema], ...]
 Analyze: TypeAlias = Callable[[Tables, tuple[str, ...], Conf], Awaitable[Analyzed]]
 
 
+DEFAULT_LIMITS: Final = PlanLimits()
 CHANGES_MEANING: Final = (
     "spark.sql.casesensitive",
     "spark.sql.ansi.doublequotedidentifiers",
@@ -52,9 +54,14 @@ they read names, literals, keys and aggregates as Spark does by default."""
 
 
 async def compile_view(
-    sql: str, tables: Mapping[str, Schema], analyze: Analyze, conf: Conf = ()
+    sql: str,
+    tables: Mapping[str, Schema],
+    analyze: Analyze,
+    conf: Conf = (),
+    limits: PlanLimits = DEFAULT_LIMITS,
 ) -> DeltaPlan:
-    """The plan that maintains a view. `tables`: what the query may name.
+    """The plan that maintains a view. `tables`: what the query may name. A view whose changes
+    would take more than the `limits` is recomputed.
 
     Raises `QueryRejected` (Spark's refusal, a volatile function, a column that cannot be
     stored), `UnknownObject`, and what `analyze` raises.
@@ -83,7 +90,7 @@ async def compile_view(
             raise asked
         types = dict(zip(asked.texts, analyzed.schemas[1:], strict=True))
         view = build(asked.resolved, sources, output, types)
-        derived = derive(view, schemas)
+        derived = _derived(view, schemas, limits)
         plan = DeltaPlan(
             sources=sources,
             source_schemas=schemas,
@@ -99,6 +106,24 @@ async def compile_view(
     except Unsupported as why:
         plan = rule_opaque.derive(Opaque(sql, str(why)), sources, schemas, output, conf)
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
+
+
+def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) -> Derived:
+    """The plan of the view's changes. Raises `Unsupported`, also when it is too large."""
+    try:
+        derived = derive(view, schemas)
+        inputs = {f"{letter}{i}" for i in range(len(schemas)) for letter in "ds"}
+        inputs |= {f"h{i}" for i in range(len(derived.hidden))}
+        nodes = [stratum.node for stratum in derived.strata]
+        size = sum(statement_sizes(nodes, inputs, limits.statement_nodes_max))
+    except RecursionError:
+        raise Unsupported("a plan that is nested too deeply") from None
+    if size > limits.plan_nodes_max:
+        raise Unsupported(
+            f"a plan of {size} nodes for its changes, more than {limits.plan_nodes_max} "
+            "(view_plan_nodes_max)"
+        )
+    return derived
 
 
 class Probes(NamedTuple):
@@ -129,7 +154,7 @@ async def _analyzed(
     texts = asked.texts if isinstance(asked, Probes) else ()
     try:
         return await analyze(given, (sql, *texts), conf), asked
-    except QueryRejected as error:
+    except (QueryRejected, JobTooLarge) as error:
         if not texts:
             raise
         line = (str(error).splitlines() or [""])[0]

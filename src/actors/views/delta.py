@@ -23,7 +23,6 @@ from actors.plan.relational import (
     Equal,
     Filter,
     Join,
-    Key,
     Named,
     Opaque,
     OuterJoin,
@@ -38,7 +37,8 @@ from actors.plan.schema import Schema
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
 from actors.views.resolve import Unsupported
-from actors.views.rule_group import GroupOperator, aggregate, distinct
+from actors.views.rule_distinct import over_distinct
+from actors.views.rule_group import aggregate, distinct
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import (
     FilterOperator,
@@ -124,10 +124,10 @@ def _operator(context: Context, plan: Plan) -> Operator:
 
 
 def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
-    """A grouping, cut into parts that are maintained in different ways and joined by their keys:
-    sums, aggregates over the distinct values of an argument, and what is computed afresh."""
+    """A grouping; in two parts joined by their keys where some aggregates are sums, also over
+    distinct values, and others are computed afresh."""
     sums: list[AggregateCall] = []
-    over_distinct: dict[str, list[AggregateCall]] = {}
+    distinct_calls: dict[str, list[AggregateCall]] = {}
     afresh: list[AggregateCall] = []
     for call in plan.calls:
         why = not_additive(call, ansi=plan.ansi)
@@ -135,69 +135,31 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
         if not why:
             sums.append(call)
         elif call.distinct and call.argument and not not_additive(single, ansi=plan.ansi):
-            over_distinct.setdefault(call.argument, []).append(single)
+            distinct_calls.setdefault(call.argument, []).append(single)
         else:
             context.keyed.append(f"{why}: touched groups are computed afresh")
             afresh.append(call)
-    parts: list[tuple[AggregateCall, ...]] = []
-    operators: list[Operator] = []
-    for argument, calls in over_distinct.items():
-        operators.append(_over_distinct(context, plan, below, argument, calls))
-        parts.append(tuple(calls))
+    parts: list[Operator] = []
+    if distinct_calls:
+        parts.append(over_distinct(context, plan, below, distinct_calls, sums))
+    elif sums or not afresh:
+        part = msgspec.structs.replace(plan, calls=tuple(sums))
+        parts.append(aggregate(context, part, below))
     if afresh:
         part = msgspec.structs.replace(plan, calls=tuple(afresh))
-        operators.append(RecomputeOperator(context, part, below))
-        parts.append(part.calls)
-    if sums or not operators:
-        part = msgspec.structs.replace(plan, calls=tuple(sums))
-        operators.append(aggregate(context, part, below))
-        parts.append(part.calls)
-    return operators[0] if len(operators) == 1 else _joined(context, plan, operators, parts)
+        parts.append(RecomputeOperator(context, part, below))
+    return parts[0] if len(parts) == 1 else _joined(context, plan, *parts)
 
 
-def _over_distinct(
-    context: Context,
-    plan: Aggregate,
-    below: Operator,
-    argument: str,
-    calls: list[AggregateCall],
-) -> Operator:
-    """Sums over the distinct values of one argument in each group."""
-    prefix = context.prefix()
-    value = f"{prefix}value"
-    keys = tuple(msgspec.structs.replace(k, name=f"{prefix}{k.name}") for k in plan.keys)
-    columns = (*(Named(k.name, k.expression) for k in keys), Named(value, argument))
-    typed = (
-        *(msgspec.structs.replace(key, expression=key.name) for key in keys),
-        Key(value, value, calls[0].argument_type, calls[0].argument_nullable),
-    )
-    values = GroupOperator(context, ProjectOperator(context, columns, below), typed, None)
-    over = Aggregate(
-        plan.input,
-        tuple(msgspec.structs.replace(key, expression=f"{prefix}{key.name}") for key in plan.keys),
-        tuple(msgspec.structs.replace(call, argument=value) for call in calls),
-        plan.ansi,
-    )
-    return aggregate(context, over, values)
-
-
-def _joined(
-    context: Context,
-    plan: Aggregate,
-    operators: list[Operator],
-    parts: list[tuple[AggregateCall, ...]],
-) -> Operator:
+def _joined(context: Context, plan: Aggregate, sums: Operator, afresh: Operator) -> Operator:
     """The parts of one grouping side by side: each has a row for the same groups."""
     names = [key.name for key in plan.keys]
-    inputs: list[Operator] = [operators[0]]
-    equal: list[Equal] = []
-    for part, calls in zip(operators[1:], parts[1:], strict=True):
-        prefix = context.prefix()
-        columns = [Named(f"{prefix}{name}", name) for name in names]
-        columns += [Named(call.name, call.name) for call in calls]
-        inputs.append(ProjectOperator(context, tuple(columns), part))
-        equal += [Equal(name, f"{prefix}{name}", True) for name in names]
-    whole = JoinOperator(context, tuple(inputs), tuple(equal), None)
+    prefix = context.prefix()
+    columns = [Named(f"{prefix}{name}", name) for name in names]
+    columns += [Named(name, name) for name in afresh.columns if name not in names]
+    equal = tuple(Equal(name, f"{prefix}{name}", True) for name in names)
+    inputs = (sums, ProjectOperator(context, tuple(columns), afresh))
+    whole = JoinOperator(context, inputs, equal, None)
     made = tuple(Named(name, name) for name in (*names, *(call.name for call in plan.calls)))
     return ProjectOperator(context, made, whole)
 

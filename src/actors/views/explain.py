@@ -10,6 +10,7 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     DeltaPlan,
+    Expand,
     Input,
     Lookup,
     Match,
@@ -98,6 +99,8 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             return f"Select {_named(node.columns)}", (node.input,)
         case Weigh():
             return f"Weigh by {node.factor}", (node.input,)
+        case Expand():
+            return f"Expand {node.tag} below {node.count}", (node.input,)
         case Pair():
             return f"Pair {_pairs(node)}", (node.left, node.right)
         case Match():

@@ -132,6 +132,7 @@ class Operator(ABC):
         self._delta: Node | None = None
         self._delta_asked: frozenset[Wanted] = frozenset()
         self._cut: str | None = None
+        self._traced: dict[tuple[Ids, int, int], Origins | None] = {}
 
     # -- what a rule says -------------------------------------------------------------------------
 
@@ -210,7 +211,11 @@ class Operator(ABC):
         """As `trace_delta`; of a delta that was cut, its own rows."""
         if self._cut is not None:
             return ((self._cut, ids),)
-        return self.trace_delta(ids)
+        # Each join asks both its inputs several times: without a memory, 2^n calls for n joins.
+        known = (ids, len(self.context.cuts), len(self.context.hidden))
+        if known not in self._traced:
+            self._traced[known] = self.trace_delta(ids)
+        return self._traced[known]
 
     def delta_asked(self) -> frozenset[Wanted]:
         """The lookups that fill what the delta's origins name."""

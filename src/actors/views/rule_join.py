@@ -45,6 +45,7 @@ class JoinOperator(Operator):
         self.residual = residual
         self.owner = {name: i for i, each in enumerate(inputs) for name in each.columns}
         self._classes = _classes(inputs, equal, self.owner)
+        self._old_origins: dict[tuple[Ids, int], Origins | None] = {}
 
     def make_delta(self) -> Node:
         """One term for each input's delta."""
@@ -81,6 +82,12 @@ class JoinOperator(Operator):
 
     def old_origins(self, wanted: Ids) -> Origins | None:
         """From the one input that has (an equal of) each column."""
+        known = (wanted, len(self.context.hidden))
+        if known not in self._old_origins:
+            self._old_origins[known] = self._trace_old(wanted)
+        return self._old_origins[known]
+
+    def _trace_old(self, wanted: Ids) -> Origins | None:
         for index, each in enumerate(self.inputs):
             own = self._of(index, wanted)
             found = None if own is None else each.old_origins(own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import sqlglot
 from sqlglot import exp
@@ -151,16 +151,18 @@ def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
     done = replace(tree)
     if done is not None:
         return done
-    copy = tree.copy()
-    for key, value in list(copy.args.items()):
+
+    def below(value: Any) -> Any:
+        if isinstance(value, list):
+            return [below(item) for item in value]
         if isinstance(value, exp.Expression):
-            copy.set(key, transform(value, replace))
-        elif isinstance(value, list):
-            copy.set(
-                key,
-                [transform(v, replace) if isinstance(v, exp.Expression) else v for v in value],
-            )
-    return copy
+            return transform(value, replace)
+        return value.copy() if isinstance(value, exp.Expr) else value
+
+    # Not `tree.copy()`: that copies all below, too, again at each level.
+    made = type(tree)(**{key: below(value) for key, value in tree.args.items()})
+    made.comments, made._meta = tree.comments, tree._meta
+    return made
 
 
 def substituted(tree: Tree, expressions: Mapping[str, str]) -> Tree:

@@ -10,9 +10,9 @@ import pytest
 from actors.errors import PenstockError
 from actors.plan.delta import DeltaPlan, Input, Node, Pair, Select, Union, Where
 from actors.plan.jobs import Analyzed
+from actors.plan.plan_splitting import children, divided, nodes, pieces
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
-from actors.spark.pieces import children, divided, nodes, pieces
 from actors.testing.analysis import analyze
 from actors.testing.fuzz import made_up
 from actors.testing.nodes import Relation, Runner, consolidated

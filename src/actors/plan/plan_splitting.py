@@ -8,20 +8,23 @@ once. Strata that run together are one statement with a WITH, and each is analys
 After that Spark puts every stratum where it is named, and a plan of strata above strata grows by
 a multiple with each: a view of 500 characters had 75,000 nodes, which no JVM plans in its heap.
 `pieces` finds which strata to run by themselves, their rows then standing in for them, so that no
-plan has more than `nodes_max` nodes. Most steps are one piece.
+plan has more than `nodes_max` nodes. Most steps are one piece. No stratum has more than
+`STRATUM_NODES_MAX` nodes of its own, so that this can always be done; a plan that is too much
+even in pieces is known by its `statement_sizes` before any of it is sent.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from actors.plan.delta import (
     Accumulate,
     Consolidate,
+    Expand,
     Input,
     Match,
     Node,
@@ -32,11 +35,23 @@ from actors.plan.delta import (
     Union,
     Weigh,
     Where,
+    columns_of,
 )
-from actors.spark.fragments import columns_of
 
 SHARED_NODES_MIN: Final = 4
 """Smaller subtrees are written again: a name for them would cost as much."""
+STRATUM_NODES_MAX: Final = 50
+"""What is larger becomes several strata, whether it occurs once or more."""
+
+
+class PlanLimits(NamedTuple):
+    """How many nodes a plan may have."""
+
+    statement_nodes_max: int = 400
+    """Of one statement; what is larger is run in pieces."""
+    plan_nodes_max: int = 8_000
+    """Of all pieces together, when all inputs change."""
+
 
 Strata: TypeAlias = tuple[Node, ...]
 Sizes: TypeAlias = dict[str, int]
@@ -47,7 +62,7 @@ def children(node: Node) -> tuple[Node, ...]:
     match node:
         case Input():
             return ()
-        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
             return (node.input,)
         case Union():
             return node.inputs
@@ -64,7 +79,7 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
     match node:
         case Input():
             return node
-        case Where() | Select() | Weigh() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
             return msgspec.structs.replace(node, input=made[0])
         case Union():
             return Union(tuple(made))
@@ -98,7 +113,7 @@ class _Divider:
     def add(self, root: Node) -> None:
         """Adds what is shared, then the rest."""
         self._count(root, set())
-        self._made.append(self._divide(root)[0])
+        self._made.append(self._reduced(root)[0])
 
     def _count(self, node: Node, seen: set[Node]) -> None:
         for child in children(node):
@@ -114,14 +129,39 @@ class _Divider:
             return found
         if isinstance(node, Input):
             return self._renamed(node), 1
-        below = [self._divide(child) for child in children(node)]
-        new = with_children(node, [child for child, _ in below])
-        size = 1 + sum(count for _, count in below)
-        if self._parents[node] > 1 and size >= SHARED_NODES_MIN and not _padding(node):
-            self._made.append(new)
-            new, size = Input(f"r{len(self._made) - 1}", columns_of(node)), 1
+        new, size = self._reduced(node)
+        shared = self._parents[node] > 1 and size >= SHARED_NODES_MIN
+        if (shared or size > STRATUM_NODES_MAX) and not _padding(node):
+            new, size = self._named(new), 1
         self._done[node] = new, size
         return new, size
+
+    def _reduced(self, node: Node) -> tuple[Node, int]:
+        """The same, but for what is above it."""
+        below = [self._divide(child) for child in children(node)]
+        if isinstance(node, Union) and not any(map(_padding, node.inputs)):
+            below = self._gathered(below)
+        new = with_children(node, [child for child, _ in below])
+        return new, 1 + sum(count for _, count in below)
+
+    def _gathered(self, below: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
+        """A union's inputs, in unions of their own as long as they are too many."""
+        while sum(size for _, size in below) > STRATUM_NODES_MAX and len(below) > 1:
+            groups: list[list[Node]] = []
+            room = 0
+            for child, size in below:
+                if size > room or not groups:
+                    groups.append([])
+                    room = STRATUM_NODES_MAX
+                groups[-1].append(child)
+                room -= size
+            below = [(self._named(Union(tuple(group))), 1) for group in groups]
+        return below
+
+    def _named(self, node: Node) -> Input:
+        """Makes a stratum of a divided node."""
+        self._made.append(node)
+        return Input(f"r{len(self._made) - 1}", columns_of(node))
 
     def _renamed(self, node: Input) -> Input:
         name = renamed(node.name, self._places)
@@ -155,6 +195,16 @@ def pieces(
             break
         kept.add(found)
     return [_statement(strata, first, target, kept) for target in (*sorted(kept), last)]
+
+
+def statement_sizes(strata: Sequence[Node], inputs: Collection[str], nodes_max: int) -> list[int]:
+    """Return about how many nodes are planned for each statement of strata that run together in
+    pieces of `nodes_max`, when each of the `inputs` has rows."""
+    made, _ = divided(strata)
+    found = pieces(made, 0, len(made) - 1, inputs, nodes_max)
+    kept = [piece[-1] for piece in found[:-1]]
+    sizes = _sizes(made, 0, len(made) - 1, inputs, kept)
+    return [sizes[f"r{piece[-1]}"] for piece in found]
 
 
 def _sizes(

@@ -1,0 +1,171 @@
+"""Sums over distinct values, any number of them in one grouping.
+
+Theory of operation. The rows are expanded, one for each distinct argument with its value; one
+DISTINCT keeps the values of all arguments of each group, and one grouping sums over what comes
+and goes there. The aggregates over all rows are sums of the same grouping: its rows are then the
+values, and beside them the rows themselves. So a plan has two hidden states and one of each
+operator however many arguments there are:
+
+    SELECT g, count(*), count(DISTINCT a), sum(DISTINCT b) FILTER (WHERE c) FROM t GROUP BY g
+
+becomes, with the columns `tag` and `int` (arguments of one type share a column),
+
+    SELECT g, count(row), count(CASE WHEN tag = 0 THEN int END), sum(CASE WHEN tag = 1 THEN int END)
+    FROM (SELECT DISTINCT g, tag,
+            CASE WHEN tag = 0 THEN a WHEN tag = 1 THEN CASE WHEN c THEN b END END AS int
+          FROM t, (VALUES 0, 1) AS tag
+          UNION ALL SELECT g, NULL, NULL, 1 AS row FROM t)
+    GROUP BY g
+
+A value that is NULL is kept as well: it keeps its group alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from actors.plan.delta import Expand, Node, Select
+from actors.plan.relational import Aggregate, AggregateCall, Key, Named
+from actors.views.operators import Context, Ids, Operator, Origins, both
+from actors.views.rule_group import GroupOperator, aggregate
+from actors.views.rule_linear import ProjectOperator, UnionOperator
+
+Calls = Sequence[AggregateCall]
+
+
+class ExpandOperator(ProjectOperator):
+    """Every row once for each argument: the keys, the argument's number as `tag`, its value in
+    the column that `places` gives it, and NULL in those of the others."""
+
+    def __init__(
+        self,
+        context: Context,
+        keys: Sequence[Named],
+        tag: str,
+        arguments: Sequence[str],
+        places: Sequence[str],
+        below: Operator,
+    ) -> None:
+        self._keys = len(keys)
+        self._tag = tag
+        self._arguments = arguments
+        self._places = places
+        made = [Named(tag, tag)]
+        for place in dict.fromkeys(places):
+            cases = [
+                f"WHEN {tag} = {number} THEN {argument}"
+                for number, argument in enumerate(arguments)
+                if places[number] == place
+            ]
+            made.append(Named(place, f"CASE {' '.join(cases)} END"))
+        if len(arguments) == 1:  # the rows themselves
+            made = [Named(tag, "0"), Named(places[0], arguments[0])]
+        super().__init__(context, (*keys, *made), below)
+
+    def make_delta(self) -> Node:
+        """Expanded from the input's delta."""
+        return self._expanded(self._below.delta())
+
+    def old(self) -> Node:
+        """Expanded from the input's state."""
+        return self._expanded(self._below.old())
+
+    def _expanded(self, below: Node) -> Node:
+        count = len(self._arguments)
+        return Select(Expand(below, self._tag, count) if count > 1 else below, self._made)
+
+    def searched(self) -> Ids | None:
+        """Return the columns by which its rows are sought: keys and values, without the tag.
+
+        None when one of them is computed.
+        """
+        searched = tuple(name for name in self.columns if name != self._tag)
+        needed = {self._passed.get(name, self._tag) for name in searched[: self._keys]}
+        return searched if {*needed, *self._arguments} <= {*self._below.columns} else None
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """The input's, for each argument."""
+        found: list[Origins | None] = []
+        for argument, place in zip(self._arguments, self._places, strict=True):
+            own = {"": "", **self._passed, **dict.fromkeys(self._places, ""), place: argument}
+            names = tuple(own.get(id_, self._tag) for id_ in ids)
+            if not {*names} <= {"", *self._below.columns}:
+                return None
+            found.append(self._below.delta_origins(names))
+        return both(*found)
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """None: a row of the input is here several times."""
+        return ()
+
+
+class _BesideOperator(UnionOperator):
+    """The distinct values and the rows that have them: the same groups, known by the values."""
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """Those of the values."""
+        return self._inputs[0].delta_origins(ids)
+
+
+def over_distinct(
+    context: Context,
+    plan: Aggregate,
+    below: Operator,
+    distinct: Mapping[str, Calls],
+    sums: Calls,
+) -> Operator:
+    """Return a grouping with the calls over each argument's `distinct` values, and the `sums`
+    over all rows. Raises `Unsupported`."""
+    prefix = context.prefix()
+    keys = [Named(f"{prefix}{key.name}", key.expression) for key in plan.keys]
+    typed = [
+        msgspec.structs.replace(key, name=named.name, expression=named.name)
+        for key, named in zip(plan.keys, keys, strict=True)
+    ]
+    tag = f"{prefix}tag"
+    kinds = {argument: calls[0].argument_type for argument, calls in distinct.items()}
+    columns = {kind: f"{prefix}v{i}" for i, kind in enumerate(dict.fromkeys(kinds.values()))}
+    places = [columns[kind] for kind in kinds.values()]
+    expanded = ExpandOperator(context, keys, tag, tuple(distinct), places, below)
+    valued = [Key(name, name, kind) for kind, name in columns.items()]
+    values: Operator = GroupOperator(
+        context, expanded, (*typed, Key(tag, tag, "int", False), *valued), None, expanded.searched()
+    )
+    calls = {
+        call.name: _call(call, f"CASE WHEN {tag} = {number} THEN {place} END")
+        for number, (place, made) in enumerate(zip(places, distinct.values(), strict=True))
+        for call in made
+    }
+    if sums:
+        rows = [Named(f"{prefix}r{i}", call.argument or "1") for i, call in enumerate(sums)]
+        absent = [
+            Named(row.name, f"CAST(NULL AS {call.argument_type if call.argument else 'int'})")
+            for row, call in zip(rows, sums, strict=True)
+        ]
+        padded = [Named(name, f"CAST(NULL AS {kind})") for kind, name in columns.items()]
+        names = [Named(name, name) for name in expanded.columns]
+        values = _BesideOperator(
+            context,
+            (
+                ProjectOperator(context, (*names, *absent), values),
+                ProjectOperator(
+                    context, (*keys, Named(tag, "CAST(NULL AS int)"), *padded, *rows), below
+                ),
+            ),
+        )
+        for row, call in zip(rows, sums, strict=True):
+            calls[call.name] = _call(call, row.name)
+    over = Aggregate(
+        plan.input,
+        tuple(msgspec.structs.replace(k, expression=f"{prefix}{k.name}") for k in plan.keys),
+        tuple(calls[call.name] for call in plan.calls if call.name in calls),
+        plan.ansi,
+    )
+    return aggregate(context, over, values)
+
+
+def _call(call: AggregateCall, argument: str) -> AggregateCall:
+    """The same function of another column, which is NULL in the rows that do not count."""
+    return msgspec.structs.replace(call, argument=argument, argument_nullable=True, distinct=False)

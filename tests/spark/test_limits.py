@@ -1,0 +1,42 @@
+"""What bounds a job in the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actors.errors import BadSettings
+from actors.settings import Settings
+from actors.spark.failures import describe
+from actors.spark.session import spark_conf
+
+
+@pytest.mark.parametrize(
+    ("memory", "bytes_max"),
+    [("1g", 1 << 29), ("512m", 1 << 28), ("2048", 1 << 30), ("3GB", 3 << 29), ("64k", 1 << 15)],
+)
+def test_an_answer_may_take_half_of_the_heap(tmp_path: Path, memory: str, bytes_max: int) -> None:
+    conf = spark_conf(Settings(spark_driver_memory=memory), tmp_path)
+    assert int(conf["spark.driver.maxResultSize"]) == bytes_max
+    mine = Settings(spark_conf={"spark.driver.maxResultSize": "1m"})
+    assert spark_conf(mine, tmp_path)["spark.driver.maxResultSize"] == "1m"
+
+
+def test_a_heap_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="spark_driver_memory = 'much': write it as 512m or 1g"):
+        spark_conf(Settings(spark_driver_memory="much"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("An error occurred: java.lang.StackOverflowError\n\tat org", "nested too deeply"),
+        ("[FAILED_TO_PARSE_TOO_COMPLEX] The statement was too complex", "nested too deeply"),
+        ("Total size 9 is bigger than spark.driver.maxResultSize 8", "too large to be collected"),
+    ],
+)
+def test_what_is_over_a_limit_of_the_engine_is_too_large(text: str, meaning: str) -> None:
+    code, told = describe(RuntimeError(text))
+    assert code == "JobTooLarge"
+    assert meaning in told
