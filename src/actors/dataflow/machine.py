@@ -22,8 +22,10 @@ followed; else this one computes the step, and if it is the first to commit it n
 by. So of several replicas one computes, and the others keep ready.
 
 A step without updates skips 3: only the frontier moves. A source that fails *freezes* the
-dataflow: nothing past the failed time is ever cut; after a delay a new incarnation starts. An
-indefinite failure repeats its stage after a delay. *dropped* is final.
+dataflow exactly at what is missing: what is whole before it is still taken, nothing past it is
+ever cut; after a delay a new incarnation starts. A source that told what is not so freezes it at
+once: the step at hand may be wrong. An indefinite failure repeats its stage after a delay.
+*dropped* is final.
 
 Invariants (`validate`): `lo` never goes back within an incarnation, and `reported` never at all;
 a step covers ``lo <= time < hi`` with ``hi > lo``; at most one step exists, and only in states
@@ -38,6 +40,7 @@ ignored (counted in `ignored`), as is one of another incarnation or step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -85,9 +88,12 @@ from actors.dataflow.events import (
 )
 from actors.dataflow.gather import Piece, Reading, Source, ask_parts
 from actors.dataflow.life import CARRYING, REST, TRANSITIONS, State
-from actors.errors import PenstockError
+from actors.errors import PenstockError, ProtocolError, UnsoundFilter
 from actors.progress import EMPTY, Frontier, Time, is_empty
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
+
+_DISTRUSTED: Final = (ProtocolError, UnsoundFilter)
+"""After these errors what the source has told before is not to be trusted either."""
 
 
 class Machine:
@@ -133,6 +139,8 @@ class Machine:
         self._stands_by = False
         self._following = False
         self._frozen: PenstockError | None = None
+        self._whole: Frontier = EMPTY
+        """Every time below is described and can be had: behind it a source has failed."""
 
     def handle(self, event: Event) -> list[Effect]:
         """What an event leads to. Raises `LocalProtocolError` for a broken description."""
@@ -162,7 +170,7 @@ class Machine:
         self.hi = None
         self._restored_from = None
         self._retrying = self._restart_due = self._too_large = self._following = False
-        self._frozen = None
+        self._frozen, self._whole = None, EMPTY
         return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
 
     def _restored(self, event: Restored) -> list[Effect]:
@@ -219,18 +227,23 @@ class Machine:
             return []
         if self.state not in REST:
             return self._ask_ahead()
-        if self._frozen is not None:
+        missing = self.lo >= self._whole or (self._following and (self.hi or 0) > self._whole)
+        if self._frozen is not None and missing:
             return self._freeze(self._frozen)
         end = EMPTY if self.until is None else self.until
         if self.lo >= end:
             self.state = State.DROPPED
             return [CancelWork(), Finish(self.lo)]
-        if self.hi is None:
-            self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, self.until)
+        if self.hi is None or self.hi > self._whole:
+            until = min(end, self._whole)
+            self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, until)
             if self._snapshot_due and self.hi is not None:
                 # The first step is the whole snapshot and nothing else.
                 reach = self._source_as_of() + 1
-                self.hi = reach if all(s.progress >= reach for s in self.sources) else None
+                there = reach <= self._whole and all(s.progress >= reach for s in self.sources)
+                self.hi = reach if there else None
+        if self.hi is None and self._frozen is not None:
+            return self._freeze(self._frozen)  # other sources are described no further
         if self.hi is None:
             return self._ask(self._source_as_of() + 1) if self._snapshot_due else []
         if self._following and self._left_behind(self.hi):
@@ -413,14 +426,21 @@ class Machine:
     # -- failures ----------------------------------------------------------------------------------
 
     def _source_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
-        """A step that was cut before is complete: let it become durable first. (One that runs
-        may never end, but what could not be fetched ahead of it is its successors' business.)"""
-        if self._frozen is None:
-            self._frozen = event.error
-        ahead = self.state is State.RUNNING and isinstance(event, FetchFailed)
-        if ahead or self.state in (State.COMMITTING, State.INSTALLING):
+        """A step that was cut before is complete, and so is what was described before what is
+        missing: both become durable first."""
+        error = self._frozen = self._frozen or event.error
+        if not self.sources:
+            return self._freeze(error)
+        if isinstance(event.error, _DISTRUSTED):
+            self._whole = 0
+            durable = self.state in (State.COMMITTING, State.INSTALLING)
+            return [] if durable else self._freeze(error)
+        source = self.sources[event.source]
+        whole = source.lose(event).lower if isinstance(event, FetchFailed) else source.progress
+        self._whole = min(self._whole, whole)
+        if self.state in CARRYING:
             return []
-        return self._freeze(self._frozen)
+        return self._go_on() if self.state in REST else self._freeze(error)
 
     def _freeze(self, error: PenstockError) -> list[Effect]:
         self.state = State.FROZEN
