@@ -412,29 +412,6 @@ async def test_small_batches_that_wait_together_are_described_together(stage: Is
     assert len({part.key for part in together.parts}) == 39
 
 
-async def test_nothing_at_or_beyond_until_is_listed(stage: Isolation) -> None:
-    shard = FakeShard()
-    shard.append(5, "p")
-    task, probe = spawn(stage, shard)
-    await task.send(StartListen(4, True, 9))
-    await probe.expect(Described, snapshot=True, upper=5)
-    await task.send(Grant(10))
-    shard.append(7, "q")
-    await probe.expect(Described, lower=5, upper=7)
-    await task.send(Grant(10))
-    shard.append(12, "r")  # from 7 on
-    shard.append(20, "s")
-    last = await probe.expect(Described, lower=7, upper=9)
-    assert [(part.part.key, part.lower, part.upper) for part in last.parts] == [("r", 7, 9)]
-    await task.send(Grant(10))
-    asked = shard.asked_next
-    shard.append(30, "t")
-    await probe.expect_nothing()
-    assert shard.asked_next == asked
-    assert shard.waiting_in_next == 0
-    assert not shard.held & {"s", "t"}
-
-
 async def test_the_end_of_a_shard_is_final(stage: Isolation) -> None:
     shard = FakeShard()
     shard.append(5, "p")

@@ -27,7 +27,7 @@ ever cut; after a delay a new incarnation starts. A source that told what is not
 once: the step at hand may be wrong. An indefinite failure repeats its stage after a delay.
 *dropped* is final.
 
-Invariants (`validate`): `lo` never goes back within an incarnation, and `reported` never at all;
+Invariants (`invariants`): `lo` never goes back within an incarnation, and `reported` never at all;
 a step covers ``lo <= time < hi`` with ``hi > lo``; at most one step exists, and only in states
 that carry one; rows taken lie below `hi`, all others stay held. But for one that is followed, an
 opaque view's step has at most one distinct time, and no healthy step holds an error of an input.
@@ -92,8 +92,7 @@ from actors.errors import PenstockError, ProtocolError, UnsoundFilter
 from actors.progress import EMPTY, Frontier, Time, is_empty
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
 
-_DISTRUSTED: Final = (ProtocolError, UnsoundFilter)
-"""After these errors what the source has told before is not to be trusted either."""
+_DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # nor is what was told before to be trusted
 
 
 class Machine:
@@ -227,8 +226,8 @@ class Machine:
             return []
         if self.state not in REST:
             return self._ask_ahead()
-        missing = self.lo >= self._whole or (self._following and (self.hi or 0) > self._whole)
-        if self._frozen is not None and missing:
+        next_hi = self.hi if self._following and self.hi else self.lo + 1
+        if self._frozen and next_hi > self._whole:
             return self._freeze(self._frozen)
         end = EMPTY if self.until is None else self.until
         if self.lo >= end:
@@ -426,8 +425,7 @@ class Machine:
     # -- failures ----------------------------------------------------------------------------------
 
     def _source_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
-        """A step that was cut before is complete, and so is what was described before what is
-        missing: both become durable first."""
+        """What was described before what is missing is complete: it becomes durable first."""
         error = self._frozen = self._frozen or event.error
         if not self.sources:
             return self._freeze(error)
@@ -489,8 +487,6 @@ class Machine:
             whole.add(source.reading)
         return whole
 
-    # -- checks ------------------------------------------------------------------------------------
-
     def waiting_for(self) -> str:
         """What it waits for, for people."""
         if self._retrying:
@@ -502,19 +498,3 @@ class Machine:
             for s in self.sources
         ]
         return f"{self.state.value} from {self.lo}: " + "; ".join(parts)
-
-    def validate(self) -> None:
-        """Asserts the invariants."""
-        assert (self.step is not None) == (self.state in CARRYING), (self.state, self.step)
-        if self.hi is not None:
-            assert self.hi > self.lo
-        if self.step is not None:
-            assert self.step.lo == self.lo
-            assert self.step.hi == self.hi
-            assert all(time < self.step.hi for time in self.step.times)
-            assert not (self.opaque and self.durable and not self.in_error) or (
-                len(self.step.times) <= 1 or self.step.followed
-            )
-        assert self.reported is None or self.reported >= self.as_of
-        for source in self.sources:
-            source.validate()
