@@ -8,11 +8,14 @@ from pathlib import Path
 
 import anyio
 import msgspec
+import pyarrow as pa
 import pytest
 
+from actors.errors import PenstockError
 from actors.kernel import System
 from actors.plan.delta import DeltaPlan, Where
-from actors.plan.jobs import Prepare
+from actors.plan.jobs import Answer, Difference, Job, Prepare
+from actors.plan.updates import from_ipc
 from actors.settings import Settings
 from actors.testing import check_views
 from actors.testing.check_views import (
@@ -25,6 +28,7 @@ from actors.testing.check_views import (
 )
 from actors.testing.checking import Options, Place
 from actors.testing.engine import InMemoryExecutor
+from actors.testing.view_scripts import Script, rows_of
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCRIPTS_ON_SPARK = ("join_natural_without_common_names", "min_max_deletes")
@@ -77,6 +81,51 @@ async def test_a_failed_expectation_is_told(tmp_path: Path) -> None:
     assert report.summary() == (
         "2 views: 2 exact, 0 wrong, 0 refused; 2 incremental, 0 keyed, 0 opaque"
     )
+
+
+async def test_a_script_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    """One cannot be read, one ends in an error that nobody foresees."""
+    view = "create table t (a int);\ncreate materialized view v as select a from t;\n"
+    texts = {"a": view + "@ 1\n+ u (1)\n", "b": view + "@ 1\n+ t (1)\n", "c": view, "d": view}
+    texts["c"] += "@ 1\n+ t (7)\n"
+    texts["d"] += "@ 1\n+ t (1)\n"
+    paths = [tmp_path / f"{name}.view" for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text)
+    report = await checked_by(Fragile, *paths)
+    assert not report.ok
+    assert [result.verdict for result in report.views] == ["WRONG", "exact", "WRONG", "exact"]
+    assert f"{paths[0]}:4: no table named 'u'" in report.views[0].detail
+    assert "NestedTooDeeply: 7" in report.views[2].detail
+
+
+class Fragile(InMemoryExecutor):
+    """Fails with what no engine fails with, for one table's contents."""
+
+    def answer(self, job: Job) -> Answer:
+        if isinstance(job, Difference):
+            rows = [from_ipc(rows.arrow)["a"].to_pylist() for _, rows in job.tables if rows.arrow]
+            if [7] in rows:
+                raise NestedTooDeeply("7")
+        return super().answer(job)
+
+
+class NestedTooDeeply(PenstockError):
+    """No error of the data."""
+
+
+async def test_floats_are_rounded_as_spark_rounds_them(tmp_path: Path) -> None:
+    script = tmp_path / "s.view"
+    script.write_text(
+        "create table t (f float, d double);\n"
+        "create materialized view v as select f, d from t;\n@ 1\n+ t (0.1, 0.1)\n"
+    )
+    (read_script,) = read([script])
+    assert isinstance(read_script, Script)
+    (update,) = rows_of(read_script)
+    assert update.row == (pa.scalar(0.1, pa.float32()).as_py(), 0.1)
+    report = await checked(script)
+    assert report.ok, [view.line() for view in report.views]
 
 
 class Liar(InMemoryExecutor):

@@ -15,7 +15,7 @@ import msgspec
 
 from actors.errors import PenstockError
 from actors.testing.check_views import Report, Show
-from actors.testing.checking import Checked, Options, Place, ViewResult
+from actors.testing.checking import Checked, Options, Place, ViewResult, first_line
 from actors.testing.fuzz import Case, made_up
 from actors.testing.view_scripts import parse_script
 
@@ -39,8 +39,8 @@ async def fuzz(views: int, place: Place, options: Options, keep: Path, show: Sho
             name = f"fuzz-{options.seed}-{number}"
             try:
                 results = await _results(case, place, chosen, name)
-            except PenstockError as error:
-                text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            except Exception as error:  # noqa: BLE001 - told of the script
+                text = first_line(error)
                 results = [
                     ViewResult(name, v, "WRONG", "refused", detail=text) for v, _ in case.views
                 ]

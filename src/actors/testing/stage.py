@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import anyio
 import msgspec
+import pyarrow as pa
 
 from actors.dataflow.dataflow import Dataflow
 from actors.dataflow.rivals import Rivals
@@ -54,6 +55,8 @@ from actors.views.source_filters import source_filter
 
 RETAIN: Final = "retain"
 WAIT_SECONDS: Final = 120.0
+LARGE_PARTS: Final = 3
+"""Into so many parts a large table is cut that is written at once."""
 LOOK_SECONDS: Final = 0.25
 """How often a dataflow that says nothing is looked at."""
 
@@ -140,6 +143,7 @@ class Stage:
         self.persist = persist
         self.settings = settings
         self.progress: dict[str, int] = {}
+        self.wait_seconds = WAIT_SECONDS
         self.news = anyio.Event()
         self._system = system
         self._executor = executor
@@ -162,13 +166,23 @@ class Stage:
         if not await self.persist.create_shards(new):
             raise Stuck("a shard was there already")
 
-    async def write(self, updates: Mapping[str, Sequence[Row]], upper: int) -> None:
-        """Appends the tables' updates of the times from the last upper to this one."""
+    async def write(
+        self,
+        updates: Mapping[str, Sequence[Row]],
+        upper: int,
+        large: Mapping[str, Sequence[pa.Table]] | None = None,
+    ) -> None:
+        """Append the tables' updates of the times from the last upper to this one, and the
+        `large` ones among them, in several parts each."""
         for name, schema in self._tables.items():
             columns = tuple((column.name, column.type) for column in schema.columns)
             rows = list(updates.get(name, []))
             table = table_of(Relation(columns, rows))
-            parts = await self.persist.write_parts(name, table) if rows else ()
+            parts = list(await self.persist.write_parts(name, table) if rows else ())
+            for whole in (large or {}).get(name, ()):
+                piece = -(-whole.num_rows // LARGE_PARTS)
+                for start in range(0, whole.num_rows, piece or 1):
+                    parts += await self.persist.write_parts(name, whole.slice(start, piece))
             done = await self.persist.append([Append(name, self._upper, upper, tuple(parts))])
             if not isinstance(done, Appended):
                 raise Stuck(f"{name} could not be appended to: {done}")
@@ -226,25 +240,25 @@ class Stage:
 
     async def wait_each(self, upper: int) -> None:
         """Until every view has come to `upper` on every replica. Raises `Stuck`."""
-        with anyio.move_on_after(WAIT_SECONDS) as scope:
+        with anyio.move_on_after(self.wait_seconds) as scope:
             while any(worker.upper < upper for _, _, worker in self._running):
                 with anyio.move_on_after(LOOK_SECONDS):
                     await self.news.wait()
                 self._look()
         if scope.cancelled_caught:
             said = "; ".join(worker.status for _, _, worker in self._running)
-            raise Stuck(f"not all came to {upper} in {WAIT_SECONDS:.0f} s; dataflows: {said}")
+            raise Stuck(f"not all came to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}")
 
     async def wait(self, upper: int) -> None:
         """Until every view has been computed up to `upper`. Raises `Stuck`."""
-        with anyio.move_on_after(WAIT_SECONDS) as scope:
+        with anyio.move_on_after(self.wait_seconds) as scope:
             while any(self.progress.get(f"{self._name}-{name}", 0) < upper for name in self._plans):
                 with anyio.move_on_after(LOOK_SECONDS):
                     await self.news.wait()
                 self._look()
         if scope.cancelled_caught:
             said = "; ".join(worker.status for _, _, worker in self._running)
-            raise Stuck(f"no progress to {upper} in {WAIT_SECONDS:.0f} s; dataflows: {said}")
+            raise Stuck(f"no progress to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}")
 
     def _look(self) -> None:
         """Raises `Stuck` when a dataflow is gone that nobody stopped."""

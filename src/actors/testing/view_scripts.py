@@ -298,11 +298,34 @@ def rows_of(script: Script, known: Mapping[Constant, Any] | None = None) -> list
     return updates
 
 
-def foreign_constants(script: Script) -> list[Constant]:
-    """The values in changes that only Spark can evaluate."""
+_PLAIN: Final = (
+    (r"null", r".*"),
+    (r"-?\d{1,18}", r"tinyint|smallint|int|bigint|double|decimal\(.*"),
+    (r"-?\d{1,12}\.\d{1,6}", r"double"),
+    (r"true|false", r"boolean"),
+    (r"'[^'\\]*'", r"string"),
+    (r"date '\d{4}-\d\d-\d\d'", r"date"),
+)
+"""Texts and types of values that need no engine: there is one way to read them."""
+
+
+def _is_plain(text: str, kind: str) -> bool:
+    return any(
+        re.fullmatch(form, text, re.IGNORECASE) and re.fullmatch(types, kind)
+        for form, types in _PLAIN
+    )
+
+
+def foreign_constants(script: Script, *, plain: bool = False) -> list[Constant]:
+    """Return the values in changes that only Spark can evaluate; with `plain` all that are not
+    the plainest: then Spark says what a value is, not the evaluation here."""
     found: dict[Constant, None] = {}
     for change in script.changes:
         for text, kind in _constants(script, change):
+            if plain:
+                if not _is_plain(text, kind):
+                    found[text, kind] = None
+                continue
             try:
                 _evaluated(text, kind)
             except QueryRejected:
