@@ -53,7 +53,7 @@ from actors.testing.freedom import freedom_of
 from actors.testing.maintain import accumulated, updates_of, weighted
 from actors.testing.nodes import Relation
 from actors.testing.oracle import RELATIVE_TOLERANCE, differences
-from actors.testing.stage import Stage
+from actors.testing.stage import Stage, shard_name
 
 SAMPLES: Final = (500, 4_000)
 """Rows a table of which the views' answers are looked at before the base is made."""
@@ -302,7 +302,7 @@ class BaseCheck:
         self._jobs += 1
         reader = f"compare-{self._jobs}"
         found = await opened.enter_async_context(
-            contents(stage.persist, self._engine, view, schema, time, reader)
+            contents(stage.persist, self._engine, shard_name(view), schema, time, reader)
         )
         return None if found.errors else found.rows
 
