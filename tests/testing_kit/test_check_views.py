@@ -32,6 +32,12 @@ from actors.testing.view_scripts import Script, rows_of
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCRIPTS_ON_SPARK = ("join_natural_without_common_names", "min_max_deletes")
+SCRIPTS_OVER_A_BASE = (
+    "avg_rounds_half_up", "conditional_sums", "group_key_moves", "join_rows_that_miss_in_time",
+    "max_joined_back", "min_max_copies", "outer_copies", "primary_keys", "semi_null_on_the_left",
+    "union_branches_move",
+)  # fmt: skip
+BASE_ROWS = 300_000
 IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
 EVERY_WAY = 6
 """Of so many scripts one is cut in every way and lives as dataflows, too: `make proof` does so
@@ -172,3 +178,14 @@ def test_some_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 0, printed
     views = msgspec.json.decode(report.read_bytes())["views"]
     assert f"{len(views)} views: " in printed.splitlines()[-1]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_ten_scripts_hold_over_a_large_base_on_spark(capsys: pytest.CaptureFixture[str]) -> None:
+    """One a rule. `make proof` runs all of them over one, and some over a million rows."""
+    scripts = [SCRIPTS / f"{name}.view" for name in SCRIPTS_OVER_A_BASE]
+    code = check_views.main(Command(scripts, 1, 0, base=BASE_ROWS), Settings())
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert "over a base of" not in printed, "all of them bear it whole"

@@ -9,7 +9,7 @@ import msgspec
 
 from actors.errors import DefiniteError
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed, Answer, Difference, Job, RowsDone
+from actors.plan.jobs import Analyze, Analyzed, Answer, Difference, Job, RowsDone
 from actors.plan.schema import Column, Schema
 from actors.plan.updates import to_ipc
 from actors.testing.engine import relation_of, table_of
@@ -32,9 +32,10 @@ class Texts(Engine):
         """Of each candidate for a LIMIT."""
 
     async def run(self, job: Job) -> Answer:
-        if not isinstance(job, Difference):
+        if isinstance(job, Analyze):
             ranked = Schema((*T.columns, Column(RANK, "int")))
             return Analyzed(job.job_id, (ranked if RANK in job.texts[0] else T,))
+        assert isinstance(job, Difference)
         self.jobs.append(job)
         rows: list[Any] = []
         for number, (_, given) in enumerate(job.tables):

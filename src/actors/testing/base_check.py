@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 from actors.dataflow.contents import contents
 from actors.dataflow.engine import Engine
 from actors.errors import DefiniteError, PenstockError
-from actors.kernel import SystemClock
+from actors.kernel import Address, SystemClock
 from actors.persist import PersistClient
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_memory import MemoryConsensus
@@ -94,7 +94,7 @@ def _three_groups(times: Sequence[int], choose: random.Random) -> list[list[int]
 def _with_sources(name: str, plans: Mapping[str, DeltaPlan]) -> dict[str, DeltaPlan]:
     """A view and those that it reads, in the script's order."""
     wanted = {name}
-    for other in reversed(plans):
+    for other in reversed(list(plans)):
         if other in wanted:
             wanted.update(plans[other].sources)
     return {other: plan for other, plan in plans.items() if other in wanted}
@@ -111,8 +111,9 @@ class BaseCheck:
         self._place = place
         self._seed = seed
         self._scratch = place.scratch / f"base-{seed.replace('/', '-')}"
+        executor: Address[Any] = place.executor
         self._engine = Engine(
-            place.executor, place.system.clock, place.settings, self._scratch, f"base-{seed}"
+            executor, place.system.clock, place.settings, self._scratch, f"base-{seed}"
         )
         self._first, self._end = checked.times[0], checked.times[-1]
         self._jobs = 0

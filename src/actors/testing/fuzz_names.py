@@ -33,8 +33,7 @@ def with_odd_names(case: Case, pick: random.Random) -> Case:
     """Return the same case by other names."""
     names = list(ODD_NAMES)
     pick.shuffle(names)
-    lowered: set[str] = set()
-    free = [name for name in names if not (name.lower() in lowered or lowered.add(name.lower()))]
+    free = list({name.lower(): name for name in names}.values())
     chosen: dict[str, str] = {}
 
     def odd(name: str) -> str:
