@@ -26,7 +26,7 @@ from actors.plan.jobs import Analyzed
 from actors.plan.schema import Schema
 from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
 from actors.settings import Settings
-from actors.testing.analysis import analyze
+from actors.testing.analysis import analyzed
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.oracle import run_query
 from actors.views.compile import compile_view
@@ -44,9 +44,8 @@ VIEWS = {
 OPAQUE = {"opaque"}
 
 
-async def _analyze(tables: Any, texts: Any, _: Any) -> Analyzed:
-    known = dict(tables)
-    return Analyzed("", tuple(analyze(text, known) for text in texts))
+async def _analyze(tables: Any, texts: Any, *_: Any) -> Analyzed:
+    return analyzed("", texts, dict(tables))
 
 
 async def _description(persist: Any, sql: str) -> tuple[DataflowDescription, DeltaPlan]:

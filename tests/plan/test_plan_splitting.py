@@ -13,7 +13,7 @@ from actors.plan.jobs import Analyzed
 from actors.plan.plan_splitting import children, divided, nodes, pieces
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
-from actors.testing.analysis import analyze
+from actors.testing.analysis import analyzed
 from actors.testing.fuzz import made_up
 from actors.testing.nodes import Relation, Runner, consolidated
 from actors.testing.nodes import Update as Row
@@ -106,9 +106,9 @@ async def plans(seed: int, scripts: int) -> list[DeltaPlan]:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
+        renditions: tuple[str, ...],
     ) -> Analyzed:
-        known = dict(tables)
-        return Analyzed("", tuple(analyze(t, known) for t in texts), tuple(True for _ in texts))
+        return analyzed("", texts, dict(tables))
 
     found: list[DeltaPlan] = []
     for number in range(scripts):

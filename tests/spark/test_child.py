@@ -64,7 +64,7 @@ def pairs(answer: Any) -> list[Any]:
 # -- analysis -----------------------------------------------------------------------------------
 
 
-def test_analysis_names_types_nullability_and_determinism(child: ChildProcess) -> None:
+def test_analysis_names_types_and_nullability(child: ChildProcess) -> None:
     answer = analyze(
         child,
         "SELECT k, count(*), avg(k) AS a FROM t GROUP BY k",
@@ -80,7 +80,7 @@ def test_analysis_names_types_nullability_and_determinism(child: ChildProcess) -
     )
     assert answer.schemas[1].columns[1].type == "array<string>"
     assert answer.schemas[2].columns == (Column("x", "int"),)
-    assert answer.deterministic == (True, False, True, False)
+    assert answer.volatility is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Analyzed
 from actors.plan.schema import Column, Schema
 from actors.testing import tpch
-from actors.testing.analysis import analyze
+from actors.testing.analysis import analyzed
 from actors.views.compile import compile_view
 from actors.views.explain import explain
 from actors.views.fingerprint import fingerprint
@@ -35,8 +35,9 @@ async def answers(
     tables: tuple[tuple[str, Schema], ...],
     texts: tuple[str, ...],
     conf: tuple[tuple[str, str], ...],
+    renditions: tuple[str, ...],
 ) -> Analyzed:
-    return Analyzed("a", tuple(analyze(text, dict(tables)) for text in texts), (True,) * len(texts))
+    return analyzed("a", texts, dict(tables))
 
 
 async def compiled(sql: str) -> DeltaPlan:
@@ -346,9 +347,10 @@ async def test_the_text_and_what_is_asked_of_it_are_one_analysis() -> None:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
+        renditions: tuple[str, ...],
     ) -> Analyzed:
         asked.append(texts)
-        return await answers(tables, texts, conf)
+        return await answers(tables, texts, conf, renditions)
 
     sql = "select carrier, count(*) as n from flights group by carrier"
     assert (await compile_view(sql, TABLES, counted)).mode == "incremental"
@@ -365,11 +367,12 @@ async def test_an_expression_that_is_no_scalar_is_not_taken_for_one() -> None:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
+        renditions: tuple[str, ...],
     ) -> Analyzed:
         asked.append(texts)
         if any("WHERE" in text and "hll_sketch_agg" in text.lower() for text in texts):
             raise QueryRejected("[INVALID_WHERE_CONDITION] no aggregate here")
-        return Analyzed("a", (Schema((Column("h", "binary"),)),) * len(texts), (True,))
+        return Analyzed("a", (Schema((Column("h", "binary"),)),) * len(texts))
 
     sql = "select hll_sketch_agg(delay) as h from flights"
     plan = await compile_view(sql, TABLES, refused)
@@ -383,6 +386,7 @@ async def test_the_refusal_of_the_text_is_the_answer() -> None:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
+        renditions: tuple[str, ...],
     ) -> Analyzed:
         raise QueryRejected("of the probe" if len(texts) > 1 else "of the text")
 

@@ -8,10 +8,8 @@ import pytest
 import sqlglot
 from sqlglot.dialects.spark import Spark
 
-from actors.errors import QueryRejected
 from actors.views.dialect import VERBATIM, VerbatimSpark
 from actors.views.grouping import spelled_out
-from actors.views.parse import refuse_volatile
 from actors.views.trees import column_id, text, tree_of
 
 
@@ -58,12 +56,6 @@ def test_fields_of_a_struct_keep_the_names_of_their_columns() -> None:
 def test_the_sign_of_a_typed_literal_goes_inside_its_cast(literal: str, written: str) -> None:
     tree = sqlglot.parse_one(f"SELECT {literal} AS x FROM t", dialect=VerbatimSpark)
     assert text(spelled_out(tree).expressions[0].this) == written
-
-
-def test_volatile_functions_are_still_known_by_name() -> None:
-    tree = sqlglot.parse_one("SELECT date_format(now(), 'y') AS y FROM t", dialect=VerbatimSpark)
-    with pytest.raises(QueryRejected, match="now"):
-        refuse_volatile(tree, deterministic=True)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def plan_of(sql: str, tables: dict[str, Schema] = TABLES) -> ViewPlan:
     assert tree is not None, reason
     output = analyze(sql, {name: tables[name] for name in sources})
 
-    resolved, texts = probes(tree, sources, tables)
+    resolved, texts, _ = probes(tree, sources, tables)
     types = {text: analyze(text, tables) for text in texts}
     return build(resolved, sources, output, types)
 

@@ -6,7 +6,7 @@ import pytest
 
 from actors.plan.jobs import Analyzed
 from actors.plan.schema import Column, Schema
-from actors.testing.analysis import analyze
+from actors.testing.analysis import analyzed
 from actors.views.compile import compile_view
 from actors.views.source_filters import source_filter
 
@@ -33,8 +33,9 @@ async def answers(
     tables: tuple[tuple[str, Schema], ...],
     texts: tuple[str, ...],
     conf: tuple[tuple[str, str], ...],
+    renditions: tuple[str, ...],
 ) -> Analyzed:
-    return Analyzed("a", tuple(analyze(text, dict(tables)) for text in texts), (True,) * len(texts))
+    return analyzed("a", texts, dict(tables))
 
 
 async def filter_of(sql: str, source: int = 0) -> str | None:

@@ -191,9 +191,10 @@ class CatalogStore:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
+        renditions: tuple[str, ...],
     ) -> Analyzed:
         self._analyses += 1
-        job = Analyze(f"analyze-{self._analyses}", tables, texts, conf)
+        job = Analyze(f"analyze-{self._analyses}", tables, texts, conf, renditions)
         with span(SPARK_JOB, job.job_id, ""):
             answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
         if not isinstance(answer, Analyzed):

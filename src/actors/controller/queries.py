@@ -63,7 +63,7 @@ from actors.protocol.relations import RELATIONS
 from actors.spans import carrying
 from actors.telemetry import TRACEPARENT
 from actors.views.compile import CHANGES_MEANING
-from actors.views.parse import read_query
+from actors.views.parse import query_text, read_query
 from actors.views.simple import simple_read
 
 BATCH_ROWS: int = 16_384
@@ -133,7 +133,7 @@ class Queries:
         """Begins a query, or says which read answers it. Raises `QueryRejected`, `UnknownObject`,
         `InvalidUsage`, `ReadTooFarAhead` and `Busy`."""
         desk, as_of = self._desk, request.as_of
-        sql = request.sql.strip().rstrip(";").strip()
+        sql = query_text(request.sql)
         if as_of is not None:
             if not 0 <= as_of <= TIME_MAX:
                 raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")

@@ -57,12 +57,15 @@ class JobTrace(msgspec.Struct, frozen=True, gc=False):
 
 
 class Analyze(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks Spark for the schema of each text over the given (empty) tables."""
+    """Asks Spark for the schema of each text over the given (empty) tables, and whether the
+    first one is volatile."""
 
     job_id: str
     tables: tuple[tuple[str, Schema], ...]
     texts: tuple[str, ...]
     conf: tuple[tuple[str, str], ...] = ()
+    renditions: tuple[str, ...] = ()
+    """Texts that must mean what the first of `texts` means."""
 
 
 class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -224,12 +227,27 @@ Job: TypeAlias = (
 )
 
 
+class Volatility(msgspec.Struct, frozen=True, gc=False):
+    """The call or literal by which a query's answer is no function of its tables."""
+
+    call: str
+    clock: bool = False
+    """It stands for the time, the session or the release; otherwise for chance."""
+
+
 class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Spark's schemas, one for each text; `deterministic` of each (as far as Spark tells)."""
+    """Spark's schemas, one for each text; and what it says of the first text."""
 
     job_id: str
     schemas: tuple[Schema, ...]
-    deterministic: tuple[bool, ...] = ()
+    volatility: Volatility | None = None
+    """None: its answer is a function of its tables, but for the choices that Spark's aggregates
+    are free to make (``first``)."""
+    names_volatility: bool = True
+    """Whether that was told from Spark's trees. An engine that sees none knows only that there is
+    something, which may be such a choice, and nothing of the clock."""
+    difference: str = ""
+    """How Spark's plan of a rendition differs from the text's own; empty: none does."""
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False, tag=True):

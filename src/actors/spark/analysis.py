@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
@@ -17,6 +18,7 @@ from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.jobs import Analyze, Analyzed
 from actors.plan.schema import Schema
 from actors.spark.bridge import Bridge
+from actors.spark.failures import is_gone, short_text
 from actors.spark.rows import schema_of
 
 
@@ -34,15 +36,35 @@ def query(bridge: Bridge, text: str) -> DataFrame:
 
 
 def analyze(bridge: Bridge, job: Analyze) -> Analyzed:
-    """Schemas of all texts. Raises `QueryRejected` or Spark's own error."""
+    """Return the schemas of all texts, and what Spark says of the first one.
+
+    Raises `QueryRejected` or Spark's own error for a text that is refused; a rendition that is
+    refused differs.
+    """
     schemas: list[Schema] = []
-    flags: list[bool] = []
+    frames: list[DataFrame] = []
     with bridge.views({name: empty_frame(bridge, kind) for name, kind in job.tables}):
         for text in job.texts:
             found = query(bridge, text)
             schemas.append(output_schema(found.schema))
-            flags.append(bridge.deterministic(found))
-    return Analyzed(job.job_id, tuple(schemas), tuple(flags))
+            frames.append(found)
+        volatility = bridge.volatility(job.texts[0], frames[0]) if frames else None
+        differences = (_difference(bridge, frames[0], text) for text in job.renditions)
+        difference = "" if volatility else next(filter(None, differences), "")
+    named = bridge.names_volatility
+    return Analyzed(job.job_id, tuple(schemas), volatility, named, difference)
+
+
+def _difference(bridge: Bridge, found: DataFrame, rendition: str) -> str:
+    """Return how a rendition's plan differs from that of `found`; empty: it does not."""
+    try:
+        return bridge.difference(found, query(bridge, rendition))
+    except QueryRejected as error:
+        return str(error)
+    except PySparkException as error:
+        if is_gone(error):
+            raise
+        return f"as written again it is refused: {short_text(str(error))}"
 
 
 def output_schema(struct: StructType) -> Schema:

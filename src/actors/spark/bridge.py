@@ -28,10 +28,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from actors.errors import QueryRejected
+from actors.plan.jobs import Volatility
 from actors.plan.schema import Schema
 
 BATCH_ROWS_MIN: Final = 65_536
 _COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
+_INSPECTOR: Final = Path(__file__).with_name("PlanInspector.java")
 _SLOT_OPTIONS: Final = {
     "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
@@ -69,6 +71,18 @@ def declared_json(schema: Schema) -> str:
     return str(struct.json())
 
 
+@lru_cache(maxsize=1)
+def plan_inspector(gateway: Any) -> Any:
+    """Return what looks at Catalyst's trees inside the JVM of a gateway: compiled there, once."""
+    jvm = gateway.jvm
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
+    compiler.cook(_INSPECTOR.read_text())
+    kind = compiler.getClassLoader().loadClass(_INSPECTOR.stem)
+    made = kind.getDeclaredConstructor(gateway.new_array(jvm.Class, 0))
+    return made.newInstance(gateway.new_array(jvm.Object, 0))
+
+
 class Bridge(ABC):
     """One session of one thread."""
 
@@ -102,6 +116,18 @@ class Bridge(ABC):
     @abstractmethod
     def deterministic(self, found: DataFrame) -> bool:
         """Whether Spark holds every expression of an analysed frame to be deterministic."""
+
+    names_volatility = True
+    """See `Analyzed.names_volatility`."""
+
+    @abstractmethod
+    def volatility(self, text: str, found: DataFrame) -> Volatility | None:
+        """Return the call by which the answer of somebody's text, whose frame is `found`, is no
+        function of its tables; None when it has none."""
+
+    @abstractmethod
+    def difference(self, found: DataFrame, other: DataFrame) -> str:
+        """Return how the plans of two analysed frames differ; empty when they are one query."""
 
     @abstractmethod
     def table(self, table: pa.Table) -> DataFrame:
@@ -161,6 +187,18 @@ class ClassicBridge(Bridge):
         """See `Bridge.deterministic`."""
         plan: Any = found._jdf.queryExecution().analyzed()
         return bool(plan.deterministic())
+
+    def volatility(self, text: str, found: DataFrame) -> Volatility | None:
+        """See `Bridge.volatility`."""
+        parser = self.engine.sessionState().sqlParser()
+        inspector = plan_inspector(self.session._sc._gateway)
+        call: str = inspector.volatileCall(parser, text, found._jdf.queryExecution().analyzed())
+        return Volatility(call[1:], clock=call[0] == "@") if call else None
+
+    def difference(self, found: DataFrame, other: DataFrame) -> str:
+        """See `Bridge.difference`."""
+        plans = (each._jdf.queryExecution().analyzed() for each in (found, other))
+        return str(plan_inspector(self.session._sc._gateway).difference(*plans))
 
     def table(self, table: pa.Table) -> DataFrame:
         """Arrow rows as a frame: a local relation as long as they are few, else a partition a

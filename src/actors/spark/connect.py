@@ -26,6 +26,7 @@ from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.plan import SQL, LocalRelation, LogicalPlan, SubqueryAlias
 
 from actors.errors import Canceled, QueryRejected
+from actors.plan.jobs import Volatility
 from actors.plan.schema import Schema
 from actors.spark.bridge import Bridge, declared_json, struct_json, view_name
 from actors.spark.failures import condition_of
@@ -45,6 +46,8 @@ _NOT_DETERMINISTIC: Final = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"
 
 class ConnectBridge(Bridge):
     """One session of one thread, behind Spark Connect. `tag` names the job at hand."""
+
+    names_volatility = False
 
     def __init__(self, session: SparkSession, tag: Callable[[], str]) -> None:
         super().__init__(session)
@@ -108,6 +111,14 @@ class ConnectBridge(Bridge):
                 return False
             raise
         return True
+
+    def volatility(self, text: str, found: DataFrame) -> Volatility | None:
+        """See `Bridge.volatility`: the server shows no tree."""
+        return None if self.deterministic(found) else Volatility("the query")
+
+    def difference(self, found: DataFrame, other: DataFrame) -> str:
+        """See `Bridge.difference`: compared by the server as they are, with no rule before."""
+        return "" if found.sameSemantics(other) else "the server's plans of both are not the same"
 
     def table(self, table: pa.Table) -> DataFrame:
         """See `Bridge.table`."""

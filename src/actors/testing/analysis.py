@@ -9,7 +9,7 @@ Spark nearly has it. It checks no more than that: Spark refuses much that this l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from actors.errors import QueryRejected
+from actors.plan.jobs import Analyzed
 from actors.plan.schema import Column, Schema
 from actors.testing.aggregates import aggregate_type, by_one_name
 from actors.testing.expressions import (
@@ -25,6 +26,7 @@ from actors.testing.expressions import (
     common_type,
     compile_expression,
 )
+from actors.views.volatile_words import volatility_of
 
 _INT_RESULTS: Final = (exp.RowNumber,)
 _RANKS: Final = ("rank", "denserank", "ntile", "rownumber")
@@ -62,6 +64,15 @@ def analyze(sql: str, tables: Mapping[str, Schema]) -> Schema:
         raise QueryRejected("[PARSE_SYNTAX_ERROR] not one query")
     known = {name.lower(): schema.columns for name, schema in tables.items()}
     return Schema(_Typer(known).query(trees[0], Scope()))
+
+
+def analyzed(job_id: str, texts: Sequence[str], tables: Mapping[str, Schema]) -> Analyzed:
+    """Return the answer to an `Analyze`: it has only the parser's tree, so that all renditions
+    mean what the first text means. Raises `QueryRejected`."""
+    volatility = volatility_of(texts[0])
+    if volatility is not None:
+        return Analyzed(job_id, (), volatility)
+    return Analyzed(job_id, tuple(analyze(text, tables) for text in texts))
 
 
 class _Typer:

@@ -27,7 +27,6 @@ from actors.plan.delta import DeltaPlan
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     Analyze,
-    Analyzed,
     Answer,
     Cancel,
     CancelJob,
@@ -46,14 +45,13 @@ from actors.plan.jobs import (
 )
 from actors.plan.schema import DIFF, TIME, Schema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
-from actors.testing.analysis import analyze
+from actors.testing.analysis import analyzed
 from actors.testing.expressions import WIDE
 from actors.testing.nodes import Relation, Runner, consolidated, frozen
 from actors.testing.oracle import ordered_rows, run_query
 
 TO: Final = "__to"
 """The column whose bits say which deltas a row belongs to (see `DeltaPlan`)."""
-_VOLATILE: Final = ("rand", "uuid", "now", "current_timestamp", "monotonically_increasing_id")
 
 
 class Controls:
@@ -179,10 +177,7 @@ class InMemoryExecutor(Actor[Any]):
     def answer(self, job: Job) -> Answer:
         """The job's answer. Raises what a job may fail with."""
         if isinstance(job, Analyze):
-            tables = dict(job.tables)
-            schemas = tuple(analyze(text, tables) for text in job.texts)
-            plain = tuple(not any(f"{w}(" in t.lower() for w in _VOLATILE) for t in job.texts)
-            return Analyzed(job.job_id, schemas, plain)
+            return analyzed(job.job_id, job.texts, dict(job.tables))
         if isinstance(job, Prepare):
             _check(job.plan)
             return Prepared(job.job_id)

@@ -51,10 +51,11 @@ AnalyzeFunction: TypeAlias = Callable[
         tuple[tuple[str, Schema], ...],
         tuple[str, ...],
         tuple[tuple[str, str], ...],
+        tuple[str, ...],
     ],
     Awaitable[Analyzed],
 ]
-"""What `compile_view` asks: (tables, texts, settings) → their schemas."""
+"""What `compile_view` asks: (tables, texts, settings, renditions)."""
 
 
 class Engine:
@@ -86,8 +87,9 @@ class Engine:
             tables: tuple[tuple[str, Schema], ...],
             texts: tuple[str, ...],
             conf: tuple[tuple[str, str], ...],
+            renditions: tuple[str, ...] = (),
         ) -> Analyzed:
-            answer = await self.run(Analyze(self.job_id(), tables, texts, conf))
+            answer = await self.run(Analyze(self.job_id(), tables, texts, conf, renditions))
             assert isinstance(answer, Analyzed)
             return answer
 

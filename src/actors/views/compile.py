@@ -1,9 +1,12 @@
 """SQL text → delta plan: parse, resolve, ask Spark, derive.
 
-Spark is the authority: its analysis of the view's own text gives the output schema and refuses
-what is not Spark SQL; its analysis of the query as resolved must give the same types. Whatever
-cannot be resolved, typed or derived makes the view opaque, with a reason that names it; nothing
-is guessed. `compile_view` is pure but for what `analyze` does.
+Spark is the authority: its analysis of the view's own text gives the output schema, refuses
+what is not Spark SQL and tells what is volatile (a value that belongs to no time of the inputs,
+or the clock, whose next change no view can register); its plan of the text as we write it again
+must be its plan of the view's own (`renditions`); its analysis of the query as resolved must give
+the same types. Whatever cannot be resolved, compared, typed or derived makes the view opaque,
+with a reason that names it; nothing is guessed. `compile_view` is pure but for what `analyze`
+does.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ from actors.views.build import build, probe_texts
 from actors.views.delta import Derived, derive
 from actors.views.explain import explain_tree
 from actors.views.fingerprint import fingerprint
-from actors.views.parse import (
-    Tree,
-    read_tables,
-    refuse_volatile,
-    refuse_volatile_text,
-)
+from actors.views.grouping import spelled_out
+from actors.views.parse import Tree, query_text, read_tables
+from actors.views.renditions import renditions
 from actors.views.resolve import Resolved, Unsupported, resolve
+from actors.views.volatile_words import has_free_choice, volatility_of
 
 Conf: TypeAlias = tuple[tuple[str, str], ...]
 Tables: TypeAlias = tuple[tuple[str, Schema], ...]
-Analyze: TypeAlias = Callable[[Tables, tuple[str, ...], Conf], Awaitable[Analyzed]]
+Analyze: TypeAlias = Callable[[Tables, tuple[str, ...], Conf, tuple[str, ...]], Awaitable[Analyzed]]
+"""Asks for the schemas of texts over tables under settings, and whether the texts given last
+mean what the first one means."""
 
 
 DEFAULT_LIMITS: Final = PlanLimits()
@@ -66,12 +69,8 @@ async def compile_view(
     Raises `QueryRejected` (Spark's refusal, a volatile function, a column that cannot be
     stored), `UnknownObject`, and what `analyze` raises.
     """
-    sql = sql.strip().rstrip(";").strip()
+    sql = query_text(sql)
     tree, reason, sources = read_tables(sql, tables)
-    if tree is None:
-        refuse_volatile_text(sql)
-    else:
-        refuse_volatile(tree, deterministic=True)
     given = tuple((name, tables[name]) for name in sources)
     try:
         if tree is None:
@@ -80,14 +79,15 @@ async def compile_view(
     except Unsupported as why:
         asked = why
     analyzed, asked = await _analyzed(sql, asked, given, analyze, conf)
+    _refuse_volatile(sql, analyzed)
     output = analyzed.schemas[0]
     _check_output(output)
-    if tree is not None and analyzed.deterministic:
-        refuse_volatile(tree, deterministic=analyzed.deterministic[0])
     schemas = tuple(tables[name] for name in sources)
     try:
         if isinstance(asked, Unsupported):
             raise asked
+        if analyzed.difference:
+            raise Unsupported(f"a text that Spark reads differently: {analyzed.difference}")
         types = dict(zip(asked.texts, analyzed.schemas[1:], strict=True))
         view = build(asked.resolved, sources, output, types)
         derived = _derived(view, schemas, limits)
@@ -131,6 +131,8 @@ class Probes(NamedTuple):
 
     resolved: Resolved
     texts: tuple[str, ...]
+    renditions: tuple[str, ...]
+    """The whole query as it is written again."""
 
 
 def probes(
@@ -142,7 +144,8 @@ def probes(
             raise Unsupported(f"the setting {key}")
     try:
         resolved = resolve(tree, sources, tables)
-        return Probes(resolved, probe_texts(resolved, sources))
+        again = renditions(spelled_out(tree))
+        return Probes(resolved, probe_texts(resolved, sources), again)
     except (SqlglotError, RecursionError, LookupError) as error:  # or Spark refuses it too
         raise Unsupported(f"a text that resolving fails on ({type(error).__name__})") from None
 
@@ -151,18 +154,33 @@ async def _analyzed(
     sql: str, asked: Probes | Unsupported, given: Tables, analyze: Analyze, conf: Conf
 ) -> tuple[Analyzed, Probes | Unsupported]:
     """The view's own text and its probes, analysed together: that is one job, not two."""
-    texts = asked.texts if isinstance(asked, Probes) else ()
+    texts, again = (asked.texts, asked.renditions) if isinstance(asked, Probes) else ((), ())
     try:
-        return await analyze(given, (sql, *texts), conf), asked
+        return await analyze(given, (sql, *texts), conf, again), asked
     except (QueryRejected, JobTooLarge) as error:
         if not texts:
             raise
         line = (str(error).splitlines() or [""])[0]
     # Raises when it is the view's own text that is refused.
-    analyzed = await analyze(given, (sql,), conf)
+    analyzed = await analyze(given, (sql,), conf, ())
     return analyzed, Unsupported(
         f"an expression that is not a scalar of the resolved query: {line}"
     )
+
+
+def _refuse_volatile(sql: str, analyzed: Analyzed) -> None:
+    found = analyzed.volatility
+    if not analyzed.names_volatility:
+        found = volatility_of(sql) or (None if has_free_choice(sql) else found)
+    if found is None:
+        return
+    if found.clock:
+        advice = "is not supported in a maintained view: compute it when you read the view"
+    elif found.call == "TABLESAMPLE":
+        advice = "is not deterministic: filter by a stored column instead"
+    else:
+        advice = "is not deterministic: store its value in a table and read it from there"
+    raise QueryRejected(f"{found.call} {advice}")
 
 
 def _check_output(output: Schema) -> None:

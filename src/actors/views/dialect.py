@@ -9,8 +9,9 @@ are therefore none that it knows: their text stays as written, and Spark says (s
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 
 _VERBATIM_WORDS: Final = """
@@ -25,9 +26,22 @@ MAP_FROM_ARRAYS SEQUENCE NAMED_STRUCT
 TRY_ADD TRY_SUBTRACT TRY_MULTIPLY ARRAY_COMPACT ARRAY_EXCEPT ARRAY_INTERSECT ARRAY_MAX ARRAY_MIN
 ARRAY_POSITION ARRAY_REMOVE ARRAY_APPEND ARRAY_PREPEND ARRAY_INSERT SLICE MAP_CONTAINS_KEY
 SUBSTRING_INDEX REGEXP_COUNT REGEXP_EXTRACT_ALL REGEXP_INSTR REGEXP_SUBSTR STR_TO_MAP ELT
+DATE_TRUNC TRUNC INSTR
 MAKE_TIMESTAMP MAKE_INTERVAL DATE_FROM_UNIX_DATE UNIX_MICROS UNIX_MILLIS UNIX_SECONDS
 """
 VERBATIM: Final = frozenset(_VERBATIM_WORDS.split())
+
+
+_BITWISE: Final = (exp.BitwiseAnd, exp.BitwiseXor, exp.BitwiseOr)
+"""In the order in which they bind."""
+
+
+def _join(operator: Any, operands: list[Any]) -> None:
+    """Make one operand of the last two."""
+    right, left = operands.pop(), operands.pop()
+    operator.set("this", left)
+    operator.set("expression", right)
+    operands.append(operator)
 
 
 class _Parser(Spark.Parser):  # type: ignore[misc]
@@ -35,10 +49,37 @@ class _Parser(Spark.Parser):  # type: ignore[misc]
         name: builder for name, builder in Spark.Parser.FUNCTIONS.items() if name not in VERBATIM
     }
 
+    def _parse_bitwise(self) -> Any:
+        """Parse as Spark binds: ``&`` before ``^``, that before ``|``; here they are all one.
+
+        >>> VerbatimSpark().parse("SELECT a | b & c")[0].expressions[0].expression.key
+        'bitwiseand'
+        """
+        made = super()._parse_bitwise()
+        operators: list[Any] = []
+        while isinstance(made, _BITWISE):
+            operators.append(made)
+            made = made.this
+        operands = [made]
+        waiting: list[Any] = []
+        for operator in reversed(operators):
+            while waiting and _BITWISE.index(type(waiting[-1])) <= _BITWISE.index(type(operator)):
+                _join(waiting.pop(), operands)
+            operands.append(operator.expression)
+            waiting.append(operator)
+        while waiting:
+            _join(waiting.pop(), operands)
+        return operands[0]
+
 
 class _Tokenizer(Spark.Tokenizer):  # type: ignore[misc]
     # A doubled quote is one quote, not the end of a literal and the begin of its neighbour.
     STRING_ESCAPES: Final = ["'", '"', "\\"]
+
+
+class _Generator(Spark.Generator):  # type: ignore[misc]
+    # A table expression stays where it is: outside it could hide a table of its name.
+    EXPRESSIONS_WITHOUT_NESTED_CTES: Final = frozenset()
 
 
 class VerbatimSpark(Spark):  # type: ignore[misc]
@@ -46,3 +87,4 @@ class VerbatimSpark(Spark):  # type: ignore[misc]
 
     Tokenizer = _Tokenizer
     Parser = _Parser
+    Generator = _Generator

@@ -6,15 +6,12 @@ Spark knows and the parser does not is an opaque view.
 
 What a view may read is found from the tree where it parses, else from the words of the text: a
 superset of the tables is harmless, a missing one is not.
-
-Volatile functions are refused: their value belongs to no time of the inputs. The clock
-(``now()``) is refused too until views can register their next change.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import sqlglot
@@ -31,23 +28,19 @@ DIALECT: Final = VerbatimSpark
 Tree = Any
 """A sqlglot expression: the library is untyped for us."""
 
-_CLOCK_WORDS: Final = """
-now current_timestamp current_date curdate localtimestamp current_time localtime
-"""
-CLOCK: Final = frozenset(_CLOCK_WORDS.split())
-_VOLATILE_WORDS: Final = """
-rand random randn randstr uniform uuid shuffle monotonically_increasing_id
-spark_partition_id input_file_name input_file_block_start input_file_block_length
-current_user user session_user current_database current_schema current_catalog
-current_timezone version reflect java_method try_reflect
-"""
-VOLATILE: Final = frozenset(_VOLATILE_WORDS.split())
-_ORDER_DEPENDENT_WORDS: Final = """
-first first_value last last_value any_value collect_list array_agg collect_set listagg
-string_agg mode max_by min_by
-"""
-ORDER_DEPENDENT: Final = frozenset(_ORDER_DEPENDENT_WORDS.split())
-"""Aggregates where Spark itself is free to choose: not deterministic, but not refused."""
+
+_NOTHING: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*", re.DOTALL)
+
+
+def query_text(sql: str) -> str:
+    """Return the text up to its last word: without semicolons and comments behind it."""
+    bare = sql.strip().rstrip(";").strip()
+    try:
+        words = [each for each in DIALECT().tokenize(sql) if each.text != ";"]
+    except (SqlglotError, ValueError):
+        return bare
+    end = words[-1].end + 1 if words else 0
+    return sql[:end].strip() if end and _NOTHING.fullmatch(sql, end) else bare
 
 
 def lower_columns(schema: Schema) -> dict[str, str]:
@@ -69,59 +62,30 @@ def read_query(
     """The same of any query, which may read nothing; `what` it is, for people."""
     catalog = {name.lower(): name for name in tables}
     try:
-        statements = [tree for tree in sqlglot.parse(sql, dialect=DIALECT) if tree is not None]
+        statements = [_query_of(tree) for tree in sqlglot.parse(sql, dialect=DIALECT)]
+        statements = [tree for tree in statements if tree is not None]
     except (SqlglotError, RecursionError, ValueError) as error:
         reason = f"the parser does not know this syntax: {_first_line(error)}"
         return None, reason, _words(sql, catalog)
     if len(statements) != 1:
         raise QueryRejected(f"{what} is one query, not {len(statements)} statements")
     tree = statements[0]
+    if isinstance(tree, exp.Condition | exp.Alias):
+        return None, "the parser takes the text for an expression", _words(sql, catalog)
     if not isinstance(tree, exp.Query):
         raise QueryRejected(f"{what} is a query, not {tree.key.upper()}")
     return tree, "", _sources(tree, catalog)
 
 
-def refuse_volatile(tree: Tree, *, deterministic: bool) -> None:
-    """Raises `QueryRejected` for a query whose answer is not a function of its inputs."""
-    names = set(function_names(tree))
-    for name in sorted(names & CLOCK):
-        raise QueryRejected(
-            f"{name}() is not supported in a maintained view: compute it when you read the view"
-        )
-    if "unix_timestamp" in names and _reads_clock(tree):
-        raise QueryRejected("unix_timestamp() reads the clock: give it an argument")
-    for name in sorted(names & VOLATILE):
-        raise QueryRejected(
-            f"{name}() is not deterministic: store its value in a table and read it from there"
-        )
-    if tree.find(exp.TableSample):
-        raise QueryRejected("TABLESAMPLE is not deterministic: filter by a stored column instead")
-    if not deterministic and not names & ORDER_DEPENDENT:
-        raise QueryRejected("the query is not deterministic: Spark would answer it differently")
-
-
-def refuse_volatile_text(sql: str) -> None:
-    """The same for a text that does not parse, by its words. Raises `QueryRejected`."""
-    for name in re.findall(r"([A-Za-z_]\w*)\s*\(", _without_literals(sql)):
-        if name.lower() in CLOCK | VOLATILE:
-            raise QueryRejected(f"{name.lower()}() is not supported in a maintained view")
-
-
-def function_names(tree: Tree) -> Iterator[str]:
-    """Names of all functions called, lower-cased, as Spark writes them."""
-    for node in tree.walk():
-        if isinstance(node, exp.Anonymous):
-            yield str(node.this).lower()
-        elif isinstance(node, exp.Func):
-            for name in node.sql_names():
-                yield name.lower()
-
-
-def _reads_clock(tree: Tree) -> bool:
-    return any(
-        not isinstance(node.this, exp.Expression) or isinstance(node.this, exp.CurrentTimestamp)
-        for node in tree.find_all(exp.StrToUnix)
-    )
+def _query_of(tree: Tree | None) -> Tree | None:
+    """Return a statement; None for a semicolon with a comment, and of ``TABLE t`` the query."""
+    if isinstance(tree, exp.Semicolon):
+        return None
+    if isinstance(tree, exp.Alias) and isinstance(tree.this, exp.Column):
+        name = tree.this.this
+        if tree.this.sql().upper() == "TABLE" and not name.args.get("quoted"):
+            return exp.select("*").from_(exp.Table(this=tree.args["alias"].copy()))
+    return tree
 
 
 def _sources(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
@@ -151,7 +115,8 @@ def _words(sql: str, catalog: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for low, name in catalog.items() if low.replace("`", "``") in text)
 
 
-def _without_literals(sql: str) -> str:
+def without_literals(sql: str) -> str:
+    """Return the text without what its string literals and comments say."""
     return re.sub(r"'(?:[^'\\]|\\.)*'|--[^\n]*", "''", sql)
 
 

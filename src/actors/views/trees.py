@@ -166,11 +166,17 @@ def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
 
 
 def substituted(tree: Tree, expressions: Mapping[str, str]) -> Tree:
-    """A copy in which columns are the expressions that make them."""
+    """Return a copy in which columns are the expressions that make them.
+
+    Raises `Unsupported` for one that would not be written again as it stands.
+    """
 
     def replace(node: Tree) -> Tree | None:
         if isinstance(node, exp.Column) and node.parts[0].name in expressions:
-            made = tree_of(expressions[node.parts[0].name])
+            written = expressions[node.parts[0].name]
+            made = tree_of(written)
+            if text(made) != written:
+                raise Unsupported(f"{written}, which is parsed as {text(made)}")
             return _with_fields(made, node.parts[1:])
         return None
 

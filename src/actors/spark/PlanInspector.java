@@ -1,0 +1,227 @@
+import java.util.IdentityHashMap;
+import java.util.Map;
+import java.util.regex.Pattern;
+import org.antlr.v4.runtime.tree.ParseTree;
+import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases$;
+import org.apache.spark.sql.catalyst.analysis.EliminateView$;
+import org.apache.spark.sql.catalyst.expressions.AesEncrypt;
+import org.apache.spark.sql.catalyst.expressions.Cast;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.PlanExpression;
+import org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable;
+import org.apache.spark.sql.catalyst.expressions.SubqueryExpression;
+import org.apache.spark.sql.catalyst.expressions.TimestampAdd;
+import org.apache.spark.sql.catalyst.expressions.TimestampDiff;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
+import org.apache.spark.sql.catalyst.optimizer.BooleanSimplification$;
+import org.apache.spark.sql.catalyst.optimizer.ConstantFolding$;
+import org.apache.spark.sql.catalyst.optimizer.InlineCTE;
+import org.apache.spark.sql.catalyst.optimizer.RemoveNoopOperators$;
+import org.apache.spark.sql.catalyst.optimizer.ReplaceExpressions$;
+import org.apache.spark.sql.catalyst.parser.AbstractSqlParser;
+import org.apache.spark.sql.catalyst.parser.SqlBaseParser;
+import org.apache.spark.sql.catalyst.plans.Cross$;
+import org.apache.spark.sql.catalyst.plans.Inner$;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Sample;
+import org.apache.spark.sql.catalyst.rules.Rule;
+import org.apache.spark.sql.catalyst.trees.TreePattern;
+import org.apache.spark.sql.types.StringType;
+
+/**
+ * Says of analysed plans what only Catalyst knows: whether two are one query, and whether the
+ * answer of one depends on more than its tables. Compiled by Janino, which comes with Spark and
+ * knows no generics and no lambdas.
+ */
+public class PlanInspector {
+  /** Words that stand for the day or the time where a string becomes a date or a timestamp. */
+  private static final Pattern MOVING =
+      Pattern.compile("\\b(now|today|yesterday|tomorrow)\\b", Pattern.CASE_INSENSITIVE);
+  private static final int LINE_CHARACTERS_MAX = 200;
+
+  private final Map seen = new IdentityHashMap();
+  private String found = "";
+
+  // Two plans: the same query or not.
+
+  /**
+   * Returns the first line of the left plan that the right one has otherwise; an empty text when
+   * both are the same query after rules that change no meaning.
+   */
+  public static String difference(Object left, Object right) {
+    LogicalPlan mine = normalised((LogicalPlan) left);
+    LogicalPlan theirs = normalised((LogicalPlan) right);
+    if (mine.sameResult(theirs)) return "";
+    String[] lines = mine.toString().split("\n");
+    String[] own = mine.canonicalized().toString().split("\n");
+    String[] others = theirs.canonicalized().toString().split("\n");
+    int at = 0;
+    while (at < own.length && at < others.length && own[at].equals(others[at])) at++;
+    String line = at < lines.length ? lines[at] : lines[0];
+    line = line.replaceAll("#\\d+L?", "").replaceAll("^[ :+|-]+", "");
+    return line.length() > LINE_CHARACTERS_MAX ? line.substring(0, LINE_CHARACTERS_MAX) : line;
+  }
+
+  /**
+   * Returns a plan without that in which two writings of one query may differ: table expressions,
+   * aliases of relations, other names of a function, constants that are not computed yet,
+   * double negations, a product by a comma or by CROSS JOIN.
+   */
+  private static LogicalPlan normalised(LogicalPlan plan) {
+    final Rule[] rules = new Rule[] {
+      new InlineCTE(true, false, false),
+      (Rule) EliminateSubqueryAliases$.MODULE$,
+      (Rule) EliminateView$.MODULE$,
+      (Rule) ReplaceExpressions$.MODULE$,
+      (Rule) ConstantFolding$.MODULE$,
+      (Rule) BooleanSimplification$.MODULE$,
+      (Rule) RemoveNoopOperators$.MODULE$,
+    };
+    return normalised(plan, rules);
+  }
+
+  private static LogicalPlan normalised(LogicalPlan plan, final Rule[] rules) {
+    LogicalPlan made = plan;
+    for (int i = 0; i < rules.length; i++) made = (LogicalPlan) rules[i].apply(made);
+    made = (LogicalPlan) made.transformUp(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return node instanceof Join && ((Join) node).joinType() == Cross$.MODULE$;
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        if (!isDefinedAt(node)) return otherwise.apply(node);
+        Join it = (Join) node;
+        return new Join(it.left(), it.right(), Inner$.MODULE$, it.condition(), it.hint());
+      }
+    });
+    // Rules do not go into the plans of subqueries by themselves.
+    return (LogicalPlan) made.transformAllExpressions(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return node instanceof SubqueryExpression
+            || node instanceof TimestampAdd || node instanceof TimestampDiff;
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        if (node instanceof SubqueryExpression) {
+          SubqueryExpression it = (SubqueryExpression) node;
+          return it.withNewPlan(normalised((LogicalPlan) it.plan(), rules));
+        }
+        if (node instanceof TimestampAdd) {
+          TimestampAdd it = (TimestampAdd) node;
+          String unit = it.unit().toUpperCase();
+          return new TimestampAdd(unit, it.quantity(), it.timestamp(), it.timeZoneId());
+        }
+        if (node instanceof TimestampDiff) {
+          TimestampDiff it = (TimestampDiff) node;
+          String unit = it.unit().toUpperCase();
+          return new TimestampDiff(unit, it.startTimestamp(), it.endTimestamp(), it.timeZoneId());
+        }
+        return otherwise.apply(node);
+      }
+    });
+  }
+
+  // One plan: what else its answer depends on.
+
+  /**
+   * Returns the call or literal by which a query's answer is no function of its tables, with "@"
+   * before what stands for the time, the session or the release, and "?" before chance; an empty
+   * text for none. Takes the session's parser, the query's text and its analysed plan.
+   */
+  public static String volatileCall(Object parser, String text, Object plan) {
+    PlanInspector inspector = new PlanInspector();
+    inspector.visitPlan((LogicalPlan) plan);
+    if (inspector.found.isEmpty()) inspector.visitText((AbstractSqlParser) parser, text);
+    return inspector.found;
+  }
+
+  private void visitPlan(LogicalPlan plan) {
+    if (!found.isEmpty() || seen.put(plan, plan) != null) return;
+    if (plan instanceof Sample) {
+      found = "?TABLESAMPLE";
+      return;
+    }
+    scala.collection.Iterator own = plan.expressions().iterator();
+    while (own.hasNext()) visit((Expression) own.next(), "");
+    scala.collection.Iterator below = plan.children().iterator();
+    while (below.hasNext()) visitPlan((LogicalPlan) below.next());
+  }
+
+  /** Looks below first, so that the innermost call is found. `name` is that of a call that the
+   *  expression stands for; empty: it stands for itself. */
+  private void visit(Expression node, String name) {
+    if (!found.isEmpty() || seen.put(node, node) != null) return;
+    boolean replaceable = node instanceof RuntimeReplaceable;
+    String called = name.isEmpty() || replaceable ? node.prettyName().toLowerCase() : name;
+    boolean moving = node.containsPattern(TreePattern.CURRENT_LIKE());
+    // Aggregates that may choose among rows (first) are no chance to us: they are recomputed.
+    boolean drawn = !node.deterministic() && !(node instanceof AggregateFunction);
+    scala.collection.Iterator below = node.children().iterator();
+    while (below.hasNext()) {
+      Expression child = (Expression) below.next();
+      visit(child, replaceable ? called : name);
+      moving = moving && !child.containsPattern(TreePattern.CURRENT_LIKE());
+      drawn = drawn && child.deterministic();
+    }
+    if (replaceable) visit(((RuntimeReplaceable) node).replacement(), called);
+    if (node instanceof PlanExpression && ((PlanExpression) node).plan() instanceof LogicalPlan) {
+      LogicalPlan plan = (LogicalPlan) ((PlanExpression) node).plan();
+      visitPlan(plan);
+      moving = moving && !plan.containsPattern(TreePattern.CURRENT_LIKE());
+      drawn = drawn && plan.deterministic();
+    }
+    if (!found.isEmpty()) return;
+    if (moving || node.getClass().getSimpleName().equals("SparkVersion")) {
+      found = "@" + called + "()";
+    } else if (drawn || node instanceof AesEncrypt && drawsVector((AesEncrypt) node)) {
+      found = "?" + called + "()";
+    } else if (node instanceof Cast) {
+      visitCast((Cast) node);
+    }
+  }
+
+  /** Whether an encryption may draw its initialization vector: Spark does not flag it. */
+  private static boolean drawsVector(AesEncrypt node) {
+    String mode = constant(node.mode());
+    if (mode != null && mode.equalsIgnoreCase("ECB")) return false;
+    if (!node.iv().foldable()) return true;
+    Object vector = node.iv().eval(null);
+    return vector instanceof byte[] && ((byte[]) vector).length == 0;
+  }
+
+  private void visitCast(Cast node) {
+    String kind = node.dataType().typeName();
+    boolean day = kind.equals("date") || kind.startsWith("timestamp");
+    if (!day || !(node.child().dataType() instanceof StringType)) return;
+    String value = constant(node.child());
+    if (value != null && MOVING.matcher(value).find()) found = "@the " + kind + " '" + value + "'";
+  }
+
+  private static String constant(Expression node) {
+    if (!node.foldable()) return null;
+    try {
+      Object value = node.eval(null);
+      return value == null ? null : value.toString();
+    } catch (Throwable fails) {  // whoever evaluates it will see the error
+      return null;
+    }
+  }
+
+  /** Typed literals are values as soon as they are parsed: only the text has their words. */
+  private void visitText(AbstractSqlParser parser, String text) {
+    parser.parse(text, new scala.runtime.AbstractFunction1() {
+      public Object apply(Object given) {
+        visitTree(((SqlBaseParser) given).compoundOrSingleStatement());
+        return null;
+      }
+    });
+  }
+
+  private void visitTree(ParseTree tree) {
+    if (tree instanceof SqlBaseParser.TypeConstructorContext) {
+      String written = tree.getText();
+      boolean day = written.toLowerCase().matches("(?s)(date|timestamp).*");
+      if (day && MOVING.matcher(written).find()) found = "@the literal " + written;
+    }
+    for (int i = 0; i < tree.getChildCount(); i++) visitTree(tree.getChild(i));
+  }
+}
