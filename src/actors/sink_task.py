@@ -38,11 +38,10 @@ import msgspec
 import pyarrow as pa
 
 from actors.arrangement.gathered import Gathered, check_positive
-from actors.arrangement.reading import ROWS_AT_ONCE
 from actors.errors import InvalidUsage, PenstockError
 from actors.kernel import Actor, Address, Clock, Effect
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
-from actors.plan.updates import advance, between, split_errors
+from actors.plan.updates import advance, between, sliced, split_errors
 from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
 from actors.protocol.internal import WritesAllowed
 from actors.settings import Settings
@@ -58,6 +57,7 @@ from actors.sinks.messages import (
 )
 from actors.sinks.sink import Sink
 from actors.sources.source import Unreachable
+from actors.threshold_probes import SINK_COMMIT
 
 if TYPE_CHECKING:
     from actors.persist import PersistClient, Reader
@@ -334,7 +334,9 @@ class _Driver:
                 due = now + self._settings.sink_commit_ms
             else:
                 due = self._due_ms(found, chosen.upper)
-            if chosen.upper is not None and (now >= due or chosen.upper < found.known):
+            if chosen.upper is not None and (
+                SINK_COMMIT.crossed(chosen.upper < found.known) or now >= due
+            ):
                 return found, chosen
             self._reader.release([part.key for part in found.parts])
             if chosen.upper is None:
@@ -419,15 +421,9 @@ class _Driver:
         try:
             for part in parts:
                 updates = await self._persist.fetch(part, schema)
-                for start in range(0, updates.num_rows, ROWS_AT_ONCE):
+                for rows in sliced(updates):
                     piece = await self._blocking(
-                        partial(
-                            self._meant,
-                            updates.slice(start, ROWS_AT_ONCE),
-                            upper,
-                            stretches,
-                            collapse,
-                        )
+                        partial(self._meant, rows, upper, stretches, collapse)
                     )
                     if gathered is None:
                         await self._give(piece)

@@ -1,6 +1,6 @@
 """Rows in and out of Spark: Arrow and Parquet to temporary views, results to Arrow.
 
-Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILE_BYTES_MAX` together)
+Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` together)
 are read here and become one local relation, which Spark plans without a scan; large parts are
 scanned by Spark. Either way the rows are those that `Rows` means: of files only
 ``lower <= time < upper``, times below `advance_to` raised to it, columns in the schema's types.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -26,8 +26,7 @@ from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.spark.bridge import Bridge, spark_struct
 from actors.spark.translate import quote
-
-LOCAL_FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -56,7 +55,7 @@ def load(rows: Rows) -> Loaded:
         tables.append(_read(rows.arrow_file, _read_ipc_file))
     sizes = [_local_size(path) for path in rows.files]
     bytes_known = sum(size or 0 for size in sizes)
-    local = None not in sizes and bytes_known <= LOCAL_FILE_BYTES_MAX
+    local = None not in sizes and not LOCAL_FILES.exceeded_by(bytes_known)
     if local:
         for path in rows.files:
             part = _read(path.removeprefix("file://"), _read_parquet)
@@ -189,8 +188,10 @@ def done(
     rows = table.num_rows
     if table.nbytes <= inline_bytes_max:
         data = to_ipc(table)
-        if len(data) <= inline_bytes_max:
+        if not ENGINE_ANSWER.crossed(len(data) > inline_bytes_max):
             return RowsDone(job_id, rows, arrow=data, spark_ms=ms, prepared=prepared)
+    else:
+        ENGINE_ANSWER.crossed(True)
     path = out / f"{uuid.uuid4().hex}.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
