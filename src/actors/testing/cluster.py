@@ -119,8 +119,8 @@ def settings_of(schedule: Schedule, directory: Path) -> Settings:
 
 def settings_text(schedule: Schedule) -> str:
     """Return what a schedule has drawn beside its setting."""
-    base = _base_settings(schedule.setting, Path())
-    return drawn_text(base, settings_of(schedule, Path()))
+    base = _base_settings(schedule.setting, Path("/"))
+    return drawn_text(base, settings_of(schedule, Path("/")))
 
 
 def _base_settings(setting: Setting, directory: Path) -> Settings:

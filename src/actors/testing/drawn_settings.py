@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -30,7 +31,7 @@ SMALL_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "inline_part_bytes_max": (1, 700, 4_096),
     "inline_bytes_per_shard_max": (1, 3_000, 20_000),
     "state_bytes_max": (2_000, 8_000, 40_000),
-    "part_bytes_target": (150, 2_000, 50_000),
+    "part_bytes_target": (600, 3_000, 50_000),
     "part_list_parts_min": (1, 2, 4),
     "part_statistics_bytes_max": (1, 30, 120),
     "decoded_parts_bytes_max": (1, 20_000, 200_000),
@@ -57,21 +58,40 @@ SMALL_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "prepared_plans_per_dataflow_max": (1, 2),
     "engine_round_steps_max": (1, 2),
     "engine_round_wait_ms_max": (1,),
-    "source_inflight_bytes_max": (1_000, 50_000),
+    "source_inflight_bytes_max": (4_000, 50_000),
     "sink_bytes_max": (1, 2_000),
 }
 """Values of settings far below their defaults."""
 
 LEAST_LIMITS: Final[Mapping[str, int]] = {
+    "arrangement_block_bytes": 1_000,
+    "arrangement_memory_bytes": 500,
+    "arrangement_run_bytes": 300,
     "compaction_hashed_rows": 16,
+    "hashed_bytes": 50,
+    "hydration_piece_rows": 5,
     "part_row_group_rows": 3,
+    "sliced_rows": 5,
+    "view_slice_rows": 5,
     "frame_slice_bytes": 500,
-    "gathered_bytes": 300,
+    "gathered_bytes": 1_000,
     "file_piece_bytes": 500,
     "sink_file_bytes": 2_000,
     "plan_shared_nodes": 4,
 }
 """The least value of kernel limits of which a smaller one costs far more than it shows."""
+
+COSTLY_SETTINGS: Final = frozenset(
+    {
+        "inflight_bytes_per_dataflow_max",
+        "inline_bytes_max",
+        "lookup_rows_max",
+        "part_bytes_target",
+        "source_inflight_bytes_max",
+    }
+)
+"""Settings whose small values cost a file or a step for every few rows, or a scan for each step:
+thousands of rows take minutes."""
 
 ENGINE_SETTINGS: Final = frozenset(
     name for name in SMALL_VALUES if name.startswith(("engine_", "prepared_"))
@@ -115,13 +135,18 @@ def draw_settings(
     return made
 
 
-def draw_for_test(base: Settings, kept: Collection[str] = ()) -> Settings:
+def draw_for_test(
+    base: Settings, kept: Collection[str] = (), *, many_rows: bool = False
+) -> Settings:
     """Return settings drawn for the test of pytest that runs, as `draw_settings` does, by its name
-    and the environment's `SEED_VARIABLE` (0 without). Prints them: pytest shows it of a failure."""
+    and the environment's `SEED_VARIABLE` (0 without). `many_rows`: without what thousands of rows
+    make slow. Prints what was drawn to stderr, which pytest shows of a failure."""
     seed = os.environ.get(SEED_VARIABLE, "0")
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    made = draw_settings(f"{seed} {test}", base, kept)
-    print(f"{SEED_VARIABLE}={seed} {test}: {drawn_text(base, made)}")
+    if many_rows:
+        kept = COSTLY_SETTINGS.union(kept)
+    made = draw_settings(f"{seed} {test}", base, kept, limits=not many_rows)
+    print(f"{SEED_VARIABLE}={seed} {test}: {drawn_text(base, made)}", file=sys.stderr)
     return made
 
 

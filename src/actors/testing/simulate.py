@@ -55,7 +55,13 @@ SERVICE: Final = Kind(
     settings=lambda schedule: settings_text(schedule),
 )
 """The whole service."""
-SHARDS: Final = Kind(shard_schedule.draw, shards.simulate, shard_schedule.describe, "--persist ")
+SHARDS: Final = Kind(
+    shard_schedule.draw,
+    shards.simulate,
+    shard_schedule.describe,
+    "--persist ",
+    shards.settings_text,
+)
 """Persist alone."""
 HALVES: Final = Kind(halves_schedule.draw, halves.simulate, halves_schedule.describe, "--halves ")
 """Both halves of a replica's workers alone."""
