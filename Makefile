@@ -14,7 +14,7 @@ ARGS ?=
 SOURCE ?= client
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java pathway demo test check lint bench proof lock clean
+.PHONY: help setup java pathway demo test check lint thresholds bench proof lock clean
 
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
@@ -39,6 +39,9 @@ lint: setup $(VENV)/.dev
 
 bench: setup $(VENV)/.bench $(VENV)/.dev pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
+
+thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last full test run took each side of each threshold
+	@$(BIN)/python -m actors.testing.threshold_counts docs/testing.md
 
 proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
 	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5 --hypothesis-profile search

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from actors.threshold_probes import use_kernel_limits
 
 # How long an example takes says more of the machine than of the code. The suite draws the same
 # examples each time, so that what passes once passes again; `make proof` searches for new ones.
@@ -53,6 +56,23 @@ HEAVY = (
 first. Processes that share the tests then end at about the same time."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option of `actors.testing.threshold_counts`."""
+    parser.addoption(
+        "--thresholds",
+        action="store_true",
+        help="print how often each side of each threshold was taken",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Counts thresholds; in processes of pytest-xdist the environment says where."""
+    if not hasattr(config, "workerinput"):
+        from actors.testing.threshold_counts import ThresholdCounting
+
+        config.pluginmanager.register(ThresholdCounting(config), "threshold-counting")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the heavy files first; `make test` hands out files in this order."""
     places = {ROOT / "tests" / name: place for place, name in enumerate(HEAVY)}
@@ -76,3 +96,10 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("PENSTOCK_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def default_kernel_limits() -> Iterator[None]:
+    """A service that a test starts sets the limits of this process: the next test's are its own."""
+    yield
+    use_kernel_limits({})

@@ -35,6 +35,7 @@ from actors.protocol.api_storage import CopyFromProgress
 from actors.service import Service
 from actors.settings import Settings
 from actors.sources.oneshot import OneshotCopy
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 from files_below import files_below  # type: ignore[import-not-found]
 
@@ -56,6 +57,10 @@ class House(Service):
         return self.persist
 
 
+WHOLE_PARTS: dict[str, Any] = {"part_bytes_target": 1 << 20, "part_list_parts_min": 100}
+"""Settings of tests that count blobs."""
+
+
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client, House]]:
     (tmp_path / "in").mkdir(exist_ok=True)
@@ -68,7 +73,9 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client,
     }
     with anyio.fail_after(200):
         async with (
-            House(Settings(**(given | changes)), engine=in_memory) as service,
+            House(
+                draw_for_test(Settings(**(given | changes)), changes), engine=in_memory
+            ) as service,
             await Client.connect(service.address) as client,
         ):
             yield client, service
@@ -263,7 +270,8 @@ async def test_a_copy_that_nobody_wants_any_more_leaves_nothing(
 ) -> None:
     gate = Gate(monkeypatch)
     put(tmp_path, "a.parquet", range(100))
-    async with running(tmp_path, source_inflight_bytes_max=1, copies_max=1) as (client, service):
+    changes = WHOLE_PARTS | {"source_inflight_bytes_max": 1, "copies_max": 1}
+    async with running(tmp_path, **changes) as (client, service):
         await client.create_table("t", {"id": "bigint", "s": "string"})
         other = await Client.connect(service.address)
         failed: list[PenstockError] = []
@@ -409,7 +417,7 @@ async def test_an_append_that_fails_is_all_or_nothing_and_can_be_asked_for_again
     tmp_path: Path, how: str
 ) -> None:
     put(tmp_path, "a.parquet", range(10))
-    async with running(tmp_path) as (client, service):
+    async with running(tmp_path, **WHOLE_PARTS) as (client, service):
         await client.create_table("t", {"id": "bigint", "s": "string"})
         failing = Failing(service, how)
         if how == "hangs":

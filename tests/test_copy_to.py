@@ -33,6 +33,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import CopyProgress
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 from deadlines import Deadlines  # type: ignore[import-not-found]
 from s3_server import Fate, point_to, serving  # type: ignore[import-not-found]
@@ -53,7 +54,9 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client,
     given: dict[str, Any] = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0"}
     with anyio.fail_after(200):
         async with (
-            Service(Settings(**(given | changes)), engine=in_memory) as service,
+            Service(
+                draw_for_test(Settings(**(given | changes)), changes), engine=in_memory
+            ) as service,
             await Client.connect(service.address) as client,
         ):
             yield client, service

@@ -37,6 +37,7 @@ from actors.plan.jobs import ExecutorMessage, FileDone
 from actors.plan.schema import DIFF
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import Controls, InMemoryExecutor
 from deadlines import Deadlines  # type: ignore[import-not-found]
 from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
@@ -91,7 +92,9 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
     }
     with anyio.fail_after(200):
         async with (
-            Service(Settings(**(given | changes)), engine=engine) as service,
+            Service(
+                draw_for_test(Settings(**(given | changes)), changes), engine=engine
+            ) as service,
             await Client.connect(service.address) as client,
         ):
             yield World(service, client, controls)

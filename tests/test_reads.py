@@ -22,6 +22,7 @@ from actors.persist.stashed import StashedBlobs
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import Column, Schema
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 
 ROWS = 6_000
@@ -36,6 +37,7 @@ def engine(system: System, settings: Settings, scratch: Path) -> Address[Executo
 async def running(place: Path, **changes: Any) -> AsyncIterator[Client]:
     chosen = {"workers": 2, "maintenance_ms": 20, **SMALL, **changes}
     settings = Settings(state_dir=str(place / "state"), listen="127.0.0.1:0", **chosen)
+    settings = draw_for_test(settings, chosen, many_rows=True)
     with anyio.fail_after(200):
         async with (
             Service(settings, engine=engine) as service,

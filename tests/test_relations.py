@@ -19,6 +19,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.protocol.relations import RELATIONS
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import Controls, InMemoryExecutor
 
 
@@ -56,6 +57,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
         maintenance_ms=20,
         **changes,
     )
+    settings = draw_for_test(settings, changes)
     with anyio.fail_after(200):
         async with (
             Service(settings, engine=engine) as service,

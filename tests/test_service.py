@@ -44,6 +44,7 @@ from actors.plan.schema import DIFF, TIME
 from actors.progress import EMPTY
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import Controls, InMemoryExecutor
 
 BY_CARRIER = """
@@ -66,7 +67,8 @@ def settings_of(tmp_path: Path, **changes: Any) -> Settings:
         "hold_downgrade_ms": 50,
         "maintenance_ms": 20,
     }
-    return Settings(**(given | changes))
+    given |= changes
+    return draw_for_test(Settings(**given), given)
 
 
 @asynccontextmanager

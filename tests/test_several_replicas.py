@@ -25,6 +25,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import Controls, InMemoryExecutor
 
 SUMS = "SELECT k, count(*) AS n, sum(v) AS s FROM t GROUP BY k"
@@ -49,7 +50,7 @@ async def running(
         "retry_delay_ms_min": 5,
         "standby_ms": 50,
     }
-    settings = Settings(**(given | changes))
+    settings = draw_for_test(Settings(**(given | changes)), changes)
     with anyio.fail_after(200):
         async with (
             Service(settings, engine=engine) as service,

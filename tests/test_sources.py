@@ -20,6 +20,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api_storage import Health, SourceStatus
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 from actors.watching import look, summary
 
@@ -44,7 +45,8 @@ def settings_of(tmp_path: Path, **changes: Any) -> Settings:
         "sink_dir": str(tmp_path / "out"),
         "source_dirs": str(tmp_path / "in"),
     }
-    return Settings(**(given | changes))
+    given |= changes
+    return draw_for_test(Settings(**given), given)
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 
 
@@ -34,6 +35,7 @@ def in_memory(system: System, settings: Settings, scratch: Path) -> Address[Exec
 @asynccontextmanager
 async def running(tmp_path: Path) -> AsyncIterator[Service]:
     settings = Settings(state_dir=str(tmp_path / "state"), listen="127.0.0.1:0")
+    settings = draw_for_test(settings)
     with anyio.fail_after(200):
         async with Service(settings, engine=in_memory) as service:
             yield service

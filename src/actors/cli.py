@@ -71,7 +71,8 @@ app = typer.Typer(
 def parse_settings(given: list[str]) -> dict[str, Any]:
     """``name=value`` pairs as flags. Raises `BadSettings` for a pair that is none.
 
-    A value is a number where it reads as one; ``spark_conf.KEY=VALUE`` adds to `spark_conf`.
+    A value is a number where it reads as one; ``spark_conf.KEY=VALUE`` adds to `spark_conf`, and
+    ``kernel_limits.NAME=VALUE`` to `kernel_limits`.
     """
     flags: dict[str, Any] = {}
     for pair in given:
@@ -80,8 +81,12 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
             raise BadSettings(f"--set {pair}: write it as name=value")
         if name.startswith("spark_conf."):
             flags.setdefault("spark_conf", {})[name.removeprefix("spark_conf.")] = value
+            continue
+        number = int(value) if value.lstrip("-").isdigit() else value
+        if name.startswith("kernel_limits."):
+            flags.setdefault("kernel_limits", {})[name.removeprefix("kernel_limits.")] = number
         else:
-            flags[name] = int(value) if value.lstrip("-").isdigit() else value
+            flags[name] = number
     return flags
 
 

@@ -20,7 +20,7 @@ jitter. A part that is missing or damaged is reported at once: no retry can brin
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import msgspec
 import pyarrow as pa
@@ -34,12 +34,10 @@ from actors.protocol.internal import DescribedPart, Fetch, Fetched, FetchFailed,
 from actors.settings import Settings
 from actors.spans import span_below
 from actors.telemetry import FETCH, TRACEPARENT
+from actors.threshold_probes import CUT_ROWS, FETCH_BUDGET, FETCHES
 
 if TYPE_CHECKING:
     from actors.persist import PersistClient
-
-_ROWS_CUT_INLINE_MAX: Final = 20_000
-"""Cutting this many rows to their interval takes less than a hop to a thread and back."""
 
 
 class _Job(msgspec.Struct, frozen=True, gc=False):
@@ -116,10 +114,10 @@ class FetchTask(Actor[_Message]):
 
     def _start_waiting(self) -> None:
         limits = self._settings
-        while self._waiting and self._running < limits.fetches_in_flight_max:
+        while self._waiting and not FETCHES.crossed(self._running >= limits.fetches_in_flight_max):
             size = self._waiting[0].fetch.part.bytes
             fits = self._running_bytes + size <= limits.inflight_bytes_per_dataflow_max
-            if self._running and not fits:
+            if self._running and FETCH_BUDGET.crossed(not fits):
                 return
             job = self._waiting.popleft()
             self._running += 1
@@ -135,7 +133,8 @@ class FetchTask(Actor[_Message]):
                     interval = (part.lower, part.upper)
                     opened.describe(part.shard, self._dataflow, *interval, part.rows, part.bytes)
                 updates = await self._persist.fetch(part.part, self._schema)
-                if updates.num_rows <= _ROWS_CUT_INLINE_MAX:
+                # Cutting few rows takes less than a hop to a thread and back.
+                if not CUT_ROWS.exceeded_by(updates.num_rows):
                     return cut(updates, part)
                 return await self.ctx.clock.run_blocking(lambda: cut(updates, part))
 

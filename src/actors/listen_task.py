@@ -61,6 +61,7 @@ from actors.protocol.internal import (
 from actors.settings import Settings
 from actors.spans import span_below
 from actors.telemetry import LISTEN
+from actors.threshold_probes import DESCRIBED, LISTEN_CREDIT, LISTEN_JOIN
 from actors.tracing.trail import Trail
 
 if TYPE_CHECKING:
@@ -253,7 +254,9 @@ class ListenTask(Actor[_Message]):
         if self._unanswered == 0:
             return True
         limit = self._settings.described_in_flight_max
-        return self._unanswered < limit and item.bytes <= self._credit
+        return not DESCRIBED.crossed(self._unanswered >= limit) and not LISTEN_CREDIT.crossed(
+            item.bytes > self._credit
+        )
 
     def _send(self, item: _Item) -> None:
         parts = tuple(self._describe(item, index) for index in range(len(item.parts)))
@@ -305,7 +308,11 @@ class ListenTask(Actor[_Message]):
         joined_max = self._settings.inflight_bytes_per_dataflow_max // _JOINED_SHARE
         if last is None or last.snapshot or item.snapshot:
             self._waiting.append(item)
-        elif not item.parts or not last.parts or last.bytes + item.bytes <= joined_max:
+        elif (
+            not item.parts
+            or not last.parts
+            or not LISTEN_JOIN.crossed(last.bytes + item.bytes > joined_max)
+        ):
             self._waiting[-1] = _Item(last.parts + item.parts, last.lower, item.upper)
         else:
             self._waiting.append(item)

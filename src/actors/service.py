@@ -56,6 +56,7 @@ from actors.settings import Settings, without_user
 from actors.spark.cores import cores, pin_threads, shown
 from actors.spark_executor import SparkExecutor
 from actors.storage.half import Outside
+from actors.threshold_probes import use_kernel_limits
 
 log = logging.getLogger("penstock.service")
 
@@ -113,6 +114,7 @@ class Service:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
+        use_kernel_limits(settings.kernel_limits)
         if self._given_clock is None:
             own = ThreadedClock((os.cpu_count() or 1) + 4)  # as many threads as an executor has
             stack.push_async_callback(asyncio.to_thread, own.close)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from actors.errors import BadSettings
+from actors.threshold_probes import KERNEL_LIMITS
 
 FRAME_OVERHEAD_BYTES = 4096
 """What a frame may hold besides a result: names, trace context, names of fields."""
@@ -34,6 +35,8 @@ BUCKET_URL: Final = re.compile(
 
 BUCKET_SETTINGS: Final = ("copy_buckets", "source_buckets", "sink_buckets")
 """Lists of such URLs."""
+MAPPINGS: Final = ("spark_conf", "kernel_limits")
+"""Settings with names of their own: from a TOML file alone, not from the environment."""
 
 
 def without_user(url: str) -> str:
@@ -254,6 +257,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spark_master: str = "local[*]"
     spark_driver_memory: str = "1g"
     spark_conf: dict[str, str] = {}
+    kernel_limits: dict[str, int] = {}
+    """Limits by which pure functions choose between two ways to one result, for the whole process
+    and its engine: names and greatest values are in `actors.threshold_probes`. For tests."""
     engine_start_timeout_ms: int = 120_000
     engine_jobs_in_flight_max: int = 8
     engine_queue_max: int = 1024
@@ -409,12 +415,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
         ]
 
+    def _check_kernel_limits(self) -> None:
+        for name, value in self.kernel_limits.items():
+            known = KERNEL_LIMITS.get(name)
+            if known is None:
+                raise BadSettings(f"kernel_limits: there is no {name!r}")
+            if not 1 <= value <= known.default:
+                raise BadSettings(
+                    f"kernel_limits: {name} = {value}: must lie between 1 and {known.default}"
+                )
+
     def check(self) -> None:
         """Raises `BadSettings` when a limit is out of range or two contradict each other."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
                 raise BadSettings(f"{name} = {value}: must be greater than zero")
+        self._check_kernel_limits()
         relations = [
             (
                 self.inline_part_bytes_max <= self.inline_bytes_per_shard_max,
@@ -499,7 +516,7 @@ def load(
     fields = {field.name: field for field in msgspec.structs.fields(Settings)}
     for name, text in (os.environ if environment is None else environment).items():
         key = name.removeprefix("PENSTOCK_").lower()
-        if name.startswith("PENSTOCK_") and key in fields and key != "spark_conf":
+        if name.startswith("PENSTOCK_") and key in fields and key not in MAPPINGS:
             values[key] = _from_text(fields[key], text)
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
     for name in BUCKET_SETTINGS:

@@ -38,12 +38,11 @@ import msgspec
 import pyarrow as pa
 
 from actors.arrangement.gathered import Gathered, check_positive
-from actors.arrangement.reading import ROWS_AT_ONCE
 from actors.errors import InvalidUsage, PenstockError
 from actors.ingest.meters import OF_SINK, Meters
 from actors.kernel import Actor, Address, Clock, Effect
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
-from actors.plan.updates import advance, between, split_errors
+from actors.plan.updates import advance, between, sliced, split_errors
 from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
 from actors.protocol.internal import WritesAllowed
 from actors.settings import Settings
@@ -59,6 +58,7 @@ from actors.sinks.messages import (
 )
 from actors.sinks.sink import Sink
 from actors.sources.source import Unreachable
+from actors.threshold_probes import SINK_COMMIT
 
 if TYPE_CHECKING:
     from actors.persist import PersistClient, Reader
@@ -345,7 +345,9 @@ class _Driver:
                 due = now + self._settings.sink_commit_ms
             else:
                 due = self._due_ms(found, chosen.upper)
-            if chosen.upper is not None and (now >= due or chosen.upper < found.known):
+            if chosen.upper is not None and (
+                SINK_COMMIT.crossed(chosen.upper < found.known) or now >= due
+            ):
                 return found, chosen
             self._reader.release([part.key for part in found.parts])
             if chosen.upper is None:
@@ -432,15 +434,9 @@ class _Driver:
                 with self._meters.timed("Read") as meter:
                     updates = await self._persist.fetch(part, schema)
                 meter.rows += updates.num_rows
-                for start in range(0, updates.num_rows, ROWS_AT_ONCE):
+                for rows in sliced(updates):
                     piece = await self._blocking(
-                        partial(
-                            self._meant,
-                            updates.slice(start, ROWS_AT_ONCE),
-                            upper,
-                            stretches,
-                            collapse,
-                        )
+                        partial(self._meant, rows, upper, stretches, collapse)
                     )
                     if gathered is None:
                         await self._give(piece)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.arrangement import Arrangement, Limits, reading
+from actors import threshold_probes
+from actors.arrangement import Arrangement, Limits
 from actors.arrangement.hashing import hash_columns, hash_values
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 
@@ -111,7 +112,7 @@ def test_rows_of_any_runs_equal_a_list(
             view = made.view(before)
             rows, errors = expected(updates, before)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(reading, "ROWS_AT_ONCE", 5)
+                patch.setattr(threshold_probes.VIEW_SLICE, "limit", 5)
                 assert read(view.rows()) == rows
             held = view.errors()
             assert dict(zip(*held.to_pydict().values(), strict=True)) == errors
@@ -191,7 +192,7 @@ def test_times_after_the_moment_do_not_count(tmp_path: Path) -> None:
 def test_rows_that_meet_are_summed_together_over_the_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(threshold_probes.VIEW_SLICE, "limit", 100)
     arrangement = Arrangement(tmp_path, SCHEMA, ("k",))
     rows = [(k, "s", 1.0, 1, 1, None) for k in range(2000)]
     gone = [(k, "s", 1.0, 2, -1, None) for k in range(0, 2000, 50)]

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors import threshold_probes
 from actors.arrangement import Arrangement, partition
 from actors.cluster.partitioned import merge_results
 from actors.compute.finishing import Finisher, finished, thinned
@@ -165,7 +166,7 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     if case["shard"]:
         wish = Wish(SCHEMA, peek)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("actors.arrangement.gathered.HELD_BYTES_MAX", case["piece"] // 2)
+            patch.setattr(threshold_probes.GATHERED_BYTES, "limit", case["piece"] // 2)
             gathered = Wanted(SCHEMA, 9, wish, place / "spilled")
             for number in range(step):
                 gathered.add(updates_of(rows[number::step], number))

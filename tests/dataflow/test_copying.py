@@ -32,6 +32,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
+from actors import threshold_probes
 from actors.dataflow import copying
 from actors.dataflow.copy_places import MANIFEST, Folder, place_of
 from actors.dataflow.copying import Copying
@@ -47,8 +48,9 @@ from actors.protocol.compute import (
 from actors.protocol.internal import Copied, DataflowStatus, Scheduled, WritesAllowed
 from actors.settings import Settings
 from actors.sinks.folders import local_path
-from actors.sinks.formats import FILE_BYTES_MIN, ROWS_AT_ONCE, check_format, repeated
+from actors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
 from actors.testing.probe import Probe
+from actors.threshold_probes import SLICED_ROWS
 
 FORMATS = ("parquet", "csv", "json")
 Row = tuple[Any, ...]
@@ -188,17 +190,17 @@ async def test_nothing_is_copied_as_nothing(tmp_path: Path) -> None:
 
 
 def test_rows_are_repeated_in_bounded_pieces() -> None:
-    rows = pa.table({"a": [1, 2, 3], DIFF: pa.array([1, 2 * ROWS_AT_ONCE, 3], pa.int64())})
+    rows = pa.table({"a": [1, 2, 3], DIFF: pa.array([1, 2 * SLICED_ROWS.limit, 3], pa.int64())})
     pieces = list(repeated(rows))
-    assert [piece.num_rows for piece in pieces] == [ROWS_AT_ONCE, ROWS_AT_ONCE, 4]
+    assert [piece.num_rows for piece in pieces] == [SLICED_ROWS.limit, SLICED_ROWS.limit, 4]
     counts = Counter(value for piece in pieces for value in piece["a"].to_pylist())
-    assert counts == {1: 1, 2: 2 * ROWS_AT_ONCE, 3: 3}
+    assert counts == {1: 1, 2: 2 * SLICED_ROWS.limit, 3: 3}
 
 
 async def test_large_contents_that_retract_are_summed_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.arrangement.gathered.HELD_BYTES_MAX", 4_096)
+    monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 4_096)
     async with surroundings() as (_, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 2) for n in range(3_000)]))

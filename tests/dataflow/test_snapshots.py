@@ -20,6 +20,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
+from actors import threshold_probes
 from actors.arrangement.gathered import Gathered
 from actors.errors import StorageError
 from actors.kernel import System
@@ -70,7 +71,7 @@ async def test_the_contents_are_one_batch_however_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, spills: bool
 ) -> None:
     if spills:
-        monkeypatch.setattr("actors.arrangement.gathered.HELD_BYTES_MAX", 1_000)
+        monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1_000)
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 2) for n in range(count)]))
@@ -94,7 +95,7 @@ async def test_the_contents_are_one_batch_however_large(
 async def test_large_contents_without_retractions_go_out_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.dataflow.snapshots.HELD_BYTES_MAX", 1_000)
+    monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1_000)
     monkeypatch.setattr(Gathered, "add", None)  # nothing is summed up
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
@@ -138,7 +139,7 @@ async def test_a_store_that_fails_in_the_midst_repeats_nothing(
 ) -> None:
     """The batch is told when all of it is there; what a failed try wrote is removed."""
     if not summed:
-        monkeypatch.setattr("actors.dataflow.snapshots.HELD_BYTES_MAX", 1_000)
+        monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1_000)
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 1) for n in range(3_000)]))

@@ -21,6 +21,7 @@ from actors.client import Client
 from actors.errors import BadSettings, Fenced, InvalidUsage, PenstockError
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.postgres_server import PostgresServer
 from s3_server import S3  # type: ignore[import-not-found]
 
@@ -59,7 +60,8 @@ def given(tmp_path: Path, name: str, urls: dict[str, str]) -> dict[str, Any]:
 @asynccontextmanager
 async def running(tmp_path: Path, urls: dict[str, str], name: str = "state") -> AsyncIterator[Any]:
     """A service in this process, and a client of it."""
-    settings = Settings(**given(tmp_path, name, urls))
+    chosen = given(tmp_path, name, urls)
+    settings = draw_for_test(Settings(**chosen), chosen)
     async with (
         Service(settings, engine=in_memory) as service,
         await Client.connect(service.address) as client,

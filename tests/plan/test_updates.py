@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors import threshold_probes
 from actors.errors import InvalidUsage, MalformedFrame
 from actors.plan.schema import DIFF, TIME, Column, Schema, arrow_type
 from actors.plan.updates import (
@@ -97,7 +98,7 @@ def test_few_rows_are_summed_as_many_are(data: st.DataObject) -> None:
     table = pa.concat_tables([table.slice(0, cut), table.slice(cut)])
     few = consolidate(table)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.plan.updates.FEW_ROWS_MAX", 0)
+        patch.setattr(threshold_probes.FEW_ROWS, "limit", 0)
         many = consolidate(table)
     assert few.schema == many.schema == shape
     assert sorted(map(repr, rows_of(few))) == sorted(map(repr, rows_of(many)))

@@ -15,10 +15,10 @@ import pytest
 from deltalake import DeltaTable
 from sink_house import SCHEMA, Update, bag, tuples, updates  # type: ignore[import-not-found]
 
+from actors import threshold_probes
 from actors.errors import Fenced, InvalidUsage
 from actors.kernel import SystemClock
 from actors.settings import Settings
-from actors.sinks import delta_rewrite
 from actors.sinks.delta import DeltaConfig
 from actors.sinks.kinds import SinkConfig, make_sink
 from actors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig
@@ -135,7 +135,7 @@ async def test_batches_and_writers(lab: Lab, kind: str) -> None:
 async def test_a_table_that_others_optimize_and_write(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_rewrite, "_HELD_BYTES_MAX", 30)
+    monkeypatch.setattr(threshold_probes.DELETED_ROWS, "limit", 30)
     made = lab.sink("current")
     await made.open(SCHEMA)
     await batch(made, 5, 6, *FIRST)

@@ -30,10 +30,11 @@ from sink_house import (  # type: ignore[import-not-found]
     upper_of_table,
 )
 
+from actors import threshold_probes
 from actors.errors import Fenced, InvalidUsage
 from actors.kernel import SystemClock
 from actors.plan.schema import Column, Schema
-from actors.sinks import delta_rewrite, staging
+from actors.sinks import staging
 from actors.sinks.delta import DeltaSink
 from actors.sources.source import Unreachable
 
@@ -118,8 +119,8 @@ async def test_any_bag_after_any_other(
     made = await begun(folder, "current")
     before: dict[Any, int] = {}
     patch = pytest.MonkeyPatch()
-    patch.setattr(delta_rewrite, "_SMALL_FILES_MAX", small_max)
-    patch.setattr(delta_rewrite, "_HELD_BYTES_MAX", 30)
+    patch.setattr(threshold_probes.SMALL_FILES, "limit", small_max)
+    patch.setattr(threshold_probes.DELETED_ROWS, "limit", 30)
     with patch.context():
         for time, wanted in enumerate(bags):
             keys = {*before, *wanted}

@@ -19,8 +19,7 @@ from sink_house import (  # type: ignore[import-not-found]
 )
 from sink_stage import House  # type: ignore[import-not-found]
 
-from actors import sink_task
-from actors.arrangement import gathered
+from actors import threshold_probes
 from actors.persist import Append, Appended
 from actors.plan.schema import Column, Schema
 from actors.progress import EMPTY
@@ -57,8 +56,8 @@ async def test_updates_of_a_batch_are_summed_up(
 ) -> None:
     """In memory and on disk; a row at one time is one update, at two it is two."""
     for held, keeps_times in ((1 << 20, True), (1, True), (1 << 20, False), (1, False)):
-        monkeypatch.setattr(gathered, "HELD_BYTES_MAX", held)
-        monkeypatch.setattr(sink_task, "ROWS_AT_ONCE", 2)
+        monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", held)
+        monkeypatch.setattr(threshold_probes.SLICED_ROWS, "limit", 2)
         house = await house_of(stage, tmp_path / f"{held}{keeps_times}")
         house.given = {"keeps_times": keeps_times}
         house.start()
@@ -428,7 +427,7 @@ async def test_a_state_older_than_what_is_outside(stage: Isolation, tmp_path: Pa
 async def test_a_column_may_have_any_name(
     stage: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathered, "HELD_BYTES_MAX", 1)
+    monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1)
     schema = Schema((Column("__at", "bigint"), Column("__at_", "string")))
     house = House(stage, tmp_path)
     persist = await house.stores(schema)

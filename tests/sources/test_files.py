@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_lab import Contents, around, drive, on_virtual_time  # type: ignore[import-not-found]
 
+from actors import threshold_probes
 from actors.errors import Busy, DefiniteError, EngineLost, InvalidUsage
 from actors.plan.jobs import Analyzed, Answer, FileDone, InferFiles, Job, RowsDone, TakeFiles
 from actors.plan.schema import DIFF, Column, Schema
@@ -443,7 +444,7 @@ def test_pieces_are_bounded_and_small_files_share_one(
             written(lab.folder / f"{number}.parquet", {"k": [number], "v": ["x"]})
         await lab.drive(format="parquet")
         assert len(lab.contents.given) == 1
-        monkeypatch.setattr(file_reading, "PIECE_BYTES", 100_000)
+        monkeypatch.setattr(threshold_probes.FILE_PIECE, "limit", 100_000)
         monkeypatch.setattr(file_reading, "BATCH_ROWS", 1_000)
         written(lab.folder / "large.parquet", {"k": list(range(50_000)), "v": ["x"] * 50_000})
         await lab.drive(format="parquet")

@@ -20,6 +20,7 @@ from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 
 BY_BRANCH = (
@@ -42,6 +43,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Client]:
         retry_delay_ms_min=20,
         retry_delay_ms_max=200,
     )
+    settings = draw_for_test(settings, many_rows=True)
     with anyio.fail_after(200):
         async with (
             Service(settings, engine=in_memory) as service,

@@ -19,6 +19,7 @@ from actors.client import Client
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
+from actors.testing.drawn_settings import draw_for_test
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -73,7 +74,7 @@ async def test_every_format_comes_in_by_the_command_line(tmp_path: Path) -> None
         spark_master="local[2]",
         peek_deadline_ms=400_000,
     )
-    settings = for_short_lives(settings)
+    settings = draw_for_test(for_short_lives(settings))
     async with Service(settings) as service, await Client.connect(service.address) as client:
         await client.create_table("t", COLUMNS)
         await client.create_view(

@@ -42,22 +42,28 @@ from actors.errors import Closed, InvalidUsage, ReadBelowSince
 from actors.plan.schema import ERROR, TIME, Schema
 from actors.plan.updates import advance, opening_of
 from actors.progress import Frontier, Time, format_frontier
+from actors.threshold_probes import (
+    ARRANGEMENT_MEMORY,
+    ARRANGEMENT_RUNS,
+    MERGED_BLOCK,
+    RUN_IN_MEMORY,
+)
 
 _RUN_NUMBERS: Final = itertools.count()
 """Of the process: a new arrangement in the directory of an old one never meets its file names."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one arrangement; sizes in bytes."""
+    """Bounds of one arrangement; sizes in bytes. The defaults are the process's."""
 
-    memory_run_bytes_max: int = 1 << 20
+    memory_run_bytes_max: int = msgspec.field(default_factory=lambda: RUN_IN_MEMORY.limit)
     """Larger runs become files."""
-    memory_bytes_max: int = 4 << 20
+    memory_bytes_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_MEMORY.limit)
     """Of all runs in memory together."""
-    memory_runs_max: int = 8
+    memory_runs_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_RUNS.limit)
     """Beyond this an insert merges small runs itself, so that lookups stay fast between calls
     of `maintain`."""
-    block_bytes: int = 64 << 20
+    block_bytes: int = msgspec.field(default_factory=lambda: MERGED_BLOCK.limit)
     """Target size of a block of a merged run: what a merge holds in memory."""
 
 
@@ -205,7 +211,9 @@ class Arrangement:
         state, limits = self._state, self._limits
         size = updates.nbytes + hashes.nbytes
         in_use = sum(run.bytes for run in state.runs if run.path is None)
-        if size <= limits.memory_run_bytes_max and in_use + size <= limits.memory_bytes_max:
+        if not RUN_IN_MEMORY.crossed(
+            size > limits.memory_run_bytes_max
+        ) and not ARRANGEMENT_MEMORY.crossed(in_use + size > limits.memory_bytes_max):
             batches = sort(updates, hashes, len(hashes))
             return in_memory(batches, state.since, consolidated=consolidated)
         block_rows = max(1, limits.block_bytes * updates.num_rows // max(1, size))
@@ -256,7 +264,8 @@ class Arrangement:
         """Keeps the number of runs in memory down between calls of `maintain`, with work that
         the memory budget bounds. A merge under way already does as well."""
         limits = self._limits
-        if sum(run.path is None for run in self._state.runs) <= limits.memory_runs_max:
+        small = sum(run.path is None for run in self._state.runs)
+        if not ARRANGEMENT_RUNS.crossed(small > limits.memory_runs_max):
             return
         if not self._merging.acquire(blocking=False):
             return

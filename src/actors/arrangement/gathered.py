@@ -1,6 +1,6 @@
 """Updates of one time gathered from many parts, and summed up, in bounded memory. Blocking.
 
-What is added is kept in memory, and beyond `HELD_BYTES_MAX` in a throw-away arrangement on disk.
+What is added is kept in memory, and beyond `GATHERED_BYTES` in a throw-away arrangement on disk.
 When all is there, `contents` gives its rows with their sums, each once, a batch after another.
 """
 
@@ -9,20 +9,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
 from actors.arrangement.hashing import Hashes, check_key_type
-from actors.arrangement.reading import ROWS_AT_ONCE
 from actors.errors import Corrupt, InvalidUsage, ViewInError
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
 from actors.plan.updates import consolidate, set_column
-
-HELD_BYTES_MAX: Final = 8 << 20
-"""Of the updates in memory."""
+from actors.threshold_probes import GATHERED_BYTES, SLICED_ROWS
 
 
 class Contents(Protocol):
@@ -54,7 +51,7 @@ class Gathered:
             return
         self._held.append(updates)
         self._held_bytes += updates.nbytes
-        if self._held_bytes > HELD_BYTES_MAX:
+        if GATHERED_BYTES.exceeded_by(self._held_bytes):
             self._spill()
 
     def _spill(self) -> None:
@@ -114,7 +111,7 @@ class _Held:
         if found:
             names = self._rows.names
             rows = pa.concat_tables([table.select(names).cast(self._rows) for table in found])
-            yield from consolidate(rows).to_batches(max_chunksize=ROWS_AT_ONCE)
+            yield from consolidate(rows).to_batches(max_chunksize=SLICED_ROWS.limit)
 
 
 def raise_error(errors: pa.Table) -> None:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import ERROR
+from actors.threshold_probes import HASHED_BYTES, POINT_TEXT
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -34,8 +35,6 @@ NULL_HASH: Final = np.uint64(0x9AE1_6A3B_2F90_404F)
 _GOLDEN: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 _MIX_1: Final = np.uint64(0xBF58_476D_1CE4_E5B9)
 _MIX_2: Final = np.uint64(0x94D0_49BB_1331_11EB)
-_BYTES_AT_ONCE: Final = 1 << 20
-"""Bytes of strings hashed in one go: the products take eight times as much memory."""
 
 
 def mix(values: Hashes) -> Hashes:
@@ -85,10 +84,10 @@ def hash_columns(columns: Sequence[pa.ChunkedArray], rows: int) -> Hashes:
 # -- one row at a time -------------------------------------------------------------------------
 
 _MASK: Final = (1 << 64) - 1
-_PLACES_MAX: Final = 256
+_PLACES: Final = 256
 _BYTE_FACTORS_ALONE: Final[list[int]] = _BYTE_FACTORS.tolist()
 _PLACE_FACTORS: Final[list[int]] = (
-    mix(np.arange(_PLACES_MAX, dtype=np.uint64)) | np.uint64(1)
+    mix(np.arange(_PLACES, dtype=np.uint64)) | np.uint64(1)
 ).tolist()
 
 
@@ -103,7 +102,7 @@ def hash_values(values: Iterable[int | str | None]) -> int | None:
             raw = _mix_one(int(value) & _MASK)
         else:
             data = value.rstrip(" ").encode()
-            if len(data) > _PLACES_MAX:
+            if POINT_TEXT.exceeded_by(len(data)):
                 return None
             total = len(data) * int(_GOLDEN)
             for byte, factor in zip(data, _PLACE_FACTORS, strict=False):
@@ -196,13 +195,15 @@ def _byte_hashes(array: Any) -> Hashes:
     hashes = np.empty(rows, np.uint64)
     first = 0
     while first < rows:
-        reach = np.searchsorted(offsets, offsets[first] + _BYTES_AT_ONCE, "right")
+        # The products take eight times as much memory as the texts.
+        reach = np.searchsorted(offsets, offsets[first] + HASHED_BYTES.limit, "right")
         last = min(rows, max(first + 1, int(reach) - 1))
         bounds = offsets[first : last + 1]
         hashes[first:last] = _sum_products(
             _BYTE_FACTORS[data[bounds[0] : bounds[-1]]], bounds - bounds[0]
         )
         first = last
+        HASHED_BYTES.crossed(last < rows)
     return hashes
 
 

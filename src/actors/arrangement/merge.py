@@ -26,6 +26,7 @@ from actors.arrangement.run import HASH, Run, as_batch, in_memory, on_disk
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.plan.updates import advance, consolidate
 from actors.progress import Time
+from actors.threshold_probes import MERGED_BLOCK
 
 
 def merge_from(sizes: Sequence[int]) -> int:
@@ -68,6 +69,7 @@ def merge(
     if bytes_ <= memory_bytes:
         return in_memory(_slices(runs, schema, since, 1), since, consolidated=True)
     count = max(1, min(bytes_ // block_bytes + 1, rows))
+    MERGED_BLOCK.crossed(count > 1)
     slices = _slices(runs, schema, since, count)
     return on_disk(slices, schema, since, path, consolidated=True)
 

@@ -29,14 +29,12 @@ from actors.arrangement.hashing import ERROR_HASH, Hashes
 from actors.arrangement.merge import boundaries
 from actors.arrangement.run import HASH, Block, Run
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
-from actors.plan.updates import FEW_ROWS_MAX, consolidate
+from actors.plan.updates import consolidate
 from actors.progress import Time
+from actors.threshold_probes import GROUPED_REST, RESIDENT_BYTES, VIEW_SLICE
 
-ROWS_AT_ONCE: Final = 65_536
 BYTES_AT_ONCE: Final = 4 << 20
-"""Slices have as many rows as the smaller of the two allows."""
-RESIDENT_BYTES_MAX: Final = 64 << 20
-"""Of all runs' files, before a walk over them gives back what it has passed."""
+"""Slices have as many rows as this and `VIEW_SLICE` allow."""
 
 
 class View(msgspec.Struct, frozen=True, gc=False):
@@ -72,8 +70,9 @@ class View(msgspec.Struct, frozen=True, gc=False):
             return
         rows = sum(run.rows for run in runs)
         bytes_ = sum(run.bytes for run in runs)
-        step = max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE * rows // max(1, bytes_)))
-        passed = [run for run in runs if bytes_ > RESIDENT_BYTES_MAX]
+        step = max(1, min(VIEW_SLICE.limit, BYTES_AT_ONCE * rows // max(1, bytes_)))
+        VIEW_SLICE.crossed(rows > step)
+        passed = runs if RESIDENT_BYTES.exceeded_by(bytes_) else []
         if len(runs) == 1 and is_plain(runs[0], self.before):
             for block in runs[0].blocks:
                 for start in range(0, block.values.num_rows, step):
@@ -220,7 +219,7 @@ def _without_zeros(batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
 def _grouped(rest: pa.Table) -> pa.Table:
     """Sums rows with their hashes; those whose hash stands alone need no grouping."""
     alone: list[pa.Table] = []
-    if rest.num_rows > FEW_ROWS_MAX:
+    if GROUPED_REST.exceeded_by(rest.num_rows):
         hashes = rest[HASH].to_numpy()
         order = np.argsort(hashes, kind="stable")
         same = hashes[order][1:] == hashes[order][:-1]

@@ -54,6 +54,7 @@ from actors.memory_ledger import MemoryUse
 from actors.plan.schema import Schema
 from actors.plan.updates import between
 from actors.progress import Frontier, ShardId, Time
+from actors.threshold_probes import ARRANGEMENT_LAG
 
 log = logging.getLogger("penstock.arrangement")
 
@@ -352,7 +353,9 @@ class Handle:
         entry, registry = self._entry, self._registry
         with registry._lock:
             self.lo = lo
-            for late in entry.detach_laggards(registry.lag_bytes_max, registry.slack):
+            laggards = entry.detach_laggards(registry.lag_bytes_max, registry.slack)
+            ARRANGEMENT_LAG.crossed(bool(laggards))
+            for late in laggards:
                 log.warning("%s at %d lags behind: it is detached", self.shard, late.lo)
                 late._refused = (
                     f"the arrangement of {self.shard} went on without its user at {late.lo}"

@@ -31,9 +31,8 @@ from typing import Any, Final
 from actors.errors import Broken, PenstockError
 from actors.protocol.frames import KEEPALIVE, FrameBuffer
 from actors.settings import Settings
+from actors.threshold_probes import FRAME_SLICE
 
-SLICE_BYTES: Final = 1024 * 1024
-"""Of a large frame: more is handed to the transport when this has gone."""
 TICKS: Final = 8
 """Looks at the write side's progress in one of its limits."""
 
@@ -201,11 +200,13 @@ class ByteStream(asyncio.BufferedProtocol):
     async def write_frame(self, frame: bytearray) -> None:
         """Writes a whole frame, waiting while the peer is slow. Raises `Broken`."""
         rest = memoryview(frame)
+        # More of a large frame is handed to the transport when a slice of it has gone.
+        FRAME_SLICE.exceeded_by(len(rest))
         try:
             while True:
                 if self.is_over:
                     raise self.error or Broken(f"{self.peer} is gone")
-                part, rest = rest[:SLICE_BYTES], rest[SLICE_BYTES:]
+                part, rest = rest[: FRAME_SLICE.limit], rest[FRAME_SLICE.limit :]
                 self._inside = bool(rest)
                 self.write(part)
                 await self.drain()

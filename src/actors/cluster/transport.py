@@ -36,10 +36,11 @@ from actors.cluster import sockets
 from actors.cluster.address import Address
 from actors.cluster.handshake import BUSY_MAGIC, Opening, admit, exchange, show
 from actors.cluster.security import Security
-from actors.cluster.stream import SLICE_BYTES, ByteStream
+from actors.cluster.stream import ByteStream
 from actors.errors import Broken, Closed, PenstockError, Unauthenticated
 from actors.protocol.frames import FrameBuffer, FrameCodec
 from actors.settings import Settings
+from actors.threshold_probes import FRAME_SLICE
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -108,7 +109,7 @@ class FramedConnection(Generic[S, R]):
                     break  # those before it leave; it is told of when it is the first
                 raise
             taken += 1
-            if len(data) >= SLICE_BYTES:
+            if len(data) >= FRAME_SLICE.limit:
                 break
         if taken:
             stream.write(data)

@@ -14,7 +14,7 @@ any order, and where the limit falls among them any of them are kept.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,7 @@ import pyarrow.compute as pc
 from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF
 from actors.protocol.compute import Finishing, OrderBy
-
-_GATHERED_ROWS_MIN: Final = 4_096
-"""Sorting fewer at a time costs more than holding them."""
+from actors.threshold_probes import TOP_ROWS
 
 
 def check_finishing(finishing: Finishing) -> None:
@@ -49,14 +47,15 @@ def thinned(
     if not finishing.order_by:
         yield from _first(batches, wanted)
         return
-    bound = max(_GATHERED_ROWS_MIN, 2 * wanted)
+    # Sorting fewer at a time costs more than holding them.
+    bound = max(TOP_ROWS.limit, 2 * wanted)
     held: pa.Table | None = None
     gathered: list[pa.Table] = []
     rows = 0
     for batch in batches:
         gathered.append(pa.Table.from_batches([batch]))
         rows += batch.num_rows
-        if rows >= bound:
+        if TOP_ROWS.crossed(rows >= bound):
             held = _top([held, *gathered] if held is not None else gathered, finishing, wanted)
             gathered, rows = [], held.num_rows
     if gathered:

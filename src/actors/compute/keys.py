@@ -20,8 +20,7 @@ from actors.plan.one_row import Form, form_of
 from actors.plan.schema import Schema
 from actors.plan.updates import from_ipc
 from actors.protocol.compute import Peek
-
-_FEW_BYTES_MAX: Final = 4096
+from actors.threshold_probes import POINT_KEYS
 
 _FORMS: Final[dict[tuple[tuple[str, ...], int], Form]] = {}
 """Of keys of integers that were read, by the names of their columns and their length."""
@@ -117,7 +116,7 @@ def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) ->
     """What the peek asks for, if it is one key of an index on just these columns, and of types
     for which `OneKey` is made; else None."""
     data = peek.keys
-    if data is None or len(data) > _FEW_BYTES_MAX or peek.key_columns != key:
+    if data is None or peek.key_columns != key or POINT_KEYS.exceeded_by(len(data)):
         return None
     found = _one_key(peek.key_columns, data)
     return found if found is not None and found.types == types else None
@@ -126,7 +125,7 @@ def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) ->
 def is_fitted(names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes) -> bool:
     """Whether a stream of keys is one row of integers of just these types, so that nothing about
     it needs to be brought to them. False says nothing."""
-    if len(data) > _FEW_BYTES_MAX or not all(map(pa.types.is_integer, types)):
+    if POINT_KEYS.exceeded_by(len(data)) or not all(map(pa.types.is_integer, types)):
         return False
     found = _one_key(names, data)
     return found is not None and found.types == types and None not in found.values

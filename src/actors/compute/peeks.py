@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -31,9 +30,7 @@ from actors.plan.pieces import Piece, pieces
 from actors.plan.schema import Schema
 from actors.plan.updates import opening_of, stream_of
 from actors.protocol.compute import Peek, PeekError, PeekRows
-
-_ROWS_AT_ONCE_MAX: Final = 256
-"""Rows under one key that are still answered on the event loop."""
+from actors.threshold_probes import POINT_ROWS
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
@@ -100,7 +97,10 @@ def _rows(arrangement: Arrangement, view: View, key: OneKey, bytes_max: int) -> 
         nothing = stream_of(arrangement.opening, ())
         return PeekRows(nothing, 0) if len(nothing) <= bytes_max else None
     ((run, block, first, beyond),) = places
-    if not (is_plain(run, view.before) and run.positive and beyond - first <= _ROWS_AT_ONCE_MAX):
+    if not (is_plain(run, view.before) and run.positive):
+        return None
+    # So many rows are not looked through on the event loop.
+    if POINT_ROWS.exceeded_by(beyond - first):
         return None
     for name, value in zip(arrangement.key, key.values, strict=True):
         held = block.values.column(name)

@@ -3,7 +3,7 @@
 Parts whose statistics say that they hold no row that passes the filter are not read. A part may
 retract what another holds, so all others are read before a row is told, unless none of them
 retracts anything: then a limit without an order ends the reading. Only updates that the peek wants
-are kept. They are gathered in memory, and beyond `HELD_BYTES_MAX` in a throw-away
+are kept. They are gathered in memory, and beyond `GATHERED_BYTES` in a throw-away
 arrangement on disk, whose rows then stream like those of an index.
 """
 
@@ -17,14 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement.gathered import Contents, Gathered
-from actors.arrangement.reading import ROWS_AT_ONCE
 from actors.compute.keys import select_keys
 from actors.compute.peeks import Wish
 from actors.compute.stash import Stash
 from actors.kernel import Clock
 from actors.persist import Part, PartFilter, PersistClient
 from actors.plan.schema import DIFF, ERROR, Schema
-from actors.plan.updates import between
+from actors.plan.updates import between, sliced
 from actors.progress import Time
 from actors.protocol.compute import Peek, PeekError, PeekRows, PeekStashed, SourceImport
 
@@ -41,8 +40,8 @@ class Wanted:
 
     def add(self, updates: pa.Table) -> None:
         """Takes what is wanted of a part. Raises `StoreFull`, `StorageError`."""
-        for start in range(0, updates.num_rows, ROWS_AT_ONCE):
-            kept = self._wanted(updates.slice(start, ROWS_AT_ONCE))
+        for piece in sliced(updates):
+            kept = self._wanted(piece)
             if kept.num_rows:
                 self.weight += pc.sum(kept[DIFF]).as_py()
                 self._gathered.add(kept)

@@ -21,6 +21,7 @@ from actors.kernel import Clock
 from actors.persist.stashed import StashedBlobs
 from actors.plan.pieces import Piece
 from actors.protocol.compute import PeekError, PeekRows, PeekStashed, StashPart
+from actors.threshold_probes import INLINE_ANSWER
 
 AGAIN_MS = 60_000
 """How long after a cancelled peek its blobs are removed a second time."""
@@ -52,7 +53,7 @@ class Stash:
         try:
             while True:
                 piece = await clock.run_blocking(lambda: next(found))
-                if piece.last and not parts:
+                if not parts and not INLINE_ANSWER.crossed(not piece.last):
                     if len(piece.arrow) > bytes_max:
                         return row_too_large(bytes_max)
                     return PeekRows(piece.arrow, piece.rows)

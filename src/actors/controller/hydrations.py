@@ -36,6 +36,7 @@ from actors.protocol.compute import (
     SubscribeExport,
     ViewExport,
 )
+from actors.threshold_probes import HYDRATION_QUEUE
 
 _STUCK: Final = ("stalled", "frozen")
 
@@ -126,4 +127,5 @@ class Hydrations:
             id, _ = self._queue.popitem(last=False)
             self._taken.add(id)
             passed.append(self._scheduled.pop(id))
+        HYDRATION_QUEUE.crossed(bool(self._queue))
         return passed

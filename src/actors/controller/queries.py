@@ -62,6 +62,7 @@ from actors.protocol.api import Contents, Query, ReadInstead
 from actors.protocol.relations import RELATIONS
 from actors.spans import carrying
 from actors.telemetry import TRACEPARENT
+from actors.threshold_probes import QUERY_ANSWER
 from actors.views.compile import CHANGES_MEANING
 from actors.views.parse import query_text, read_query
 from actors.views.simple import simple_read
@@ -407,7 +408,7 @@ class _Run:
             running.taken = anyio.Event()
             told = QueryPiece(self._number, piece.arrow, piece.last)
             self._desk.ctx.self.reply(told)
-            if piece.last:
+            if not QUERY_ANSWER.crossed(not piece.last):
                 return
             await running.taken.wait()
 

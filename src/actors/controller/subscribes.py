@@ -61,6 +61,7 @@ from actors.protocol.compute import (
     SubscribeResponse,
 )
 from actors.spans import accept
+from actors.threshold_probes import SUBSCRIBE_ROOM
 
 log = logging.getLogger("penstock.controller")
 
@@ -253,7 +254,9 @@ class Subscribes:
                 self._send(made, arrow, None if arrow is None else traceparent)
             if over:
                 self._over(made, each.upper)
-            elif made.in_flight > self._desk.settings.subscribe_inflight_bytes_max:
+            elif SUBSCRIBE_ROOM.crossed(
+                made.in_flight > self._desk.settings.subscribe_inflight_bytes_max
+            ):
                 self._tell(self._fanout.leave(made))
 
     def _over(self, made: _Subscription, upper: Frontier) -> None:

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
@@ -36,10 +36,9 @@ from actors.protocol.api import Failed, Written
 from actors.settings import Settings
 from actors.spans import span_below
 from actors.telemetry import GROUP_COMMIT, TIME
+from actors.threshold_probes import GROUPED_WRITES
 
 log = logging.getLogger("penstock.controller")
-
-GROUP_WRITES_MAX: Final = 256
 
 
 class _Due(msgspec.Struct, frozen=True, gc=False):
@@ -161,7 +160,7 @@ class TableWriter(Actor[_Message]):
     def _take_group(self) -> tuple[tuple[Enqueue | Tick, ...], int | None]:
         """The longest run of writes that may share a time; a write at a given time is alone."""
         group: list[Enqueue | Tick] = []
-        while self._queue and len(group) < GROUP_WRITES_MAX:
+        while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
             message = self._queue[0]
             if isinstance(message, CloseTable | AppendCopy):
                 break

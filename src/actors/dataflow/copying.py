@@ -29,14 +29,13 @@ import msgspec
 import pyarrow as pa
 
 from actors.arrangement.gathered import Gathered, check_positive, raise_error
-from actors.arrangement.reading import ROWS_AT_ONCE
 from actors.dataflow.contents import error_sums, errors_held, split_errors
 from actors.dataflow.copy_destinations import check_copy, destinations
 from actors.dataflow.copy_places import VERSION, Begun, Manifest, OpenPlace, Work
 from actors.errors import InvalidUsage, PenstockError, StorageError, ViewInError, to_wire
 from actors.kernel import Actor, Address, Clock, Effect
 from actors.persist import Part, PersistClient
-from actors.plan.updates import between
+from actors.plan.updates import between, sliced
 from actors.progress import ObjectId, Time
 from actors.protocol.compute import (
     CopyDone,
@@ -256,7 +255,7 @@ async def _fill(
         bytes_read = 0
         for number, part in enumerate(parts):
             updates = await persist.fetch(part, source.schema)
-            for rows in _pieces(updates):
+            for rows in sliced(updates):
                 await work(partial(_take, rows, as_of, take))
                 await place.settle()
             reader.release([part.key])
@@ -288,11 +287,6 @@ async def _check_errors(
     texts = errors_held(error_sums(errors))
     if texts:
         raise ViewInError(texts[0])
-
-
-def _pieces(updates: pa.Table) -> Iterator[pa.Table]:
-    for start in range(0, updates.num_rows, ROWS_AT_ONCE):
-        yield updates.slice(start, ROWS_AT_ONCE)
 
 
 def _take(updates: pa.Table, as_of: Time, take: Callable[[pa.Table], None]) -> None:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from actors.dataflow.gather import Source
 from actors.plan.schema import ERROR, TIME
 from actors.progress import EMPTY, Frontier, Time
+from actors.threshold_probes import STEP_BUDGET, STEP_ROWS
 
 
 def pick_hi(
@@ -48,7 +49,7 @@ def pick_hi(
         while position < len(pieces) and pieces[position].lower < candidate:
             total += pieces[position].part.bytes
             position += 1
-        if total > budget:
+        if STEP_BUDGET.crossed(total > budget):
             break
         best = candidate
     return best
@@ -88,7 +89,9 @@ def bound(times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool) -
 def fitting(deltas: Sequence[pa.Table], times: Sequence[Time], budget: int) -> Frontier | None:
     """A lower `hi`, when the rows exceed `budget` bytes in memory: as many times as fit, at
     least one. What a part takes as a file says little of what it takes here."""
-    if len(times) < 2 or sum(delta.nbytes for delta in deltas) <= budget:
+    if len(times) < 2:
+        return None
+    if not STEP_ROWS.crossed(sum(delta.nbytes for delta in deltas) > budget):
         return None
     sizes = dict.fromkeys(times, 0.0)
     for delta in deltas:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -51,11 +51,9 @@ from actors.progress import ObjectId
 from actors.settings import Settings
 from actors.spans import Opened, adopt, span
 from actors.telemetry import BYTES, PREPARED, ROWS, SPARK_JOB, SPARK_MS
+from actors.threshold_probes import ENGINE_ANSWER, ENGINE_INPUT, LOOP_ROWS
 
 T = TypeVar("T")
-
-ROWS_AT_ONCE_MAX: Final = 5_000
-"""Work on fewer rows takes less than a hop to a thread and back."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -154,12 +152,13 @@ class Engine:
 
     async def work(self, rows: int, run: Callable[[], T]) -> T:
         """Runs what computes on so many rows: here when they are few, else in a thread."""
-        return run() if rows <= ROWS_AT_ONCE_MAX else await self.clock.run_blocking(run)
+        # Work on few rows takes less than a hop to a thread and back.
+        return await self.clock.run_blocking(run) if LOOP_ROWS.exceeded_by(rows) else run()
 
     async def pack(self, schema: Schema, updates: pa.Table, advance_to: int | None = None) -> Rows:
         """Updates as a job's input: inline when small, else a file of ours."""
         updates = updates.select([*schema.names, "__time", "__diff"]).cast(schema.arrow_updates())
-        if updates.nbytes <= self.settings.engine_inline_bytes_max:
+        if not ENGINE_INPUT.crossed(updates.nbytes > self.settings.engine_inline_bytes_max):
             return Rows(schema=schema, arrow=to_ipc(updates), advance_to=advance_to)
         path = self.new_path("arrow")
         await self.clock.run_blocking(lambda: _write_file(path, updates))
@@ -197,7 +196,8 @@ class Engine:
         inline, path = answer.arrow, answer.arrow_file
         if answer.files is not None:
             return MadeFiles(answer.files)
-        if path is not None:
+        if ENGINE_ANSWER.crossed(path is not None):
+            assert path is not None
             mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))
             return Made(mapped, answer.spark_ms, answer.prepared)
         if inline is None:

@@ -31,6 +31,7 @@ from actors.plan.schema import Schema
 from actors.plan.updates import between, concat
 from actors.progress import Frontier, Time
 from actors.protocol.compute import SourceImport
+from actors.threshold_probes import FILLING_GAP
 
 
 async def make_ready(
@@ -115,7 +116,8 @@ async def _close_gap(
             handle.retire()
             raise
         parts = [part for batch in batches for part in batch.parts if part.time_min < lo]
-        if sum(part.bytes for part in parts) > engine.settings.inflight_bytes_per_dataflow_max:
+        size, most = sum(p.bytes for p in parts), engine.settings.inflight_bytes_per_dataflow_max
+        if FILLING_GAP.crossed(size > most):
             handle.retire()
             raise ReadBelowSince(
                 f"the arrangement of {handle.shard} ends at {lower}, too far before {lo}"

@@ -7,7 +7,7 @@ cut and written again a piece at a time. Then one append names all of it, so a v
 whole or not at all, and what a killed process had written is an orphan, but for the chunks of
 an additive view (`chunks`).
 
-Invariant: of a large answer, no more than `PIECE_ROWS` rows are in this process's memory. Rows of
+Invariant: of a large answer, no more than `HYDRATION_PIECE` rows are in memory here. Rows of
 files are not consolidated: equal rows may stand in several parts, and sum up as updates do.
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -32,8 +31,7 @@ from actors.persist import Cas, Part, PersistClient
 from actors.plan.jobs import FileDone, Rows
 from actors.progress import Time
 from actors.protocol.compute import SourceImport, ViewExport
-
-PIECE_ROWS: Final = 500_000
+from actors.threshold_probes import HYDRATION_CHUNK, HYDRATION_PIECE
 
 
 class First(msgspec.Struct, frozen=True):
@@ -60,7 +58,7 @@ async def first_parts(
         if additive(export.plan):
             bytes_max = engine.settings.hydration_chunk_bytes
             chunks = await engine.clock.run_blocking(lambda: chunks_of(sources, bytes_max))
-            if len(chunks) > 1:
+            if HYDRATION_CHUNK.crossed(len(chunks) > 1):
                 return await _chunk_by_chunk(engine, persist, export, chunks, as_of, name)
         return First(await _computed(engine, persist, export, sources, as_of, name))
 
@@ -165,7 +163,8 @@ async def _pieces(engine: Engine, made: Made | MadeFiles) -> AsyncGenerator[pa.T
             continue  # it was taken over
         try:
             with pq.ParquetFile(path) as reader:
-                batches = reader.iter_batches(PIECE_ROWS)
+                HYDRATION_PIECE.exceeded_by(reader.metadata.num_rows)
+                batches = reader.iter_batches(HYDRATION_PIECE.limit)
                 while True:
                     batch = await engine.clock.run_blocking(lambda: next(batches, None))  # noqa: B023
                     if batch is None:

@@ -39,6 +39,7 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import Install
 from actors.settings import Settings
+from actors.threshold_probes import SUBSCRIBED_BATCH
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -135,6 +136,7 @@ class PassThrough:
         tables = [table for tables in step.deltas for table in tables]
         if isinstance(self._export, SubscribeExport):
             made, large = batch(step, tables, self._export.schema, self._batch_bytes_max)
+            SUBSCRIBED_BATCH.crossed(large is not None)
             count = sum(table.num_rows for table in tables)
             return Passed(step.number, count, batch=made, large=large)
         parts = installs(self._description.id, step, tables, self._export, self._workers)

@@ -22,17 +22,17 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.arrangement.gathered import HELD_BYTES_MAX, Gathered
-from actors.arrangement.reading import ROWS_AT_ONCE
+from actors.arrangement.gathered import Gathered
 from actors.dataflow.contents import split_errors
 from actors.kernel import Clock
 from actors.persist import PersistClient
 from actors.persist.stashed import StashedBlobs
 from actors.plan.pieces import Piece, pieces
 from actors.plan.schema import DIFF, Schema
-from actors.plan.updates import advance, between, opening_of
+from actors.plan.updates import advance, between, opening_of, sliced
 from actors.progress import Time
 from actors.protocol.compute import SourceImport, StashPart
+from actors.threshold_probes import GATHERED_BYTES, SUBSCRIBED_BATCH
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Stashing:
         """All rows, in blobs unless they are one piece. Raises as `all_of` does."""
         cut = self._cut(batches, schema)
         first = await self._clock.run_blocking(lambda: next(cut))
-        if first.last:
+        if not SUBSCRIBED_BATCH.crossed(not first.last):
             return Found(first.arrow if first.rows else None)
         return Found(None, await self._stash(cut, first))
 
@@ -110,7 +110,7 @@ async def snapshot(
                 yield await persist.fetch(part, source.schema)
                 reader.release([part.key])
 
-        large = sum(part.bytes for part in parts) > HELD_BYTES_MAX
+        large = GATHERED_BYTES.exceeded_by(sum(part.bytes for part in parts))
         if large and not any(part.retracts for part in parts):
             return await _as_read(read(), clock, source.schema, as_of, stashing)
         return await _summed(read(), clock, source.schema, as_of, place, stashing)
@@ -133,7 +133,7 @@ async def _as_read(
     try:
         async with aclosing(parts) as found:
             async for updates in found:
-                for rows in _slices(updates):
+                for rows in sliced(updates):
                     held += await clock.run_blocking(partial(_counting, rows, schema, as_of))
                     if sum(batch.nbytes for batch in held) > stashing.piece_bytes:
                         written += await stashing.all_of(iter(held), shape)
@@ -147,11 +147,6 @@ async def _as_read(
         with anyio.CancelScope(shield=True):
             await stashing.remove(written)
         raise
-
-
-def _slices(updates: pa.Table) -> Iterator[pa.Table]:
-    for start in range(0, updates.num_rows, ROWS_AT_ONCE):
-        yield updates.slice(start, ROWS_AT_ONCE)
 
 
 def _counting(updates: pa.Table, schema: Schema, as_of: Time) -> list[pa.RecordBatch]:
@@ -187,7 +182,7 @@ async def _summed(
 
 
 def _gather(gathered: Gathered, updates: pa.Table, as_of: Time) -> None:
-    for rows in _slices(updates):
+    for rows in sliced(updates):
         gathered.add(split_errors(between(rows, 0, as_of + 1))[0])
 
 

@@ -30,6 +30,7 @@ from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import concat, condensed, consolidate
 from actors.progress import Frontier, Time
+from actors.threshold_probes import TOUCHED_ROWS
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
@@ -199,7 +200,9 @@ async def delta_step(
                 rows = lookups.rows(input_name)
                 if rows is None or not rows.num_rows:
                     continue
-                if input_name[0] == "s" and rows.num_rows > engine.settings.lookup_rows_max:
+                if input_name[0] == "s" and TOUCHED_ROWS.crossed(
+                    rows.num_rows > engine.settings.lookup_rows_max
+                ):
                     given = whole_state(int(input_name[1:]))
                     inputs[input_name] = await stack.enter_async_context(given)
                     continue

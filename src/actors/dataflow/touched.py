@@ -29,6 +29,7 @@ from actors.plan.delta import DeltaPlan, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, set_column
 from actors.progress import Frontier, ShardId, Time
+from actors.threshold_probes import HIDDEN_ROWS
 
 
 class Imports:
@@ -154,7 +155,7 @@ class Touched:
 
     def hidden_whole(self, groups_max: int) -> bool:
         """Whether hidden state is small enough to go into a step whole."""
-        return self.hidden_groups <= groups_max
+        return not HIDDEN_ROWS.crossed(self.hidden_groups > groups_max)
 
     def schema(self, target: str) -> Schema:
         """The columns of an import or of the hidden state."""

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import anyio
 import msgspec
@@ -42,9 +41,7 @@ from actors.plan.jobs import Rows
 from actors.plan.updates import concat
 from actors.progress import Frontier, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ViewExport
-
-COLD_STEPS: Final = 5
-"""Steps that build their plans are not measured, unless all of them do."""
+from actors.threshold_probes import COLD_STEPS
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -169,7 +166,8 @@ class View:
             # A step meets rows that are never there together, too: only the query itself can say.
             return Outcome(await self._whole(step, time), recomputed=True)
         self._steps += 1
-        if outcome.deltas.prepared or self._steps > COLD_STEPS:
+        # Steps that build their plans are not measured, unless all of them do.
+        if outcome.deltas.prepared or COLD_STEPS.exceeded_by(self._steps):
             self._chooser.stepped(rows, self._engine.clock.monotonic_ms() - started)
         rejected = msgspec.structs.replace(choice, full=False).text()
         return msgspec.structs.replace(outcome, rejected=rejected)

@@ -38,6 +38,7 @@ from actors.plan.schema import DIFF
 from actors.plan.updates import at_time
 from actors.progress import Frontier, Time
 from actors.sources.source import ExportFailed, Mark, Rows
+from actors.threshold_probes import TRANSACTION_BYTES
 
 GATHER_MS_MAX: Final = 100
 _GATHER_SHARE: Final = 8
@@ -202,7 +203,8 @@ class Staging:
     @property
     def must_spill(self) -> bool:
         """Whether it is time to make room; right while no batch is being committed."""
-        return 2 * self._open.bytes >= self.bytes_max and not self.complete
+        full = 2 * self._open.bytes >= self.bytes_max
+        return TRANSACTION_BYTES.crossed(full) and not self.complete
 
     def gathers_ms(self, now: Time) -> int:
         """How long what is complete waits for more before it is taken; 0: take it."""

@@ -32,6 +32,7 @@ from actors.errors import InvalidUsage, StorageError, storage_error
 from actors.kernel import Clock
 from actors.persist.location import BlobInfo, check_blob_key
 from actors.settings import Settings
+from actors.threshold_probes import BUCKET_PIECE, BUCKET_READ
 
 _PIECES_READ_AT_ONCE: Final = 4
 """Of one object."""
@@ -58,7 +59,7 @@ class BucketBlob:
             if begun is None:
                 return None
             found, data = begun
-            if data is None:
+            if BUCKET_READ.crossed(data is None):
                 async with self._bytes.take(found.size):
                     data = await self._in_pieces(found)
             if data is not None:
@@ -93,7 +94,7 @@ class BucketBlob:
         place = self._place(key)
 
         async def write() -> None:
-            if len(data) <= PIECE_BYTES:
+            if not BUCKET_PIECE.crossed(len(data) > PIECE_BYTES):
                 await self._store.put(place, data)
             else:
                 await self._store.upload(place, bytes(data), len(data))
@@ -116,7 +117,7 @@ class BucketBlob:
             checksum = zlib.crc32(piece, checksum)
 
         async def write() -> None:
-            if size <= PIECE_BYTES:
+            if not BUCKET_PIECE.crossed(size > PIECE_BYTES):
                 data = await self._clock.run_blocking(path.read_bytes)
                 seen(data)
                 await self._store.put(place, data)

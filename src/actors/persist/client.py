@@ -56,6 +56,7 @@ from actors.plan.schema import Schema
 from actors.plan.updates import at_time
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.settings import Settings
+from actors.threshold_probes import INLINE_ROOM
 from actors.tracing.trail import Trail
 
 
@@ -314,7 +315,8 @@ class PersistClient:
         inline = limits.inline_part_bytes_max
         room = limits.inline_bytes_per_shard_max - inline
         # They lie in the document: where all of it fits there is nothing to add up.
-        if not 0 < self._machine.document_bytes(shard) <= room and state.inline_bytes > room:
+        fits = 0 < self._machine.document_bytes(shard) <= room or state.inline_bytes <= room
+        if INLINE_ROOM.crossed(not fits):
             inline = 0
         return await self._parts.write(state, updates, inline)
 

@@ -38,15 +38,18 @@ from actors.persist.shard import Batch, Part, ShardState, compact_to
 from actors.plan.schema import DIFF, ERROR, Schema
 from actors.plan.updates import advance, consolidate
 from actors.progress import Time
+from actors.threshold_probes import (
+    BATCH_COUNT,
+    COMPACTION_SPILL,
+    HASHED_ROWS,
+    INLINE_COMPACTION,
+    SPILLED_FILE,
+)
 
 GROWTH: Final = 2
 BATCH_BYTES_MIN: Final = 4096
 """Smaller batches count as this much: an empty one costs something, too."""
 FILES_MAX: Final = 256
-LARGE_SHARE: Final = 4
-"""A file of more than so many budgets is cut again."""
-HASHED_AT_ONCE: Final = 16_384
-"""Rows: of text each value becomes an object of Python's meanwhile."""
 
 
 def choose(
@@ -54,8 +57,8 @@ def choose(
 ) -> tuple[tuple[Batch, ...], bool] | None:
     """Adjacent batches to merge and whether the result must go to a blob; None: all is well."""
     batches = state.batches
-    over = state.inline_bytes > inline_bytes_max
-    if len(batches) <= batches_max and not over:
+    over = INLINE_COMPACTION.crossed(state.inline_bytes > inline_bytes_max)
+    if not BATCH_COUNT.crossed(len(batches) > batches_max) and not over:
         return None
     sizes = [max(BATCH_BYTES_MIN, batch.bytes) for batch in batches]
     keep = max(1, batches_max // 2)
@@ -149,6 +152,7 @@ class Merger:
         if self._held_bytes > self._bytes_max:
             self._consolidate_held()
             if self._scratch is not None and self._held_bytes > self._bytes_max:
+                COMPACTION_SPILL.crossed(True)
                 self._start_spilling(self._scratch)
 
     def _consolidate_held(self) -> None:
@@ -192,6 +196,7 @@ class Merger:
 
     def _merged(self) -> Iterator[pa.Table]:
         if not self._writers:
+            COMPACTION_SPILL.crossed(False)
             if self._held:
                 yield clustered(summed(pa.concat_tables(self._held)), self._schema)
             return
@@ -210,7 +215,7 @@ class Merger:
     def _cut(self, scratch: Path, path: Path) -> list[Path]:
         """The file, or several in its place when it is far too large."""
         count = min(FILES_MAX, path.stat().st_size // self._bytes_max)
-        if self._ranges is None or count <= LARGE_SHARE:
+        if self._ranges is None or not SPILLED_FILE.exceeded_by(count):
             return [path]
         prefix = f"{path.stem}-"
         writers = self._open(scratch, prefix, count)
@@ -295,10 +300,12 @@ def summed(updates: pa.Table) -> pa.Table:
 def row_hashes(rows: pa.Table) -> Any:
     """A uint64 for each row, the same for rows of the same bits. Nested columns count only where
     there are no others. What it takes beside its result is bounded."""
-    if rows.num_rows <= HASHED_AT_ONCE:
+    if not HASHED_ROWS.exceeded_by(rows.num_rows):
         return _row_hashes(rows)
-    starts = range(0, rows.num_rows, HASHED_AT_ONCE)
-    return np.concatenate([_row_hashes(rows.slice(start, HASHED_AT_ONCE)) for start in starts])
+    # Of text each value becomes an object of Python's meanwhile.
+    step = HASHED_ROWS.limit
+    starts = range(0, rows.num_rows, step)
+    return np.concatenate([_row_hashes(rows.slice(start, step)) for start in starts])
 
 
 def _row_hashes(rows: pa.Table) -> Any:

@@ -23,6 +23,7 @@ import anyio
 import pyarrow as pa
 
 from actors.persist.shard import Part
+from actors.threshold_probes import DECODED_EVICTION, DECODED_ROOM
 
 LARGEST_SHARE: Final = 8
 TABLE_BYTES: Final = 1024
@@ -78,11 +79,13 @@ class DecodedParts:
         """Keeps a part's updates. `table` must not be a slice of a larger one."""
         key = _key(part)
         size = held_bytes(key, table)
-        if size > self._bytes_max // LARGEST_SHARE or key in self._tables:
+        if key in self._tables:
+            return
+        if DECODED_ROOM.crossed(size > self._bytes_max // LARGEST_SHARE):
             return
         self._tables[key] = table, size
         self._bytes += size
-        while self._bytes > self._bytes_max:
+        while DECODED_EVICTION.crossed(self._bytes > self._bytes_max):
             _, (_, gone) = self._tables.popitem(last=False)
             self._bytes -= gone
 

@@ -26,13 +26,13 @@ from actors.errors import Corrupt, StorageError
 from actors.persist.invariants import validate
 from actors.persist.part_lists import without_parts
 from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
+from actors.threshold_probes import DOCUMENT_PACKING
 
 SEALED: Final = 2
 """Version of documents with a checksum, whatever the format of what they hold."""
 PACKED: Final = 3
 """Version of those that hold it packed: its length, then LZ4."""
-PACKED_BYTES_MIN: Final = 512
-"""A smaller one is stored as it is."""
+
 _LENGTH_BYTES: Final = 4
 _LZ4_RATIO_MAX: Final = 255
 _LZ4: Final = pa.Codec("lz4_raw")
@@ -69,7 +69,7 @@ def encode_sized(document: ShardState | TablesUpper) -> tuple[bytes, int]:
 def sealed(data: bytes) -> bytes:
     """Any document, within the one that has its checksum."""
     version = SEALED
-    if len(data) >= PACKED_BYTES_MIN:
+    if DOCUMENT_PACKING.exceeded_by(len(data)):
         version = PACKED
         packed = _LZ4.compress(data, asbytes=True)
         data = len(data).to_bytes(_LENGTH_BYTES, "little") + packed

@@ -32,6 +32,7 @@ from actors.persist.statistics import ColumnStatistics, Value, column_of, has_bo
 from actors.plan.schema import Schema
 from actors.plan.updates import from_ipc
 from actors.protocol.compute import Comparison
+from actors.threshold_probes import FILTER_AUDIT, FILTER_KEYS
 
 Op: TypeAlias = Literal["=", "<", "<=", ">", ">=", "in", "is null", "is not null"]
 
@@ -63,8 +64,6 @@ _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-KEYS_MAX: Final = 64
-"""Of a peek by more keys parts are not left out by them."""
 _NULL_TESTS: Final = ("is null", "is not null")
 _EXACT: Final = decimal.Context(prec=76)
 
@@ -106,7 +105,7 @@ class PartFilter:
             _of_comparison(each, kinds[each.column]) for each in comparisons if each.column in kinds
         )
         found = [condition for condition in known if condition is not None]
-        if keys is not None and keys.num_rows <= KEYS_MAX:
+        if keys is not None and not FILTER_KEYS.exceeded_by(keys.num_rows):
             helping = [n for n in keys.column_names if n in kinds and not keys[n].null_count]
             found += [Condition(name, "in", tuple(keys[name])) for name in helping]
         return cls(schema, found) if found else None
@@ -249,7 +248,8 @@ class Audit:
 
     def chooses(self, part: Part) -> bool:
         """Whether a discarded part is to be read; its bytes are taken from the budget."""
-        if zlib.crc32(part.key.encode()) % self._one_in or part.bytes > self._bytes:
+        passed_over = zlib.crc32(part.key.encode()) % self._one_in or part.bytes > self._bytes
+        if FILTER_AUDIT.crossed(bool(passed_over)):
             return False
         self._bytes -= part.bytes
         return True

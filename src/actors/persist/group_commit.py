@@ -22,8 +22,8 @@ import anyio.lowlevel
 from actors.errors import StorageError
 from actors.kernel.flag import Flag
 from actors.persist.location import Cas, check_ops
+from actors.threshold_probes import GROUP_COMMIT
 
-SETS_MAX: Final = 256
 BYTES_MAX: Final = 16 * 1024 * 1024
 """Of one transaction; a larger set goes alone."""
 
@@ -99,11 +99,12 @@ class GroupCommit:
     def _gathered(self) -> list[Pending]:
         group, size = [self._queue.popleft()], 0
         size = group[0].bytes
-        while self._queue and len(group) < SETS_MAX:
+        while self._queue and len(group) < GROUP_COMMIT.limit:
             size += self._queue[0].bytes
             if size > BYTES_MAX:
                 break
             group.append(self._queue.popleft())
+        GROUP_COMMIT.crossed(bool(self._queue))
         return group
 
     async def _lead(self, group: Sequence[Pending]) -> None:

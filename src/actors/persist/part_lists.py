@@ -31,11 +31,12 @@ from actors.persist.invariants import validate
 from actors.persist.location import Blob
 from actors.persist.shard import Part, PartList, ShardState
 from actors.progress import TIME_MIN, Frontier
+from actors.threshold_probes import LOOP_BYTES
 
 Parts: TypeAlias = tuple[Part, ...]
 LOOKS_MAX: Final = 16
 """At a document whose lists go while they are read."""
-_ON_THE_LOOP_BYTES_MAX: Final = 64 * 1024
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[Part, ...])
 
@@ -133,7 +134,7 @@ class PartLists:
         data = await self._blob.get(listed.key)
         if data is None:
             return None
-        if len(data) <= _ON_THE_LOOP_BYTES_MAX:
+        if not LOOP_BYTES.exceeded_by(len(data)):
             return decode_list(listed, data)
         return await self._clock.run_blocking(lambda: decode_list(listed, data))
 

@@ -54,9 +54,8 @@ from actors.persist.statistics import ColumnStatistics, of_footer
 from actors.plan.schema import SYSTEM_COLUMNS, Schema
 from actors.progress import ShardId, Time
 from actors.settings import Settings
+from actors.threshold_probes import LOOP_BYTES, PART_LIST
 
-_ON_THE_LOOP_BYTES_MAX = 64 * 1024
-"""Smaller updates are encoded and decoded at once: a thread costs more."""
 _DELETED_AT_ONCE: Final = 8
 """Of one call: a store far away answers each after two trips."""
 
@@ -129,7 +128,8 @@ class PartStore:
             bytes_target=self._settings.part_bytes_target,
             statistics_bytes_max=self._settings.part_statistics_bytes_max,
         )
-        small = takes_at_most(updates, _ON_THE_LOOP_BYTES_MAX)
+        # A thread costs more than to encode what is small.
+        small = not LOOP_BYTES.crossed(not takes_at_most(updates, LOOP_BYTES.limit))
         parts: list[Part] = []
         try:
             while True:
@@ -216,7 +216,7 @@ class PartStore:
     async def write_list(self, shard: ShardId, parts: tuple[Part, ...]) -> PartList | None:
         """A durable list of the parts of one batch, which is pending as they are; None: they are so
         few that the document describes them. Raises `StoreFull`, `StorageError`."""
-        if len(parts) < self._settings.part_list_parts_min:
+        if not PART_LIST.crossed(len(parts) >= self._settings.part_list_parts_min):
             return None
         data = await self._clock.run_blocking(partial(encode_list, parts))
         listed = PartList(self._new_key(shard, "parts"), len(data), zlib.crc32(data))
@@ -245,7 +245,7 @@ class PartStore:
         if part.inline is not None:
             return decode_written(part, part.inline, schema)
         data = await self._bytes(part)
-        if len(data) <= _ON_THE_LOOP_BYTES_MAX:
+        if not LOOP_BYTES.exceeded_by(len(data)):
             return decode_written(part, data, schema)
         return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
 

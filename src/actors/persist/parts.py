@@ -27,16 +27,19 @@ from actors.persist.shard import PLACED, Part
 from actors.persist.statistics import of_written
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
 from actors.plan.updates import from_ipc, opening_of, set_column, stream_of
+from actors.threshold_probes import (
+    INLINE_PART,
+    PARQUET_THREADS,
+    PART_COUNT,
+    PART_ROWS,
+    ROW_GROUPS,
+)
 
 VERSION: Final = 1
 """Of parts as they are written."""
 _VERSION_KEY: Final = b"penstock.part"
 _OPENINGS_MAX: Final = 256
 """Beginnings of inline parts that are kept, one a schema."""
-_FEW_ROWS_MAX: Final = 32
-_ROW_GROUP_ROWS: Final = 128 * 1024
-_THREADS_BYTES_MIN: Final = 1 << 20
-"""Smaller files are read by one thread: to wake others takes longer."""
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -93,7 +96,7 @@ def _by_time(table: pa.Table) -> pa.Table:
         raise InvalidUsage(f"{times.null_count} updates have no {TIME}")
     if table.num_rows == 1:
         return table
-    if table.num_rows <= _FEW_ROWS_MAX:  # as below: sooner than Arrow is called
+    if not PART_ROWS.exceeded_by(table.num_rows):  # as below: sooner than Arrow is called
         known = times.to_pylist()
         if all(before <= after for before, after in pairwise(known)):
             return table
@@ -120,10 +123,13 @@ def encode(
         return
     if takes_at_most(table, inline_bytes_max):
         data = stream_of(_opening(schema, has_errors(table)), table.to_batches())
-        if len(data) <= inline_bytes_max:
+        if not INLINE_PART.crossed(len(data) > inline_bytes_max):
             yield Encoded(_describe(table, data, inline=True), None, table)
             return
+    else:
+        INLINE_PART.crossed(True)
     step = max(1, rows * bytes_target // max(1, table.nbytes))
+    PART_COUNT.crossed(step < rows)
     for start in range(0, rows, step):
         piece = table.slice(start, step)
         data, footer = _to_parquet(piece)
@@ -142,7 +148,7 @@ def _opening(schema: Schema, errors: bool) -> bytes:
 def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
     """`table` is sorted by time."""
     times, diffs = table[TIME], table[DIFF]
-    if table.num_rows <= _FEW_ROWS_MAX:  # Python finds them sooner than Arrow is called
+    if not PART_ROWS.exceeded_by(table.num_rows):  # Python finds them sooner than Arrow is called
         known = times.to_pylist()
         first, last, least = known[0], known[-1], min(diffs.to_pylist())
     else:
@@ -164,13 +170,14 @@ def _describe(table: pa.Table, data: bytes, *, inline: bool) -> Part:
 def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
     """A file, and its footer."""
     footers: list[Any] = []
+    ROW_GROUPS.exceeded_by(table.num_rows)
     sink = pa.BufferOutputStream()
     marked = table.replace_schema_metadata({_VERSION_KEY: str(VERSION).encode()})
     pq.write_table(
         marked,
         sink,
         compression="zstd",
-        row_group_size=_ROW_GROUP_ROWS,
+        row_group_size=ROW_GROUPS.limit,
         use_dictionary=_repeating(table.schema),
         metadata_collector=footers,
         write_page_checksum=True,  # Spark reads files itself, and knows no checksum of ours
@@ -246,7 +253,8 @@ def at_its_time(part: Part, written: pa.Table) -> pa.Table:
 def _from_parquet(name: str, data: bytes) -> pa.Table:
     # `pq.read_table` would make a dataset of it: four times the cost of a small part.
     with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
-        table = file.read(use_threads=len(data) >= _THREADS_BYTES_MIN)
+        # Smaller files are read by one thread: to wake others takes longer.
+        table = file.read(use_threads=PARQUET_THREADS.exceeded_by(len(data)))
     marks = table.schema.metadata or {}
     if _VERSION_KEY in marks:
         _check_version(name, int(marks[_VERSION_KEY]))

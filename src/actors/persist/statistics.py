@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.plan.schema import Schema
+from actors.threshold_probes import PART_STATISTICS
 
 BOUND_BYTES_MAX: Final = 32
 """Of one bound that is text or binary."""
@@ -56,6 +57,7 @@ def trimmed(columns: Iterable[ColumnStatistics], bytes_max: int) -> tuple[Column
     """As many as fit, the longest left out first; in their order."""
     kept = [(column, len(_encoder.encode(column))) for column in columns]
     total = sum(size for _, size in kept)
+    PART_STATISTICS.crossed(total > bytes_max)
     while total > bytes_max:
         longest = max(range(len(kept)), key=lambda at: kept[at][1])
         total -= kept.pop(longest)[1]

@@ -39,6 +39,7 @@ from actors.persist.shard import (
 )
 from actors.progress import ShardId
 from actors.settings import Settings
+from actors.threshold_probes import STATE_RELIEF
 
 log = logging.getLogger("penstock.persist")
 Progress: TypeAlias = Callable[[int, int], None]
@@ -129,7 +130,8 @@ class Upkeep:
     def _is_large(self, shard: ShardId) -> bool:
         """Whether its document is, as far as is known, and a compaction makes it smaller."""
         limits = self._settings
-        if self._machine.document_bytes(shard) <= limits.state_bytes_max * _RELIEF_SHARE:
+        size = self._machine.document_bytes(shard)
+        if not STATE_RELIEF.crossed(size > limits.state_bytes_max * _RELIEF_SHARE):
             return False
         state = self._machine.cached(shard)
         return state is not None and len(state.batches) > 2 * limits.batches_per_shard_max

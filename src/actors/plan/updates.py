@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,10 +17,7 @@ import pyarrow.compute as pc
 
 from actors.errors import MalformedFrame
 from actors.plan.schema import DIFF, ERROR, TIME, Schema
-
-FEW_ROWS_MAX: Final = 512
-"""Up to here Python sums equal rows faster than Arrow does."""
-_SAMPLE_ROWS: Final = 8_192
+from actors.threshold_probes import FEW_ROWS, SAMPLED_ROWS, SHORT_STREAM, SLICED_ROWS
 
 
 def to_ipc(table: pa.Table) -> bytes:
@@ -48,12 +45,11 @@ def stream_of(opening: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
 """Begins every message of a stream."""
-_SHORT_BYTES_MAX: Final = 16 * 1024
 
 
 def from_ipc(data: bytes) -> pa.Table:
     """The table in an IPC stream. Raises `MalformedFrame`."""
-    known = isinstance(data, bytes) and len(data) <= _SHORT_BYTES_MAX
+    known = isinstance(data, bytes) and not SHORT_STREAM.exceeded_by(len(data))
     if known and (short := _short(data)) is not None:
         return short
     try:
@@ -171,6 +167,13 @@ def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(parts) if parts else schema.empty_table()
 
 
+def sliced(updates: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows in slices that are worked on at a time, none when there are no rows."""
+    SLICED_ROWS.exceeded_by(updates.num_rows)
+    for start in range(0, updates.num_rows, SLICED_ROWS.limit):
+        yield updates.slice(start, SLICED_ROWS.limit)
+
+
 def distinct_times(updates: pa.Table) -> list[int]:
     """The times that occur, ascending."""
     return sorted(pc.unique(updates[TIME]).to_pylist())
@@ -188,7 +191,8 @@ def consolidate(updates: pa.Table) -> pa.Table:
     if updates.num_rows == 0:
         return updates
     names = [name for name in updates.column_names if name != DIFF]
-    few = bool(names) and updates.num_rows <= FEW_ROWS_MAX
+    # Up to here Python sums equal rows faster than Arrow does.
+    few = bool(names) and not FEW_ROWS.exceeded_by(updates.num_rows)
     if few and all(_plain(updates.schema.field(name).type) for name in names):
         return _sum_few(updates, names)
     if all(_groupable(updates.schema.field(name).type) for name in names):
@@ -207,11 +211,13 @@ def condensed(updates: pa.Table) -> pa.Table:
     """
     names = [name for name in updates.column_names if name != DIFF]
     rows = updates.num_rows
-    if rows < _SAMPLE_ROWS or not all(_groupable(updates.schema.field(n).type) for n in names):
+    if not SAMPLED_ROWS.exceeded_by(rows):
         return updates
-    updates = updates.combine_chunks()
-    sample = consolidate(updates.slice((rows - _SAMPLE_ROWS) // 2, _SAMPLE_ROWS))
-    return consolidate(updates) if sample.num_rows * 2 <= _SAMPLE_ROWS else updates
+    if not all(_groupable(updates.schema.field(n).type) for n in names):
+        return updates
+    updates, size = updates.combine_chunks(), SAMPLED_ROWS.limit
+    sample = consolidate(updates.slice((rows - size) // 2, size))
+    return consolidate(updates) if sample.num_rows * 2 <= size else updates
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:

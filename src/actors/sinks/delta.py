@@ -42,9 +42,9 @@ from actors.sinks.delta_rewrite import Rewrites, TableFile, stats_of
 from actors.sinks.formats import Files, WrittenFile
 from actors.sinks.outlets import Outlet
 from actors.sinks.sink import SinkStatistics
-from actors.sinks.staging import FILE_BYTES
 from actors.sinks.threads import Threads
 from actors.sources.source import Unreachable
+from actors.threshold_probes import SINK_FILE
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -315,7 +315,7 @@ class DeltaSink:
     def _write(self, updates: pa.Table) -> None:
         if self._files is None:
             place = self._staging.place(self._upper)
-            self._files = Files(place, self._shape, "parquet", FILE_BYTES)
+            self._files = Files(place, self._shape, "parquet", SINK_FILE.limit)
         if self._contents:
             self._rewrites.remove(
                 updates.filter(pc.less(updates[DIFF], pa.scalar(0, pa.int64()))), self._upper

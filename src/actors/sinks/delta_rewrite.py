@@ -5,7 +5,7 @@ when one of the rows may be there, all of it. Files whose bounds exclude the row
 Rows are compared bit by bit, NULL is NULL, and of a row that is there n times exactly as many go
 as should (`subtract`): a merge by the table's own engine could promise neither, for bags.
 
-Rows that are to go are kept in memory, and beyond `_HELD_BYTES_MAX` in files beside the table's,
+Rows that are to go are kept in memory, and beyond `DELETED_ROWS` in files beside the table's,
 so that the whole can be done again when others move rows between files meanwhile. Small files are
 put together when there are many.
 """
@@ -25,14 +25,14 @@ from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF, Schema
 from actors.progress import Frontier
 from actors.sinks.formats import Files, WrittenFile
-from actors.sinks.staging import FILE_BYTES, Staging, doing
+from actors.sinks.staging import Staging, doing
 from actors.sinks.subtract import maybe, subtract
 from actors.sinks.threads import Threads
+from actors.threshold_probes import DELETED_ROWS, SINK_FILE, SMALL_FILES
 
-_HELD_BYTES_MAX: Final = 32 << 20
 _ROWS_AT_ONCE: Final = 65_536
-_SMALL_FILES_MAX: Final = 16
-_SMALL_BYTES: Final = FILE_BYTES // 4
+
+_SMALL_BYTES: Final = SINK_FILE.default // 4
 _WHOLE: Final = frozenset({"INT32", "INT64"})
 _PLAIN: Final = frozenset({"NONE", "INT"})
 
@@ -84,7 +84,7 @@ class Rewrites:
             return
         self._held.append(updates.select([*self._shape.names, DIFF]))
         self._held_bytes += updates.nbytes
-        if self._held_bytes > _HELD_BYTES_MAX:
+        if DELETED_ROWS.exceeded_by(self._held_bytes):
             place = self._staging.place(upper, "_")
             with doing("write rows that go"):
                 file = place.create("rows.parquet")
@@ -169,7 +169,7 @@ class Rewrites:
             ):
                 return None
             left, taken = deletes, 0
-            files = Files(self._staging.place(upper), self._shape, "parquet", FILE_BYTES)
+            files = Files(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
             for batch in source.iter_batches(_ROWS_AT_ONCE):
                 found = subtract(self._read(batch, self._shape.names), left, self._names)
                 left, taken = found.left, taken + found.taken
@@ -190,9 +190,9 @@ class Rewrites:
     ) -> tuple[list[TableFile], list[WrittenFile]]:
         """Puts small files together when they are many: which, and what they become."""
         small = [file for file in files if file.bytes < _SMALL_BYTES]
-        if len(small) <= _SMALL_FILES_MAX:
+        if not SMALL_FILES.exceeded_by(len(small)):
             return [], []
-        into = Files(self._staging.place(upper), self._shape, "parquet", FILE_BYTES)
+        into = Files(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
 
         def copy(file: TableFile) -> None:
             with self._staging.reading(file.path) as there, pq.ParquetFile(there) as source:

@@ -28,9 +28,10 @@ import pyarrow.parquet
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF, Schema
+from actors.plan.updates import sliced
 from actors.protocol.compute import CopyToExport
+from actors.threshold_probes import SINK_FILE, SLICED_ROWS
 
-ROWS_AT_ONCE: Final = 65_536
 PIECE_BYTES: Final = 8 << 20
 """Rows that are written at once; of Parquet, a row group."""
 FILE_BYTES_MIN: Final = 4_096
@@ -77,17 +78,17 @@ def check_format(schema: Schema, export: CopyToExport) -> None:
 
 
 def repeated(rows: pa.Table) -> Iterator[pa.Table]:
-    """Rows as often as their `DIFF` says, without it, in pieces of at most `ROWS_AT_ONCE`."""
+    """Rows as often as their `DIFF` says, without it, in slices (`SLICED_ROWS`)."""
     diffs = rows[DIFF].to_numpy()
     plain = rows.drop_columns([DIFF])
     if not len(diffs) or diffs.max() == 1:
-        for start in range(0, plain.num_rows, ROWS_AT_ONCE):
-            yield plain.slice(start, ROWS_AT_ONCE)
+        yield from sliced(plain)
         return
     ends = diffs.cumsum()
     total = int(ends[-1])
-    for start in range(0, total, ROWS_AT_ONCE):
-        wanted = np.arange(start, min(total, start + ROWS_AT_ONCE))
+    SLICED_ROWS.exceeded_by(total)
+    for start in range(0, total, SLICED_ROWS.limit):
+        wanted = np.arange(start, min(total, start + SLICED_ROWS.limit))
         yield plain.take(pa.array(np.searchsorted(ends, wanted, "right")))
 
 
@@ -162,7 +163,7 @@ class Files:
             ) from None
         opened.rows += rows.num_rows
         # The next piece is about as large as this one.
-        if 2 * opened.file.size - before > self._bytes_max:
+        if SINK_FILE.crossed(2 * opened.file.size - before > self._bytes_max):
             self._close()
 
     def _close(self) -> None:

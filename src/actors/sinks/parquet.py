@@ -30,9 +30,9 @@ from actors.sinks.columns import check_columns, of_changes
 from actors.sinks.formats import Files, WrittenFile
 from actors.sinks.outlets import Outlet
 from actors.sinks.sink import SinkStatistics
-from actors.sinks.staging import FILE_BYTES
 from actors.sinks.threads import Threads
 from actors.sources.source import Unreachable
+from actors.threshold_probes import SINK_FILE
 
 MANIFESTS: Final = "_manifests"
 VERSION: Final = 1
@@ -222,7 +222,7 @@ class ParquetSink:
     def _write(self, updates: pa.Table) -> None:
         if self._files is None:
             place = self._staging.place(self._upper)
-            self._files = Files(place, self._shape, "parquet", FILE_BYTES)
+            self._files = Files(place, self._shape, "parquet", SINK_FILE.limit)
         if self.once:
             self._files.add(updates)
             return

@@ -19,8 +19,6 @@ from actors.persist.location import storage_error
 from actors.progress import Frontier
 from actors.sinks.formats import FilePlace
 
-FILE_BYTES: Final = 64 << 20
-"""About the most of a file."""
 _NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
 
 

@@ -34,6 +34,7 @@ import msgspec
 from actors.buckets.bucket_store import Version
 from actors.errors import InvalidUsage
 from actors.settings import Settings
+from actors.threshold_probes import LISTED_FILES
 
 RECENT_MAX: Final = 2_000
 HASH_BYTES: Final = 12
@@ -121,7 +122,7 @@ class Taken(NamedTuple):
         looked_ns = self.looked_ns if looked_ns is None else looked_ns
         recent = dict(self.recent) | {file.hash: file.modified_ns for file in files}
         low = self.low
-        if len(recent) > RECENT_MAX:
+        if LISTED_FILES.crossed(len(recent) > RECENT_MAX):
             keys = [(at, name) for name, at in recent.items()]
             kept = nlargest(RECENT_MAX, keys)
             low = max(low, *(set(keys) - set(kept)))

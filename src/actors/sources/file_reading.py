@@ -35,11 +35,10 @@ from actors.plan.updates import from_ipc
 from actors.sources.file_listing import FoundFile
 from actors.sources.source import Unreachable
 from actors.sources.surroundings import Surroundings
+from actors.threshold_probes import FILE_PIECE
 
 Format: TypeAlias = Literal["parquet", "csv", "json"]
-PIECE_BYTES: Final = 8 << 20
-"""Of a piece of rows, about: some fit into what a source may stage, so that the next is read while
-one becomes a part."""
+
 BATCH_ROWS: Final = 64 * 1024
 INFER_FILES: Final = 10
 """So many files, the first, are looked at for their columns."""
@@ -264,7 +263,7 @@ def _from_parquet(paths: Sequence[str], keep: Schema, ours: bool = True) -> Iter
                     _check_nulls(rows, keep, path if ours else None)
                     waiting.append(rows)
                     size += rows.nbytes
-                    if size >= PIECE_BYTES:
+                    if FILE_PIECE.exceeded_by(size):
                         yield pa.Table.from_batches(waiting, shape)
                         waiting, size = [], 0
         except (OSError, pa.ArrowException) as error:
@@ -284,9 +283,11 @@ def _answered(answer: RowsDone, keep: Schema) -> Iterator[pa.Table]:
 
 
 def _cut(rows: pa.Table, keep: Schema) -> Iterator[pa.Table]:
+    # Some pieces fit into what a source may stage: the next is read while one becomes a part.
     rows = rows.cast(keep.arrow())
     _check_nulls(rows, keep, None)
-    step = max(1, PIECE_BYTES * rows.num_rows // max(1, rows.nbytes))
+    step = max(1, FILE_PIECE.limit * rows.num_rows // max(1, rows.nbytes))
+    FILE_PIECE.crossed(rows.num_rows > step)
     for start in range(0, rows.num_rows, step):
         yield rows.slice(start, step)
 

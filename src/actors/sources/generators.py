@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, Protocol
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -33,9 +33,7 @@ from actors.errors import InvalidUsage
 from actors.kernel import Clock
 from actors.plan.schema import DIFF, Schema
 from actors.sources.source import Export, Given, Idle, Lag, Mark, Rows
-
-EVENTS_INLINE_MAX: Final = 500
-"""Up to so many light events are made on the loop: a thread costs more."""
+from actors.threshold_probes import GENERATED_EVENTS
 
 
 class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,7 +171,8 @@ class Generator:
             due = self._due()
             if due > self._at:
                 stop = min(due, self._at + self._series.events_at_once)
-                inline = self._series.light and stop - self._at <= EVENTS_INLINE_MAX
+                # A few light events are made on the loop: a thread costs more.
+                inline = self._series.light and not GENERATED_EVENTS.exceeded_by(stop - self._at)
                 pieces = self._series.changes(self._at, stop, self._exports.keys())
                 self._begin(pieces, stop, inline=inline)
             elif self._at == self._config.up_to:

@@ -34,6 +34,7 @@ import msgspec
 from actors.buckets.bucket_store import Listed
 from actors.errors import InvalidUsage
 from actors.sources.file_listing import HASH_BYTES, FoundFile, hash_of
+from actors.threshold_probes import LISTED_FILES
 
 RECENT_MAX: Final = 2_000
 PENDING_MAX: Final = 10_000
@@ -101,7 +102,7 @@ class TakenObjects(NamedTuple):
         """With these taken too."""
         added = {file.hash: (file.modified_ns, tag_of(file)) for file in files}
         recent, low, forgotten = dict(self.recent) | added, self.low, self.forgotten
-        if len(recent) > RECENT_MAX:
+        if LISTED_FILES.crossed(len(recent) > RECENT_MAX):
             keys = [(at, name) for name, (at, _) in recent.items()]
             kept = {name for _, name in nlargest(RECENT_MAX, keys)}
             low = max(low, *(key for key in keys if key[1] not in kept))

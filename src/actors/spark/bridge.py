@@ -30,8 +30,8 @@ from pyspark.sql.types import StructType
 from actors.errors import QueryRejected
 from actors.plan.jobs import Volatility
 from actors.plan.schema import Schema
+from actors.threshold_probes import TABLE_BATCH
 
-BATCH_ROWS_MIN: Final = 65_536
 _COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
 _INSPECTOR: Final = Path(__file__).with_name("PlanInspector.java")
 _SLOT_OPTIONS: Final = {
@@ -205,7 +205,8 @@ class ClassicBridge(Bridge):
         batch, which is decoded where it is used."""
         path = self._scratch / f"rows-{uuid.uuid4().hex}"
         cores: int = self.session.sparkContext.defaultParallelism
-        rows = max(BATCH_ROWS_MIN, -(-table.num_rows // cores))
+        rows = max(TABLE_BATCH.limit, -(-table.num_rows // cores))
+        TABLE_BATCH.crossed(table.num_rows > rows)
         try:
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
                 out.write_table(table.combine_chunks(), max_chunksize=rows)

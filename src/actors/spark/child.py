@@ -50,6 +50,7 @@ from actors.spark.session import open_session, spark_conf
 from actors.spark.start import ChildMessage, Start
 from actors.spark.steps import Slot
 from actors.spark.traces import is_traced, traced
+from actors.threshold_probes import use_kernel_limits
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0
@@ -296,6 +297,7 @@ def main(arguments: list[str]) -> None:
         leave(EXIT_PARENT_GONE, "no Start came", None)
         return
     settings, scratch = first.settings, Path(first.scratch)
+    use_kernel_limits(settings.kernel_limits)
     logging.getLogger("SQLQueryContextLogger").disabled = True
     try:
         engine = open_engine(settings, scratch, first.class_archive)

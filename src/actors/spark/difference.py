@@ -23,10 +23,10 @@ from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema, query
 from actors.spark.bridge import Bridge
 from actors.spark.rows import Loaded, done, frame, load
-from actors.spark.steps import SMALL_BYTES_MAX, Slot
+from actors.spark.steps import Slot, is_small
 from actors.spark.translate import consolidated, holds_floats, quote
+from actors.threshold_probes import REPEATED_ROWS
 
-REPEATED_ROWS_MAX: Final = 2_000_000
 RESULT: Final = "__result"
 OLD: Final = "__old"
 
@@ -77,7 +77,7 @@ def over_contents(
     loaded = {name: load(rows) for name, rows in tables}
     all_rows = [*loaded.values(), *([] if old is None else [old])]
     read = sum(rows.bytes for rows in all_rows)
-    small = not any(rows.files for rows in all_rows) and read <= SMALL_BYTES_MAX
+    small = is_small(all_rows)
     bridge = slot.sessions.get(conf, small=small)
     ready = {name: None if rows.files else _contents_here(rows.table)
              for name, rows in loaded.items()}  # fmt: skip
@@ -128,7 +128,7 @@ def _contents_here(updates: pa.Table) -> pa.Table | None:
     summed = consolidate(updates.drop_columns([TIME]))
     kept = summed.filter(pc.greater(summed[DIFF], pa.scalar(0, pa.int64())))
     weights = kept[DIFF].to_numpy()
-    if weights.sum() > REPEATED_ROWS_MAX:
+    if REPEATED_ROWS.exceeded_by(int(weights.sum())):
         return None
     rows = kept.drop_columns([DIFF])
     if (weights == 1).all():

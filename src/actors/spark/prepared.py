@@ -58,6 +58,7 @@ from actors.spark.rounds import RoundFailed, Rounds, Runnable
 from actors.spark.session import local_cores
 from actors.spark.slots import SlotBusy, SlotOverflow, SlotSet, SlotUnfit, positional
 from actors.spark.translate import Relation
+from actors.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES
 
 KEEPS_NOTHING: Final = frozenset(
     {
@@ -237,7 +238,8 @@ class PreparedSteps:
     def _run(self, key: Key, request: Request) -> pa.Table | None:
         if not self._local or key in self._refused:
             return None
-        if any(table.nbytes > self._capacity for table in request.tables.values()):
+        largest = max((table.nbytes for table in request.tables.values()), default=0)
+        if SLOT_BYTES.crossed(largest > self._capacity):
             return None  # it may fit as Parquet, but is not worth a plan
         try:
             tables = _in_order(request)
@@ -327,9 +329,9 @@ class PreparedSteps:
         with self._lock:
             self._drop(key)
             mine = [other for other in self._variants if other.owner == key.owner]
-            if len(mine) >= self._max_each:
+            if PREPARED_EACH.crossed(len(mine) >= self._max_each):
                 self._drop(mine[0])
-            while len(self._variants) >= self._max:
+            while PREPARED_PLANS.crossed(len(self._variants) >= self._max):
                 self._drop(next(iter(self._variants)))
             self._variants[key] = variant
 

@@ -41,6 +41,7 @@ from pyspark.util import _load_from_socket
 from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge
 from actors.spark.session import name_call_site
+from actors.threshold_probes import ROUND_ALONE, ROUND_STEPS
 
 POOL: Final = "rounds"
 _MARKER: Final = b"\0penstock:"
@@ -177,7 +178,9 @@ class Rounds:
     def pass_on(self) -> None:
         """A job that was out is back: the next is a share of those who wait."""
         with self._lock:
-            share = min(self._members_max, -(-len(self._waiting) // self._jobs_max))
+            share = -(-len(self._waiting) // self._jobs_max)
+            if share and ROUND_STEPS.crossed(share > self._members_max):
+                share = self._members_max
             members = [self._waiting.popleft() for _ in range(share)]
             if not members:
                 self._out -= 1
@@ -212,9 +215,10 @@ class Rounds:
         """Waits for its turn; whether what is out is this very step then."""
         try:
             member.turn.get(timeout=self._wait_ms_max / 1000)
+            ROUND_ALONE.crossed(False)
         except queue.Empty:
             with self._lock:
-                if member in self._waiting:
+                if ROUND_ALONE.crossed(member in self._waiting):
                     self._waiting.remove(member)
                     return False
             member.turn.get()

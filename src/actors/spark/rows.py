@@ -1,6 +1,6 @@
 """Rows in and out of Spark: Arrow and Parquet to temporary views, results to Arrow.
 
-Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_BYTES_MAX` together, decoded)
+Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` bytes together, decoded)
 are read here and become one local relation, which Spark plans without a scan; large parts are
 scanned by Spark. Sizes are those of decoded rows: a file of a few MiB may hold a million of them.
 Either way the rows are those that `Rows` means: of files only ``lower <= time < upper``, times
@@ -28,8 +28,8 @@ from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.spark.bridge import Bridge, spark_struct
 from actors.spark.translate import quote
+from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
 
-LOCAL_BYTES_MAX: Final = 4 * 1024 * 1024
 _BATCH_ROWS: Final = 8_192
 """Rows decoded at a time while it is not known whether a file is small."""
 _UNKNOWN_BYTES: Final = 1 << 62
@@ -74,22 +74,26 @@ def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
 
     A file that only Spark can reach is taken for larger than anything.
     """
+    if not files:
+        return [], 0
     sizes = [_local_size(path) for path in files]
     if None in sizes:
         return [], _UNKNOWN_BYTES
     paths = [path.removeprefix("file://") for path in files]
     tables: list[pa.Table] = []
-    total = 0
-    if sum(size or 0 for size in sizes) <= LOCAL_BYTES_MAX:
+    total = sum(size or 0 for size in sizes)
+    if total <= LOCAL_FILES.limit:
+        total = 0
         for path in paths:
-            found = _read(path, partial(_read_parquet, bytes_max=LOCAL_BYTES_MAX - total))
+            found = _read(path, partial(_read_parquet, bytes_max=LOCAL_FILES.limit - total))
             if found is None:
+                total = _UNKNOWN_BYTES
                 break
             tables.append(found)
             total += found.nbytes
-        else:
-            return tables, 0
-    return [], sum(_read(path, _decoded_bytes) for path in paths)
+    if LOCAL_FILES.exceeded_by(total):
+        return [], sum(_read(path, _decoded_bytes) for path in paths)
+    return tables, 0
 
 
 def all_ones(loaded: Loaded) -> bool:
@@ -232,8 +236,10 @@ def done(
     rows = table.num_rows
     if table.nbytes <= inline_bytes_max:
         data = to_ipc(table)
-        if len(data) <= inline_bytes_max:
+        if not ENGINE_ANSWER.crossed(len(data) > inline_bytes_max):
             return RowsDone(job_id, rows, arrow=data, spark_ms=ms, prepared=prepared)
+    else:
+        ENGINE_ANSWER.crossed(True)
     path = out / f"{uuid.uuid4().hex}.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

@@ -21,6 +21,7 @@ from actors.spark.difference import over_contents
 from actors.spark.files import too_large, write_files
 from actors.spark.rows import done
 from actors.spark.steps import Slot
+from actors.threshold_probes import COLLECTED
 
 
 def run_select(slot: Slot, job: Select) -> RowsDone:
@@ -33,7 +34,7 @@ def run_select(slot: Slot, job: Select) -> RowsDone:
         check_types(output_schema(found.schema), job.output, "the query", names=False)
         found = found.toDF(*job.output.names)
         slot.check()
-        large = job.into_files and (
+        large = job.into_files and COLLECTED.crossed(
             max(opened.bytes, _expected_bytes(found)) > slot.collected_bytes_max
         )
         try:

@@ -4,7 +4,7 @@
 plan would be too large (`actors.plan.plan_splitting`), gives Spark the rows as views, and collects
 the answer; a large one that is wanted as files goes into files (`actors.spark.files`).
 
-Small steps (no file left to Spark, `SMALL_BYTES_MAX` of rows at most) run in one partition; a
+Small steps (no file left to Spark, `SMALL_JOB` bytes of rows at most) run in one partition; a
 `Consolidate` at the root is then done on the collected Arrow, which spares an aggregation and
 keeps the same bits as the statement for large steps does. They are executed from a plan built
 once wherever that can be (`actors.spark.prepared`). A step whose inputs are all empty runs no
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -41,8 +41,8 @@ from actors.spark.prepared import PreparedSteps, Request
 from actors.spark.rows import Loaded, all_ones, done, frame, load
 from actors.spark.session import ThreadSessions
 from actors.spark.translate import Relation, Translator, leaves
+from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
 
-SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
 _UNSUMMED: Final = "__unsummed"
 KEPT_BYTES: Final = 1 << 40
 """Taken as the size of rows that stay in Spark, which nobody has counted."""
@@ -118,9 +118,7 @@ def _run_strata(
 ) -> RowsDone:
     started = time.perf_counter()
     plan = prepared.plan
-    small = not any(rows.files for rows in loaded.values()) and (
-        sum(rows.bytes for rows in loaded.values()) <= SMALL_BYTES_MAX
-    )
+    small = is_small(loaded.values())
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty)
     first, last = prepared.bounds(job.first, job.last)
     if job.lo > 0 and not filled:
@@ -128,6 +126,7 @@ def _run_strata(
         table = empty_updates(prepared.stratum(bridge, last))
         return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
     *earlier, chosen = prepared.pieces(first, last, filled, slot.plan_nodes_max, fresh=job.lo == 0)
+    PLAN_NODES.crossed(bool(earlier))
     again = True
     for piece in earlier:
         rows, known = _inner(slot, prepared, job, piece, loaded, small=small)
@@ -148,6 +147,16 @@ def _run_strata(
         made = consolidate(made)
         elapsed = (time.perf_counter() - started) * 1000
     return done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+
+
+def is_small(inputs: Iterable[Loaded]) -> bool:
+    """Return whether a job over these inputs is to run in one partition."""
+    size = 0
+    for rows in inputs:
+        if rows.files:
+            return False
+        size += rows.bytes
+    return not SMALL_JOB.exceeded_by(size)
 
 
 def _loaded(prepared: PreparedPlan, job: Step) -> dict[str, Loaded]:
@@ -250,10 +259,11 @@ class _Work(msgspec.Struct, frozen=True):
     def large(self, collected_bytes_max: int) -> bool:
         """Whether the answer is probably too large to be collected."""
         read = sum(rows.bytes for rows in self.loaded.values())
-        if not self.job.into_files or read <= collected_bytes_max:
+        if not self.job.into_files:
             return False
         strata = {f"r{index}": node for index, node in enumerate(self.prepared.strata)}
-        return not reduces(self.prepared.strata[self.chosen[-1]], strata)
+        few = read <= collected_bytes_max or reduces(self.prepared.strata[self.chosen[-1]], strata)
+        return COLLECTED.crossed(not few)
 
     def wanted(self, bridge: Bridge) -> pa.Schema:
         return self.prepared.stratum(bridge, self.chosen[-1]).arrow_updates()

@@ -25,6 +25,7 @@ from actors.spark.files import too_large, write_files
 from actors.spark.rows import done
 from actors.spark.steps import Slot
 from actors.spark.translate import quote
+from actors.threshold_probes import COLLECTED
 
 _OPTIONS: Final = {
     "ignoreCorruptFiles": "false",
@@ -50,7 +51,7 @@ def take_files(slot: Slot, job: TakeFiles) -> RowsDone:
     shape = type(job.read)(tuple(columns[name] for name in job.keep))  # the files' order may differ
     slot.check()
     try:
-        large = job.into_files and job.bytes > slot.collected_bytes_max
+        large = job.into_files and COLLECTED.crossed(job.bytes > slot.collected_bytes_max)
         if not large:
             try:
                 table = bridge.collect(found, shape.arrow)

@@ -21,7 +21,6 @@ only Spark knows, come from the `types` it is given.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from actors.errors import InvalidUsage
 from actors.plan.delta import (
@@ -56,8 +55,7 @@ from actors.spark.fragments import (
     times_diff,
 )
 from actors.spark.groups import Groups
-
-BROADCAST_BYTES_MAX: Final = 8 * 1024 * 1024
+from actors.threshold_probes import BROADCAST
 
 __all__ = [
     "Relation",
@@ -231,7 +229,7 @@ class Translator(Groups):
             equal = node.equal or node.same
             return ["SHUFFLE_HASH(__r)" if equal else "SHUFFLE_REPLICATE_NL(__r)"]
         left, right = self._bytes(node.left), self._bytes(node.right)
-        if min(left, right) > BROADCAST_BYTES_MAX:
+        if BROADCAST.exceeded_by(min(left, right)):
             return []
         return [f"BROADCAST({'__l' if left <= right else '__r'})"]
 

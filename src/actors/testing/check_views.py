@@ -30,8 +30,15 @@ from actors.settings import Settings
 from actors.spark.launch import EngineProcess, launch
 from actors.spark_executor import SparkExecutor
 from actors.testing.checking import Checked, Options, Place, ViewResult, first_line
+from actors.testing.drawn_settings import (
+    ENGINE_SETTINGS,
+    SMALL_VALUES,
+    draw_settings,
+    drawn_text,
+)
 from actors.testing.scaling import measured
 from actors.testing.view_scripts import Script, parse_script
+from actors.threshold_probes import use_kernel_limits
 
 Show: TypeAlias = Callable[[ViewResult, int, int], None]
 """Called with each result, how many views are done, and how many there are."""
@@ -91,9 +98,11 @@ async def _main(command: Command, settings: Settings) -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         async with System(seed=command.seed) as system:
             with _shown() as show:
-                chosen = settings if command.base else for_short_lives(settings)
-                if command.fuzz:
-                    chosen = for_plans_run_once(chosen, command.seed)
+                short = settings if command.base else for_short_lives(settings)
+                chosen = with_drawn_engine(short, command.seed, plans_once=command.fuzz > 0)
+                use_kernel_limits(chosen.kernel_limits)
+                text = drawn_text(short, chosen)
+                sys.stdout.write(f"seed {command.seed}, engine's settings: {text}\n")
                 place = place_on_spark(system, chosen, Path(folder))
                 options = Options(command.splits, command.seed, base=command.base)
                 try:
@@ -130,7 +139,8 @@ def for_plans_run_once(settings: Settings, seed: int) -> Settings:
     """Settings for plans that run once or twice.
 
     Compiling each costs Spark more than running it, and so does preparing its steps for more, or
-    planning what makes rows twice: one seed of `PREPARED_EVERY` does these all the same.
+    planning what makes rows twice: one seed of `PREPARED_EVERY` does these all the same. (Drawn
+    settings do not reach these two, but for that seed.)
     """
     conf = {
         "spark.sql.codegen.wholeStage": "false",
@@ -140,6 +150,17 @@ def for_plans_run_once(settings: Settings, seed: int) -> Settings:
     once = {"prepared_slot_bytes_max": 1, "engine_plan_nodes_max": 60}
     limits = {} if seed % PREPARED_EVERY == 0 else once
     return msgspec.structs.replace(settings, spark_conf=conf | given, **limits)
+
+
+def with_drawn_engine(settings: Settings, seed: int, *, plans_once: bool) -> Settings:
+    """Settings of which those that an engine takes at its start, and the kernel limits, are drawn;
+    the others are drawn for each script. `plans_once`: see `for_plans_run_once`."""
+    kept = SMALL_VALUES.keys() - ENGINE_SETTINGS
+    if plans_once:
+        settings = for_plans_run_once(settings, seed)
+        if seed % PREPARED_EVERY:
+            kept |= {"prepared_slot_bytes_max", "engine_plan_nodes_max"}
+    return draw_settings(f"engine {seed}", settings, kept)
 
 
 def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:

@@ -34,6 +34,7 @@ from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Difference
 from actors.plan.schema import Column, Schema
 from actors.settings import Settings
+from actors.testing.drawn_settings import ENGINE_SETTINGS, draw_settings, drawn_text
 from actors.testing.maintain import Engine, Maintained, accumulated, updates_of
 from actors.testing.nodes import Update as Row
 from actors.testing.reference import Bag, Reference
@@ -77,10 +78,13 @@ class ViewResult(msgspec.Struct):
     detail: str = ""
     failed: str = ""
     """The expectation that did not hold."""
+    settings: str = ""
+    """What was drawn of them, of a view that is wrong."""
 
     def line(self) -> str:
         """As `check-views` prints it."""
-        rest = "; ".join(part for part in (self.detail, self.failed) if part)
+        settings = self.settings and f"settings: {self.settings}"
+        rest = "; ".join(part for part in (self.detail, self.failed, settings) if part)
         return f"{self.verdict}  {self.mode}  {self.file}:{self.view}" + (
             f"  {rest}" if rest else ""
         )
@@ -132,6 +136,8 @@ class Checked:
         self._expected: dict[str, dict[int, Bag | None]] = {}
         self._errors: dict[str, set[int]] = {}
         self._faults: dict[str, tuple[int, str]] = {}
+        self._settings_text: dict[str, str] = {}
+        """What was drawn so far, by when."""
         self.base: dict[str, list[Row]] = {name: [] for name in script.tables}
         self.times: list[int] = []
 
@@ -391,7 +397,7 @@ class Checked:
         from actors.testing.stage import Stage
 
         async with limiter:
-            settings = msgspec.structs.replace(self._place.settings, **LIVE_SETTINGS)
+            settings = self._live_settings("stores")
             persist = await PersistClient.in_memory(settings, SystemClock())
             stage = Stage(
                 self._place.system,
@@ -403,7 +409,7 @@ class Checked:
             )
             try:
                 await stage.open(self.script.tables, self.plans)
-                await self._live_on(stage, settings, kill)
+                await self._live_on(stage, kill)
             except PenstockError as error:
                 for name in self.plans:
                     self.note_wrong(name, first_line(error), (LIVE, "as a dataflow"))
@@ -411,10 +417,18 @@ class Checked:
                 await stage.stop()
                 await persist.close()
 
-    async def _live_on(self, stage: Stage, settings: Settings, kill: bool) -> None:
-        """Hydrates, writes in groups, compacts, restarts, and compares after each group."""
-        from actors.testing.stage import strained
+    def _live_settings(self, moment: str) -> Settings:
+        """Settings drawn for this script: of the stores, or of a start of the dataflows."""
+        base = msgspec.structs.replace(self._place.settings, **LIVE_SETTINGS)
+        kept = {*LIVE_SETTINGS, *ENGINE_SETTINGS}
+        # What a made-up script is shrunk to is named after it, behind a dot, and draws the same.
+        seed = f"{self._options.seed} {Path(self.script.path).name.partition('.')[0]}"
+        drawn = draw_settings(f"{seed} {moment}", base, kept, limits=False)
+        self._settings_text[moment] = drawn_text(base, drawn)
+        return drawn
 
+    async def _live_on(self, stage: Stage, kill: bool) -> None:
+        """Hydrates, writes in groups, compacts, restarts, and compares after each group."""
         choose = random.Random(f"{self._options.seed} {self._name} live")
         groups = self._groups(choose)
         restart, killing = choose.randrange(len(groups)), choose.randrange(len(groups))
@@ -427,7 +441,7 @@ class Checked:
             }
             await stage.write(updates, hi)
             if number == 0:
-                await stage.start(as_of, strained(settings, choose.randrange(4)))
+                await stage.start(as_of, self._live_settings("first start"))
             if kill and number == killing and self._place.kill is not None:
                 await anyio.sleep(choose.random() / 10)
                 self._place.kill()
@@ -438,7 +452,7 @@ class Checked:
                 await stage.compact(since)
             if number == restart:
                 await stage.stop()
-                await stage.start(as_of, strained(settings, choose.randrange(4)))
+                await stage.start(as_of, self._live_settings("second start"))
             lo = hi
 
     def _groups(self, choose: random.Random) -> list[list[int]]:
@@ -468,6 +482,8 @@ class Checked:
         self._faults[name] = min(self._faults.get(name, found), found, key=lambda fault: fault[0])
         result = self._results[name]
         result.verdict, result.detail = "WRONG", self._faults[name][1]
+        if self._faults[name][0] == LIVE:
+            result.settings = "; ".join(f"{at}: {what}" for at, what in self._settings_text.items())
 
     def _expect(self, expectation: Expectation) -> None:
         result = self._results.get(expectation.view.lower())

@@ -46,6 +46,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.storage.half import Outside
+from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
 from actors.testing.simulation.checkers import (
     ReadsChecker,
     ViewsChecker,
@@ -94,8 +95,35 @@ class Report(msgspec.Struct, frozen=True):
     trace: tuple[str, ...] = ()
 
 
-def settings_of(setting: Setting, directory: Path) -> Settings:
-    """Small limits, so that a short run meets them."""
+KEPT_SETTINGS: Final = frozenset(
+    {
+        "batches_per_shard_max",
+        "commands_in_flight_max",
+        "decoded_parts_bytes_max",
+        "inline_bytes_max",
+        "inline_part_bytes_max",
+        "part_bytes_target",
+        "part_list_parts_min",
+    }
+)
+"""Settings of which the schedule says what they are."""
+
+
+def settings_of(schedule: Schedule, directory: Path) -> Settings:
+    """Small limits, so that a short run meets them; of some seeds more of them are drawn."""
+    base = _base_settings(schedule.setting, directory)
+    if not schedule.setting.drawn:
+        return base
+    return draw_settings(schedule.seed, base, KEPT_SETTINGS)
+
+
+def settings_text(schedule: Schedule) -> str:
+    """Return what a schedule has drawn beside its setting."""
+    base = _base_settings(schedule.setting, Path("/"))
+    return drawn_text(base, settings_of(schedule, Path("/")))
+
+
+def _base_settings(setting: Setting, directory: Path) -> Settings:
     return Settings(
         state_dir=str(directory),
         listen="memory:0",
@@ -209,7 +237,7 @@ class World:
         self.trace = Trace(keep_trace)
         self.injector = Injector(schedule.faults, self.trace)
         self.dice = random.Random(f"system {schedule.seed}")
-        self.settings = settings_of(schedule.setting, directory)
+        self.settings = settings_of(schedule, directory)
         self.disk = Disk(self.clock)
         self.history = History(self.disk)
         self.views = ViewsChecker(self.history)
@@ -452,7 +480,8 @@ def _simulate(schedule: Schedule, keep_trace: bool) -> Report:
     try:
         world = World(schedule, directory, keep_trace)
         try:
-            loop.run_until_complete(drive(world))
+            with kernel_limits_of(world.settings):
+                loop.run_until_complete(drive(world))
         except (Deadlock, Livelock) as error:
             world.violation = world.violation or Violation(f"liveness: {error}")
         faults = Counter(fault.kind for fault in world.injector.struck)

@@ -58,7 +58,7 @@ async def fuzz(views: int, place: Place, options: Options, keep: Path, show: Sho
                 ]
             for result in results:
                 if result.verdict == "WRONG":
-                    path = keep / f"fuzz-{options.seed}-{number}-{shard_name(result.view)}.view"
+                    path = keep / f"{name}.{shard_name(result.view)}.view"
                     result.file = str(path)
                     await _keep(case, result, place, chosen, path)
                 report.views.append(result)
@@ -82,7 +82,7 @@ def chosen_options(options: Options, number: int) -> Options:
 
 async def _results(case: Case, place: Place, options: Options, name: str) -> list[ViewResult]:
     script = parse_script(case.text(), name)
-    return await Checked(script, place, options, name).run()
+    return await Checked(script, place, options, name.replace(".", "-")).run()
 
 
 async def _keep(case: Case, result: ViewResult, place: Place, options: Options, path: Path) -> None:
@@ -92,7 +92,7 @@ async def _keep(case: Case, result: ViewResult, place: Place, options: Options, 
         attempt = next(counter, None)
         if attempt is None:
             return False
-        name = f"{path.stem}-{attempt}"
+        name = f"{path.stem}-{attempt}.view"
         try:
             found = await _results(smaller, place, options, name)
         except Exception:  # noqa: BLE001 - it fails in another way

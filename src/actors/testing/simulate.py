@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from actors.testing.cluster import Report, simulate
+from actors.testing.cluster import Report, settings_text, simulate
 from actors.testing.halves import run as halves
 from actors.testing.halves import schedule as halves_schedule
 from actors.testing.shards import run as shards
@@ -44,13 +44,24 @@ class Kind(msgspec.Struct, frozen=True):
     """An operation or a fault, as one line."""
     option: str = ""
     """Of the command that replays it."""
+    settings: Callable[[Any], str] = lambda _: ""
+    """The settings that a schedule draws, as text."""
 
 
 SERVICE: Final = Kind(
-    lambda seed: draw(seed), lambda schedule, **more: simulate(schedule, **more), describe
+    lambda seed: draw(seed),
+    lambda schedule, **more: simulate(schedule, **more),
+    describe,
+    settings=lambda schedule: settings_text(schedule),
 )
 """The whole service."""
-SHARDS: Final = Kind(shard_schedule.draw, shards.simulate, shard_schedule.describe, "--persist ")
+SHARDS: Final = Kind(
+    shard_schedule.draw,
+    shards.simulate,
+    shard_schedule.describe,
+    "--persist ",
+    shards.settings_text,
+)
 """Persist alone."""
 HALVES: Final = Kind(halves_schedule.draw, halves.simulate, halves_schedule.describe, "--halves ")
 """Both halves of a replica's workers alone."""
@@ -75,6 +86,8 @@ class Failure(msgspec.Struct, frozen=True):
     """That shrinking took."""
     option: str = ""
     """Of the command that replays it."""
+    settings: str = ""
+    """What was drawn of them, which the seed alone draws again."""
 
 
 class Campaign(msgspec.Struct, frozen=True):
@@ -160,6 +173,7 @@ def shrunk(report: Report, kind: Kind = SERVICE) -> Failure:
         last.violation,
         runs,
         kind.option,
+        kind.settings(best),
     )
 
 
@@ -246,5 +260,7 @@ def failure_as_text(failure: Failure) -> str:
     lines = [f"seed {failure.seed} fails: {failure.violation}"]
     lines.append(f"shrunk in {failure.runs} runs to: {failure.shrunk_violation}")
     lines += [f"  {line}" for line in (*failure.operations, *failure.faults)]
+    if failure.settings:
+        lines.append(f"settings: {failure.settings}")
     lines.append(f"replay it: penstock simulate {failure.option}--seed {failure.seed}")
     return "\n".join(lines)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import msgspec
 import pyarrow as pa
 
 from actors.dataflow.dataflow import Dataflow
@@ -329,14 +328,3 @@ def _same(worker: _Worker) -> _Worker:
 
 def _hidden_names(name: str, plan: DeltaPlan) -> tuple[str, ...]:
     return tuple(f"{shard_name(name)}.hidden{index}" for index in range(len(plan.hidden)))
-
-
-def strained(settings: Settings, choice: int) -> Settings:
-    """Settings whose limits are so small that dataflows take their other paths."""
-    small: list[dict[str, int]] = [
-        {},
-        {"hidden_rows_whole_max": 1},
-        {"lookup_rows_max": 1},
-        {"engine_inline_bytes_max": 1, "inflight_bytes_per_dataflow_max": 1},
-    ]
-    return msgspec.structs.replace(settings, **small[choice % len(small)])

@@ -26,6 +26,7 @@ from typing import Final, TypeAlias
 from actors.plan.delta import Accumulate, Hidden, Input, Node, Select, Stratum, Union
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
+from actors.threshold_probes import CUT_NODES
 from actors.views.key_types import found_by_key
 from actors.views.lookups import Lookups, Origin, Wanted
 
@@ -33,8 +34,7 @@ Origins: TypeAlias = tuple[Origin, ...]
 Ids: TypeAlias = tuple[str, ...]
 """Column ids; an empty one stands for NULL."""
 
-CUT_NODES: Final = 50
-"""A delta of more nodes that is needed in several places is made by a run of its own."""
+
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -192,7 +192,8 @@ class Operator(ABC):
             self._delta_asked = context.end()
         else:
             context.repeat(self._delta_asked)
-        if shared and self._cut is None and size_of(self._delta) > CUT_NODES:
+        # A large delta that is needed in several places is made by a run of its own.
+        if shared and self._cut is None and CUT_NODES.exceeded_by(size_of(self._delta)):
             self.cut()
         return self._delta
 

@@ -20,9 +20,10 @@ from actors.errors import StorageError
 from actors.persist import NewShard, PersistClient
 from actors.settings import Settings
 from actors.testing.cluster import Report
+from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
 from actors.testing.shards import calls
 from actors.testing.shards.process import COLLECT_S, TASKS, Process
-from actors.testing.shards.schedule import GRACE_MS, OPERATOR, Schedule
+from actors.testing.shards.schedule import GRACE_MS, OPERATOR, Schedule, Setting
 from actors.testing.shards.truth import Truth, named
 from actors.testing.shards.work import SCHEMA, Work
 from actors.testing.simulation.crash import CrashableLoop, Livelock, undisturbed
@@ -40,9 +41,33 @@ ROUNDS_MAX: Final = 6
 """Of the last collection."""
 
 
+KEPT_SETTINGS: Final = frozenset(
+    {
+        "batches_per_shard_max",
+        "decoded_parts_bytes_max",
+        "inline_bytes_per_shard_max",
+        "inline_part_bytes_max",
+        "part_bytes_target",
+        "part_list_parts_min",
+    }
+)
+"""Settings of which the schedule says what they are."""
+
+
 def settings_of(schedule: Schedule) -> Settings:
-    """Small limits, so that everything happens in a short run."""
-    setting = schedule.setting
+    """Small limits, so that everything happens in a short run; of some seeds more are drawn."""
+    base = _base_settings(schedule.setting)
+    if not schedule.setting.drawn:
+        return base
+    return draw_settings(schedule.seed, base, KEPT_SETTINGS)
+
+
+def settings_text(schedule: Schedule) -> str:
+    """Return what a schedule has drawn beside its setting."""
+    return drawn_text(_base_settings(schedule.setting), settings_of(schedule))
+
+
+def _base_settings(setting: Setting) -> Settings:
     return Settings(
         inline_part_bytes_max=1_000 if setting.inline else 1,
         inline_bytes_per_shard_max=3_000 if setting.inline else 1,
@@ -232,7 +257,8 @@ def simulate(schedule: Schedule, *, keep_trace: bool = False) -> Report:
     try:
         world = World(schedule, keep_trace)
         try:
-            loop.run_until_complete(world.drive())
+            with kernel_limits_of(world.settings):
+                loop.run_until_complete(world.drive())
         except (Deadlock, Livelock) as error:
             world.violation = world.violation or Violation(f"liveness: {error}")
         faults = Counter(fault.kind for fault in world.injector.struck)

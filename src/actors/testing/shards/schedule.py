@@ -28,7 +28,8 @@ OPERATOR: Final = -1
 """The process number of whoever kills and stops processes, and moves their clocks."""
 GRACE_MS: Final = 4_000
 """After which a blob that nothing names is an orphan: longer than any set of documents is late."""
-
+DRAWN_SHARE: Final = 0.5
+"""Of the seeds."""
 
 TASK: Final = "task"
 SCOPE: Final = "scope"
@@ -66,6 +67,8 @@ class Setting(msgspec.Struct, frozen=True):
     """So many parts of a batch have a list."""
     skews_ms: tuple[int, ...] = (0, 0, 0)
     """How far the clock of each process is off."""
+    drawn: bool = False
+    """Whether all other thresholds are drawn from the seed (`drawn_settings`), too."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -129,6 +132,7 @@ def draw(seed: int) -> Schedule:
         upkeep_ms=work.choice((40, 150, 400, 1_000)),
         listed_from=random.Random(f"shard lists {seed}").choice((1, 1, 2, 16)),
         skews_ms=tuple(skews),
+        drawn=random.Random(f"shard settings {seed}").random() < DRAWN_SHARE,
     )
     operations = _canceled(seed, _operations(work, processes))
     return Schedule(seed, setting, tuple(operations), tuple(_faults(seed)))

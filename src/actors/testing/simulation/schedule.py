@@ -72,6 +72,10 @@ WITHOUT_TABLES: Final = frozenset({SOURCE, "odds"})
 """Of runs with a source: what does not stand on a table."""
 
 
+DRAWN_SHARE: Final = 0.5
+"""Of the seeds: the others keep the settings with which most rules were found."""
+
+
 class Operation(msgspec.Struct, frozen=True):
     """Client `client` waits `pause_ms` and does `kind` to `name`."""
 
@@ -102,6 +106,8 @@ class Setting(msgspec.Struct, frozen=True):
     """Commands of one half that may be under way."""
     copies: bool = False
     """Whether files are copied into tables, in small parts."""
+    drawn: bool = False
+    """Whether all other thresholds are drawn from the seed (`drawn_settings`), too."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -137,6 +143,8 @@ def draw(seed: int) -> Schedule:
         setting, operations, others = _halves(seed, setting, operations)
         more = [*{(fault.site, fault.at): fault for fault in (*more, *others)}.values()]
     setting, operations = _copies(seed, setting, operations)
+    drawn = random.Random(f"settings {seed}").random() < DRAWN_SHARE
+    setting = msgspec.structs.replace(setting, drawn=drawn)
     return Schedule(seed, setting, tuple(operations), (*faults, *more))
 
 
