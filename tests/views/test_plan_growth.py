@@ -17,7 +17,7 @@ from actors.plan.delta import DeltaPlan, Node
 from actors.plan.jobs import Analyzed
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
 from actors.plan.schema import Column, Schema
-from actors.testing.analysis import analyze
+from actors.testing.analysis import analyzed
 from actors.views.compile import compile_view
 from actors.views.operators import children_of, size_of
 
@@ -37,9 +37,9 @@ def compiled(sql: str, limits: PlanLimits = LIMITS) -> DeltaPlan:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
+        renditions: tuple[str, ...],
     ) -> Analyzed:
-        known = dict(tables)
-        return Analyzed("", tuple(analyze(t, known) for t in texts), tuple(True for _ in texts))
+        return analyzed("", texts, dict(tables))
 
     return asyncio.run(compile_view(sql, {"t": T}, asked, (), limits))
 

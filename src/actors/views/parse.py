@@ -69,7 +69,7 @@ def read_query(
         return None, reason, _words(sql, catalog)
     if len(statements) != 1:
         raise QueryRejected(f"{what} is one query, not {len(statements)} statements")
-    tree = statements[0]
+    tree: Tree = statements[0]
     if isinstance(tree, exp.Condition | exp.Alias):
         return None, "the parser takes the text for an expression", _words(sql, catalog)
     if not isinstance(tree, exp.Query):
