@@ -106,8 +106,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long the first write of a group waits for company."""
     hold_downgrade_ms: int = 1_000
     maintenance_ms: int = 250
-    """How often a worker merges the runs of its indexes and clears away what nobody will read, and
-    the service looks after one shard that has grown. Frontiers do not wait for it."""
 
     # storage
     part_bytes_target: int = 64 * 1024 * 1024
@@ -370,8 +368,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # the process
     pin_cores: bool = False
-    """Pins this process's threads to its first core, and those of the engine to the others; the
-    log says which. Needs two cores."""
+    """Pins the service's threads to one core and the engine's to the others; the log says which."""
     expiration_ms: int | None = None
     """The service ends this long after its start; None: never."""
 
