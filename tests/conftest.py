@@ -38,6 +38,7 @@ HEAVY = (
     "spark/test_pieces_on_spark.py",
     "demo/test_readme.py",
     "test_cli.py",
+    "test_memory.py",
     "persist/test_state_directory.py",
     "spark/test_class_archive.py",
     "spark/test_plain_query.py",

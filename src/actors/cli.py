@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
+import anyio.to_thread
 import typer
 
 from actors import conduits, shards, statements, timelines
@@ -35,6 +36,7 @@ from actors.inspection import (
     trace,
     tracing,
 )
+from actors.memory_ledger import RELEASE_MS, release
 from actors.settings import Settings, load
 from actors.terminal import (
     Authority,
@@ -196,9 +198,17 @@ async def _serve(settings: Settings, metrics: Metrics | None = None) -> None:
                 page = await stack.enter_async_context(metrics.serve(settings.metrics_listen))
                 print(f"measures on {page}", flush=True)
             print("ready", flush=True)
+            group.start_soon(_release_memory)
             await service.wait_stopped()
         group.cancel_scope.cancel()
     log.info("stopped")
+
+
+async def _release_memory() -> None:
+    """The process is ours alone: what its allocators keep for nothing goes back to the system."""
+    while True:
+        await anyio.sleep(RELEASE_MS / 1000)
+        await anyio.to_thread.run_sync(release)
 
 
 async def _stop_on_signal(scope: anyio.CancelScope) -> None:

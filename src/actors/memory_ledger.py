@@ -3,27 +3,32 @@
 Theory of operation. Whoever holds rows for longer than a call adds a method to the ledger that
 tells how much (`MemoryLedger.add`). The ledger keeps methods weakly, so that a holder that is gone
 is gone from it as well. To what holders tell, `uses` adds what the allocators have given out beyond
-that since the ledger was made: Arrow's pool, C's malloc, Python's objects. All of them together are
-what the process needs; what it has from the system beyond that is the allocators' own (freed and
-kept, or torn), and `release` gives back of it what can be given back.
+that since the ledger was made: Arrow's pool, C's malloc, Python's objects. All of these together
+are what the process needs. What it has from the system beyond them is the allocators' own: freed
+and kept for the next who asks, or lost between blocks. It has a row, too, so that the sum is what
+the process takes; `release` gives back of it what can be given back.
 
-Bounds: a holder tells what it holds at the moment; nothing is remembered. What is given out by
-allocators is known on Linux with glibc and CPython; elsewhere those rows are missing.
+Bounds: a holder tells what it holds at the moment; nothing is remembered. What allocators and the
+system say is known on Linux with glibc and CPython; elsewhere those rows are missing.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
+import resource
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 from weakref import WeakMethod
 
 import msgspec
 import pyarrow as pa
 
+RELEASE_MS: Final = 10_000
+"""A process that is a service alone releases so often."""
 _ARENAS: Final = re.compile(rb"# bytes in allocated blocks\s+=\s+([\d,]+)")
 
 
@@ -47,6 +52,7 @@ class MemoryLedger:
         self._holders = [WeakMethod(each) for each in tell]
         self._lock = threading.Lock()
         self._start = allocated()
+        self._taken = anonymous_bytes()
 
     def add(self, tell: Tell) -> None:
         """Add a holder by a method of its, which is kept weakly."""
@@ -61,13 +67,16 @@ class MemoryLedger:
         return [use for tell in holders if tell is not None for use in tell()]
 
     def uses(self) -> list[MemoryUse]:
-        """Return what holders tell, then what the allocators have given out besides."""
+        """Return what holders tell, what the allocators have given out besides, and what these
+        keep for themselves."""
         found = self.held()
         told = sum(use.bytes_memory for use in found)
         for kind, now in allocated().items():
             more = now - self._start.get(kind, 0) - (told if kind == "arrow" else 0)
             found.append(MemoryUse(kind, "", bytes_memory=max(0, more)))
-        return found
+        taken = anonymous_bytes() - self._taken
+        kept = taken - sum(use.bytes_memory for use in found)
+        return [*found, MemoryUse("allocator", "", bytes_memory=max(0, kept))]
 
 
 def allocated() -> dict[str, int]:
@@ -83,6 +92,15 @@ def allocated() -> dict[str, int]:
         if pa.default_memory_pool().backend_name == "system":
             found["malloc"] -= found["arrow"]
     return found
+
+
+def anonymous_bytes() -> int:
+    """Return what the process has in memory that is of no file; 0 where it cannot be said."""
+    try:
+        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 def release() -> None:

@@ -440,7 +440,8 @@ class Dataflow(Actor[_Message]):
         """Passes the step on; True when a subscribe ends with it, in error."""
         if not step.times and not step.snapshot:
             self._measures = Measures(self.ctx.monotonic_ms())
-        view, outcome = self._view, self._outcome
+        # Its rows are installed, or passed on, and not kept until the next step.
+        view, outcome, self._outcome = self._view, self._outcome, None
         if view is not None:
             assert isinstance(outcome, Outcome)
             computed = outcome

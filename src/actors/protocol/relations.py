@@ -416,13 +416,12 @@ _BY_CONTROLLER: Final = (
         "memory",
         "controller",
         "What the process of the service holds in memory beyond its start, without the engine's "
-        "processes: the sum of `bytes_memory` is all of it but for what allocators have freed and "
-        "kept.",
+        "processes: see *Memory* above.",
         ("kind", "string", "index, shared, hidden, table and upserts: arrangements; changes: of a "
          "dataflow, before and in its step; staged: of a source; gathered: of a sink's batch; "
          "decoded parts; arrow: Arrow's memory beyond all of these; python: its objects; malloc: "
-         "C's"),
-        ("id", "string", "of whom: as in `penstock.arrangements`; a dataflow, table, source, sink"),
+         "C's; allocator: what these three have freed and keep, or lose between blocks"),
+        ("id", "string", "of the index, shard, table, dataflow, source or sink"),
         ("rows", "bigint", "rows or updates"),
         ("bytes_memory", "bigint", "bytes in memory"),
         ("bytes_mapped", "bigint", "bytes in files: in memory only as far as they are read"),
