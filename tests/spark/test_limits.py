@@ -10,6 +10,7 @@ from actors.errors import BadSettings
 from actors.settings import Settings
 from actors.spark.failures import describe
 from actors.spark.session import spark_conf
+from actors.spark.steps import nesting_of
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,19 @@ def test_an_answer_may_take_half_of_the_heap(tmp_path: Path, memory: str, bytes_
 def test_a_heap_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="spark_driver_memory = 'much': write it as 512m or 1g"):
         spark_conf(Settings(spark_driver_memory="much"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "depth"),
+    [
+        ("select 1", 0),
+        ("((a) + (b)) * (c)", 2),
+        ("f('(((', \"((\", `((`, ('it\\'s ((', g((1))))", 4),
+        ("(" * 3000 + "n" + ")" * 3000, 3000),
+    ],
+)
+def test_brackets_are_counted_where_they_nest(text: str, depth: int) -> None:
+    assert nesting_of(text) == depth
 
 
 @pytest.mark.parametrize(

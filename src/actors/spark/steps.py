@@ -13,6 +13,7 @@ Spark job.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -44,8 +45,21 @@ from actors.spark.translate import Relation, Translator, leaves
 from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
 
 _UNSUMMED: Final = "__unsummed"
+NESTING_MAX: Final = 1_000
+"""Brackets in an SQL text: over several thousand Spark's parser works for minutes before its stack
+overflows."""
+_BRACKETS: Final = re.compile(r"""[()]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL)
 KEPT_BYTES: Final = 1 << 40
 """Taken as the size of rows that stay in Spark, which nobody has counted."""
+
+
+def nesting_of(text: str) -> int:
+    """Return how deeply the brackets of an SQL text are nested; those in quotes are none."""
+    depth = most = 0
+    for found in _BRACKETS.findall(text):
+        depth += {"(": 1, ")": -1}.get(found, 0)
+        most = max(most, depth)
+    return most
 
 
 class Slot(msgspec.Struct):
@@ -78,6 +92,9 @@ class Slot(msgspec.Struct):
                 f"its SQL text has {size} bytes, more than {self.statement_bytes_max} "
                 "(engine_statement_bytes_max)"
             )
+        depth = nesting_of(text) if text.count("(") > NESTING_MAX else 0
+        if depth > NESTING_MAX:
+            raise JobTooLarge(f"its SQL text is nested {depth} deep, more than {NESTING_MAX}")
 
 
 def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
