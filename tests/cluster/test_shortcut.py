@@ -50,6 +50,7 @@ from actors.protocol.compute import (
 from actors.protocol.internal import Install
 from actors.settings import Settings
 from actors.testing.probe import Probe, settle
+from actors.threshold_probes import POINT_ROWS
 from cluster_house import (  # type: ignore[import-not-found]
     SCHEMA,
     InlineClock,
@@ -333,6 +334,21 @@ def test_what_is_there_is_answered(partitions: Partitions) -> None:
     answers = [told(partitions).answer(direct("p", key, 4)) for key in (1, 2, 3)]
     rows = [rows_of(PeekResponse("p", answer)) for answer in answers if answer is not None]
     assert rows == [[(1, "a", 1)], [(2, "b", 1)], []]
+
+
+def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
+    held = Partitions(1)
+    rows = updates(*((1, str(number), 4, 1) for number in range(POINT_ROWS.limit + 1)))
+    held.put("i1", 0, partition_of(tmp_path, rows, 5))
+    made = Shortcut(held, Limits(1 << 20))
+    made.heard(CreateDataflow(index("i1", 2)))
+    made.told(Frontiers("i1", write=5))
+    assert made.answer(direct("p", 1, 4)) is None
+    few = partition_of(tmp_path / "few", rows.slice(1), 5)
+    held.put("i1", 0, few)
+    answer = made.answer(direct("p", 1, 4))
+    assert answer is not None
+    assert answer.rows == POINT_ROWS.limit
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from actors.dataflow.gather import Source
 from actors.plan.schema import ERROR, TIME
 from actors.progress import EMPTY, Frontier, Time
-from actors.threshold_probes import STEP_BUDGET, STEP_ROWS
+from actors.threshold_probes import STEP_BUDGET
 
 
 def pick_hi(
@@ -89,9 +89,7 @@ def bound(times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool) -
 def fitting(deltas: Sequence[pa.Table], times: Sequence[Time], budget: int) -> Frontier | None:
     """A lower `hi`, when the rows exceed `budget` bytes in memory: as many times as fit, at
     least one. What a part takes as a file says little of what it takes here."""
-    if len(times) < 2:
-        return None
-    if not STEP_ROWS.crossed(sum(delta.nbytes for delta in deltas) > budget):
+    if len(times) < 2 or sum(delta.nbytes for delta in deltas) <= budget:
         return None
     sizes = dict.fromkeys(times, 0.0)
     for delta in deltas:

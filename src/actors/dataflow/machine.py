@@ -92,6 +92,7 @@ from actors.dataflow.life import CARRYING, REST, TRANSITIONS, State
 from actors.errors import PenstockError, ProtocolError, UnsoundFilter
 from actors.progress import EMPTY, Frontier, Time, is_empty
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
+from actors.threshold_probes import STEP_ROWS
 
 _DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # nor is what was told before to be trusted
 
@@ -287,7 +288,7 @@ class Machine:
             return self._follow()
         if self.durable and not self.in_error:
             shorter = bound(times, error_times_of(flat), opaque=self.opaque)
-            if shorter is None and self._step_bytes > self.budget_bytes:
+            if shorter is None and STEP_ROWS.crossed(self._step_bytes > self.budget_bytes):
                 shorter = fitting(flat, times, self.budget_bytes)
             if shorter is not None:
                 hi = shorter
