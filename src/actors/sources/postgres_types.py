@@ -297,6 +297,9 @@ def from_binary(data: Bytes, values: Values, kind: ColumnType) -> pa.Array:
         width = np.dtype(number).itemsize
         view = np.ndarray((len(data) - width + 1,), number, data, strides=(1,))
         made = view[values.starts]
+        if made.dtype.kind == "f":
+            # The server keeps a NaN's bits in COPY, and tells changes as the text NaN: one NaN.
+            made = np.where(np.isnan(made), made.dtype.type(np.nan), made)
         return pa.array(
             made.astype(made.dtype.newbyteorder("=")), mask=mask, type=_number_type(oid)
         )
