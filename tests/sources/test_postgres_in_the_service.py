@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from postgres_house import House  # type: ignore[import-not-found]
 
 from actors.client import Client
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, UnknownObject
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
@@ -62,6 +63,13 @@ async def prepare(db: House) -> None:
         "FROM generate_series(1, 300) i")  # fmt: skip
 
 
+def options_of(db: House) -> dict[str, Any]:
+    """A source's configuration, as a user writes it."""
+    options: dict[str, Any] = msgspec.to_builtins(db.config()) | {"kind": "postgres"}
+    options.pop("type", None)
+    return options
+
+
 async def change(db: House, dice: random.Random) -> None:
     """Moves money, and more."""
     match dice.randrange(8):
@@ -79,10 +87,10 @@ async def change(db: House, dice: random.Random) -> None:
                     await db.run(f"UPDATE accounts SET balance = balance + {diff} WHERE id = {id_}")
 
 
-async def caught_up(db: House, client: Client, number: int) -> int:
+async def caught_up(db: House, client: Client, number: int, marks: str = "marks") -> int:
     """A time at which all that was committed is here."""
     await db.run(f"INSERT INTO marks VALUES ({number})")
-    async for found in client.subscribe("marks"):
+    async for found in client.subscribe(marks):
         rows = [] if found.table is None else found.table["n"].to_pylist()
         if number in rows:
             return int(found.upper) - 1
@@ -97,8 +105,7 @@ async def rows(client: Client, name: str, time: int) -> Counter[tuple[Any, ...]]
 async def test_views_on_its_tables_equal_its_own_answers(db: House, tmp_path: Path) -> None:
     await prepare(db)
     dice = random.Random(7)
-    options = msgspec.to_builtins(db.config()) | {"kind": "postgres"}
-    options.pop("type", None)
+    options = options_of(db)
     for life in range(3):
         async with running(tmp_path) as client:
             if life == 0:
@@ -205,8 +212,7 @@ async def test_every_type_and_key_through_inserts_updates_and_deletes(
             await db.run(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
         for key in keys[:3]:
             await db.run(f"INSERT INTO {name} VALUES ({key}, {long}, 0, {values})")
-    options = msgspec.to_builtins(db.config()) | {"kind": "postgres"}
-    options.pop("type", None)
+    options = options_of(db)
     async with running(tmp_path) as client:
         await client.create_source("pg", options)
         await caught_up(db, client, 0)
@@ -239,3 +245,85 @@ async def test_every_type_and_key_through_inserts_updates_and_deletes(
             )
         (status,) = await client.sources()
         assert {table.health.status for table in status.tables} == {"running"}
+
+
+async def test_names_of_any_kind_and_tables_that_cannot_be_taken(db: House, tmp_path: Path) -> None:
+    await db.run("CREATE TABLE marks (n bigint PRIMARY KEY)")
+    await db.run(
+        'CREATE TABLE "Order items" ("unit price" numeric(9,2), v int, "V" int, "a`b" int, "end " int,'
+        ' "select" int PRIMARY KEY, "say ""hi""" text, "__time" int, "größe, x=1" int, "x.y" int)'
+    )
+    await db.run("""INSERT INTO "Order items" VALUES (1.5, 2, 3, 4, 44, 5, 'six', 7, 8, 9)""")
+    await db.run('CREATE SCHEMA "My.Shop"; CREATE TABLE "My.Shop"."a=b.""c" (id int PRIMARY KEY)')
+    await db.run('INSERT INTO "My.Shop"."a=b.""c" VALUES (1)')
+    await db.run('CREATE TABLE "select" (id int PRIMARY KEY); INSERT INTO "select" VALUES (1)')
+    await db.run("CREATE SCHEMA other; CREATE TABLE other.marks (n int PRIMARY KEY)")
+    await db.run("CREATE TABLE no_key (id int); CREATE TABLE nothing ()")
+    await db.run("CREATE TABLE by_float (f float8 PRIMARY KEY)")
+    options = options_of(db)
+    async with running(tmp_path) as client:
+        told = (await client.create_source("pg", options)).splitlines()
+        assert [line.partition(" is left out: ")[0] for line in told] == [
+            "other.marks",
+            "public.by_float",
+            "public.no_key",
+            "public.nothing",
+        ]
+        assert "'marks' is taken" in told[0]
+        assert "of a type without exact equality" in told[1]
+        assert "nothing tells rows of public.no_key apart: give it a PRIMARY KEY" in told[2]
+        assert "has no columns to take" in told[3]
+        await db.run('UPDATE "Order items" SET "V" = 33, "say ""hi""" = NULL')
+        await db.run('UPDATE "My.Shop"."a=b.""c" SET id = 2; UPDATE "select" SET id = 2')
+        time = await caught_up(db, client, 1)
+        (row,) = (await client.peek("Order items", as_of=time)).to_pylist()
+        assert row == {
+            "unit price": Decimal("1.50"),
+            "v": 2,
+            "V_3": 33,
+            "a`b": 4,
+            "end_5": 44,
+            "select": 5,
+            'say "hi"': None,
+            "_time_8": 7,
+            "größe, x=1": 8,
+            "x.y": 9,
+        }
+        assert (await client.peek('a=b."c', as_of=time)).to_pylist() == [{"id": 2}]
+        assert (await client.peek("select", as_of=time)).to_pylist() == [{"id": 2}]
+        (status,) = await client.sources()
+        outside = {table.name: table.outside for table in status.tables}
+        assert outside == {
+            "marks": "public.marks",
+            "Order items": "public.Order items",
+            'a=b."c': '"My.Shop"."a=b.""c"',
+            "select": "public.select",
+        }
+        await client.create_view("priced", "SELECT `unit price` * v AS sum FROM `Order items`")
+        await client.drop("marks")
+        await client.alter_source("pg", {"other.marks": "other_marks", "marks": "marks_again"})
+        await caught_up(db, client, 2, "marks_again")
+
+
+async def test_a_bare_name_gets_the_name_that_is_wanted(db: House, tmp_path: Path) -> None:
+    await db.run("CREATE TABLE accounts (id int PRIMARY KEY); INSERT INTO accounts VALUES (7)")
+    await db.run('CREATE TABLE "Big" (id int PRIMARY KEY)')
+    options = options_of(db)
+    async with running(tmp_path) as client:
+        for tables, words in (
+            ({"accuonts": "a"}, r"no tables public\.accuonts in .*; there is public\.accounts"),
+            ({"big": "a"}, r"no tables public\.big in .*; there is public\.Big"),
+            ({"accounts": "a", "public.accounts": "b"}, "are one table: name it once"),
+            ({"public.a.b": "a"}, 'public.a.b\' names no table: .*public."a.b"'),
+        ):
+            with pytest.raises(InvalidUsage, match=words):
+                await client.create_source("pg", options, tables)
+        await client.create_source("pg", options, {"accounts": "taken", "Big": ""})
+        assert (await client.peek("taken")).to_pylist() == [{"id": 7}]
+        with pytest.raises(UnknownObject):
+            await client.peek("accounts")
+        for name in ("accounts", "public.accounts"):
+            with pytest.raises(InvalidUsage, match=r"fills taken from public\.accounts already"):
+                await client.alter_source("pg", [name])
+        (status,) = await client.sources()
+        assert [table.name for table in status.tables] == ["Big", "taken"]

@@ -13,11 +13,21 @@ import msgspec
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import Column, Schema
+from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_names import (
+    columns_here,
+    identifier,
+    literal,
+    numbers_of,
+    qualified_name,
+    split_name,
+)
 from actors.sources.postgres_types import TypeFacts, column_type
-from actors.sources.postgres_wire import Wire, identifier, literal
+from actors.sources.postgres_wire import Wire
 from actors.sources.source import Export
 
 VERSION_MIN: Final = 130_000
+_VERSION_WITH_MULTIRANGES: Final = 140_000
 _VERSION_WITH_LISTS: Final = 150_000
 """From here on publications may name columns and filter rows."""
 
@@ -34,6 +44,25 @@ class TableColumn(msgspec.Struct, frozen=True):
     readable: bool
     key_place: int
     """In the key that tells rows apart (from 1); 0: not in it."""
+    changed_xid: int = 0
+    """Transaction that wrote the column's row of the catalog: whatever alters a column does."""
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One partition that holds rows."""
+
+    oid: int
+    relation: str
+    """As SQL names it."""
+    kind: str
+    """``r``; ``f`` for a foreign table."""
+    permanent: bool
+    identity: str
+    key: tuple[str, ...]
+    """Columns that its own replica identity tells rows apart by."""
+    filenode: int
+    attached_xid: int
+    """Transaction that made it, or a table above it, a partition of the whole."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -52,11 +81,15 @@ class Table(msgspec.Struct, frozen=True):
     rows: int
     """About; -1: not known."""
     columns: tuple[TableColumn, ...]
+    filenode: int = 0
+    """File of its rows: another one after a rewrite, also by TRUNCATE and VACUUM FULL."""
+    leaves: tuple[Leaf, ...] = ()
+    """Partitions that hold rows, in order of their oids."""
 
     @property
     def name(self) -> str:
         """As exports are named."""
-        return f"{self.schema}.{self.table}"
+        return qualified_name(self.schema, self.table)
 
     @property
     def relation(self) -> str:
@@ -74,6 +107,7 @@ class Table(msgspec.Struct, frozen=True):
 class Publication(msgspec.Struct, frozen=True):
     """What a publication gives."""
 
+    name: str
     owned: bool
     all_tables: bool
     missing: tuple[str, ...]
@@ -82,6 +116,8 @@ class Publication(msgspec.Struct, frozen=True):
     """Name of each table, with its columns (empty: all)."""
     filtered: tuple[str, ...]
     """Tables of which it gives some rows only."""
+    tokens: Mapping[int, str]
+    """By the table's oid: tells one membership from another after it, and from altered ones."""
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -116,22 +152,30 @@ def lsn_text(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
-async def tables(wire: Wire, names: Iterable[str] | None = None) -> dict[str, Table]:
-    """Tables of that name, with their schemas; None: all that the user may read. Partitions of a
-    partitioned table are no tables of their own."""
+async def tables(
+    wire: Wire, names: Iterable[str] | None = None, oids: Iterable[int] | None = None
+) -> dict[str, Table]:
+    """Return tables of these names, or with these oids, by their names now; both None: all that
+    the user may read. Partitions of a partitioned table are no tables of their own."""
     chosen = "has_table_privilege(c.oid, 'SELECT')"
-    if names is not None:
-        listed = ", ".join(literal(name) for name in names) or "NULL"
-        chosen = f"n.nspname || '.' || c.relname IN ({listed})"
+    if oids is not None:
+        chosen = f"c.oid IN ({_listed(oids) or 'NULL'})"
+    elif names is not None:
+        pairs = (
+            f"({literal(schema)}, {literal(table)})" for schema, table in map(split_name, names)
+        )
+        chosen = f"(n.nspname, c.relname) IN ({', '.join(pairs) or '(NULL, NULL)'})"
     rows = await wire.query(
         "SELECT c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,"
-        " row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), c.reltuples::bigint"
-        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), c.reltuples::bigint,"
+        " c.relfilenode FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition"
         " AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
-        f" AND n.nspname !~ '^pg_(toast|temp)' AND {chosen} ORDER BY 2, 3"
+        f" AND n.nspname !~ '^pg_(toast|temp)' AND {chosen}"
+        " ORDER BY n.nspname <> 'public', 2, 3"
     )
     columns = await _columns(wire, [_number(row[0]) for row in rows])
+    leaves = await _leaves(wire, [_number(row[0]) for row in rows if row[3] == "p"])
     found = [
         Table(
             oid=_number(row[0]),
@@ -144,10 +188,20 @@ async def tables(wire: Wire, names: Iterable[str] | None = None) -> dict[str, Ta
             owned=row[7] == "t",
             rows=_number(row[8]),
             columns=columns.get(_number(row[0]), ()),
+            filenode=_number(row[9]),
+            leaves=leaves.get(_number(row[0]), ()),
         )
         for row in rows
     ]
     return {table.name: table for table in found}
+
+
+_KEY: Final = (
+    "SELECT string_to_array(i.indkey::text, ' ')::int2[] AS columns FROM pg_index i"
+    " WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate"
+    " AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END LIMIT 1"
+)
+"""Numbers of the columns that tell rows of table ``c`` apart."""
 
 
 async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColumn, ...]]:
@@ -156,17 +210,14 @@ async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColu
     rows = await wire.query(
         "SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, a.attnotnull,"
         " a.attgenerated <> '', has_column_privilege(a.attrelid, a.attnum, 'SELECT'),"
-        " COALESCE(array_position(k.columns, a.attnum), 0)"
+        " COALESCE(array_position(k.columns, a.attnum), 0), a.xmin"
         " FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
-        " LEFT JOIN LATERAL (SELECT string_to_array(i.indkey::text, ' ')::int2[] AS columns"
-        " FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate"
-        " AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END"
-        " LIMIT 1) k ON true"
+        f" LEFT JOIN LATERAL ({_KEY}) k ON true"
         f" WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid IN ({_listed(oids)})"
         " ORDER BY a.attrelid, a.attnum"
     )
     found: dict[int, list[TableColumn]] = {}
-    for oid, name, number, kind, modifier, not_null, generated, readable, place in rows:
+    for oid, name, number, kind, modifier, not_null, generated, readable, place, xid in rows:
         column = TableColumn(
             name=name or "",
             number=_number(number),
@@ -176,9 +227,141 @@ async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColu
             generated=generated == "t",
             readable=readable == "t",
             key_place=_number(place),
+            changed_xid=_number(xid),
         )
         found.setdefault(_number(oid), []).append(column)
     return {oid: tuple(columns) for oid, columns in found.items()}
+
+
+async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]]:
+    """Return the partitions that hold rows, by the oid of the whole. The query reads the catalog's
+    tables, no function: so it tells what its transaction's snapshot sees."""
+    if not oids:
+        return {}
+    rows = await wire.query(
+        "WITH RECURSIVE below(root, oid, attached) AS ("
+        " SELECT i.inhparent, i.inhrelid, i.xmin FROM pg_inherits i"
+        f" WHERE i.inhparent IN ({_listed(oids)}) UNION ALL"
+        " SELECT b.root, i.inhrelid, CASE WHEN age(i.xmin) < age(b.attached) THEN i.xmin"
+        " ELSE b.attached END FROM below b JOIN pg_inherits i ON i.inhparent = b.oid)"
+        " SELECT b.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence,"
+        " c.relreplident, c.relfilenode, b.attached, (SELECT json_agg(a.attname ORDER BY a.attnum)"
+        " FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.columns))"
+        " FROM below b JOIN pg_class c ON c.oid = b.oid"
+        f" JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN LATERAL ({_KEY}) k ON true"
+        " WHERE c.relkind <> 'p' ORDER BY c.oid"
+    )
+    found: dict[int, list[Leaf]] = {}
+    for root, oid, schema, table, kind, persistence, identity, filenode, attached, key in rows:
+        leaf = Leaf(
+            oid=_number(oid),
+            relation=f"{identifier(schema or '')}.{identifier(table or '')}",
+            kind=kind or "",
+            permanent=persistence == "p",
+            identity=identity or "n",
+            key=msgspec.json.decode(key, type=tuple[str, ...]) if key else (),
+            filenode=_number(filenode),
+            attached_xid=_number(attached),
+        )
+        found.setdefault(_number(root), []).append(leaf)
+    return {root: tuple(leaves) for root, leaves in found.items()}
+
+
+async def was_filled_before(wire: Wire, leaf: Leaf) -> bool:
+    """Tell whether a partition may hold rows that stood in it before it became one. Rows of
+    younger transactions came later, through the table, and the server has told of them."""
+    try:
+        rows = await wire.query(
+            f"SELECT 1 FROM ONLY {leaf.relation}"
+            f" WHERE age(xmin) >= age({literal(str(leaf.attached_xid))}::xid) LIMIT 1"
+        )
+    except Refused:
+        return True
+    return bool(rows)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """The catalog at one moment, in short."""
+
+    digest: str
+    """Another one after whatever may alter the tables, their types or the publication."""
+    running: frozenset[int]
+    """Transactions that the moment does not show yet though they may have ended, modulo 2^32."""
+    next_xid: int
+    """Neither does it show those from here on."""
+
+    def shows(self, xids: Iterable[int]) -> bool:
+        """Tell whether the moment shows what all these transactions did."""
+        return not any(xid in self.running or (xid - self.next_xid) % 2**32 < 2**31 for xid in xids)
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """All that a source goes by, at one moment."""
+
+    seen: Seen
+    tables: Mapping[int, Table]
+    """By their oids."""
+    types: Mapping[int, TypeFacts]
+    publication: Publication | None
+
+
+async def survey(wire: Wire, oids: Sequence[int], name: str) -> Survey:
+    """Return what the catalog says of tables with these oids and of a publication. For one moment
+    it runs in a transaction that sees one."""
+    found = {table.oid: table for table in (await tables(wire, oids=oids)).values()}
+    columns = [column for table in found.values() for column in table.columns]
+    types = await type_facts(wire, (column.type_oid for column in columns))
+    given = await publication(wire, name)
+    return Survey(await glance(wire, oids, types, name), found, types, given)
+
+
+async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
+    """Return the same, in a transaction of its own."""
+    await wire.query("ROLLBACK")  # whoever was cancelled within one has left it open
+    await wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    found = await survey(wire, oids, name)
+    await wire.query("COMMIT")
+    return found
+
+
+async def glance(wire: Wire, oids: Sequence[int], types: Iterable[int], publication: str) -> Seen:
+    """Return what tells whether anything about these tables may have changed: one cheap query."""
+    tables, kinds = _listed(oids) or "NULL", _listed(types) or "NULL"
+    whole = f"SELECT oid FROM pg_publication WHERE pubname = {literal(publication)}"
+    parts = [
+        "SELECT 'c', c.oid, c.xmin FROM pg_class c JOIN member m ON m.oid = c.oid",
+        "SELECT 'n', n.oid, n.xmin FROM pg_namespace n WHERE n.oid IN"
+        f" (SELECT relnamespace FROM pg_class WHERE oid IN ({tables}))",
+        f"SELECT 'a' || a.attnum, a.attrelid, a.xmin FROM pg_attribute a"
+        f" WHERE a.attnum > 0 AND a.attrelid IN ({tables})",
+        "SELECT 'h', i.inhrelid, i.xmin FROM pg_inherits i JOIN member m ON m.oid = i.inhrelid",
+        "SELECT 'x', i.indexrelid, i.xmin FROM pg_index i JOIN member m ON m.oid = i.indrelid",
+        f"SELECT 'p', p.oid, p.xmin FROM pg_publication p WHERE p.oid IN ({whole})",
+        f"SELECT 'r', r.oid, r.xmin FROM pg_publication_rel r WHERE r.prpubid IN ({whole})",
+        f"SELECT 'e', e.oid, e.xmin FROM pg_enum e WHERE e.enumtypid IN ({kinds})",
+        "SELECT 't' || a.attnum, a.attrelid, a.xmin FROM pg_attribute a JOIN pg_type t"
+        f" ON t.typrelid = a.attrelid WHERE t.oid IN ({kinds}) AND a.attnum > 0",
+    ]
+    if wire.server_version >= _VERSION_WITH_LISTS:
+        parts.append(
+            "SELECT 's', s.oid, s.xmin FROM pg_publication_namespace s"
+            f" WHERE s.pnpubid IN ({whole})"
+        )
+    rows = await wire.query(
+        f"WITH RECURSIVE member(oid) AS (SELECT unnest(ARRAY[{_listed(oids)}]::oid[]) UNION"
+        " SELECT i.inhrelid FROM pg_inherits i JOIN member m ON i.inhparent = m.oid"
+        " JOIN pg_class p ON p.oid = m.oid AND p.relkind = 'p')"
+        " SELECT md5(string_agg(concat_ws(' ', kind, oid, xid), ',' ORDER BY kind, oid,"
+        f" xid::text)), pg_current_snapshot() FROM ({' UNION ALL '.join(parts)})"
+        " one(kind, oid, xid)"
+    )
+    digest, snapshot = rows[0]
+    _, xmax, running = (snapshot or "").split(":")
+    return Seen(
+        digest or "",
+        frozenset(int(xid) % 2**32 for xid in running.split(",") if xid),
+        int(xmax) % 2**32,
+    )
 
 
 async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
@@ -187,12 +370,26 @@ async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
     if not wanted:
         return {}
     element = "(SELECT e.oid FROM pg_catalog.pg_type e WHERE e.typarray = t.oid)"
+    multiple = wire.server_version >= _VERSION_WITH_MULTIRANGES
+    ranges = "r.rngtypid, r.rngmultitypid" if multiple else "r.rngtypid"
+    attributes = (
+        "FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typtype = 'c' AND a.attnum > 0"
+        " AND NOT a.attisdropped"
+    )
     rows = await wire.query(
         f"WITH RECURSIVE used(oid) AS (SELECT unnest(ARRAY[{_listed(wanted)}]::oid[]) UNION"
-        " SELECT below.oid FROM used u JOIN pg_type t ON t.oid = u.oid,"
-        f" LATERAL (VALUES (t.typbasetype), ({element})) below(oid) WHERE below.oid <> 0)"
+        " SELECT below.oid FROM used u JOIN pg_type t ON t.oid = u.oid, LATERAL"
+        f" (SELECT t.typbasetype UNION SELECT {element} UNION SELECT a.atttypid {attributes}"
+        f" UNION SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN ({ranges}))"
+        " below(oid) WHERE below.oid <> 0)"
         " SELECT t.oid, t.typname, t.typoutput::regproc::text, t.typbasetype, t.typtypmod,"
-        f" COALESCE({element}, 0), t.typdelim FROM used JOIN pg_type t USING (oid)"
+        f" COALESCE({element}, 0), t.typdelim,"
+        " (SELECT json_agg(json_build_array(e.oid::bigint, e.enumlabel) ORDER BY e.oid)"
+        " FROM pg_enum e WHERE e.enumtypid = t.oid),"
+        " (SELECT json_agg(json_build_array(a.attnum, a.atttypid::bigint, a.atttypmod)"
+        f" ORDER BY a.attnum) {attributes}),"
+        f" (SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN ({ranges}))"
+        " FROM used JOIN pg_type t USING (oid)"
     )
     found = [
         TypeFacts(
@@ -203,10 +400,17 @@ async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
             base_modifier=_number(modifier),
             element=_number(inner),
             delimiter=delimiter or ",",
+            labels=msgspec.json.decode(labels, type=tuple[tuple[int, str], ...]) if labels else (),
+            attributes=_attributes(parts),
+            range_of=_number(below),
         )
-        for oid, name, output, base, modifier, inner, delimiter in rows
+        for oid, name, output, base, modifier, inner, delimiter, labels, parts, below in rows
     ]
     return {facts.oid: facts for facts in found}
+
+
+def _attributes(text: str | None) -> tuple[tuple[int, int, int], ...]:
+    return msgspec.json.decode(text, type=tuple[tuple[int, int, int], ...]) if text else ()
 
 
 async def publication(wire: Wire, name: str) -> Publication | None:
@@ -220,20 +424,47 @@ async def publication(wire: Wire, name: str) -> Publication | None:
     lists = wire.server_version >= _VERSION_WITH_LISTS
     more = "array_to_json(attnames)::text, rowfilter" if lists else "NULL, NULL"
     listed = await wire.query(
-        f"SELECT schemaname || '.' || tablename, {more} FROM pg_publication_tables"
+        f"SELECT schemaname, tablename, {more} FROM pg_publication_tables"
         f" WHERE pubname = {literal(name)}"
     )
     given: dict[str, tuple[str, ...]] = {}
-    for table, columns, _ in listed:
-        given[table or ""] = tuple(msgspec.json.decode(columns, type=list[str])) if columns else ()
+    for schema, table, columns, _ in listed:
+        given[qualified_name(schema or "", table or "")] = (
+            tuple(msgspec.json.decode(columns, type=list[str])) if columns else ()
+        )
     kinds = ("insert", "update", "delete", "truncate")
     return Publication(
+        name=name,
         owned=rows[0][0] == "t",
         all_tables=rows[0][1] == "t",
         missing=tuple(kind for kind, on in zip(kinds, rows[0][2:], strict=True) if on != "t"),
         tables=given,
-        filtered=tuple(table or "" for table, _, condition in listed if condition),
+        filtered=tuple(
+            qualified_name(schema or "", table or "")
+            for schema, table, _, condition in listed
+            if condition
+        ),
+        tokens=await _memberships(wire, name),
     )
+
+
+async def _memberships(wire: Wire, publication: str) -> dict[int, str]:
+    """Return by the oid of each table what names its membership: the rows of the catalog that the
+    publication, and the table's or its schema's part in it, consist of."""
+    whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {literal(publication)}"
+    parts = "SELECT prrelid AS table, oid AS part FROM pg_publication_rel WHERE prpubid = p.oid"
+    if wire.server_version >= _VERSION_WITH_LISTS:
+        parts += (
+            " UNION ALL SELECT c.oid, s.oid FROM pg_publication_namespace s"
+            " JOIN pg_class c ON c.relnamespace = s.pnnspid WHERE s.pnpubid = p.oid"
+            " AND c.relkind IN ('r', 'p')"
+        )
+    rows = await wire.query(
+        "SELECT r.table, concat_ws(' ', p.oid, p.xmin, string_agg(r.part::text, ' ' ORDER BY"
+        f" r.part)) FROM ({whole}) p CROSS JOIN LATERAL ({parts}) r GROUP BY 1, p.oid, p.xmin"
+        f" UNION ALL SELECT 0, concat_ws(' ', p.oid, p.xmin) FROM ({whole}) p"
+    )
+    return {_number(table): token or "" for table, token in rows}
 
 
 async def sender_timeout_ms(wire: Wire) -> int:
@@ -288,53 +519,99 @@ def export_of(
         )
     if not columns:
         raise InvalidUsage(f"{table.name} has no columns to take")
-    kept = {column.name for column in columns}
-    key = table.key if set(table.key) <= kept else ()
-    if table.identity != "f":
-        advice = (
-            f"give it a PRIMARY KEY, or ALTER TABLE {name} REPLICA IDENTITY FULL"
-            if not table.key
-            else f"take these columns too, or ALTER TABLE {name} REPLICA IDENTITY FULL"
-        )
-        if table.identity == "n" or not table.key:
-            raise InvalidUsage(f"nothing tells rows of {table.name} apart: {advice}")
-        if not key:
-            raise InvalidUsage(
-                f"the key of {table.name} ({', '.join(table.key)}) is left out: {advice}"
-            )
-    held = tuple(
-        Column(
-            column.name,
+    here = columns_here(
+        ((column.number, column.name) for column in columns), (c.name for c in table.columns)
+    )
+    held = {
+        column.name: Column(
+            here[column.number],
             column_type(column.type_oid, column.modifier, types, numeric).spark,
             nullable=not column.not_null,
         )
         for column in columns
-    )
-    return Export(table.name, Schema(held, key))
+    }
+    kept = table.key if all(name in held for name in table.key) else ()
+    unfit = [name for name in kept if _is_no_key(held[name].type)]
+    if table.identity != "f":
+        _check_identity(table, name, kept, unfit)
+    for leaf in table.leaves:
+        if wrong := leaf_fault(table, leaf):
+            raise InvalidUsage(f"{table.name}: {wrong}")
+    key = () if unfit else tuple(held[name].name for name in kept)
+    return Export(table.name, Schema(tuple(held.values()), key), table=table.table)
 
 
-def check_published(found: Publication, name: str, exports: Sequence[Export]) -> list[Export]:
-    """Those of the exports that the publication does not give yet. Raises `InvalidUsage` when it
-    gives others only in part."""
+def _is_no_key(spark: str) -> bool:
+    """Tell whether values of that type have no equality that finds rows again."""
+    return spark in ("float", "double") or spark.startswith("array<")
+
+
+def _check_identity(table: Table, name: str, kept: Sequence[str], unfit: Sequence[str]) -> None:
+    """Raise `InvalidUsage` where a replica identity by key does not tell rows apart here."""
+    full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
+    if table.identity == "n" or not table.key:
+        raise InvalidUsage(
+            f"nothing tells rows of {table.name} apart: give it a PRIMARY KEY, or {full}"
+        )
+    if not kept:
+        raise InvalidUsage(
+            f"the key of {table.name} ({', '.join(table.key)}) is left out: take these columns too,"
+            f" or {full}"
+        )
+    if unfit:
+        raise InvalidUsage(
+            f"the key of {table.name} has {', '.join(unfit)}, of a type without exact equality:"
+            f" {full}"
+        )
+
+
+def leaf_fault(table: Table, leaf: Leaf) -> str:
+    """Return why changes of a partition do not come as those of its table, and what to do; empty:
+    they do. A partition has a replica identity of its own, and the server goes by that one."""
+    if leaf.kind != "r":
+        return (
+            f"partition {leaf.relation} is no table of this server: its changes are not in the log"
+        )
+    if not leaf.permanent:
+        return f"partition {leaf.relation} is unlogged: ALTER TABLE {leaf.relation} SET LOGGED"
+    if leaf.identity == "f" or leaf.identity == "n":
+        return ""  # with none the server refuses updates and deletes
+    if table.identity == "f" or set(leaf.key) != set(table.key):
+        told = f"({', '.join(leaf.key)})" if leaf.key else "nothing"
+        return (
+            f"the replica identity of partition {leaf.relation} is {told}, not its table's:"
+            f" ALTER TABLE {leaf.relation} REPLICA IDENTITY FULL"
+        )
+    return ""
+
+
+def check_published(found: Publication, export: Export, table: Table) -> None:
+    """Raise `InvalidUsage` when the publication gives an export in part only."""
     if found.missing:
         raise InvalidUsage(
-            f"publication {name} leaves out {', '.join(found.missing)}: ALTER PUBLICATION"
-            f" {identifier(name)} SET (publish = 'insert, update, delete, truncate')"
+            f"publication {found.name} leaves out {', '.join(found.missing)}: ALTER PUBLICATION"
+            f" {identifier(found.name)} SET (publish = 'insert, update, delete, truncate')"
         )
-    for export in exports:
-        columns = found.tables.get(export.name, ())
-        absent = sorted(set(export.schema.names) - set(columns)) if columns else []
-        if absent:
-            raise InvalidUsage(
-                f"publication {name} leaves out {', '.join(absent)} of {export.name}: add them to"
-                " its list of columns, or leave them out here"
-            )
-        if export.name in found.filtered:
-            raise InvalidUsage(
-                f"publication {name} gives some rows of {export.name} only (WHERE): take the"
-                " condition away, and put it into a view here"
-            )
-    return [export for export in exports if export.name not in found.tables]
+    columns = found.tables.get(export.name, ())
+    taken = {each.name for each in bound_columns(table, export) if each is not None}
+    absent = sorted(taken - set(columns)) if columns else []
+    if absent:
+        raise InvalidUsage(
+            f"publication {found.name} leaves out {', '.join(absent)} of {export.name}: add them"
+            " to its list of columns, or leave them out here"
+        )
+    if export.name in found.filtered:
+        raise InvalidUsage(
+            f"publication {found.name} gives some rows of {export.name} only (WHERE): take the"
+            " condition away, and put it into a view here"
+        )
+
+
+def bound_columns(table: Table, export: Export) -> tuple[TableColumn | None, ...]:
+    """Return the column there of each of the export's columns; None where there is none."""
+    by_number = {column.number: column for column in table.columns}
+    pairs = [(column.number, column.name) for column in table.columns]
+    return tuple(by_number.get(number) for number in numbers_of(export.schema.names, pairs))
 
 
 def _listed(numbers: Iterable[int]) -> str:

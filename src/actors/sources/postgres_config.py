@@ -24,6 +24,7 @@ _SESSION: Final = {
     "timezone": "UTC",
     "extra_float_digits": "3",
     "bytea_output": "hex",
+    "lc_monetary": "C",
     "client_encoding": "UTF8",
     "standard_conforming_strings": "on",
     "row_security": "off",

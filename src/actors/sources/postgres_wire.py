@@ -113,14 +113,3 @@ def _rows(result: libpq.Result) -> list[tuple[str | None, ...]]:
 def _quoted(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def identifier(name: str) -> str:
-    """A name as SQL writes it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    """A text as SQL writes it (standard_conforming_strings may be off)."""
-    escaped = text.replace("'", "''")
-    return f"E'{escaped}'".replace("\\", "\\\\") if "\\" in text else f"'{escaped}'"
