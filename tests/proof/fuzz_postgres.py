@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sources"))
 
-from postgres_fuzz import Fuzz  # type: ignore[import-not-found]  # noqa: E402
-from postgres_house import house  # type: ignore[import-not-found]  # noqa: E402
+from postgres_fuzz import Fuzz  # type: ignore[import-not-found]
+from postgres_house import house  # type: ignore[import-not-found]
 
-from actors.testing.postgres_server import postgres_server  # noqa: E402
+from actors.testing.postgres_server import postgres_server
 
 
 async def _run(first: int, seeds: int, rounds: int) -> Counter[str]:

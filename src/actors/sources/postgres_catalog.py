@@ -369,7 +369,8 @@ async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
     wanted = sorted(set(oids))
     if not wanted:
         return {}
-    element = "(SELECT e.oid FROM pg_catalog.pg_type e WHERE e.typarray = t.oid)"
+    # By the oid, which has an index; typarray has none.
+    element = "(SELECT e.oid FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)"
     multiple = wire.server_version >= _VERSION_WITH_MULTIRANGES
     ranges = "r.rngtypid, r.rngmultitypid" if multiple else "r.rngtypid"
     attributes = (

@@ -45,7 +45,7 @@ class Footing(msgspec.Struct, frozen=True, array_like=True):
     leaves: int = 0
     """How many partitions `storage` counts; those with higher oids are new."""
     types: str = ""
-    """Of what its types' texts are made of."""
+    """Of labels of enums and parts of composites that its values' texts show."""
     label_max: int = 0
     """The highest oid of a label that `types` counts."""
     membership: str = ""
@@ -251,11 +251,11 @@ def _footing(
         _digest(
             (
                 facts.oid,
-                facts.base,
                 facts.attributes,
                 [label for label in facts.labels if label[0] <= label_max],
             )
             for facts in used
+            if facts.labels or facts.attributes
         ),
         label_max,
         publication.tokens.get(table.oid, "") if publication else "",
