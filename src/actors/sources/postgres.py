@@ -34,7 +34,7 @@ from actors.errors import InvalidUsage, ProtocolError
 from actors.kernel.clock import Clock, SystemClock
 from actors.sources import postgres_catalog as catalog
 from actors.sources import postgres_setup as setup
-from actors.sources.postgres_catalog import Health, Survey, Table, lsn_of, lsn_text
+from actors.sources.postgres_catalog import Health, Table, lsn_of, lsn_text
 from actors.sources.postgres_changes import Changes
 from actors.sources.postgres_config import PostgresConfig
 from actors.sources.postgres_errors import Refused
@@ -42,17 +42,16 @@ from actors.sources.postgres_footing import (
     ANEW,
     Ends,
     Filled,
-    Footing,
     Refills,
     Stands,
     Verdict,
     bind,
-    judge,
 )
-from actors.sources.postgres_names import identifier, literal, numbers_of
-from actors.sources.postgres_snapshot import Contents, Snapshot
+from actors.sources.postgres_names import identifier, numbers_of
+from actors.sources.postgres_position import position_lsn, read_position, write_position
+from actors.sources.postgres_snapshot import Snapshot, copied_contents
 from actors.sources.postgres_stream import Stream
-from actors.sources.postgres_types import column_type
+from actors.sources.postgres_survey import Survey, glance, judge_all, survey_now
 from actors.sources.postgres_wire import Wire
 from actors.sources.source import (
     POSITION_BYTES_MAX,
@@ -69,24 +68,6 @@ from actors.sources.source import (
 _IDLE_WAIT_S: Final = 1.0
 _VISIBLE_WAIT_S: Final = 0.002
 _IN_USE: Final = "55006"
-_NO_SUCH_OBJECT: Final = "42704"
-
-
-class _Filled(msgspec.Struct, frozen=True, array_like=True):
-    """See `Filled`."""
-
-    oid: int
-    lsn: str
-    columns: list[int]
-    number_max: int
-    footing: Footing = Footing()
-
-
-class _Position(msgspec.Struct, frozen=True):
-    system: str
-    database: str
-    lsn: str
-    filled: dict[str, _Filled]
 
 
 class PostgresSource:
@@ -149,15 +130,11 @@ class PostgresSource:
             await setup.check_server(maker)
             identity = await maker.query("IDENTIFY_SYSTEM")
             self._system = identity[0][0] or ""
-            was = self._read_position(position)
+            was = None
+            if position is not None:
+                was = read_position(position, self._system, self._config.database)
             filled = {
-                name: Filled(
-                    each.oid,
-                    lsn_of(each.lsn),
-                    tuple(each.columns),
-                    each.number_max,
-                    each.footing,
-                )
+                name: each
                 for name, each in (was.filled if was else {}).items()
                 if name in self._exports and not self._exports[name].is_new
             }
@@ -168,7 +145,7 @@ class PostgresSource:
                 if name not in filled or filled[name].oid == table.oid
             ]
             await setup.publish(looker, self._config, self._publication, present)
-            lsn = lsn_of(was.lsn) if was else 0
+            lsn = was.lsn if was else 0
             health = await catalog.health(looker, self._slot)
             setup.check_slot(health, self._slot, self._config, lsn)
             await self._begin(maker, health, found, filled, lsn)
@@ -192,9 +169,7 @@ class PostgresSource:
         looker = self._looker
         assert looker is not None, "open"
         began, at = lsn > 0, lsn
-        survey = await catalog.survey_now(
-            looker, [each.oid for each in filled.values()], self._publication
-        )
+        survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
         verdicts = await self._judge(survey, filled)
         anew = {name for name, each in verdicts.items() if isinstance(each, Refills)}
         new = [found[name] for name in self._exports if name in found]
@@ -203,7 +178,7 @@ class PostgresSource:
         if health.slot is None or new:
             at, name = await self._export_snapshot(maker, health, resumed=began)
             # Nothing older is needed where no table's rows here stay.
-            lsn = lsn if any(name not in anew for name in filled) else at
+            lsn = lsn if any(isinstance(each, Stands) for each in verdicts.values()) else at
             if new:
                 then, refused = await self._begin_snapshot(new, name)
                 for table in new:
@@ -212,9 +187,7 @@ class PostgresSource:
             assert health.slot is not None, "else it would be made"
             lsn = health.slot.confirmed_lsn
         self._filled = filled
-        survey = await catalog.survey_now(
-            looker, [each.oid for each in filled.values()], self._publication
-        )
+        survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
         for table in new:
             fresh = filled[table.name]
             if self._bind(survey, table, at) != fresh and table.name not in refused:
@@ -241,7 +214,18 @@ class PostgresSource:
             raise InvalidUsage(f"{len(self._exports)} tables are too many: make several sources")
         if new:
             self._ready += [Truncated(name) for name in sorted(anew) if name not in refused]
-            self._copy(survey, [table.name for table in new])
+            assert self._snapshot is not None, "begun"
+            live = [table for table in new if not changes.is_failed(table.name)]
+            self._snapshot.copy(
+                copied_contents(
+                    self._exports[table.name],
+                    filled[table.name],
+                    survey.tables[table.oid],
+                    survey.types,
+                    self._config.numeric,
+                )
+                for table in live
+            )
         elif not began:
             self._ready.append(Mark(self._position_text(lsn)))
 
@@ -257,18 +241,6 @@ class PostgresSource:
         pairs = [(column.number, column.name) for column in there.columns]
         numbers = numbers_of(self._exports[table.name].schema.names, pairs)
         return bind(there, numbers, lsn, then.types, then.publication)
-
-    def _read_position(self, position: str | None) -> _Position | None:
-        if position is None:
-            return None
-        was = msgspec.json.decode(position, type=_Position)
-        if was.system != self._system or was.database != self._config.database:
-            raise InvalidUsage(
-                f"this is server {self._system}, database {self._config.database}; what is here"
-                f" came from server {was.system}, database {was.database}: name that one, or drop"
-                " the source and create it again"
-            )
-        return was
 
     async def _export_snapshot(
         self, maker: Wire, health: Health, *, resumed: bool
@@ -296,28 +268,6 @@ class PostgresSource:
         known = [table.rows for table in tables]
         self._rows_known = sum(known) if min(known) >= 0 else None
         return await self._snapshot.begin(name, tables, self._publication)
-
-    def _copy(self, survey: Survey, names: Sequence[str]) -> None:
-        """Choose what the snapshot gives: tables that are now, under its locks, as they were."""
-        assert self._snapshot is not None, "begun"
-        contents = []
-        for name in names:
-            if self._changes_().is_failed(name):
-                continue
-            export, filled = self._exports[name], self._filled[name]
-            table = survey.tables[filled.oid]
-            columns = {column.number: column for column in table.columns}
-            kinds = tuple(
-                column_type(
-                    columns[number].type_oid,
-                    columns[number].modifier,
-                    survey.types,
-                    self._config.numeric,
-                )
-                for number in filled.columns
-            )
-            contents.append(Contents(export, table.relation, kinds, filled.names))
-        self._snapshot.copy(contents)
 
     # -- one thing after another ------------------------------------------------------------
 
@@ -416,10 +366,7 @@ class PostgresSource:
         self._health = health = await catalog.health(looker, self._slot)
         if health.slot is None or health.slot.wal_status == "lost":
             state = "was dropped" if health.slot is None else "has lost log (wal_status lost)"
-            raise Unreachable(
-                f"PostgreSQL: slot {self._slot} {state}",
-                setup.AGAIN,
-            )
+            raise Unreachable(f"PostgreSQL: slot {self._slot} {state}", setup.AGAIN)
         if health.slot.wal_status == "unreserved":
             self._notes["slot"] = (
                 f"slot {self._slot} is about to lose log (wal_status unreserved): raise"
@@ -438,7 +385,7 @@ class PostgresSource:
         changes = self._changes_()
         oids = [each.oid for each in self._filled.values()]
         while True:
-            seen = await catalog.glance(looker, oids, self._types, self._publication)
+            seen = await glance(looker, oids, self._types, self._publication)
             if seen.shows(changes.xids):
                 break
             # The log tells of a transaction a moment before others see what it did.
@@ -455,38 +402,17 @@ class PostgresSource:
         looker = self._looker
         assert looker is not None, "open"
         oids = [each.oid for each in self._filled.values()]
-        survey = await catalog.survey_now(looker, oids, self._publication)
+        survey = await survey_now(looker, oids, self._publication)
         self._settle(survey, await self._judge(survey, self._filled))
 
-    async def _judge(self, survey: Survey, filled: Mapping[str, Filled]) -> dict[str, Verdict]:
-        """Return what became of tables that are filled, and have not failed."""
-        looker = self._looker
-        assert looker is not None, "open"
-        verdicts: dict[str, Verdict] = {}
-        if survey.publication is None:
-            raise Unreachable(
-                f"PostgreSQL: publication {self._publication} was dropped",
-                "it is made again where that may be, and its tables are filled anew",
-            )
-        for name, each in filled.items():
-            if self._changes is not None and self._changes.is_failed(name):
-                continue
-            table = survey.tables.get(each.oid)
-            verdict = judge(
-                self._exports[name],
-                each,
-                table,
-                survey.types,
-                survey.publication,
-                self._config.numeric,
-            )
-            if isinstance(verdict, Stands):
-                for leaf in verdict.new_leaves:
-                    if await catalog.was_filled_before(looker, leaf):
-                        verdict = Refills(f"partition {leaf.relation} came with rows")
-                        break
-            verdicts[name] = verdict
-        return verdicts
+    async def _judge(self, found: Survey, filled: Mapping[str, Filled]) -> dict[str, Verdict]:
+        """See `judge_all`; of those that have not failed."""
+        assert self._looker is not None, "open"
+        changes = self._changes
+        live = {n: f for n, f in filled.items() if changes is None or not changes.is_failed(n)}
+        return await judge_all(
+            self._looker, found, live, self._exports, self._publication, self._config.numeric
+        )
 
     def _settle(self, survey: Survey, verdicts: Mapping[str, Verdict]) -> None:
         """Go by what became of the tables. Raises `Unreachable`."""
@@ -513,7 +439,7 @@ class PostgresSource:
     async def taken(self, position: str) -> None:
         """See `Source.taken`."""
         if self._stream is not None:
-            self._stream.taken(lsn_of(msgspec.json.decode(position, type=_Position).lsn))
+            self._stream.taken(position_lsn(position))
 
     def lag(self) -> Lag:
         """See `Source.lag`."""
@@ -550,24 +476,11 @@ class PostgresSource:
             return
         wire = await self._connect(replication=False)
         try:
-            health = await catalog.health(wire, self._slot)
-            if health.slot is not None and health.slot.plugin == "pgoutput":
-                if health.slot.active_pid:
-                    await wire.query(f"SELECT pg_terminate_backend({health.slot.active_pid}, 5000)")
-                await self._drop_slot(wire)
-            if not self._config.publication:
-                await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(self._publication)}")
+            await setup.remove(wire, self._config, self._slot, self._publication)
         except Refused as error:
             raise Unreachable(f"PostgreSQL: {error}", error.server_hint) from None
         finally:
             wire.close()
-
-    async def _drop_slot(self, wire: Wire) -> None:
-        try:
-            await wire.query(f"SELECT pg_drop_replication_slot({literal(self._slot)})")
-        except Refused as error:
-            if error.sqlstate != _NO_SUCH_OBJECT:  # then somebody else has dropped it
-                raise
 
     def _changes_(self) -> Changes:
         assert self._changes is not None, "open"
@@ -583,11 +496,4 @@ class PostgresSource:
         return wire
 
     def _position_text(self, lsn: int) -> str:
-        filled = {
-            name: _Filled(
-                each.oid, lsn_text(each.lsn), list(each.columns), each.number_max, each.footing
-            )
-            for name, each in self._filled.items()
-        }
-        position = _Position(self._system, self._config.database, lsn_text(lsn), filled)
-        return msgspec.json.encode(position).decode()
+        return write_position(self._system, self._config.database, lsn, self._filled)

@@ -11,24 +11,18 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema
-from actors.sources.postgres_errors import Refused
 from actors.sources.postgres_names import (
-    columns_here,
     identifier,
     literal,
-    numbers_of,
     qualified_name,
     split_name,
 )
-from actors.sources.postgres_types import TypeFacts, column_type
+from actors.sources.postgres_types import TypeFacts
 from actors.sources.postgres_wire import Wire
-from actors.sources.source import Export
 
 VERSION_MIN: Final = 130_000
 _VERSION_WITH_MULTIRANGES: Final = 140_000
-_VERSION_WITH_LISTS: Final = 150_000
+VERSION_WITH_LISTS: Final = 150_000
 """From here on publications may name columns and filter rows."""
 
 
@@ -159,7 +153,7 @@ async def tables(
     the user may read. Partitions of a partitioned table are no tables of their own."""
     chosen = "has_table_privilege(c.oid, 'SELECT')"
     if oids is not None:
-        chosen = f"c.oid IN ({_listed(oids) or 'NULL'})"
+        chosen = f"c.oid IN ({listed_numbers(oids) or 'NULL'})"
     elif names is not None:
         pairs = (
             f"({literal(schema)}, {literal(table)})" for schema, table in map(split_name, names)
@@ -174,11 +168,11 @@ async def tables(
         f" AND n.nspname !~ '^pg_(toast|temp)' AND {chosen}"
         " ORDER BY n.nspname <> 'public', 2, 3"
     )
-    columns = await _columns(wire, [_number(row[0]) for row in rows])
-    leaves = await _leaves(wire, [_number(row[0]) for row in rows if row[3] == "p"])
+    columns = await _columns(wire, [number_of(row[0]) for row in rows])
+    leaves = await _leaves(wire, [number_of(row[0]) for row in rows if row[3] == "p"])
     found = [
         Table(
-            oid=_number(row[0]),
+            oid=number_of(row[0]),
             schema=row[1] or "",
             table=row[2] or "",
             partitioned=row[3] == "p",
@@ -186,10 +180,10 @@ async def tables(
             identity=row[5] or "n",
             row_security=row[6] == "t",
             owned=row[7] == "t",
-            rows=_number(row[8]),
-            columns=columns.get(_number(row[0]), ()),
-            filenode=_number(row[9]),
-            leaves=leaves.get(_number(row[0]), ()),
+            rows=number_of(row[8]),
+            columns=columns.get(number_of(row[0]), ()),
+            filenode=number_of(row[9]),
+            leaves=leaves.get(number_of(row[0]), ()),
         )
         for row in rows
     ]
@@ -213,23 +207,23 @@ async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColu
         " COALESCE(array_position(k.columns, a.attnum), 0), a.xmin"
         " FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
         f" LEFT JOIN LATERAL ({_KEY}) k ON true"
-        f" WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid IN ({_listed(oids)})"
+        f" WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid IN ({listed_numbers(oids)})"
         " ORDER BY a.attrelid, a.attnum"
     )
     found: dict[int, list[TableColumn]] = {}
     for oid, name, number, kind, modifier, not_null, generated, readable, place, xid in rows:
         column = TableColumn(
             name=name or "",
-            number=_number(number),
-            type_oid=_number(kind),
-            modifier=_number(modifier),
+            number=number_of(number),
+            type_oid=number_of(kind),
+            modifier=number_of(modifier),
             not_null=not_null == "t",
             generated=generated == "t",
             readable=readable == "t",
-            key_place=_number(place),
-            changed_xid=_number(xid),
+            key_place=number_of(place),
+            changed_xid=number_of(xid),
         )
-        found.setdefault(_number(oid), []).append(column)
+        found.setdefault(number_of(oid), []).append(column)
     return {oid: tuple(columns) for oid, columns in found.items()}
 
 
@@ -241,7 +235,7 @@ async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]
     rows = await wire.query(
         "WITH RECURSIVE below(root, oid, attached) AS ("
         " SELECT i.inhparent, i.inhrelid, i.xmin FROM pg_inherits i"
-        f" WHERE i.inhparent IN ({_listed(oids)}) UNION ALL"
+        f" WHERE i.inhparent IN ({listed_numbers(oids)}) UNION ALL"
         " SELECT b.root, i.inhrelid, CASE WHEN age(i.xmin) < age(b.attached) THEN i.xmin"
         " ELSE b.attached END FROM below b JOIN pg_inherits i ON i.inhparent = b.oid)"
         " SELECT b.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence,"
@@ -254,114 +248,17 @@ async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]
     found: dict[int, list[Leaf]] = {}
     for root, oid, schema, table, kind, persistence, identity, filenode, attached, key in rows:
         leaf = Leaf(
-            oid=_number(oid),
+            oid=number_of(oid),
             relation=f"{identifier(schema or '')}.{identifier(table or '')}",
             kind=kind or "",
             permanent=persistence == "p",
             identity=identity or "n",
             key=msgspec.json.decode(key, type=tuple[str, ...]) if key else (),
-            filenode=_number(filenode),
-            attached_xid=_number(attached),
+            filenode=number_of(filenode),
+            attached_xid=number_of(attached),
         )
-        found.setdefault(_number(root), []).append(leaf)
+        found.setdefault(number_of(root), []).append(leaf)
     return {root: tuple(leaves) for root, leaves in found.items()}
-
-
-async def was_filled_before(wire: Wire, leaf: Leaf) -> bool:
-    """Tell whether a partition may hold rows that stood in it before it became one. Rows of
-    younger transactions came later, through the table, and the server has told of them."""
-    try:
-        rows = await wire.query(
-            f"SELECT 1 FROM ONLY {leaf.relation}"
-            f" WHERE age(xmin) >= age({literal(str(leaf.attached_xid))}::xid) LIMIT 1"
-        )
-    except Refused:
-        return True
-    return bool(rows)
-
-
-class Seen(msgspec.Struct, frozen=True):
-    """The catalog at one moment, in short."""
-
-    digest: str
-    """Another one after whatever may alter the tables, their types or the publication."""
-    running: frozenset[int]
-    """Transactions that the moment does not show yet though they may have ended, modulo 2^32."""
-    next_xid: int
-    """Neither does it show those from here on."""
-
-    def shows(self, xids: Iterable[int]) -> bool:
-        """Tell whether the moment shows what all these transactions did."""
-        return not any(xid in self.running or (xid - self.next_xid) % 2**32 < 2**31 for xid in xids)
-
-
-class Survey(msgspec.Struct, frozen=True):
-    """All that a source goes by, at one moment."""
-
-    seen: Seen
-    tables: Mapping[int, Table]
-    """By their oids."""
-    types: Mapping[int, TypeFacts]
-    publication: Publication | None
-
-
-async def survey(wire: Wire, oids: Sequence[int], name: str) -> Survey:
-    """Return what the catalog says of tables with these oids and of a publication. For one moment
-    it runs in a transaction that sees one."""
-    found = {table.oid: table for table in (await tables(wire, oids=oids)).values()}
-    columns = [column for table in found.values() for column in table.columns]
-    types = await type_facts(wire, (column.type_oid for column in columns))
-    given = await publication(wire, name)
-    return Survey(await glance(wire, oids, types, name), found, types, given)
-
-
-async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
-    """Return the same, in a transaction of its own."""
-    await wire.query("ROLLBACK")  # whoever was cancelled within one has left it open
-    await wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    found = await survey(wire, oids, name)
-    await wire.query("COMMIT")
-    return found
-
-
-async def glance(wire: Wire, oids: Sequence[int], types: Iterable[int], publication: str) -> Seen:
-    """Return what tells whether anything about these tables may have changed: one cheap query."""
-    tables, kinds = _listed(oids) or "NULL", _listed(types) or "NULL"
-    whole = f"SELECT oid FROM pg_publication WHERE pubname = {literal(publication)}"
-    parts = [
-        "SELECT 'c', c.oid, c.xmin FROM pg_class c JOIN member m ON m.oid = c.oid",
-        "SELECT 'n', n.oid, n.xmin FROM pg_namespace n WHERE n.oid IN"
-        f" (SELECT relnamespace FROM pg_class WHERE oid IN ({tables}))",
-        f"SELECT 'a' || a.attnum, a.attrelid, a.xmin FROM pg_attribute a"
-        f" WHERE a.attnum > 0 AND a.attrelid IN ({tables})",
-        "SELECT 'h', i.inhrelid, i.xmin FROM pg_inherits i JOIN member m ON m.oid = i.inhrelid",
-        "SELECT 'x', i.indexrelid, i.xmin FROM pg_index i JOIN member m ON m.oid = i.indrelid",
-        f"SELECT 'p', p.oid, p.xmin FROM pg_publication p WHERE p.oid IN ({whole})",
-        f"SELECT 'r', r.oid, r.xmin FROM pg_publication_rel r WHERE r.prpubid IN ({whole})",
-        f"SELECT 'e', e.oid, e.xmin FROM pg_enum e WHERE e.enumtypid IN ({kinds})",
-        "SELECT 't' || a.attnum, a.attrelid, a.xmin FROM pg_attribute a JOIN pg_type t"
-        f" ON t.typrelid = a.attrelid WHERE t.oid IN ({kinds}) AND a.attnum > 0",
-    ]
-    if wire.server_version >= _VERSION_WITH_LISTS:
-        parts.append(
-            "SELECT 's', s.oid, s.xmin FROM pg_publication_namespace s"
-            f" WHERE s.pnpubid IN ({whole})"
-        )
-    rows = await wire.query(
-        f"WITH RECURSIVE member(oid) AS (SELECT unnest(ARRAY[{_listed(oids)}]::oid[]) UNION"
-        " SELECT i.inhrelid FROM pg_inherits i JOIN member m ON i.inhparent = m.oid"
-        " JOIN pg_class p ON p.oid = m.oid AND p.relkind = 'p')"
-        " SELECT md5(string_agg(concat_ws(' ', kind, oid, xid), ',' ORDER BY kind, oid,"
-        f" xid::text)), pg_current_snapshot() FROM ({' UNION ALL '.join(parts)})"
-        " one(kind, oid, xid)"
-    )
-    digest, snapshot = rows[0]
-    _, xmax, running = (snapshot or "").split(":")
-    return Seen(
-        digest or "",
-        frozenset(int(xid) % 2**32 for xid in running.split(",") if xid),
-        int(xmax) % 2**32,
-    )
 
 
 async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
@@ -378,7 +275,7 @@ async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
         " AND NOT a.attisdropped"
     )
     rows = await wire.query(
-        f"WITH RECURSIVE used(oid) AS (SELECT unnest(ARRAY[{_listed(wanted)}]::oid[]) UNION"
+        f"WITH RECURSIVE used(oid) AS (SELECT unnest(ARRAY[{listed_numbers(wanted)}]::oid[]) UNION"
         " SELECT below.oid FROM used u JOIN pg_type t ON t.oid = u.oid, LATERAL"
         f" (SELECT t.typbasetype UNION SELECT {element} UNION SELECT a.atttypid {attributes}"
         f" UNION SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN ({ranges}))"
@@ -394,16 +291,16 @@ async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
     )
     found = [
         TypeFacts(
-            oid=_number(oid),
+            oid=number_of(oid),
             name=name or "",
             output=output or "textout",
-            base=_number(base),
-            base_modifier=_number(modifier),
-            element=_number(inner),
+            base=number_of(base),
+            base_modifier=number_of(modifier),
+            element=number_of(inner),
             delimiter=delimiter or ",",
             labels=msgspec.json.decode(labels, type=tuple[tuple[int, str], ...]) if labels else (),
             attributes=_attributes(parts),
-            range_of=_number(below),
+            range_of=number_of(below),
         )
         for oid, name, output, base, modifier, inner, delimiter, labels, parts, below in rows
     ]
@@ -422,7 +319,7 @@ async def publication(wire: Wire, name: str) -> Publication | None:
     )
     if not rows:
         return None
-    lists = wire.server_version >= _VERSION_WITH_LISTS
+    lists = wire.server_version >= VERSION_WITH_LISTS
     more = "array_to_json(attnames)::text, rowfilter" if lists else "NULL, NULL"
     listed = await wire.query(
         f"SELECT schemaname, tablename, {more} FROM pg_publication_tables"
@@ -454,7 +351,7 @@ async def _memberships(wire: Wire, publication: str) -> dict[int, str]:
     publication, and the table's or its schema's part in it, consist of."""
     whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {literal(publication)}"
     parts = "SELECT prrelid AS table, oid AS part FROM pg_publication_rel WHERE prpubid = p.oid"
-    if wire.server_version >= _VERSION_WITH_LISTS:
+    if wire.server_version >= VERSION_WITH_LISTS:
         parts += (
             " UNION ALL SELECT c.oid, s.oid FROM pg_publication_namespace s"
             " JOIN pg_class c ON c.relnamespace = s.pnnspid WHERE s.pnpubid = p.oid"
@@ -465,13 +362,13 @@ async def _memberships(wire: Wire, publication: str) -> dict[int, str]:
         f" r.part)) FROM ({whole}) p CROSS JOIN LATERAL ({parts}) r GROUP BY 1, p.oid, p.xmin"
         f" UNION ALL SELECT 0, concat_ws(' ', p.oid, p.xmin) FROM ({whole}) p"
     )
-    return {_number(table): token or "" for table, token in rows}
+    return {number_of(table): token or "" for table, token in rows}
 
 
 async def sender_timeout_ms(wire: Wire) -> int:
     """After so long without a word of ours the server ends a replication; 0: never."""
     rows = await wire.query("SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'")
-    return _number(rows[0][0])
+    return number_of(rows[0][0])
 
 
 async def health(wire: Wire, slot: str) -> Health:
@@ -487,137 +384,18 @@ async def health(wire: Wire, slot: str) -> Health:
         found = Slot(
             plugin=plugin or "",
             database=database or "",
-            active_pid=_number(process),
+            active_pid=number_of(process),
             confirmed_lsn=lsn_of(confirmed),
             wal_status=status or "",
         )
     return Health(lsn_of(lsn), found)
 
 
-def export_of(
-    table: Table, leave_out: Sequence[str], types: Mapping[int, TypeFacts], numeric: str
-) -> Export:
-    """The table as an export, without these columns and generated ones. Raises `InvalidUsage`:
-    everything that is wrong with it, and what to do."""
-    name = f"{identifier(table.schema)}.{identifier(table.table)}"
-    absent = sorted(set(leave_out) - {column.name for column in table.columns})
-    if absent:
-        raise InvalidUsage(f"{table.name} has no columns {', '.join(absent)} to leave out")
-    if not table.permanent:
-        raise InvalidUsage(f"{table.name} is unlogged: ALTER TABLE {name} SET LOGGED")
-    if table.row_security:
-        raise InvalidUsage(
-            f"row security hides rows of {table.name} from the user: ALTER ROLE … BYPASSRLS"
-        )
-    columns = [
-        column for column in table.columns if column.name not in leave_out and not column.generated
-    ]
-    hidden = [column.name for column in columns if not column.readable]
-    if hidden:
-        raise InvalidUsage(
-            f"the user may not read {', '.join(hidden)} of {table.name}: GRANT SELECT ON {name}"
-            " to it (and USAGE on the schema), or leave these columns out"
-        )
-    if not columns:
-        raise InvalidUsage(f"{table.name} has no columns to take")
-    here = columns_here(
-        ((column.number, column.name) for column in columns), (c.name for c in table.columns)
-    )
-    held = {
-        column.name: Column(
-            here[column.number],
-            column_type(column.type_oid, column.modifier, types, numeric).spark,
-            nullable=not column.not_null,
-        )
-        for column in columns
-    }
-    kept = table.key if all(name in held for name in table.key) else ()
-    unfit = [name for name in kept if _is_no_key(held[name].type)]
-    if table.identity != "f":
-        _check_identity(table, name, kept, unfit)
-    for leaf in table.leaves:
-        if wrong := leaf_fault(table, leaf):
-            raise InvalidUsage(f"{table.name}: {wrong}")
-    key = () if unfit else tuple(held[name].name for name in kept)
-    return Export(table.name, Schema(tuple(held.values()), key), table=table.table)
-
-
-def _is_no_key(spark: str) -> bool:
-    """Tell whether values of that type have no equality that finds rows again."""
-    return spark in ("float", "double") or spark.startswith("array<")
-
-
-def _check_identity(table: Table, name: str, kept: Sequence[str], unfit: Sequence[str]) -> None:
-    """Raise `InvalidUsage` where a replica identity by key does not tell rows apart here."""
-    full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
-    if table.identity == "n" or not table.key:
-        raise InvalidUsage(
-            f"nothing tells rows of {table.name} apart: give it a PRIMARY KEY, or {full}"
-        )
-    if not kept:
-        raise InvalidUsage(
-            f"the key of {table.name} ({', '.join(table.key)}) is left out: take these columns too,"
-            f" or {full}"
-        )
-    if unfit:
-        raise InvalidUsage(
-            f"the key of {table.name} has {', '.join(unfit)}, of a type without exact equality:"
-            f" {full}"
-        )
-
-
-def leaf_fault(table: Table, leaf: Leaf) -> str:
-    """Return why changes of a partition do not come as those of its table, and what to do; empty:
-    they do. A partition has a replica identity of its own, and the server goes by that one."""
-    if leaf.kind != "r":
-        return (
-            f"partition {leaf.relation} is no table of this server: its changes are not in the log"
-        )
-    if not leaf.permanent:
-        return f"partition {leaf.relation} is unlogged: ALTER TABLE {leaf.relation} SET LOGGED"
-    if leaf.identity == "f" or leaf.identity == "n":
-        return ""  # with none the server refuses updates and deletes
-    if table.identity == "f" or set(leaf.key) != set(table.key):
-        told = f"({', '.join(leaf.key)})" if leaf.key else "nothing"
-        return (
-            f"the replica identity of partition {leaf.relation} is {told}, not its table's:"
-            f" ALTER TABLE {leaf.relation} REPLICA IDENTITY FULL"
-        )
-    return ""
-
-
-def check_published(found: Publication, export: Export, table: Table) -> None:
-    """Raise `InvalidUsage` when the publication gives an export in part only."""
-    if found.missing:
-        raise InvalidUsage(
-            f"publication {found.name} leaves out {', '.join(found.missing)}: ALTER PUBLICATION"
-            f" {identifier(found.name)} SET (publish = 'insert, update, delete, truncate')"
-        )
-    columns = found.tables.get(export.name, ())
-    taken = {each.name for each in bound_columns(table, export) if each is not None}
-    absent = sorted(taken - set(columns)) if columns else []
-    if absent:
-        raise InvalidUsage(
-            f"publication {found.name} leaves out {', '.join(absent)} of {export.name}: add them"
-            " to its list of columns, or leave them out here"
-        )
-    if export.name in found.filtered:
-        raise InvalidUsage(
-            f"publication {found.name} gives some rows of {export.name} only (WHERE): take the"
-            " condition away, and put it into a view here"
-        )
-
-
-def bound_columns(table: Table, export: Export) -> tuple[TableColumn | None, ...]:
-    """Return the column there of each of the export's columns; None where there is none."""
-    by_number = {column.number: column for column in table.columns}
-    pairs = [(column.number, column.name) for column in table.columns]
-    return tuple(by_number.get(number) for number in numbers_of(export.schema.names, pairs))
-
-
-def _listed(numbers: Iterable[int]) -> str:
+def listed_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers as SQL lists them."""
     return ", ".join(map(str, numbers))
 
 
-def _number(text: str | None) -> int:
+def number_of(text: str | None) -> int:
+    """Return a number that a query gave; 0 for NULL."""
     return int(text or 0)

@@ -2,7 +2,7 @@
 
 The server tells of rows, and of a table's columns by name whenever they may have changed; it does
 not tell of columns' numbers, of partitions that come and go, or of a rewrite. So the catalog is
-looked at before anything is sealed (`postgres_catalog.glance`), and what it says is held against
+looked at before anything is sealed (`postgres_survey.glance`), and what it says is held against
 what it said when the table was filled (`judge`). The rules:
 
 - columns are bound by number, at the snapshot that fills them. While no row of `pg_attribute` of a
@@ -24,7 +24,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.sources.postgres_catalog import Leaf, Publication, Table, leaf_fault
+from actors.sources.postgres_catalog import Leaf, Publication, Table
+from actors.sources.postgres_exports import leaf_fault
 from actors.sources.postgres_names import is_called
 from actors.sources.postgres_types import TypeFacts, column_type
 from actors.sources.source import Export

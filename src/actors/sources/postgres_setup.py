@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -18,12 +19,14 @@ from actors.sources import postgres_catalog as catalog
 from actors.sources.postgres_catalog import Health, Table, lsn_text
 from actors.sources.postgres_config import PostgresConfig
 from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_exports import check_published, export_of
 from actors.sources.postgres_names import identifier, literal, qualified_name, split_name
 from actors.sources.postgres_types import TypeFacts
 from actors.sources.postgres_wire import Wire
 from actors.sources.source import Export, Unreachable
 
-AGAIN = "drop the source and create it again: its tables are then filled anew"
+_NO_SUCH_OBJECT: Final = "42704"
+AGAIN: Final = "drop the source and create it again: its tables are then filled anew"
 
 
 async def describe(
@@ -52,9 +55,9 @@ async def describe(
     for name, table in found.items():
         text, out = asked[name] if asked is not None and wanted is not None else ("", ())
         try:
-            export = catalog.export_of(table, out, types, config.numeric)
+            export = export_of(table, out, types, config.numeric)
             if published is not None:
-                catalog.check_published(published, export, table)
+                check_published(published, export, table)
         except InvalidUsage as error:
             wrong.append(Export(name, Schema(()), table=table.table, refused=str(error)))
         else:
@@ -205,3 +208,18 @@ async def types_of(wire: Wire, tables: Iterable[Table]) -> dict[int, TypeFacts]:
     return await catalog.type_facts(
         wire, (column.type_oid for table in tables for column in table.columns)
     )
+
+
+async def remove(wire: Wire, config: PostgresConfig, slot: str, publication: str) -> None:
+    """Remove what was made on the server for a source that is dropped. Raises `Refused`."""
+    found = (await catalog.health(wire, slot)).slot
+    if found is not None and found.plugin == "pgoutput":
+        if found.active_pid:
+            await wire.query(f"SELECT pg_terminate_backend({found.active_pid}, 5000)")
+        try:
+            await wire.query(f"SELECT pg_drop_replication_slot({literal(slot)})")
+        except Refused as error:
+            if error.sqlstate != _NO_SUCH_OBJECT:  # then somebody else has dropped it
+                raise
+    if not config.publication:
+        await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(publication)}")

@@ -11,7 +11,7 @@ last one is given. A value that cannot be held ends its table (`ExportFailed`), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -20,13 +20,22 @@ import pyarrow as pa
 
 from actors.plan.schema import DIFF
 from actors.sources import pgoutput
-from actors.sources.postgres_catalog import Survey, Table, survey
+from actors.sources.postgres_catalog import Table
 from actors.sources.postgres_changes import unheld
 from actors.sources.postgres_copy import Copy
 from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_footing import Filled
 from actors.sources.postgres_frames import Frames, be16, be32
 from actors.sources.postgres_names import identifier, literal
-from actors.sources.postgres_types import ColumnType, Unheld, copy_expression, from_binary
+from actors.sources.postgres_survey import Survey, survey
+from actors.sources.postgres_types import (
+    ColumnType,
+    TypeFacts,
+    Unheld,
+    column_type,
+    copy_expression,
+    from_binary,
+)
 from actors.sources.postgres_wire import Wire
 from actors.sources.source import Export, ExportFailed, Rows
 
@@ -55,6 +64,16 @@ class Contents(msgspec.Struct, frozen=True):
             for name, kind in zip(self.names, self.kinds, strict=True)
         )
         return f"SELECT {columns} FROM {self.relation}"
+
+
+def copied_contents(
+    export: Export, filled: Filled, table: Table, types: Mapping[int, TypeFacts], numeric: str
+) -> Contents:
+    """Return what is copied of a table: the columns that it is bound to."""
+    columns = {column.number: column for column in table.columns}
+    bound = [columns[number] for number in filled.columns]
+    kinds = tuple(column_type(each.type_oid, each.modifier, types, numeric) for each in bound)
+    return Contents(export, table.relation, kinds, filled.names)
 
 
 class Snapshot:
@@ -91,7 +110,7 @@ class Snapshot:
         oids = [table.oid for table in tables]
         return await survey(self._wire, oids, publication), refused
 
-    def copy(self, tables: Sequence[Contents]) -> None:
+    def copy(self, tables: Iterable[Contents]) -> None:
         """Choose what comes, in that order."""
         self._left = list(tables)
 
