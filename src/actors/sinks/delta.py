@@ -446,7 +446,7 @@ def _library() -> Any:
     except ImportError:
         raise InvalidUsage(
             "Delta Lake tables need the package deltalake, which is not installed: "
-            "pip install 'penstock[delta]'"
+            "pip install 'penstock-views[delta]'"
         ) from None
     return _Library(deltalake)
 
