@@ -15,12 +15,12 @@ from actors.controller.client_sources import _encoded
 from actors.errors import InvalidUsage
 from actors.plan.schema import Column, Schema
 from actors.settings import Settings
+from actors.sources.json_rows import Misfit, RowsOfTable
 from actors.sources.kinds import decode
 from actors.sources.secrets import check_secrets
 from actors.sources.source import Export, ExportFailed, Given, Mark, Rows
 from actors.sources.wal_changes import Position, WalChanges, read_position
 from actors.sources.wal_config import WalConfig
-from actors.sources.wal_rows import Misfit, RowsOfTable
 from actors.wal.framing import START_LSN, encode
 from actors.wal.lsn import lsn_text
 
@@ -343,7 +343,7 @@ def test_nothing_is_rounded_or_guessed(kind: str, value: Any) -> None:
         ({"tables": {"t": ()}}, "'t' has no columns"),
         ({"tables": {"t": (Column("a", "int"), Column("A", "int"))}}, "tables: t: .*named twice"),
         ({"tables": {"t": (Column("a", "money"),)}}, "tables: t: column type 'money'"),
-        ({"tables": {"t": (Column("a", "map<int,int>"),)}}, "tables: t: maps of JSON"),
+        ({"tables": {"t": (Column("a", "map<struct<x:int>,int>"),)}}, "tables: t: maps of JSON"),
         ({"start_lsn": "0/3"}, "no record can begin at 0/3"),
         ({"start_lsn": "x"}, "'x' is no LSN"),
         ({"token_env": "A", "token_file": "b"}, "one of token_env and token_file"),

@@ -258,13 +258,16 @@ class _Csv:
         self._writer.close()
 
 
-class _Json:
-    def __init__(self, file: Counted, schema: pa.Schema) -> None:
-        self._file = file
+class JsonLines:
+    """Rows of one schema as JSON, an object a line; `sources.json_rows` reads them back."""
+
+    def __init__(self, schema: pa.Schema) -> None:
         self._encoder = msgspec.json.Encoder(decimal_format="number")
         self._changes = [(f.name, change) for f in schema if (change := _plain(f.type))]
 
-    def write(self, rows: pa.Table) -> None:
+    def encode(self, rows: pa.Table | pa.RecordBatch) -> bytes:
+        """Return the rows' lines. Raises `ValueError` and `OverflowError` for a value that JSON
+        cannot hold: a date beyond the year 9999."""
         lines = rows.to_pylist()
         for name, change in self._changes:
             if pa.types.is_floating(rows.schema.field(name).type) and _all_finite(rows[name]):
@@ -272,7 +275,16 @@ class _Json:
             for line in lines:
                 if line[name] is not None:
                     line[name] = change(line[name])
-        self._file.write(self._encoder.encode_lines(lines))
+        return self._encoder.encode_lines(lines)
+
+
+class _Json:
+    def __init__(self, file: Counted, schema: pa.Schema) -> None:
+        self._file = file
+        self._lines = JsonLines(schema)
+
+    def write(self, rows: pa.Table) -> None:
+        self._file.write(self._lines.encode(rows))
 
     def close(self) -> None:
         """Every line is whole."""

@@ -1,12 +1,15 @@
-"""Rows of JSON, as records of a log hold them, to columns of Arrow: exactly, or not at all. Pure.
+"""Rows of JSON to columns of Arrow, exactly, or not at all: records of a log, and what is inserted
+from a shell. What copies into files write as JSON (`sinks.formats`) is read. Pure.
 
 Rules:
 - a row is an object; its names are the columns', letter by letter. A column that may be NULL may be
   missing; one that may not must be there;
-- values are as JSON has them: integers for integers (no text, no fraction), numbers for ``float``
-  and ``double``; dates and timestamps as ISO 8601, ``timestamp`` with an offset, ``timestamp_ntz``
-  without; ``binary`` as base64; decimals as numbers or, for more digits than a writer's floats
-  have, as text; arrays, and objects for structs and maps (whose keys are strings);
+- values are as JSON has them: integers for integers (no text, no fraction), numbers, "NaN",
+  "Infinity" and "-Infinity" for ``float`` and ``double``; dates and timestamps as ISO 8601,
+  ``timestamp`` with an offset (or, where that is allowed, without: it is UTC then),
+  ``timestamp_ntz`` without; ``binary`` as base64; decimals as numbers or, for more digits than a
+  writer's floats have, as text; arrays, and objects for structs and maps, whose keys are texts of
+  the key type's values;
 - a value that its column cannot hold as it is makes a `Misfit`: nothing is rounded, cut or guessed,
   but for what JSON's numbers lose in a column of floats, and what is finer than a microsecond.
 """
@@ -15,13 +18,14 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
+from actors.plan.nested import TextTooLong, fit_texts_of
 from actors.plan.schema import DIFF, Column, Schema
 
 FLOAT_MAX: Final = 3.4028234663852886e38
@@ -36,6 +40,8 @@ _SHORT_BYTES: Final = 4096
 
 _AWARE: Final = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 _PLAIN: Final = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+_Change: TypeAlias = Callable[[Any], Any]
+_NOT_FINITE: Final = Literal["NaN", "Infinity", "-Infinity"]
 
 
 class Misfit(Exception):
@@ -47,7 +53,13 @@ def check_type(type_: pa.DataType) -> None:
     _python(type_)
 
 
-def _python(type_: pa.DataType) -> Any:
+def check_key_type(kind: pa.DataType) -> None:
+    """Raises `InvalidUsage` for keys of a map that have no text in JSON."""
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        raise InvalidUsage(f"maps of JSON have no keys of type {kind}")
+
+
+def _python(type_: pa.DataType, naive: bool = False) -> Any:
     """What msgspec decodes for a value that is not NULL."""
     if pa.types.is_boolean(type_):
         return bool
@@ -56,8 +68,8 @@ def _python(type_: pa.DataType) -> Any:
         return Annotated[int, msgspec.Meta(ge=-(2**bits), le=2**bits - 1)]
     if pa.types.is_floating(type_):
         if type_.bit_width == 64:
-            return float
-        return Annotated[float, msgspec.Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)]
+            return float | _NOT_FINITE
+        return Annotated[float, msgspec.Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)] | _NOT_FINITE
     if pa.types.is_decimal(type_):
         return decimal.Decimal
     if pa.types.is_string(type_):
@@ -67,26 +79,25 @@ def _python(type_: pa.DataType) -> Any:
     if pa.types.is_date(type_):
         return datetime.date
     if pa.types.is_timestamp(type_):
-        return _PLAIN if type_.tz is None else _AWARE
+        return _PLAIN if type_.tz is None else (datetime.datetime if naive else _AWARE)
     if pa.types.is_list(type_):
-        return list[_python(type_.value_type) | None]  # type: ignore[misc]
+        return list[_python(type_.value_type, naive) | None]  # type: ignore[misc]
     if pa.types.is_map(type_):
-        if not pa.types.is_string(type_.key_type):
-            raise InvalidUsage(f"maps of JSON have keys of type string, not {type_.key_type}")
-        return dict[str, _python(type_.item_type) | None]  # type: ignore[misc]
+        check_key_type(type_.key_type)
+        return dict[str, _python(type_.item_type, naive) | None]  # type: ignore[misc]
     if pa.types.is_struct(type_):
         columns = [(field.name, field.type, True) for field in type_]
-        return _record(columns, skips=False)
+        return _record(columns, skips=False, naive=naive)
     if pa.types.is_null(type_):
         return Literal[None]
     raise InvalidUsage(f"no JSON is read as {type_}")
 
 
-def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool) -> Any:
+def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool, naive: bool) -> Any:
     """A Struct for an object of these fields (name, type, whether it may be NULL)."""
     fields: list[Any] = []
     for place, (_, type_, nullable) in enumerate(columns):
-        kind = _python(type_)
+        kind = _python(type_, naive)
         fields.append((f"c{place}", kind | None, None) if nullable else (f"c{place}", kind))
     return msgspec.defstruct(
         "Row",
@@ -103,15 +114,17 @@ class RowsOfTable:
 
     `keep`: the columns that are wanted, some of those in `declared`."""
 
-    def __init__(self, declared: Schema, keep: Schema, *, skips: bool) -> None:
-        """`skips`: what a row has besides the columns is left out; else it is a `Misfit`."""
+    def __init__(self, declared: Schema, keep: Schema, *, skips: bool, naive: bool = False) -> None:
+        """`skips`: what a row has besides the columns is left out; else it is a `Misfit`. `naive`:
+        a timestamp without an offset is UTC; else it is a `Misfit`."""
         columns = [(each.name, _arrow(each), each.nullable) for each in declared.columns]
-        self._decoder = msgspec.json.Decoder(_record(columns, skips=skips))
+        self._decoder = msgspec.json.Decoder(_record(columns, skips=skips, naive=naive))
         places = {name: place for place, name in enumerate(declared.names)}
         self._keep = [places[name] for name in keep.names]
         self._names = keep.names
+        self._keep_schema = keep
         self._arrow = keep.arrow()
-        self._nested = any(pa.types.is_nested(field.type) for field in self._arrow)
+        self._changes = [_reader(field.type) for field in self._arrow]
         kinds = [type_ for _, type_, _ in columns]
         self._plain = [place for place, kind in enumerate(kinds) if pa.types.is_decimal(kind)]
         self._deep = [
@@ -153,20 +166,25 @@ class RowsOfTable:
         `Misfit`."""
         columns = list(zip(*self._rows, strict=True))
         arrays = []
-        for place, field in zip(self._keep, self._arrow, strict=True):
-            values = [_plain(each) for each in columns[place]] if self._nested else columns[place]
+        for place, field, change in zip(self._keep, self._arrow, self._changes, strict=True):
+            values = columns[place]
             try:
+                if change is not None:
+                    values = [_changed(each, change) for each in values]
                 arrays.append(pa.array(values, field.type))
             except (pa.ArrowException, ValueError, OverflowError):
-                raise self._misfit(field, values) from None
-        diffs = pa.array(self._diffs, pa.int64())
-        return pa.table([*arrays, diffs], names=[*self._names, DIFF])
+                raise self._misfit(field, columns[place], change) from None
+        made = pa.table([*arrays, pa.array(self._diffs, pa.int64())], names=[*self._names, DIFF])
+        try:
+            return fit_texts_of(made, self._keep_schema)
+        except TextTooLong as error:
+            raise Misfit(str(error)) from None
 
-    def _misfit(self, field: pa.Field, values: Sequence[Any]) -> Misfit:
+    def _misfit(self, field: pa.Field, values: Sequence[Any], change: _Change | None) -> Misfit:
         """The first value that its column cannot hold."""
         for value in values:
             try:
-                pa.array([value], field.type)
+                pa.array([_changed(value, change)], field.type)
             except (pa.ArrowException, ValueError, OverflowError) as error:
                 shown = ascii(str(value))[:_SHOWN]
                 return Misfit(f"column {field.name} ({field.type}) cannot hold {shown}: {error}")
@@ -192,14 +210,34 @@ def _check_decimals(value: Any) -> None:
             _check_decimals(each)
 
 
-def _plain(value: Any) -> Any:
-    """Structs as dicts, however deep."""
-    if isinstance(value, msgspec.Struct):
-        kind = type(value)
-        named = zip(kind.__struct_encode_fields__, msgspec.structs.astuple(value), strict=True)
-        return {name: _plain(each) for name, each in named}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value
+def _reader(kind: pa.DataType) -> _Change | None:
+    """Return what makes a value of that type, as msgspec gives it, one that Arrow takes; None
+    where it is one already. Raises `ValueError` for a map's key that is none."""
+    if pa.types.is_floating(kind):
+        return float
+    if pa.types.is_map(kind):
+        key, item = _python(kind.key_type, naive=True), _reader(kind.item_type)
+        if key is str and item is None:
+            return None
+        return lambda found: [
+            (_changed(msgspec.convert(name, key, strict=False), _reader(kind.key_type)),
+             _changed(value, item))
+            for name, value in found.items()
+        ]  # fmt: skip
+    if pa.types.is_list(kind):
+        element = _reader(kind.value_type)
+        return element and (lambda values: [_changed(value, element) for value in values])
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        fields = [_reader(field.type) for field in kind]
+        return lambda found: {
+            name: _changed(value, change)
+            for name, value, change in zip(
+                names, msgspec.structs.astuple(found), fields, strict=True
+            )
+        }
+    return None
+
+
+def _changed(value: Any, change: _Change | None) -> Any:
+    return value if value is None or change is None else change(value)
