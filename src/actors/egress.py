@@ -195,7 +195,7 @@ class Printed:
         if self._progress and not change.partial:
             upper = None if change.upper >= EMPTY else change.upper
             if self._as_json:
-                yield json.dumps({"__upper": upper})
+                yield json.dumps({"__upper": upper}, separators=(",", ":"))
             else:
                 yield "# the end" if upper is None else f"# upper {upper}"
 

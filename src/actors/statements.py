@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from actors.plan.schema import Schema
-    from actors.sources.json_rows import RowsOfTable
 
 table = typer.Typer(help="Tables: what clients write.", no_args_is_help=True)
 view = typer.Typer(help="Views: what is kept fresh.", no_args_is_help=True)
@@ -139,6 +139,7 @@ def insert(
 
 async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]:
     from actors.client import Client
+
     done = time = 0
     async with await Client.connect(target.address, settings=target.settings) as client:
         objects = {found.name.lower(): found.schema for found in (await client.status()).objects}
@@ -158,38 +159,34 @@ async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]
 def tables(lines: BinaryIO, schema: Schema) -> Iterator[pa.Table]:
     """Yield the rows of so many lines at a time. Raises `InvalidUsage` for what is no row of the
     table, with its line."""
+    from actors.plan.schema import DIFF
     from actors.sources.json_rows import Misfit, RowsOfTable
 
     rows = RowsOfTable(schema, schema, skips=False, naive=True)
-    number = 0
-    begin = 1
-    while line := lines.readline(LINE_BYTES_MAX + 1):
-        number += 1
+    numbers: list[int] = []
+    for number in count(1):
+        line = lines.readline(LINE_BYTES_MAX + 1)
         if len(line) > LINE_BYTES_MAX:
             raise InvalidUsage(f"line {number} is longer than {LINE_BYTES_MAX} bytes")
-        try:
-            if not line.isspace():
+        if line.strip():
+            try:
                 rows.add(line, 1)
-        except Misfit as error:
-            raise InvalidUsage(f"line {number} is no row of the table: {error}") from None
-        if number - begin + 1 == ROWS_AT_ONCE:
-            yield from _gathered(rows, begin, number)
-            begin = number + 1
-    yield from _gathered(rows, begin, number)
+            except Misfit as error:
+                raise _no_row(number, error) from None
+            numbers.append(number)
+        if numbers and (not line or len(rows) == ROWS_AT_ONCE):
+            try:
+                yield rows.updates().drop_columns([DIFF])
+            except Misfit as error:
+                raise _no_row(numbers[error.row or 0], error) from None
+            rows.clear()
+            numbers.clear()
+        if not line:
+            return
 
 
-def _gathered(rows: RowsOfTable, begin: int, end: int) -> Iterator[pa.Table]:
-    from actors.plan.schema import DIFF
-    from actors.sources.json_rows import Misfit
-
-    if not len(rows):
-        return
-    try:
-        made = rows.updates().drop_columns([DIFF])
-    except Misfit as error:
-        raise InvalidUsage(f"lines {begin} to {end} are no rows of the table: {error}") from None
-    rows.clear()
-    yield made
+def _no_row(number: int, error: Exception) -> InvalidUsage:
+    return InvalidUsage(f"line {number} is no row of the table: {error}")
 
 
 def _pair(text: str, what: str, form: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -25,8 +26,8 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.nested import TextTooLong, fit_texts_of
-from actors.plan.schema import DIFF, Column, Schema
+from actors.plan.nested import fit_texts
+from actors.plan.schema import DIFF, Column, Schema, arrow_type
 
 FLOAT_MAX: Final = 3.4028234663852886e38
 """Of 32 bits."""
@@ -40,12 +41,19 @@ _SHORT_BYTES: Final = 4096
 
 _AWARE: Final = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 _PLAIN: Final = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+_ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
+"""Characters that JSON writes in another way."""
 _Change: TypeAlias = Callable[[Any], Any]
 _NOT_FINITE: Final = Literal["NaN", "Infinity", "-Infinity"]
 
 
 class Misfit(Exception):
-    """A row does not fit; the text names the column and what is wrong."""
+    """A row does not fit; the text names the column and what is wrong. `row`: its number among
+    those that gathered, if that is known."""
+
+    def __init__(self, text: str, row: int | None = None) -> None:
+        super().__init__(text)
+        self.row = row
 
 
 def check_type(type_: pa.DataType) -> None:
@@ -94,8 +102,12 @@ def _python(type_: pa.DataType, naive: bool = False) -> Any:
 
 
 def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool, naive: bool) -> Any:
-    """A Struct for an object of these fields (name, type, whether it may be NULL)."""
+    """A Struct for an object of these fields (name, type, whether it may be NULL). Raises
+    `InvalidUsage` for a name that cannot be looked for."""
     fields: list[Any] = []
+    for name, _, _ in columns:
+        if _ESCAPED.search(name):
+            raise InvalidUsage(f"rows of JSON are not read into a column named {name!r}")
     for place, (_, type_, nullable) in enumerate(columns):
         kind = _python(type_, naive)
         fields.append((f"c{place}", kind | None, None) if nullable else (f"c{place}", kind))
@@ -117,14 +129,13 @@ class RowsOfTable:
     def __init__(self, declared: Schema, keep: Schema, *, skips: bool, naive: bool = False) -> None:
         """`skips`: what a row has besides the columns is left out; else it is a `Misfit`. `naive`:
         a timestamp without an offset is UTC; else it is a `Misfit`."""
-        columns = [(each.name, _arrow(each), each.nullable) for each in declared.columns]
+        columns = [(each.name, arrow_type(each.type), each.nullable) for each in declared.columns]
         self._decoder = msgspec.json.Decoder(_record(columns, skips=skips, naive=naive))
         places = {name: place for place, name in enumerate(declared.names)}
         self._keep = [places[name] for name in keep.names]
         self._names = keep.names
-        self._keep_schema = keep
-        self._arrow = keep.arrow()
-        self._changes = [_reader(field.type) for field in self._arrow]
+        self._columns = keep.columns
+        self._changes = [_reader(arrow_type(column.type)) for column in keep.columns]
         kinds = [type_ for _, type_, _ in columns]
         self._plain = [place for place, kind in enumerate(kinds) if pa.types.is_decimal(kind)]
         self._deep = [
@@ -162,37 +173,35 @@ class RowsOfTable:
         self._rows, self._diffs = [], []
 
     def updates(self) -> pa.Table:
-        """The rows' wanted columns and `DIFF`; they go on gathering until `clear`. Raises
+        """Return the rows' wanted columns and `DIFF`; they go on gathering until `clear`. Raises
         `Misfit`."""
         columns = list(zip(*self._rows, strict=True))
-        arrays = []
-        for place, field, change in zip(self._keep, self._arrow, self._changes, strict=True):
-            values = columns[place]
+        arrays: list[Any] = []
+        for place, column, change in zip(self._keep, self._columns, self._changes, strict=True):
             try:
-                if change is not None:
-                    values = [_changed(each, change) for each in values]
-                arrays.append(pa.array(values, field.type))
+                arrays.append(_array(columns[place], column.type, change))
             except (pa.ArrowException, ValueError, OverflowError):
-                raise self._misfit(field, columns[place], change) from None
-        made = pa.table([*arrays, pa.array(self._diffs, pa.int64())], names=[*self._names, DIFF])
+                raise _misfit(column, columns[place], change) from None
+        diffs = pa.array(self._diffs, pa.int64())
+        return pa.table([*arrays, diffs], names=[*self._names, DIFF])
+
+
+def _array(values: Sequence[Any], kind: str, change: _Change | None) -> pa.ChunkedArray:
+    if change is not None:
+        values = [_changed(each, change) for each in values]
+    return fit_texts(pa.chunked_array([pa.array(values, arrow_type(kind))]), kind)
+
+
+def _misfit(column: Column, values: Sequence[Any], change: _Change | None) -> Misfit:
+    """The first value that its column cannot hold."""
+    for row, value in enumerate(values):
         try:
-            return fit_texts_of(made, self._keep_schema)
-        except TextTooLong as error:
-            raise Misfit(str(error)) from None
-
-    def _misfit(self, field: pa.Field, values: Sequence[Any], change: _Change | None) -> Misfit:
-        """The first value that its column cannot hold."""
-        for value in values:
-            try:
-                pa.array([_changed(value, change)], field.type)
-            except (pa.ArrowException, ValueError, OverflowError) as error:
-                shown = ascii(str(value))[:_SHOWN]
-                return Misfit(f"column {field.name} ({field.type}) cannot hold {shown}: {error}")
-        return Misfit(f"column {field.name} ({field.type}) cannot hold all values that came")
-
-
-def _arrow(column: Column) -> pa.DataType:
-    return Schema((column,)).arrow().field(0).type
+            _array([value], column.type, change)
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            shown = ascii(str(value))[:_SHOWN]
+            text = f"column {column.name} ({column.type}) cannot hold {shown}: {error}"
+            return Misfit(text, row)
+    return Misfit(f"column {column.name} ({column.type}) cannot hold all values that came")
 
 
 def _check_decimals(value: Any) -> None:
