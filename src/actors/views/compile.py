@@ -31,6 +31,7 @@ from actors.views.parse import (
     refuse_volatile_text,
 )
 from actors.views.resolve import Resolved, Unsupported, resolve
+from actors.views.walk import check_char_columns
 
 Conf: TypeAlias = tuple[tuple[str, str], ...]
 Tables: TypeAlias = tuple[tuple[str, Schema], ...]
@@ -82,6 +83,7 @@ async def compile_view(
         if isinstance(asked, Unsupported):
             raise asked
         types = dict(zip(asked.texts, analyzed.schemas[1:], strict=True))
+        check_char_columns(asked.resolved.root, schemas)
         view = build(asked.resolved, sources, output, types)
         derived = derive(view, schemas)
         plan = DeltaPlan(
