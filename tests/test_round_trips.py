@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from actors import cli, statements
 from actors.client import Client
+from actors.controller.client_copies import CopyFormat
 from actors.controller.rows import fit
 from actors.errors import InvalidUsage
 from actors.kernel import Address, System
@@ -131,7 +132,9 @@ def as_told(table: pa.Table) -> list[str]:
     return [repr(row) for row in table.to_pylist()]
 
 
-def gone_out_and_come_back(folder: Path, kind: str, schema: Schema, table: pa.Table) -> pa.Table:
+def gone_out_and_come_back(
+    folder: Path, kind: CopyFormat, schema: Schema, table: pa.Table
+) -> pa.Table:
     check_format(schema, CopyToExport(schema, "", kind, FILE_BYTES_MIN))
     files = Files(Place(folder), schema.arrow(), kind, FILE_BYTES_MIN)
     for row in range(table.num_rows):

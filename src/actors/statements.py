@@ -143,10 +143,11 @@ async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]
     done = time = 0
     async with await Client.connect(target.address, settings=target.settings) as client:
         objects = {found.name.lower(): found.schema for found in (await client.status()).objects}
-        if name.lower() not in objects:
+        schema = objects.get(name.lower())
+        if schema is None:
             raise UnknownObject(f"there is no table {name}")
         try:
-            for rows in tables(lines, objects[name.lower()]):
+            for rows in tables(lines, schema):
                 time = await client.insert(name, rows)
                 done += rows.num_rows
         except PenstockError as error:

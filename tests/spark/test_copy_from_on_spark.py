@@ -206,4 +206,4 @@ async def texts_of_fixed_length_compare_as_in_spark(client: Client) -> None:
     found = [b async for b in client.query("SELECT x FROM padded WHERE c IN ('ab', 'zz')")]
     assert sorted(x for batch in found for x in batch.column(0).to_pylist()) == [1, 2]
     for wish in ({"where": [("c", "=", "ab")]}, {"key": {"c": "ab"}}):
-        assert (await client.peek("padded", **wish)).num_rows == 2  # type: ignore[arg-type]
+        assert (await client.peek("padded", **wish)).num_rows == 2
