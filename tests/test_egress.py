@@ -52,12 +52,12 @@ def test_lines_are_rows_with_their_time() -> None:
         "9\t1\t0\tb",
     ]
     assert printed(True, True, *changes) == [
-        '{"__time": 5, "__diff": 1, "id": 0, "s": "a"}',
-        '{"__time": 5, "__diff": 1, "id": 1, "s": null}',
-        '{"__upper": 6}',
-        '{"__upper": 9}',
-        '{"__time": 9, "__diff": 1, "id": 0, "s": "b"}',
-        '{"__upper": null}',
+        '{"__time":5,"__diff":1,"id":0,"s":"a"}',
+        '{"__time":5,"__diff":1,"id":1,"s":null}',
+        '{"__upper":6}',
+        '{"__upper":9}',
+        '{"__time":9,"__diff":1,"id":0,"s":"b"}',
+        '{"__upper":null}',
     ]
     assert printed(False, True, *changes)[3:] == [
         "# upper 6",

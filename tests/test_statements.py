@@ -12,15 +12,22 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from actors import cli, statements
 from actors.client import Client
-from actors.errors import BadSettings, DuplicateKey, InvalidUsage, ObjectExists, ObjectInUse
+from actors.errors import (
+    BadSettings,
+    DuplicateKey,
+    InvalidUsage,
+    ObjectExists,
+    ObjectInUse,
+    UnknownObject,
+)
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
+from actors.plan.schema import Column, Schema
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
@@ -69,7 +76,9 @@ async def test_tables_views_and_rows_from_a_shell(tmp_path: Path) -> None:
         file.write_text('{"id": 4}\n')
         assert (await said("insert", "t", str(file))).startswith("1 rows")
         assert await said("insert", "t") == "0 rows are in t"
-        await wrong(InvalidUsage, "lines 1 to 1 are no rows", "insert", "t", stdin='{"id": "x"}')
+        await wrong(InvalidUsage, "line 1 is no row", "insert", "t", stdin='{"id": "x"}')
+        assert (await said("insert", "t", "-", stdin='{"id": 5}')).startswith("1 rows")
+        await wrong(UnknownObject, "no table u", "insert", "u", stdin="{}")
         await wrong(DuplicateKey, "4", "insert", "t", stdin='{"id": 4}')
         await wrong(BadSettings, "cannot be read", "insert", "t", str(tmp_path / "none"))
         await wrong(BadSettings, "NAME=TYPE", "table", "create", "u", "id")
@@ -81,27 +90,39 @@ async def test_tables_views_and_rows_from_a_shell(tmp_path: Path) -> None:
         assert (await client.status()).objects == ()
 
 
-def test_values_are_read_as_the_table_has_them() -> None:
-    schema = pa.schema(
-        [
-            ("at", pa.timestamp("us", "UTC")),
-            ("amount", pa.decimal128(10, 2)),
-            ("tags", pa.list_(pa.string())),
-        ]
-    )
-    line = b'{"amount": "1.50", "at": "2026-01-02T03:04:05Z", "tags": ["x"]}\n'
-    [found] = statements.tables(io.BytesIO(line), schema)
+def test_lines_are_read_as_the_table_has_them() -> None:
+    kinds = {"at": "timestamp", "amount": "decimal(10,2)", "tags": "map<int,binary>"}
+    schema = Schema(tuple(Column(name, kind) for name, kind in kinds.items()))
+    line = b'{"amount": "1.50", "at": "2026-01-02 03:04:05", "tags": {"7": "AP8="}}\n'
+    [found] = statements.tables(io.BytesIO(line + b"\n  \n"), schema)
     assert found.to_pylist() == [
         {
             "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
             "amount": Decimal("1.50"),
-            "tags": ["x"],
+            "tags": [(7, b"\x00\xff")],
         }
     ]
     many = b'{"amount": null}\n' * (statements.ROWS_AT_ONCE + 1)
     pieces = [table.num_rows for table in statements.tables(io.BytesIO(many), schema)]
     assert pieces == [statements.ROWS_AT_ONCE, 1]
-    with pytest.raises(InvalidUsage, match="lines 10001 to 10001"):
-        list(statements.tables(io.BytesIO(many[:17] * 10_000 + b'{"other": 1}\n'), schema))
-    with pytest.raises(InvalidUsage, match="longer than"):
-        list(statements.tables(io.BytesIO(b"x" * (statements.LINE_BYTES_MAX + 2)), schema))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"other": 1}', "line 2 is no row of the table: .*unknown field `other`"),
+        (b'{"at": "yesterday"}', r"line 2 is no row.*RFC3339.*\$.at"),
+        (b'{"tags": {"x": ""}}', "line 2 is no row.*column tags"),
+        (b'{"tags": {"7": "no base64"}}', r"line 2 is no row.*base64.*\$.tags"),
+        (b'{"amount": 1.234}', "line 2 is no row.*column amount .*cannot hold '1.234'"),
+        (b'{"amount": 1', "line 2 is no row.*truncated"),
+        (b"\xff", "line 2 is no row.*malformed"),
+        (b"[1]", "line 2 is no row.*Expected `object`, got `array`"),
+        (b"x" * (statements.LINE_BYTES_MAX + 2), "line 2 is longer than"),
+    ],
+)
+def test_what_is_no_row_is_said_with_its_line(line: bytes, said: str) -> None:
+    kinds = {"at": "timestamp", "amount": "decimal(10,2)", "tags": "map<int,binary>"}
+    schema = Schema(tuple(Column(name, kind) for name, kind in kinds.items()))
+    with pytest.raises(InvalidUsage, match=said):
+        list(statements.tables(io.BytesIO(b"{}\n" + line), schema))

@@ -418,7 +418,7 @@ def java(
 @app.command()
 def version() -> None:
     """Shows the version."""
-    print(f"penstock {importlib.metadata.version('penstock')}")
+    print(f"penstock {importlib.metadata.version('penstock-views')}")
 
 
 def cause_of(error: BaseException) -> BaseException:

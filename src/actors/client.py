@@ -43,6 +43,7 @@ from actors.controller.client_rows import (
     empty_batch,
     encode,
     expand,
+    holds_dicts,
 )
 from actors.controller.client_rows import Condition as Condition
 from actors.controller.client_rows import Rows as Rows
@@ -265,21 +266,20 @@ class Client(ClientSources):
     async def write(self, changes: Mapping[str, TableWrite]) -> Time:
         """Changes several tables atomically, at one time, which is returned. Without changes it
         moves the tables' time on. Raises as `insert`, `delete` and `update` do."""
-        encoded = tuple(
-            TableChange(
-                table,
-                encode(table, change.insert),
-                encode(table, change.delete),
-                encode(table, change.update),
-            )
-            for table, change in changes.items()
-        )
+        encoded = tuple([await self._encoded(*change) for change in changes.items()])
         number = self._exchange.number()
         with root(CLIENT_REQUEST) as opened:
             request = Write(number, encoded, outgoing(opened))
             if opened is not None:
                 opened.describe(number, objects_of(request))
             return (await self._exchange.ask(request, Written)).time
+
+    async def _encoded(self, table: str, change: TableWrite) -> TableChange:
+        parts = (change.insert, change.delete, change.update)
+        shape = None
+        if any(map(holds_dicts, parts)):
+            shape = (await self.peek(table, limit=0)).schema
+        return TableChange(table, *(encode(table, rows, shape) for rows in parts))
 
     # -- reading -------------------------------------------------------------------------------
 

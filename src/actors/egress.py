@@ -179,21 +179,23 @@ class Printed:
     def lines(self, change: Change) -> Iterator[str]:
         """A change as it is printed."""
         from actors.plan.schema import DIFF, TIME
+        from actors.sinks.formats import JsonLines
 
         if change.table is not None:
             names = [n for n in change.table.column_names if n not in (TIME, DIFF)]
             if not self._named:
                 self._named = True
                 yield "\t".join([TIME, DIFF, *names])
-            for row in change.table.select([TIME, DIFF, *names]).to_pylist():
-                if self._as_json:
-                    yield json.dumps(row, default=str)
-                else:
+            rows = change.table.select([TIME, DIFF, *names])
+            if self._as_json:
+                yield from JsonLines(rows.schema).encode(rows).decode().split("\n")[:-1]
+            else:
+                for row in rows.to_pylist():
                     yield "\t".join("NULL" if v is None else str(v) for v in row.values())
         if self._progress and not change.partial:
             upper = None if change.upper >= EMPTY else change.upper
             if self._as_json:
-                yield json.dumps({"__upper": upper})
+                yield json.dumps({"__upper": upper}, separators=(",", ":"))
             else:
                 yield "# the end" if upper is None else f"# upper {upper}"
 

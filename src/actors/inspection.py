@@ -343,10 +343,15 @@ async def _query(
 
 def _print_rows(rows: Any, as_json: bool, *, headed: bool) -> None:
     """With tabs between, or as lines of JSON; `headed`: names come first."""
-    if headed and not as_json:
-        print(*rows.schema.names, sep="\t")
-    for row in rows.to_pylist():
+    from actors.sinks.formats import JsonLines
+
+    try:
         if as_json:
-            print(json.dumps(row, default=str))
-        else:
+            print(JsonLines(rows.schema).encode(rows).decode(), end="")
+            return
+        if headed:
+            print(*rows.schema.names, sep="\t")
+        for row in rows.to_pylist():
             print(*("NULL" if value is None else value for value in row.values()), sep="\t")
+    except (OverflowError, ValueError) as error:
+        raise InvalidUsage(f"a value cannot be shown ({error}): copy it to parquet") from None

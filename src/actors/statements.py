@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import sys
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from actors.errors import BadSettings, InvalidUsage
+from actors.errors import BadSettings, InvalidUsage, PenstockError, UnknownObject
 from actors.terminal import Target, run_loop, set_up_logging, speaks_to_a_service, with_client
 
 if TYPE_CHECKING:
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from actors.plan.schema import Schema
 
 table = typer.Typer(help="Tables: what clients write.", no_args_is_help=True)
 view = typer.Typer(help="Views: what is kept fresh.", no_args_is_help=True)
 index = typer.Typer(help="Indexes: what is kept ready to be read.", no_args_is_help=True)
 
+STDIN: Final = Path("-")
 ROWS_AT_ONCE: Final = 10_000
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 Retain = Annotated[
@@ -114,15 +116,16 @@ def insert(
     target: Target,
     name: Annotated[str, typer.Argument(help="The table's name.")],
     file: Annotated[
-        Path | None, typer.Argument(help="Of JSON objects, a line each; else stdin.")
-    ] = None,
+        Path, typer.Argument(help="Of JSON objects, a line each; - or nothing: stdin.")
+    ] = STDIN,
 ) -> None:
-    """Inserts rows, given as JSON objects, a line each.
+    """Inserts rows, given as JSON objects, a line each, as `peek --json` and copies write them.
 
-    Every 10,000 lines are one write, all or none. When one fails, those before it stay.
+    Dates and times are ISO 8601, binary is base64, "NaN" a float, a map an object. Every 10,000
+    lines are one write, all or none. When one fails, those before it stay.
     """
     set_up_logging("warning")
-    if file is None:
+    if file == STDIN:
         rows, time = run_loop(lambda: _insert(target, name, sys.stdin.buffer))
     else:
         try:
@@ -136,11 +139,13 @@ def insert(
 
 async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]:
     from actors.client import Client
-    from actors.errors import PenstockError
 
     done = time = 0
     async with await Client.connect(target.address, settings=target.settings) as client:
-        schema = (await client.peek(name, limit=0)).schema
+        objects = {found.name.lower(): found.schema for found in (await client.status()).objects}
+        schema = objects.get(name.lower())
+        if schema is None:
+            raise UnknownObject(f"there is no table {name}")
         try:
             for rows in tables(lines, schema):
                 time = await client.insert(name, rows)
@@ -152,31 +157,37 @@ async def _insert(target: Target, name: str, lines: BinaryIO) -> tuple[int, int]
     return done, time
 
 
-def tables(lines: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
-    """So many lines at a time. Raises `InvalidUsage` for what is no row of the table."""
-    import pyarrow as pa
-    from pyarrow import json
+def tables(lines: BinaryIO, schema: Schema) -> Iterator[pa.Table]:
+    """Yield the rows of so many lines at a time. Raises `InvalidUsage` for what is no row of the
+    table, with its line."""
+    from actors.plan.schema import DIFF
+    from actors.sources.json_rows import Misfit, RowsOfTable
 
-    options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-    first = 1
-    while True:
-        block: list[bytes] = []
-        while len(block) < ROWS_AT_ONCE and (line := lines.readline(LINE_BYTES_MAX + 1)):
-            if len(line) > LINE_BYTES_MAX:
-                raise InvalidUsage(f"line {first + len(block)} is longer than {LINE_BYTES_MAX}")
-            block.append(line)
-        if not block:
-            return
-        text = b"".join(block)
-        if text.strip():
+    rows = RowsOfTable(schema, schema, skips=False, naive=True)
+    numbers: list[int] = []
+    for number in count(1):
+        line = lines.readline(LINE_BYTES_MAX + 1)
+        if len(line) > LINE_BYTES_MAX:
+            raise InvalidUsage(f"line {number} is longer than {LINE_BYTES_MAX} bytes")
+        if line.strip():
             try:
-                found = json.read_json(io.BytesIO(text), parse_options=options)
-            except pa.ArrowInvalid as error:
-                raise InvalidUsage(
-                    f"lines {first} to {first + len(block) - 1} are no rows of the table: {error}"
-                ) from None
-            yield found.select(schema.names)
-        first += len(block)
+                rows.add(line, 1)
+            except Misfit as error:
+                raise _no_row(number, error) from None
+            numbers.append(number)
+        if numbers and (not line or len(rows) == ROWS_AT_ONCE):
+            try:
+                yield rows.updates().drop_columns([DIFF])
+            except Misfit as error:
+                raise _no_row(numbers[error.row or 0], error) from None
+            rows.clear()
+            numbers.clear()
+        if not line:
+            return
+
+
+def _no_row(number: int, error: Exception) -> InvalidUsage:
+    return InvalidUsage(f"line {number} is no row of the table: {error}")
 
 
 def _pair(text: str, what: str, form: str) -> tuple[str, str]:

@@ -203,7 +203,7 @@ def test_safe_casts() -> None:
         ({"id": [1, 2], "n": [None, "x"]}, "column n, row 1: string does not fit int"),
         ({"id": [1], "n": [1.0]}, "column n, row 0: double does not fit int"),
         ({"id": [1], "d": [12345]}, "column d, row 0: 12345 does not fit decimal"),
-        ({"id": [1], "s": ["abcd"]}, "column s, row 0: longer than varchar"),
+        ({"id": [1], "s": ["abcd"]}, "does not fit varchar(3): longer than varchar(3)"),
         ({"id": [1], "zz": [1]}, "column zz: there is no such column"),
         ({"id": [1], "ID": [1]}, "column ID: given twice"),
         ({"id": [1], "t": ["2013-01-01"]}, "column t, row 0: string does not fit timestamp"),
@@ -214,6 +214,77 @@ def test_type_mismatch_names_table_column_and_row(columns: dict[str, Any], text:
     with pytest.raises(TypeMismatch) as caught:
         fit("t", WIDE, pa.table(columns))
     assert text in str(caught.value)
+
+
+TEXTS = Schema(
+    (
+        Column("k", "char(4)"),
+        Column("v", "varchar(3)"),
+        Column("m", "map<char(2),array<varchar(1)>>"),
+        Column("r", "struct<c:char(2),n:int>"),
+    ),
+    ("k",),
+)
+
+
+def test_texts_of_limited_length_are_stored_as_spark_does() -> None:
+    given = pa.Table.from_pylist(
+        [
+            {"k": "ab", "v": "ab", "m": {"x": ["y "], "é": []}, "r": {"c": "q", "n": 1}},
+            {"k": "abcd   ", "v": "abc  ", "m": None, "r": None},
+            {"k": None, "v": "ab ", "m": {}, "r": {"c": None, "n": 2}},
+        ],
+        pa.schema(TEXTS.arrow()),
+    )
+    fitted = fit("t", TEXTS, given)
+    assert fitted.schema == TEXTS.arrow()
+    assert fitted.to_pylist() == [
+        {"k": "ab  ", "v": "ab", "m": [("x ", ["y"]), ("é ", [])], "r": {"c": "q ", "n": 1}},
+        {"k": "abcd", "v": "abc", "m": None, "r": None},
+        {"k": None, "v": "ab ", "m": [], "r": {"c": None, "n": 2}},
+    ]
+    assert fit("t", TEXTS, given.slice(2)).to_pylist() == fitted.to_pylist()[2:]
+    with pytest.raises(TypeMismatch, match=r"column m, row 1: .*: longer than varchar\(1\)"):
+        fit("t", TEXTS, pa.table({"m": pa.array([{}, {"x": ["yz"]}], TEXTS.arrow().field(2).type)}))
+
+
+def test_texts_that_are_compared_are_padded_and_never_cut() -> None:
+    given = pa.table({"k": ["ab"], "v": ["abc  "]})
+    assert fit("t", TEXTS, given, ("k", "v"), stored=False).to_pylist() == [
+        {"k": "ab  ", "v": "abc  "}
+    ]
+
+
+def test_texts_that_are_padded_alike_are_one_key() -> None:
+    target = TableTarget("u9", "t", "s9", TEXTS)
+    short, padded = _change(target, insert=[{"k": "ab"}]), _change(target, insert=[{"k": "ab  "}])
+    assert _played(target, [], short, padded)[:2] == [1, DuplicateKey]
+    (held,) = fit("t", TEXTS, pa.table({"k": ["ab"]})).to_pylist()
+    assert _played(target, [held], padded, _change(target, delete=[{"k": "ab"}]))[:2] == [
+        DuplicateKey,
+        1,
+    ]
+
+
+def test_what_is_inside_of_nested_values_is_cast_by_the_same_rules() -> None:
+    kinds = ("array<decimal(9,2)>", "map<string,timestamp>", "array<struct<a:double,b:string>>")
+    schema = Schema(tuple(Column(f"c{n}", kind) for n, kind in enumerate(kinds)))
+    at = datetime.datetime(2013, 1, 1)  # noqa: DTZ001 - naive on purpose
+    rows = pa.table(
+        {
+            "c0": pa.array([[1, None], None]),
+            "c1": pa.array([[("x", at)], []], pa.map_(pa.string(), pa.timestamp("us"))),
+            "c2": pa.array([None, [{"a": 1}, None]]),
+        }
+    )
+    assert fit("t", schema, rows).to_pylist() == [
+        {
+            "c0": [decimal.Decimal("1.00"), None],
+            "c1": [("x", at.replace(tzinfo=datetime.UTC))],
+            "c2": None,
+        },
+        {"c0": None, "c1": [], "c2": [{"a": 1.0, "b": None}, None]},
+    ]
 
 
 def test_key_columns_have_exact_equality() -> None:

@@ -23,9 +23,10 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow.copy_destinations import destinations
-from actors.dataflow.copy_places import LOCK, MANIFEST, Folder, Manifest, OnThreads, OpenPlace
+from actors.dataflow.copy_places import LOCK, Folder, OnThreads, OpenPlace
 from actors.dataflow.copying import Far, copy, to_its_end
 from actors.persist import PersistClient
+from actors.plan.copy_manifest import MANIFEST, Manifest
 from actors.plan.schema import Schema
 from actors.protocol.compute import (
     CopyDone,

@@ -34,11 +34,12 @@ from dataflow_house import (  # type: ignore[import-not-found]
 
 from actors import threshold_probes
 from actors.dataflow import copying
-from actors.dataflow.copy_places import MANIFEST, Folder, place_of
+from actors.dataflow.copy_places import Folder, place_of
 from actors.dataflow.copying import Copying
 from actors.errors import InvalidUsage, ViewInError
 from actors.kernel import System
 from actors.persist import PersistClient
+from actors.plan.copy_manifest import MANIFEST
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema
 from actors.protocol.compute import (
     CopyDone,

@@ -35,10 +35,10 @@ from actors.buckets.bucket_paths import BucketPath, bucket_path
 from actors.buckets.bucket_store import BucketStore
 from actors.dataflow.copy_buckets import bucket_place
 from actors.dataflow.copy_destinations import destinations
-from actors.dataflow.copy_places import MANIFEST, Manifest
 from actors.dataflow.copying import Copying, copy, to_its_end
 from actors.errors import InvalidUsage, StorageError
 from actors.persist import PersistClient
+from actors.plan.copy_manifest import MANIFEST, Manifest
 from actors.plan.schema import Schema
 from actors.protocol.compute import CopyDone, CopyFailed, DataflowDescription
 from actors.protocol.internal import Copied, DataflowStatus, Scheduled, WritesAllowed

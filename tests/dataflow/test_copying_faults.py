@@ -25,8 +25,9 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.copy_places import MANIFEST, Folder
+from actors.dataflow.copy_places import Folder
 from actors.errors import Busy, InvalidUsage, PenstockError, StorageError, StoreFull
+from actors.plan.copy_manifest import MANIFEST
 
 
 class Trap(Folder):

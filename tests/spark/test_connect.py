@@ -427,7 +427,7 @@ def test_without_the_packages_that_it_needs(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import sys; sys.modules['grpc'] = None; import actors.spark.remote")
     ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
-    assert "pip install 'penstock[connect]'" in ended.stderr.splitlines()[-1]
+    assert "pip install 'penstock-views[connect]'" in ended.stderr.splitlines()[-1]
 
 
 # -- the service --------------------------------------------------------------------------------

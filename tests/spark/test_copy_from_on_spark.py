@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.client import Client
+from actors.errors import InvalidUsage
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
@@ -106,6 +107,9 @@ async def test_every_format_comes_in_by_the_command_line(tmp_path: Path) -> None
         total = sum((row["price"] for row in rows if row["note"] is None), Decimal(0))
         assert sums == {None: (6, total), "j": (3, Decimal(33) / 4)}
 
+        await every_type_comes_in(client, folder)
+        await texts_of_fixed_length_compare_as_in_spark(client)
+
         # Spark reads the copied parts' own files for a view that is made now.
         await client.create_view("w", "SELECT id, price FROM t WHERE id > 1")
         found = await client.peek("w", order_by=["id"])
@@ -128,3 +132,79 @@ async def test_every_format_comes_in_by_the_command_line(tmp_path: Path) -> None
         assert status == 2
         assert "column id holds NULL, and may not" in err
         assert (await client.peek("t")).num_rows == 9
+
+
+KINDS = {
+    "i": "map<int,string>",
+    "t": "map<timestamp,map<boolean,float>>",
+    "a": "array<struct<d:map<date,binary>,n:timestamp_ntz>>",
+    "b": "binary",
+    "f": "double",
+    "c": "char(4)",
+}
+LINE = """\
+{"i":{"1":"x","-2":null},"t":{"2026-03-01T12:30:00.000001Z":{"true":"NaN","false":1.5}},\
+"a":[{"d":{"0001-01-01":"AP8="},"n":"2026-03-01T12:30:00"},null],"b":"AP8=","f":"-Infinity","c":"ab"}
+"""
+CSV = 'b,f,c\nAP8=,-Infinity,"ab"\n,NaN,\n'
+
+
+async def every_type_comes_in(client: Client, folder: Path) -> None:
+    """Files of no copy, which Spark reads."""
+    for name, text in (("types.json", LINE), ("types.csv", CSV), ("wrong.csv", "b\nn*t base64\n")):
+        (folder / name).write_text(text)
+    await client.create_table("json", KINDS)
+    await client.copy_from("json", str(folder / "types.json"), "json")
+    [row] = (await client.peek("json")).to_pylist()
+    at = AT.replace(microsecond=1)
+    inside = {"d": [(date(1, 1, 1), b"\x00\xff")], "n": AT.replace(tzinfo=None)}
+    ((when, flags),) = row.pop("t")
+    assert (when, repr(flags)) == (at, "[(True, nan), (False, 1.5)]")
+    assert row == {
+        "i": [(1, "x"), (-2, None)],
+        "a": [inside, None],
+        "b": b"\x00\xff",
+        "f": float("-inf"),
+        "c": "ab  ",
+    }
+    await client.create_table("csv", {"b": "binary", "f": "double", "c": "char(4)"})
+    options = {"header": "true"}
+    await client.copy_from("csv", str(folder / "types.csv"), "csv", options=options)
+    rows = sorted(map(repr, (await client.peek("csv")).to_pylist()))
+    assert rows == [
+        "{'b': None, 'f': nan, 'c': None}",
+        "{'b': b'\\x00\\xff', 'f': -inf, 'c': 'ab  '}",
+    ]
+    with pytest.raises(InvalidUsage, match=r"wrong.csv.*base64"):
+        path = str(folder / "wrong.csv")
+        await client.copy_from("csv", path, "csv", columns=["b"], options=options)
+    await client.create_table("keys", {"m": "map<binary,int>"})
+    with pytest.raises(InvalidUsage, match="no map of JSON with keys of type binary"):
+        await client.copy_from("keys", str(folder / "types.json"), "json")
+
+
+async def texts_of_fixed_length_compare_as_in_spark(client: Client) -> None:
+    await client.create_table("padded", {"c": "char(4)", "x": "int"})
+    await client.create_table("texts", {"s": "string"})
+    await client.create_view("same", "SELECT x, length(c) AS n FROM padded WHERE c = 'ab'")
+    await client.create_view("groups", "SELECT c, count(*) AS n FROM padded GROUP BY c")
+    await client.create_view("pairs", "SELECT x, s FROM padded JOIN texts ON c = s")
+    rows = [{"c": "ab", "x": 1}, {"c": "ab  ", "x": 2}, {"c": "abc", "x": 3}]
+    await client.insert("padded", rows)
+    await client.insert("texts", [{"s": "ab"}, {"s": "ab  "}])
+    assert (await client.peek("same", order_by=["x"])).to_pylist() == [
+        {"x": 1, "n": 4},
+        {"x": 2, "n": 4},
+    ]
+    assert (await client.peek("groups", order_by=["c"])).to_pylist() == [
+        {"c": "ab  ", "n": 2},
+        {"c": "abc ", "n": 1},
+    ]
+    assert (await client.peek("pairs", order_by=["x"])).to_pylist() == [
+        {"x": 1, "s": "ab  "},
+        {"x": 2, "s": "ab  "},
+    ]
+    found = [b async for b in client.query("SELECT x FROM padded WHERE c IN ('ab', 'zz')")]
+    assert sorted(x for batch in found for x in batch.column(0).to_pylist()) == [1, 2]
+    for wish in ({"where": [("c", "=", "ab")]}, {"key": {"c": "ab"}}):
+        assert (await client.peek("padded", **wish)).num_rows == 2

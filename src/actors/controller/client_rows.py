@@ -1,7 +1,7 @@
 """Rows as a client's caller gives and takes them: dicts and Arrow tables, to and from messages.
 
-Only what the client can know without the table: types are inferred, and the service fits them to
-the table's columns.
+Types are inferred, and the service fits them to the table's columns. Only whether a dict is a
+struct or a map, the table has to say.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import accumulate, chain
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
@@ -26,7 +29,7 @@ from actors.protocol.api import Read
 from actors.protocol.compute import Comparison, Finishing, OrderBy
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
-"""Rows as dicts (a missing column is NULL) or as an Arrow table."""
+"""Rows as dicts (a missing column is NULL; a struct or a map is a dict) or as an Arrow table."""
 
 
 def column_of(name: str, text: str) -> Column:
@@ -48,38 +51,107 @@ def expand(contents: pa.Table) -> pa.Table:
     return rows.take(pa.array(numbers, pa.int64()))
 
 
-def encode(table: str, rows: Rows | None) -> bytes | None:
-    """Rows for a message. Raises `TypeMismatch` for values that make no column."""
+def encode(table: str, rows: Rows | None, shape: pa.Schema | None = None) -> bytes | None:
+    """Return rows for a message; None for no rows. `shape`: the table's columns, which rows with
+    dicts inside are read by. Raises `TypeMismatch` for values that make no column."""
     if rows is None:
         return None
-    return to_ipc(rows if isinstance(rows, pa.Table) else _from_dicts(f"table {table}", rows))
+    made = rows if isinstance(rows, pa.Table) else _from_dicts(f"table {table}", rows, shape)
+    return to_ipc(made)
 
 
-def _from_dicts(what: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Columns of all keys that occur; raises `TypeMismatch` naming column and row."""
+def holds_dicts(rows: Rows | None) -> bool:
+    """Return whether a value of a row is a dict, however deep: a struct or a map, as the table's
+    columns say."""
+    if rows is None or isinstance(rows, pa.Table):
+        return False
+    kinds = set(map(type, chain.from_iterable(row.values() for row in rows)))
+    return not kinds <= _FLAT and any(_holds_dict(value) for row in rows for value in row.values())
+
+
+_FLAT: Final = {bool, bytes, date, datetime, Decimal, float, int, str, type(None)}
+
+
+def _holds_dict(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_dict, value))
+    return isinstance(value, Mapping)
+
+
+def _from_dicts(
+    what: str, rows: Sequence[Mapping[str, Any]], shape: pa.Schema | None = None
+) -> pa.Table:
+    """Return columns of all keys that occur. Raises `TypeMismatch`, which names column and row."""
+    types = {} if shape is None else {fold(field.name): field.type for field in shape}
     names = list(dict.fromkeys(name for row in rows for name in row))
     arrays = []
     for name in names:
         values = [row.get(name) for row in rows]
+        wanted = types.get(fold(name))
         try:
-            arrays.append(pa.array(values))
-        except (pa.ArrowException, OverflowError, ValueError) as error:
-            row = _first_misfit(values)
+            arrays.append(_shaped(values, wanted))
+        except _MISFITS as error:
+            row = _first_misfit(values, wanted)
             raise TypeMismatch(
                 f"{what}, column {name}, row {row}: {values[row]!r}: {error}"
             ) from None
     return pa.table(arrays, names=names)
 
 
-def _first_misfit(values: Sequence[Any]) -> int:
-    """The first value that does not go with those before it."""
+_MISFITS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
+
+
+def _shaped(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
+    """Return an array that is nested as `wanted` is. What is not nested has the type that Arrow
+    finds in the values themselves: the service says whether it fits. Raises one of `_MISFITS`."""
+    if wanted is None or not pa.types.is_nested(wanted):
+        return pa.array(values)
+    present = [value for value in values if value is not None]
+    if not present:
+        return pa.nulls(len(values), wanted)
+    mask = pa.array([value is None for value in values])
+    if pa.types.is_struct(wanted):
+        _check_all(present, Mapping, wanted)
+        types = {field.name: field.type for field in wanted}
+        names = list(dict.fromkeys(name for value in present for name in value))
+        fields = [
+            _shaped([None if v is None else v.get(name) for v in values], types.get(name))
+            for name in names
+        ]
+        return pa.StructArray.from_arrays(fields, names, mask=mask)
+    if pa.types.is_map(wanted):
+        present = [list(v.items()) if isinstance(v, Mapping) else v for v in present]
+    _check_all(present, (list, tuple), wanted)
+    lengths = iter([len(value) for value in present])
+    offsets = [0, *accumulate(0 if value is None else next(lengths) for value in values)]
+    inside = [each for value in present for each in value]
+    if not pa.types.is_map(wanted):
+        elements = _shaped(inside, wanted.value_type)
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, mask=mask)
+    keys, items = ([pair[n] for pair in inside] for n in (0, 1))
+    return pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        _shaped(keys, wanted.key_type) if keys else pa.array([], wanted.key_type),
+        _shaped(items, wanted.item_type),
+        mask=mask,
+    )
+
+
+def _check_all(values: Sequence[Any], kinds: Any, wanted: pa.DataType) -> None:
+    for value in values:
+        if not isinstance(value, kinds):
+            raise TypeError(f"{type(value).__name__} does not fit {wanted}")
+
+
+def _first_misfit(values: Sequence[Any], wanted: pa.DataType | None) -> int:
+    """Return the place of the first value that does not go with those before it."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            pa.array(values[:middle])
+            _shaped(values[:middle], wanted)
             low = middle
-        except (pa.ArrowException, OverflowError, ValueError):
+        except _MISFITS:
             high = middle
     return low
 

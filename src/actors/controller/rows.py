@@ -1,8 +1,9 @@
 """Rows as clients send them, made to fit a table's columns, or refused by name.
 
 A column is cast where no value can change: integers and decimals into others that hold them,
-integers into floats, floats into floats, NULL into anything, naive timestamps into UTC. What
-does not fit raises `TypeMismatch` naming table, column and the number of the row (from 0).
+integers into floats, floats into floats, NULL into anything, naive timestamps into UTC. A CHAR(n)
+is filled up with blanks, blanks beyond n are cut off. What does not fit raises `TypeMismatch`
+naming table, column and the number of the row (from 0).
 
 `identities` gives each row a hashable value that equals another's exactly when all bits are
 equal (NULL equals NULL, -0.0 is not 0.0, a NaN equals itself): the same rule by which stored
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 
 from actors.controller.names import fold
 from actors.errors import InvalidUsage, TypeMismatch
+from actors.plan.nested import children_of, fit_texts, with_children
 from actors.plan.schema import Column, Schema, arrow_type
 
 _KINDS: Final[tuple[tuple[str, Callable[[pa.DataType], bool]], ...]] = (
@@ -77,36 +79,36 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
 def _cast(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     if values.type == wanted:
         return values
-    if pa.types.is_struct(wanted) and pa.types.is_struct(values.type):
-        return _cast_struct(values, wanted)
-    if (
-        pa.types.is_timestamp(wanted)
-        and wanted.tz is not None
-        and pa.types.is_timestamp(values.type)
-        and values.type.tz is None
-    ):
+    return pa.chunked_array([_cast_array(chunk, wanted) for chunk in values.chunks], wanted)
+
+
+def _cast_array(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Nested values keep their shape: each array inside is cast by the same rules."""
+    given = values.type
+    if given == wanted:
+        return values
+    if pa.types.is_null(given):
+        return pa.nulls(len(values), wanted)
+    if pa.types.is_dictionary(given):
+        return _cast_array(values.dictionary_decode(), wanted)
+    if pa.types.is_nested(wanted):
+        children = children_of(values)
+        if pa.types.is_struct(wanted):
+            found = {given.field(i).name: each for i, each in enumerate(children)}
+            # a field that is not given is NULL
+            children = [
+                found.get(field.name, pa.nulls(len(values), field.type)) for field in wanted
+            ]
+        kinds = [wanted.field(i).type for i in range(wanted.num_fields)]
+        if pa.types.is_map(wanted):
+            kinds = [wanted.key_type, wanted.item_type]
+        cast = [_cast_array(each, kind) for each, kind in zip(children, kinds, strict=True)]
+        return with_children(values, cast, wanted)
+    if pa.types.is_timestamp(wanted) and wanted.tz is not None and given.tz is None:
         values = values.cast(pa.timestamp(wanted.unit)).cast(pa.int64())
-    if pa.types.is_decimal(wanted) and pa.types.is_integer(values.type):
+    if pa.types.is_decimal(wanted) and pa.types.is_integer(given):
         values = values.cast(pa.decimal128(38, wanted.scale))
     return values.cast(wanted)
-
-
-def _cast_struct(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """Fields by name; a field that is not given is NULL."""
-    chunks = []
-    for chunk in values.chunks:
-        given = {values.type.field(i).name: i for i in range(values.type.num_fields)}
-        arrays = []
-        for index in range(wanted.num_fields):
-            field = wanted.field(index)
-            if field.name in given:
-                column = pa.chunked_array([chunk.field(given[field.name])])
-                arrays.append(_cast(column, field.type).combine_chunks())
-            else:
-                arrays.append(pa.nulls(len(chunk), field.type))
-        fields = [wanted.field(i) for i in range(wanted.num_fields)]
-        chunks.append(pa.StructArray.from_arrays(arrays, fields=fields, mask=chunk.is_null()))
-    return pa.chunked_array(chunks, wanted)
 
 
 def _first_bad(values: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], Any]) -> tuple[int, str]:
@@ -126,7 +128,9 @@ def _first_bad(values: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], Any]) 
     return low, why
 
 
-def _fit_column(table: str, column: Column, values: pa.ChunkedArray) -> pa.ChunkedArray:
+def _fit_column(
+    table: str, column: Column, values: pa.ChunkedArray, *, stored: bool
+) -> pa.ChunkedArray:
     wanted = arrow_type(column.type)
     if not _fits(values.type, wanted):
         row = pc.index(pc.is_valid(values), True).as_py()
@@ -134,40 +138,38 @@ def _fit_column(table: str, column: Column, values: pa.ChunkedArray) -> pa.Chunk
             f"table {table}, column {column.name}, row {max(row, 0)}: {values.type} does not fit "
             f"{column.type}"
         )
+
+    def fitted(part: pa.ChunkedArray) -> pa.ChunkedArray:
+        # VARCHAR(n) compares as it is: blanks are cut off only where a value is stored
+        as_is = not stored and column.type.startswith("varchar")
+        return fit_texts(_cast(part, wanted), "string" if as_is else column.type)
+
     try:
-        cast = _cast(values, wanted)
+        cast = fitted(values)
     except pa.ArrowException:
-        row, why = _first_bad(values, lambda part: _cast(part, wanted))
+        row, why = _first_bad(values, fitted)
         raise TypeMismatch(
             f"table {table}, column {column.name}, row {row}: {values[row].as_py()!r} does not "
             f"fit {column.type}: {why}"
         ) from None
-    _check_length(table, column, cast)
     if not column.nullable and cast.null_count:
         row = pc.index(pc.is_null(cast), True).as_py()
         raise TypeMismatch(f"table {table}, column {column.name}, row {row}: NULL in NOT NULL")
     return cast
 
 
-def _check_length(table: str, column: Column, values: pa.ChunkedArray) -> None:
-    low = column.type.lower()
-    if not low.startswith(("varchar(", "char(")):
-        return
-    limit = int(low[low.index("(") + 1 : low.index(")")])
-    over = pc.greater(pc.utf8_length(values), limit)
-    row = pc.index(pc.fill_null(over, False), True).as_py()
-    if row >= 0:
-        raise TypeMismatch(
-            f"table {table}, column {column.name}, row {row}: longer than {column.type}"
-        )
-
-
 def fit(
-    table: str, schema: Schema, rows: pa.Table, columns: Sequence[str] | None = None
+    table: str,
+    schema: Schema,
+    rows: pa.Table,
+    columns: Sequence[str] | None = None,
+    *,
+    stored: bool = True,
 ) -> pa.Table:
-    """`rows` with exactly the table's columns (or those named), cast, in order.
+    """Return `rows` with exactly the table's columns (or those named), cast, in order.
 
-    A column that is not given is NULL. Raises `TypeMismatch`.
+    A column that is not given is NULL. Values are as Spark stores them in CHAR(n) and VARCHAR(n),
+    or, without `stored`, as it compares others with such columns. Raises `TypeMismatch`.
     """
     given: dict[str, pa.ChunkedArray] = {}
     for name, values in zip(rows.column_names, rows.columns, strict=True):
@@ -189,6 +191,7 @@ def fit(
             table,
             column,
             given.get(fold(column.name), pa.chunked_array([pa.nulls(rows.num_rows)])),
+            stored=stored,
         )
         for column in wanted
     ]

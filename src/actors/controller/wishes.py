@@ -46,7 +46,9 @@ def fit_keys(entry: CatalogObject, request: Read) -> tuple[tuple[str, ...], byte
         raise InvalidUsage(
             f"read of {entry.name}: {rows.num_columns} key values for {len(columns)} key columns"
         )
-    fitted = fit(entry.name, entry.schema, rows.rename_columns(list(columns)), columns)
+    fitted = fit(
+        entry.name, entry.schema, rows.rename_columns(list(columns)), columns, stored=False
+    )
     return columns, to_ipc(fitted.select(list(columns)))
 
 
@@ -86,7 +88,8 @@ def _fit_comparison(entry: CatalogObject, given: Comparison) -> Comparison:
     if value:
         rows = _decoded(entry, value)
         if rows.num_columns == 1 and not rows.column(0).null_count:
-            rows = fit(entry.name, entry.schema, rows.rename_columns([column]), (column,))
+            named = rows.rename_columns([column])
+            rows = fit(entry.name, entry.schema, named, (column,), stored=False)
             value = to_ipc(rows.select([column]))
     return Comparison(column, given.op, value)
 

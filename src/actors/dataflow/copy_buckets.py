@@ -42,16 +42,19 @@ from actors.buckets.bucket_store import (
 )
 from actors.dataflow.copy_places import (
     FILE,
-    MANIFEST,
     OWN,
     Copied,
-    Manifest,
     Work,
-    decoded,
-    encoded,
 )
 from actors.errors import InvalidUsage, StorageError
 from actors.persist.location import storage_error
+from actors.plan.copy_manifest import (
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
 from actors.progress import ObjectId
 from actors.settings import Settings
 
@@ -59,7 +62,6 @@ log = logging.getLogger("penstock.dataflow")
 
 FILE_BYTES_MAX: Final = PIECE_BYTES * PIECES_MAX
 """The most that `file_bytes_max` may be: 70 GiB."""
-MANIFEST_BYTES_MAX: Final = 64 << 20
 COLLECTED_MAX: Final = 10_000
 """Files of failed copies that one copy removes."""
 
@@ -111,7 +113,7 @@ class Bucket:
         found = await self._found()
         if found is None:
             return None
-        manifest = decoded(found.data, f"{self._place}/{MANIFEST}")
+        manifest = decode_manifest(found.data, f"{self._place}/{MANIFEST}")
         if manifest.copy == self._copy:
             return Copied(manifest, self._manifest_path)
         if not self._overwrite:
@@ -168,7 +170,7 @@ class Bucket:
 
     async def _write(self, manifest: Manifest) -> Copied:
         """The manifest that is there in the end: this one, or another attempt's at this copy."""
-        data, failures, unknown = encoded(manifest), 0, False
+        data, failures, unknown = encode_manifest(manifest), 0, False
         while True:
             try:
                 if await self._store.put_if(self._key, data, self._expected):
@@ -181,7 +183,7 @@ class Bucket:
                 found = await self._found()
                 version = None if found is None else found.version
                 if found is not None and version != self._expected:
-                    there = decoded(found.data, self._manifest_path)
+                    there = decode_manifest(found.data, self._manifest_path)
                     if there.copy == self._copy:
                         return Copied(there, self._manifest_path)
                     raise InvalidUsage(

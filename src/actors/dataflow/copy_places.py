@@ -36,50 +36,19 @@ import msgspec
 from actors.errors import Busy, InvalidUsage
 from actors.persist.blob_file import sync_folder
 from actors.persist.location import storage_error
-from actors.plan.schema import Column
-from actors.progress import ObjectId, Time
+from actors.plan.copy_manifest import MANIFEST, Manifest, decode_manifest, encode_manifest
+from actors.progress import ObjectId
 from actors.settings import Settings
 from actors.sinks.folders import allowed
-from actors.sinks.formats import FilePlace, WrittenFile
+from actors.sinks.formats import FilePlace
 
 R = TypeVar("R")
 
-MANIFEST: Final = "_manifest.json"
 LOCK: Final = "_lock"
-VERSION: Final = 1
-"""Of the manifest."""
 OWN: Final = re.compile(r"copy-[A-Za-z0-9_-]{1,64}")
 """The subfolder of a copy."""
 FILE: Final = re.compile(r"\d{5,}\.(parquet|csv|json)|" + re.escape(MANIFEST))
 """A file in there."""
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What a whole copy consists of. Paths lie below the manifest's own folder."""
-
-    version: int
-    copy: ObjectId
-    """Names this copy and no other."""
-    object: str
-    as_of: Time
-    format: str
-    schema: tuple[Column, ...]
-    rows: int
-    bytes: int
-    files: tuple[WrittenFile, ...]
-
-
-def encoded(manifest: Manifest) -> bytes:
-    """As people can read it."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-
-
-def decoded(text: bytes, path: str) -> Manifest:
-    """The reverse. Raises `InvalidUsage` for what is no manifest."""
-    try:
-        return msgspec.json.decode(text, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise InvalidUsage(f"{path} is not the manifest of a copy: choose another folder") from None
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -150,7 +119,7 @@ class OnThreads:
     async def publish(self, manifest: Manifest) -> Copied:
         """See `Begun`."""
         folder = self._begun
-        return Copied(manifest, await self._run(lambda: folder.publish(encoded(manifest))))
+        return Copied(manifest, await self._run(lambda: folder.publish(encode_manifest(manifest))))
 
     async def abandon(self) -> None:
         """See `Begun`."""
@@ -235,7 +204,7 @@ class Folder:
             text = path.read_bytes()
         except FileNotFoundError:
             return None
-        return decoded(text, str(path))
+        return decode_manifest(text, str(path))
 
     def create(self, name: str) -> IO[bytes]:
         """See `FilePlace`."""

@@ -31,10 +31,11 @@ import pyarrow as pa
 from actors.arrangement.gathered import Gathered, check_positive, raise_error
 from actors.dataflow.contents import error_sums, errors_held, split_errors
 from actors.dataflow.copy_destinations import check_copy, destinations
-from actors.dataflow.copy_places import VERSION, Begun, Manifest, OpenPlace, Work
+from actors.dataflow.copy_places import Begun, OpenPlace, Work
 from actors.errors import InvalidUsage, PenstockError, StorageError, ViewInError, to_wire
 from actors.kernel import Actor, Address, Clock, Effect
 from actors.persist import Part, PersistClient
+from actors.plan.copy_manifest import VERSION, Manifest
 from actors.plan.updates import between, sliced
 from actors.progress import ObjectId, Time
 from actors.protocol.compute import (

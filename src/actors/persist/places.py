@@ -116,7 +116,8 @@ async def _postgres(url: str, settings: Settings, random: Random) -> Consensus:
         from actors.persist.postgres_link import postgres_place
     except ImportError as error:
         raise StorageError(
-            f"documents in PostgreSQL need psycopg ({error}): pip install 'penstock[postgres]'",
+            f"documents in PostgreSQL need psycopg ({error}): "
+            "pip install 'penstock-views[postgres]'",
             determinate=True,
         ) from error
     consensus = PostgresConsensus(postgres_place(url), settings, random)

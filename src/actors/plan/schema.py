@@ -8,6 +8,7 @@ A type is Spark's DDL text in lower case (``bigint``, ``decimal(12,2)``, ``array
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
@@ -21,6 +22,10 @@ DIFF: Final = "__diff"
 ERROR: Final = "__error"
 _SHAPES_MAX: Final = 256
 """Shapes of updates that are kept, one a schema."""
+CHAR_LENGTH_MAX: Final = 65_536
+"""Every value of a CHAR(n) takes n characters."""
+VARCHAR_LENGTH_MAX: Final = 2**31 - 1
+_LIMITED: Final = re.compile(r"(char|varchar)\((.*)\)")
 SYSTEM_COLUMNS: Final = frozenset({TIME, DIFF, ERROR})
 
 
@@ -101,20 +106,49 @@ def arrow_type(text: str) -> pa.DataType:
     if low.startswith(("decimal(", "dec(", "numeric(")) and low.endswith(")"):
         digits = [int(part) for part in low[low.index("(") + 1 : -1].split(",")]
         return pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
-    if low.startswith(("varchar(", "char(")) and low.endswith(")"):
+    if text_limit(low) is not None:
         return pa.string()
-    if low.startswith("array<") and low.endswith(">"):
-        return pa.list_(pa.field("element", arrow_type(text[6:-1])))
-    if low.startswith("map<") and low.endswith(">"):
-        key, value = _split(text[4:-1])
-        return pa.map_(arrow_type(key), arrow_type(value))
-    if low.startswith("struct<") and low.endswith(">"):
-        fields = []
-        for field in _split(text[7:-1]):
-            name, _, kind = field.partition(":")
-            fields.append(pa.field(name.strip().strip("`"), arrow_type(kind)))
-        return pa.struct(fields)
+    inner = [arrow_type(each) for each in inner_types(text)]
+    if inner and low.startswith("array<"):
+        return pa.list_(pa.field("element", *inner))
+    if inner and low.startswith("map<"):
+        return pa.map_(*inner)
+    if inner:
+        names = (field.partition(":")[0] for field in _split(text[7:-1]))
+        fields = zip(names, inner, strict=True)
+        return pa.struct([pa.field(name.strip().strip("`"), kind) for name, kind in fields])
     raise InvalidUsage(f"column type {text!r} is not supported")
+
+
+def text_limit(kind: str) -> tuple[int, bool] | None:
+    """Return n of CHAR(n) and VARCHAR(n), and whether shorter texts are filled up with blanks;
+    None for another type. Raises `InvalidUsage` for a length that no such type can have."""
+    found = _LIMITED.fullmatch(kind.strip().lower())
+    if found is None:
+        return None
+    limit = int(found[2]) if found[2].isdecimal() else 0
+    padded = found[1] == "char"
+    if not 1 <= limit <= (CHAR_LENGTH_MAX if padded else VARCHAR_LENGTH_MAX):
+        most = f" and at most {CHAR_LENGTH_MAX}" if padded else ""
+        raise InvalidUsage(f"column type {kind!r}: a length must be at least 1{most}")
+    return limit, padded
+
+
+def inner_types(text: str) -> tuple[str, ...]:
+    """Return the types inside a nested type: an array's element, a map's key and value, a
+    struct's fields in order; none of any other type."""
+    text = text.strip()
+    head, _, inside = text.removesuffix(">").partition("<")
+    if not text.endswith(">") or not inside:
+        return ()
+    match head.lower(), _split(inside):
+        case "array", [_]:
+            return (inside,)
+        case "map", [key, value]:
+            return key, value
+        case "struct", fields:
+            return tuple(field.partition(":")[2] for field in fields)
+    return ()
 
 
 def _split(text: str) -> list[str]:

@@ -33,13 +33,14 @@ import pyarrow.compute as pc
 
 from actors.errors import Fenced, InvalidUsage, StorageError
 from actors.kernel import Clock
+from actors.plan.copy_manifest import WrittenFile
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.progress import Frontier, ObjectId
 from actors.settings import Settings
 from actors.sinks.columns import DIFF_OUTSIDE, TIME_OUTSIDE, check_columns, of_changes
 from actors.sinks.delta_log import WRITER, Commit, check_others, check_table, parsed
 from actors.sinks.delta_rewrite import Rewrites, TableFile, stats_of
-from actors.sinks.formats import Files, WrittenFile
+from actors.sinks.formats import Files
 from actors.sinks.outlets import Outlet
 from actors.sinks.sink import SinkStatistics
 from actors.sinks.threads import Threads
@@ -446,7 +447,7 @@ def _library() -> Any:
     except ImportError:
         raise InvalidUsage(
             "Delta Lake tables need the package deltalake, which is not installed: "
-            "pip install 'penstock[delta]'"
+            "pip install 'penstock-views[delta]'"
         ) from None
     return _Library(deltalake)
 

@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.errors import InvalidUsage
+from actors.plan.copy_manifest import WrittenFile
 from actors.plan.schema import DIFF, Schema
 from actors.progress import Frontier
-from actors.sinks.formats import Files, WrittenFile
+from actors.sinks.formats import Files
 from actors.sinks.staging import Staging, doing
 from actors.sinks.subtract import maybe, subtract
 from actors.sinks.threads import Threads

@@ -5,10 +5,11 @@ one at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory. 
 files is a `FilePlace`. Without rows there is no file.
 
 What a value looks like. *Parquet*: the column's own type. *CSV*: a line of names first, text in
-quotes, NULL as nothing (a NULL of a table with one column is therefore an empty line), binary as
-base64. *JSON*: an object a line; decimals are numbers with all their digits, dates and times
-are ISO 8601, binary is base64, what is not finite is "NaN", "Infinity" or "-Infinity", a map is
-an object with its keys as text.
+quotes (one inside is doubled), NULL as nothing (a NULL of a table with one column is therefore an
+empty line) and an empty text as two quotes. *JSON*: an object a line; decimals are numbers with
+all their digits, a map is an object with its keys as text. In both dates and times are ISO 8601,
+binary is base64, what is not finite is "NaN", "Infinity" or "-Infinity". All of it is read back,
+value by value: `sources.copied_files`.
 """
 
 from __future__ import annotations
@@ -27,23 +28,18 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from actors.errors import InvalidUsage
+from actors.plan.copy_manifest import WrittenFile
 from actors.plan.schema import DIFF, Schema
 from actors.plan.updates import sliced
 from actors.protocol.compute import CopyToExport
+from actors.sources.json_rows import RowsOfTable
 from actors.threshold_probes import SINK_FILE, SLICED_ROWS
 
 PIECE_BYTES: Final = 8 << 20
 """Rows that are written at once; of Parquet, a row group."""
+YEAR_MAX: Final = 9999
 FILE_BYTES_MIN: Final = 4_096
 """The least that `file_bytes_max` may be."""
-
-
-class WrittenFile(msgspec.Struct, frozen=True):
-    """One file of a copy; `path` lies below the folder of its manifest."""
-
-    path: str
-    rows: int
-    bytes: int
 
 
 class FilePlace(Protocol):
@@ -75,6 +71,11 @@ def check_format(schema: Schema, export: CopyToExport) -> None:
             raise InvalidUsage(
                 f"CSV cannot hold nested columns ({', '.join(nested)}): copy to parquet or json"
             )
+    if export.format == "json":
+        try:
+            RowsOfTable(schema, schema, skips=False)
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{error}: copy to parquet") from None
 
 
 def repeated(rows: pa.Table) -> Iterator[pa.Table]:
@@ -147,7 +148,9 @@ class Files:
             opened.writer.close()
 
     def _write(self) -> None:
-        rows = pa.concat_tables(self._waiting).cast(self._schema)
+        rows = pa.concat_tables(self._waiting)
+        if rows.schema != self._schema:
+            rows = rows.cast(self._schema)
         self._waiting, self._waiting_bytes = [], 0
         if self._open is None:
             name = f"{len(self.written) + 1:05d}.{self._format}"
@@ -244,28 +247,55 @@ class _Parquet:
 
 class _Csv:
     def __init__(self, file: Counted, schema: pa.Schema) -> None:
-        text = [pa.field(f.name, pa.string()) if pa.types.is_binary(f.type) else f for f in schema]
-        self._schema = pa.schema(text)
-        self._writer = pa.csv.CSVWriter(file, self._schema)
+        self._file = file
+        self._headed = False
 
     def write(self, rows: pa.Table) -> None:
         for index, field in enumerate(rows.schema):
+            column = rows.column(index)
             if pa.types.is_binary(field.type):
-                values = [_base64(value) for value in rows.column(index).to_pylist()]
-                rows = rows.set_column(index, field.name, pa.array(values, pa.string()))
-        self._writer.write_table(rows)
+                texts = pa.array([_base64(value) for value in column.to_pylist()], pa.string())
+            elif pa.types.is_floating(field.type) and not _all_finite(column):
+                texts = _number_texts(column)
+            else:
+                _check_years(column)
+                continue
+            rows = rows.set_column(index, field.name, texts)
+        options = pa.csv.WriteOptions(include_header=not self._headed)
+        pa.csv.write_csv(rows, self._file, options)
+        self._headed = True
 
     def close(self) -> None:
-        self._writer.close()
+        """Every line is whole."""
 
 
-class _Json:
-    def __init__(self, file: Counted, schema: pa.Schema) -> None:
-        self._file = file
+def _number_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return floats as text, what is not finite as JSON and Spark call it."""
+    signed = pc.if_else(pc.greater(column, 0), "Infinity", "-Infinity")
+    names = pc.if_else(pc.is_nan(column), "NaN", signed)
+    return pc.if_else(pc.is_finite(column), column.cast(pa.string()), names)
+
+
+def _check_years(column: pa.ChunkedArray) -> None:
+    """Raises `ValueError` for a year that ISO 8601 cannot tell."""
+    if not pa.types.is_temporal(column.type):
+        return
+    ends = pc.min_max(column.cast(pa.timestamp("s"), safe=False))
+    for end in (ends["min"], ends["max"]):
+        if end.is_valid and not 1 <= pc.year(end).as_py() <= YEAR_MAX:
+            raise ValueError(f"a {column.type} of the year {pc.year(end).as_py()}")
+
+
+class JsonLines:
+    """Rows of one schema as JSON, an object a line; `sources.json_rows` reads them back."""
+
+    def __init__(self, schema: pa.Schema) -> None:
         self._encoder = msgspec.json.Encoder(decimal_format="number")
         self._changes = [(f.name, change) for f in schema if (change := _plain(f.type))]
 
-    def write(self, rows: pa.Table) -> None:
+    def encode(self, rows: pa.Table | pa.RecordBatch) -> bytes:
+        """Return the rows' lines. Raises `ValueError` and `OverflowError` for a value that JSON
+        cannot hold: a date beyond the year 9999."""
         lines = rows.to_pylist()
         for name, change in self._changes:
             if pa.types.is_floating(rows.schema.field(name).type) and _all_finite(rows[name]):
@@ -273,7 +303,16 @@ class _Json:
             for line in lines:
                 if line[name] is not None:
                     line[name] = change(line[name])
-        self._file.write(self._encoder.encode_lines(lines))
+        return self._encoder.encode_lines(lines)
+
+
+class _Json:
+    def __init__(self, file: Counted, schema: pa.Schema) -> None:
+        self._file = file
+        self._lines = JsonLines(schema)
+
+    def write(self, rows: pa.Table) -> None:
+        self._file.write(self._lines.encode(rows))
 
     def close(self) -> None:
         """Every line is whole."""

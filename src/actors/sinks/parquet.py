@@ -23,11 +23,12 @@ import pyarrow as pa
 
 from actors.errors import Fenced, InvalidUsage, StorageError
 from actors.kernel import Clock
+from actors.plan.copy_manifest import WrittenFile
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.progress import EMPTY, Frontier, ObjectId
 from actors.settings import Settings
 from actors.sinks.columns import check_columns, of_changes
-from actors.sinks.formats import Files, WrittenFile
+from actors.sinks.formats import Files
 from actors.sinks.outlets import Outlet
 from actors.sinks.sink import SinkStatistics
 from actors.sinks.threads import Threads

@@ -27,6 +27,7 @@ from actors.buckets.bucket_errors import hint_for
 from actors.buckets.bucket_paths import allowed_bucket
 from actors.buckets.bucket_store import PIECE_BYTES, BucketStore, Listed, Opener, Version
 from actors.errors import InvalidUsage, PenstockError, StorageError
+from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, decode_manifest
 from actors.sources.file_listing import FoundFile, first_batch
 from actors.sources.file_places import Ledger, Look, Told
 from actors.sources.file_reading import Malformed
@@ -115,6 +116,15 @@ class BucketPlace:
                         f"{self._place}: copy some of them at a time, by pattern or path"
                     )
         return sorted(files)
+
+    async def manifest(self) -> Manifest | None:
+        """See `FilesPlace`."""
+        store = await self._open()
+        try:
+            found = await store.get("/".join((*self._place.path, MANIFEST)), MANIFEST_BYTES_MAX)
+        except StorageError as error:
+            raise _unreachable(error) from None
+        return None if found is None else decode_manifest(found.data, f"{self._place}/{MANIFEST}")
 
     async def _pages(self) -> AsyncGenerator[list[FoundFile], None]:
         store = await self._open()

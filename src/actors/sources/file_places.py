@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, Self
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
+from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, decode_manifest
 from actors.sources.file_listing import (
     FoundFile,
     Place,
@@ -96,6 +97,11 @@ class FilesPlace(Protocol):
 
     async def every(self) -> list[FoundFile]:
         """All files that are there, in order."""
+        ...
+
+    async def manifest(self) -> Manifest | None:
+        """The manifest of the copy that lies there; None: there is none. Raises `InvalidUsage`
+        for a file of that name that is something else."""
         ...
 
     def first(
@@ -202,6 +208,21 @@ class FolderPlace:
             return await self._clock.run_blocking(self._every)
         except OSError as error:
             raise Unreachable(f"{self._path} cannot be read: {error.strerror or error}") from None
+
+    async def manifest(self) -> Manifest | None:
+        """See `FilesPlace`."""
+        return await self._clock.run_blocking(self._manifest)
+
+    def _manifest(self) -> Manifest | None:
+        path = os.path.join(allowed(self._path, self._roots), MANIFEST)
+        try:
+            with open(path, "rb") as file:
+                text = file.read(MANIFEST_BYTES_MAX)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise Unreachable(f"{path} cannot be read: {error.strerror or error}") from None
+        return decode_manifest(text, path)
 
     def _every(self) -> list[FoundFile]:
         roots = self._roots

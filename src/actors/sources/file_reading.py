@@ -30,8 +30,10 @@ from actors.errors import (
     InvalidUsage,
 )
 from actors.plan.jobs import Analyzed, InferFiles, Job, RowsDone, TakeFiles
+from actors.plan.nested import TextTooLong, fit_texts_of
 from actors.plan.schema import Column, Schema
 from actors.plan.updates import from_ipc
+from actors.sources.copied_files import UnreadableCopy, has_types, read_copied
 from actors.sources.file_listing import FoundFile
 from actors.sources.source import Unreachable
 from actors.sources.surroundings import Surroundings
@@ -104,8 +106,12 @@ class FileReader:
         read: Schema,
         keep: Schema,
         around: Surroundings,
+        *,
+        copied: bool = False,
     ) -> None:
+        """`copied`: the files are of a copy, and are read as it wrote them."""
         self._kind = kind
+        self._copied = copied
         self._options = _options(kind, options)
         self._read = read
         self._keep = keep
@@ -114,9 +120,12 @@ class FileReader:
 
     async def pieces(self, files: Sequence[FoundFile]) -> AsyncGenerator[pa.Table, None]:
         """The files' rows. Raises `Malformed`, `Unreachable`."""
-        if self._kind == "parquet" and await self._blocking(lambda: self._all_ours(files)):
-            paths = [file.path for file in files]
-            made = _from_parquet(paths, self._keep)
+        made: Iterator[pa.Table] | None = None
+        if self._copied and self._kind != "parquet":
+            made = self._from_copy(files)
+        elif self._kind == "parquet" and await self._blocking(lambda: self._all_ours(files)):
+            made = _from_parquet([file.path for file in files], self._keep)
+        if made is not None:
             while (piece := await self._blocking(lambda: next(made, None))) is not None:
                 yield piece
             return
@@ -130,7 +139,17 @@ class FileReader:
                 await self._around.clock.run_blocking(lambda: _remove(answer.paths()))
 
     def _all_ours(self, files: Sequence[FoundFile]) -> bool:
+        if self._copied:
+            return all(has_types(file.path, self._keep) for file in files)
         return all(plainly_ours(file.path, self._shape) for file in files)
+
+    def _from_copy(self, files: Sequence[FoundFile]) -> Iterator[pa.Table]:
+        for file in files:
+            try:
+                for rows in read_copied(file.path, self._kind, self._read):
+                    yield from _cut(rows.select(self._keep.names), self._keep, file.path)
+            except UnreadableCopy as error:
+                raise _Unreadable(file.path, error) from None
 
     async def _blocking(self, function: Any) -> Any:
         try:
@@ -253,23 +272,23 @@ def _same(there: pa.DataType, wanted: pa.DataType) -> bool:
 def _from_parquet(paths: Sequence[str], keep: Schema, ours: bool = True) -> Iterator[pa.Table]:
     """The rows of Parquet files; `ours` is false for those that the engine made. Blocks."""
     shape = keep.arrow()
-    waiting: list[pa.RecordBatch] = []
+    waiting: list[pa.Table] = []
     size = 0
     for path in paths:
         try:
             with pq.ParquetFile(path, pre_buffer=True) as file:
                 for batch in file.iter_batches(BATCH_ROWS, columns=shape.names):
-                    rows = batch.select(shape.names).cast(shape)
-                    _check_nulls(rows, keep, path if ours else None)
+                    read = pa.Table.from_batches([batch]).select(shape.names)
+                    rows = _as_stored(read, keep, path if ours else None)
                     waiting.append(rows)
                     size += rows.nbytes
                     if FILE_PIECE.exceeded_by(size):
-                        yield pa.Table.from_batches(waiting, shape)
+                        yield pa.concat_tables(waiting)
                         waiting, size = [], 0
         except (OSError, pa.ArrowException) as error:
             raise _Unreadable(path, error) from None
     if waiting:
-        yield pa.Table.from_batches(waiting, shape)
+        yield pa.concat_tables(waiting)
 
 
 def _answered(answer: RowsDone, keep: Schema) -> Iterator[pa.Table]:
@@ -282,10 +301,9 @@ def _answered(answer: RowsDone, keep: Schema) -> Iterator[pa.Table]:
     yield from _from_parquet([file.path for file in answer.files or ()], keep, ours=False)
 
 
-def _cut(rows: pa.Table, keep: Schema) -> Iterator[pa.Table]:
+def _cut(rows: pa.Table, keep: Schema, path: str | None = None) -> Iterator[pa.Table]:
     # Some pieces fit into what a source may stage: the next is read while one becomes a part.
-    rows = rows.cast(keep.arrow())
-    _check_nulls(rows, keep, None)
+    rows = _as_stored(rows, keep, path)
     step = max(1, FILE_PIECE.limit * rows.num_rows // max(1, rows.nbytes))
     FILE_PIECE.crossed(rows.num_rows > step)
     for start in range(0, rows.num_rows, step):
@@ -298,7 +316,16 @@ def _remove(paths: Sequence[str]) -> None:
             Path(path).unlink()
 
 
-def _check_nulls(rows: pa.Table | pa.RecordBatch, keep: Schema, path: str | None) -> None:
+def _as_stored(rows: pa.Table, keep: Schema, path: str | None) -> pa.Table:
+    """Return rows in the types of `keep`, with CHAR(n) filled up. Raises `_Unreadable` for a NULL
+    where none may be, and for a text that is too long."""
+    shape = keep.arrow()
+    if rows.schema != shape:
+        rows = rows.cast(shape)
     for column in keep.columns:
         if not column.nullable and rows.column(column.name).null_count:
             raise _Unreadable(path, f"column {column.name} holds NULL, and may not")
+    try:
+        return fit_texts_of(rows, keep)
+    except TextTooLong as error:
+        raise _Unreadable(path, error) from None

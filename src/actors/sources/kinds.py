@@ -86,7 +86,8 @@ def _postgres(config: PostgresConfig, around: Surroundings) -> Source:
         libpq.check()
     except ImportError as error:
         raise InvalidUsage(
-            f"a source of kind postgres needs libpq, and {error}: pip install 'penstock[postgres]'"
+            f"a source of kind postgres needs libpq, and {error}: "
+            "pip install 'penstock-views[postgres]'"
         ) from None
     check_secrets(config, around.settings)
     return PostgresSource(config, around.id, around.clock)

@@ -6,7 +6,8 @@ none. Before the last piece counts, every file is looked at again (of a bucket, 
 what was read): one that has changed since it was listed fails the copy. Nothing is remembered: the
 same files can be copied again.
 
-A file or a folder is given, or an object or a place in a bucket (`file_places`); the rows are
+A file or a folder is given, or an object or a place in a bucket (`file_places`). One that holds a
+copy, by its manifest, is read as the copy was written (`copied_files`). The rows are
 those of the target table, of which the files may lack some columns (`columns` names those that
 they have; the others are NULL).
 """
@@ -23,7 +24,9 @@ import pyarrow as pa
 
 from actors.buckets.bucket_store import BucketStore, Opener
 from actors.errors import InvalidUsage
+from actors.plan.copy_manifest import VERSION, Manifest
 from actors.plan.schema import DIFF, Schema
+from actors.sources.copied_files import columns_of_copy
 from actors.sources.file_listing import FoundFile
 from actors.sources.file_opening import open_place
 from actors.sources.file_places import BroughtReader, FilesPlace
@@ -74,6 +77,7 @@ class OneshotCopy:
         self._around = around
         self._opened = opened
         self._place: FilesPlace
+        self._manifest: Manifest | None = None
         self._files: list[FoundFile] = []
         self._done = 0
         self._rows = 0
@@ -95,12 +99,42 @@ class OneshotCopy:
         ]
         if must:
             raise InvalidUsage(f"the files must have {', '.join(must)}, which may not be NULL")
-        self._place = open_place(
-            request.path, request.pattern, request.recursive, self._around, self._opened
-        )
+        self._place = self._open_place(request.pattern, request.recursive)
+        self._manifest = await self._place.manifest()
+        if self._manifest is not None:
+            self._files = await self._listed(self._manifest)
+            return
         self._files = await self._place.every()
         if not self._files:
             raise InvalidUsage(f"there is no file {request.pattern} in {request.path}")
+
+    def _open_place(self, pattern: str, recursive: bool) -> FilesPlace:
+        path = self._request.path
+        return open_place(path, pattern, recursive, self._around, self._opened)
+
+    async def _listed(self, manifest: Manifest) -> list[FoundFile]:
+        """The files of a copy, which is read as it was written. Raises `InvalidUsage`."""
+        request = self._request
+        told = f"{request.path} holds a copy of {manifest.object}"
+        if manifest.version != VERSION:
+            raise InvalidUsage(f"{told}, written by another release (version {manifest.version})")
+        if request.format != manifest.format:
+            raise InvalidUsage(f"{told} as {manifest.format}, not {request.format}")
+        if request.options or request.columns or request.pattern != "*":
+            raise InvalidUsage(
+                f"{told}, which is read whole and as it was written: give no options, columns or "
+                "pattern; or name one of its files"
+            )
+        names = {column.name for column in columns_of_copy(manifest, self._target).columns}
+        must = [c.name for c in self._target.columns if not c.nullable and c.name not in names]
+        if must:
+            raise InvalidUsage(f"{told} without {', '.join(must)}, which may not be NULL")
+        self._place = self._open_place("*", recursive=True)
+        there = {file.name: file for file in await self._place.every()}
+        gone = [file.path for file in manifest.files if file.path not in there]
+        if gone:
+            raise InvalidUsage(f"{told}, of which files are gone: {', '.join(gone[:10])}")
+        return [there[file.path] for file in manifest.files]
 
     def progress(self) -> CopyProgress:
         """How far it is; never waits."""
@@ -119,9 +153,18 @@ class OneshotCopy:
         names = self._request.columns or self._target.names
         columns = {column.name: column for column in self._target.columns}
         read = Schema(tuple(columns[name] for name in names))
-        keep = Schema(tuple(c for c in self._target.columns if c.name in names))
+        if self._manifest is not None:
+            read = columns_of_copy(self._manifest, self._target)
+        keep = Schema(tuple(c for c in self._target.columns if c.name in read.names))
         request = self._request
-        files = FileReader(request.format, request.options, read, keep, self._around)
+        files = FileReader(
+            request.format,
+            request.options,
+            read,
+            keep,
+            self._around,
+            copied=self._manifest is not None,
+        )
         reader = BroughtReader(files, self._place)
         while self._done < len(self._files):
             batch = self._place.first(self._files[self._done :], FILES_AT_ONCE, BYTES_AT_ONCE)

@@ -159,7 +159,7 @@ class Tpch:
         if tool is None:
             raise InvalidUsage(
                 f"TPC-H data are made by {TOOL}, which is not installed: "
-                "pip install 'penstock[tpch]'"
+                "pip install 'penstock-views[tpch]'"
             )
         folder = self._folder
         await self._clock.run_blocking(lambda: folder.mkdir(parents=True, exist_ok=True))

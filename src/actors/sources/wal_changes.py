@@ -27,6 +27,7 @@ from typing import Annotated, Final
 import msgspec
 
 from actors.errors import Corrupt, InvalidUsage
+from actors.sources.json_rows import Misfit, RowsOfTable
 from actors.sources.source import (
     POSITION_BYTES_MAX,
     Export,
@@ -37,7 +38,6 @@ from actors.sources.source import (
     Unreachable,
 )
 from actors.sources.wal_config import WalConfig
-from actors.sources.wal_rows import Misfit, RowsOfTable
 from actors.wal.framing import Decoder, Framed
 from actors.wal.lsn import lsn_text, parse_lsn
 

@@ -13,7 +13,7 @@ from actors.errors import InvalidUsage
 from actors.plan.schema import Column, Schema
 from actors.sources.file_reading import check_columns
 from actors.sources.generators import at_least
-from actors.sources.wal_rows import check_type
+from actors.sources.json_rows import check_type
 from actors.wal.dialling import AcceptorAddress, parse_addresses
 from actors.wal.framing import START_LSN, Decoder
 from actors.wal.lsn import parse_lsn

@@ -27,6 +27,8 @@ from actors.spark.steps import Slot, is_small
 from actors.spark.translate import consolidated, holds_floats, quote
 from actors.threshold_probes import REPEATED_ROWS
 
+CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
+"""Spark's own key in the metadata of a column, `CharVarcharUtils`."""
 RESULT: Final = "__result"
 OLD: Final = "__old"
 
@@ -86,13 +88,24 @@ def over_contents(
         contents = {}
         for name, rows in loaded.items():
             table = ready[name]
+            schema = rows.rows.schema
             if table is None:
-                contents[name] = _contents_in_spark(bridge, rows.rows.schema, raw[name])
+                made = _contents_in_spark(bridge, schema, raw[name])
             else:
-                contents[name] = bridge.table(table)
+                made = bridge.table(table)
+            contents[name] = _with_char_lengths(made, schema)
         with bridge.views(contents):
             slot.check()
             yield Opened(bridge, small, read)
+
+
+def _with_char_lengths(found: DataFrame, schema: Schema) -> DataFrame:
+    """The same, by which Spark knows a CHAR(n) column of a table, and fills up what is compared
+    with it."""
+    for column in schema.columns:
+        if column.type.lower().startswith("char("):
+            found = found.withMetadata(column.name, {CHAR_LENGTH: column.type.lower()})
+    return found
 
 
 def run_query(slot: Slot, job: Query) -> RowsDone:

@@ -43,7 +43,7 @@ try:
     from actors.spark.connect import TRIES_AGAIN, ConnectSessions, be_patient, set_all
 except ImportError as error:
     raise EngineUnavailable(
-        f"Spark Connect needs more packages: pip install 'penstock[connect]' ({error})"
+        f"Spark Connect needs more packages: pip install 'penstock-views[connect]' ({error})"
     ) from None
 
 _DETAILS: Final = re.compile(r'details = "([^"]+)"')

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import unquote
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import StructType
 
 from actors.errors import DefiniteError, InvalidUsage
@@ -44,9 +45,10 @@ def take_files(slot: Slot, job: TakeFiles) -> RowsDone:
     started = time.perf_counter()
     bridge = slot.sessions.get((), small=False)
     wanted = job.read.arrow()
-    struct = StructType(list(spark_struct(wanted).fields))
+    told = pa.schema([(field.name, _as_told(field, job.format)) for field in wanted])
+    struct = StructType(list(spark_struct(told).fields))
     found = _frame(bridge, job.paths, job.format, job.options, struct)
-    found = found.select(*map(quote, job.keep))
+    found = found.select(*(_meant(name, told, wanted, job.options) for name in job.keep))
     columns = {column.name: column for column in job.read.columns}
     shape = type(job.read)(tuple(columns[name] for name in job.keep))  # the files' order may differ
     slot.check()
@@ -71,6 +73,44 @@ def take_files(slot: Slot, job: TakeFiles) -> RowsDone:
     except Exception as error:
         raise _named(error, job.paths) from error
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, _since(started))
+
+
+def _as_told(field: pa.Field, kind: str) -> pa.DataType:
+    """Return the type that Spark's reader takes from the files, where it cannot take the column's
+    own: binary of CSV is text in base64, as JSON has it; keys of a map of JSON are text. Raises
+    `InvalidUsage` for keys that cannot be told from their text."""
+    if kind == "csv" and pa.types.is_binary(field.type):
+        return pa.string()
+    return _with_text_keys(field.type, field.name) if kind == "json" else field.type
+
+
+def _with_text_keys(kind: pa.DataType, column: str) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_with_text_keys(kind.value_type, column))
+    if pa.types.is_struct(kind):
+        return pa.struct([(each.name, _with_text_keys(each.type, column)) for each in kind])
+    if not pa.types.is_map(kind):
+        return kind
+    if pa.types.is_nested(kind.key_type) or pa.types.is_binary(kind.key_type):
+        raise InvalidUsage(
+            f"column {column}: Spark reads no map of JSON with keys of type {kind.key_type}"
+        )
+    return pa.map_(pa.string(), _with_text_keys(kind.item_type, column))
+
+
+def _meant(
+    name: str, told: pa.Schema, wanted: pa.Schema, options: Sequence[tuple[str, str]]
+) -> Column:
+    """Return a column as it is meant."""
+    column = functions.col(quote(name))
+    if told.field(name).type == wanted.field(name).type:
+        return column
+    if pa.types.is_binary(wanted.field(name).type):
+        strict = dict(options).get("mode", "").upper() == "FAILFAST"
+        decode = functions.to_binary if strict else functions.try_to_binary
+        return decode(column, functions.lit("base64")).alias(name)
+    (field,) = spark_struct(pa.schema([wanted.field(name)])).fields
+    return column.cast(field.dataType).alias(name)
 
 
 def infer_files(slot: Slot, job: InferFiles) -> Analyzed:

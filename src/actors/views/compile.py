@@ -33,6 +33,7 @@ from actors.views.parse import Tree, query_text, read_tables
 from actors.views.renditions import renditions
 from actors.views.resolve import Resolved, Unsupported, resolve
 from actors.views.volatile_words import has_free_choice, volatility_of
+from actors.views.walk import check_char_columns
 
 Conf: TypeAlias = tuple[tuple[str, str], ...]
 Tables: TypeAlias = tuple[tuple[str, Schema], ...]
@@ -89,6 +90,7 @@ async def compile_view(
         if analyzed.difference:
             raise Unsupported(f"a text that Spark reads differently: {analyzed.difference}")
         types = dict(zip(asked.texts, analyzed.schemas[1:], strict=True))
+        check_char_columns(asked.resolved.root, schemas)
         view = build(asked.resolved, sources, output, types)
         derived = _derived(view, schemas, limits)
         plan = DeltaPlan(

@@ -7,7 +7,7 @@ DISTINCT, both sides of equalities. A global aggregate keeps one call: it is a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -16,6 +16,8 @@ from actors.plan.relational import (
     Distinct,
     Filter,
     Join,
+    Key,
+    Named,
     OuterJoin,
     Plan,
     Project,
@@ -24,7 +26,8 @@ from actors.plan.relational import (
     UnionAll,
     columns_of,
 )
-from actors.views.trees import reads
+from actors.plan.schema import Schema
+from actors.views.trees import Unsupported, reads
 
 
 def inputs_of(plan: Plan) -> tuple[Plan, ...]:
@@ -110,5 +113,43 @@ def _exactly(plan: Plan, columns: tuple[str, ...]) -> Plan:
     return Project(pruned(plan.input, _union(column.expression for column in kept)), kept)
 
 
-def _union(expressions: Iterator[str | None]) -> frozenset[str]:
+def _union(expressions: Iterable[str | None]) -> frozenset[str]:
     return frozenset().union(*(reads(written) for written in expressions))
+
+
+def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:
+    """Raises `Unsupported` where a CHAR(n) column of a source (by number) is read by an expression.
+
+    Spark fills up what it compares with such a column, as it finds it in the analysed text; a
+    step's text is over columns that are plain strings. Rows, keys and arguments that are the
+    column itself need no such thing: all its values are filled up.
+    """
+    chars: set[str] = set()
+    for node in nodes(root):
+        read: frozenset[str] = frozenset()
+        match node:
+            case Scan():
+                types = {
+                    column.name: column.type.lower() for column in schemas[node.source].columns
+                }
+                chars |= {id_ for id_, name in node.columns if types[name].startswith("char(")}
+            case Filter():
+                read = reads(node.predicate)
+            case Join() | OuterJoin() | SemiJoin():
+                read = reads(node.residual)
+                read |= _union(side for each in node.equal for side in (each.left, each.right))
+            case Project() | Distinct():
+                read = _read_and_named(chars, node.columns)
+            case Aggregate():
+                arguments = [call.argument for call in node.calls if call.argument not in chars]
+                read = _read_and_named(chars, node.keys) | _union(arguments)
+        if not chars.isdisjoint(read):
+            raise Unsupported("an expression over a CHAR column, which Spark compares filled up")
+
+
+def _read_and_named(chars: set[str], made: Sequence[Named | Key]) -> frozenset[str]:
+    """Return what expressions read that are no column of `chars`; those that are one join it."""
+    same = {each.name for each in made if each.expression in chars}
+    read = _union(each.expression for each in made if each.name not in same)
+    chars |= same
+    return read

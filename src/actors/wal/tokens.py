@@ -77,7 +77,7 @@ def load_keys(path: Path) -> tuple[Any, ...]:
 
 
 def _missing(error: ImportError) -> BadSettings:
-    return BadSettings(f"wal_jwt_keys needs PyJWT ({error}): pip install 'penstock[jwt]'")
+    return BadSettings(f"wal_jwt_keys needs PyJWT ({error}): pip install 'penstock-views[jwt]'")
 
 
 def granted(token: bytes, keys: Sequence[Any], *, is_tenants_only: bool = False) -> Grant:

@@ -1,0 +1,252 @@
+"""Rows of JSON to columns of Arrow, exactly, or not at all: records of a log, and what is inserted
+from a shell. What copies into files write as JSON (`sinks.formats`) is read. Pure.
+
+Rules:
+- a row is an object; its names are the columns', letter by letter. A column that may be NULL may be
+  missing; one that may not must be there;
+- values are as JSON has them: integers for integers (no text, no fraction), numbers, "NaN",
+  "Infinity" and "-Infinity" for ``float`` and ``double``; dates and timestamps as ISO 8601,
+  ``timestamp`` with an offset (or, where that is allowed, without: it is UTC then),
+  ``timestamp_ntz`` without; ``binary`` as base64; decimals as numbers or, for more digits than a
+  writer's floats have, as text; arrays, and objects for structs and maps, whose keys are texts of
+  the key type's values;
+- a value that its column cannot hold as it is makes a `Misfit`: nothing is rounded, cut or guessed,
+  but for what JSON's numbers lose in a column of floats, and what is finer than a microsecond.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from actors.errors import InvalidUsage
+from actors.plan.nested import fit_texts
+from actors.plan.schema import DIFF, Column, Schema, arrow_type
+
+FLOAT_MAX: Final = 3.4028234663852886e38
+"""Of 32 bits."""
+_SHOWN: Final = 200
+"""Of a row, in an error."""
+_DIGITS_MAX: Final = 100
+"""Of a decimal, before or behind the point: more than any column has. Arrow is asked about no
+others: exponents of some hundred millions, and as many digits, end its process."""
+_SHORT_BYTES: Final = 4096
+"""A row that is not longer has not many digits."""
+
+_AWARE: Final = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+_PLAIN: Final = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+_ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
+"""Characters that JSON writes in another way."""
+_Change: TypeAlias = Callable[[Any], Any]
+_NOT_FINITE: Final = Literal["NaN", "Infinity", "-Infinity"]
+
+
+class Misfit(Exception):
+    """A row does not fit; the text names the column and what is wrong. `row`: its number among
+    those that gathered, if that is known."""
+
+    def __init__(self, text: str, row: int | None = None) -> None:
+        super().__init__(text)
+        self.row = row
+
+
+def check_type(type_: pa.DataType) -> None:
+    """Raises `InvalidUsage` for a type that no JSON can be for."""
+    _python(type_)
+
+
+def check_key_type(kind: pa.DataType) -> None:
+    """Raises `InvalidUsage` for keys of a map that have no text in JSON."""
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        raise InvalidUsage(f"maps of JSON have no keys of type {kind}")
+
+
+def _python(type_: pa.DataType, naive: bool = False) -> Any:
+    """What msgspec decodes for a value that is not NULL."""
+    if pa.types.is_boolean(type_):
+        return bool
+    if pa.types.is_integer(type_):
+        bits = type_.bit_width - 1
+        return Annotated[int, msgspec.Meta(ge=-(2**bits), le=2**bits - 1)]
+    if pa.types.is_floating(type_):
+        if type_.bit_width == 64:
+            return float | _NOT_FINITE
+        return Annotated[float, msgspec.Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)] | _NOT_FINITE
+    if pa.types.is_decimal(type_):
+        return decimal.Decimal
+    if pa.types.is_string(type_):
+        return str
+    if pa.types.is_binary(type_):
+        return bytes
+    if pa.types.is_date(type_):
+        return datetime.date
+    if pa.types.is_timestamp(type_):
+        return _PLAIN if type_.tz is None else (datetime.datetime if naive else _AWARE)
+    if pa.types.is_list(type_):
+        return list[_python(type_.value_type, naive) | None]  # type: ignore[misc]
+    if pa.types.is_map(type_):
+        check_key_type(type_.key_type)
+        return dict[str, _python(type_.item_type, naive) | None]  # type: ignore[misc]
+    if pa.types.is_struct(type_):
+        columns = [(field.name, field.type, True) for field in type_]
+        return _record(columns, skips=False, naive=naive)
+    if pa.types.is_null(type_):
+        return Literal[None]
+    raise InvalidUsage(f"no JSON is read as {type_}")
+
+
+def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool, naive: bool) -> Any:
+    """A Struct for an object of these fields (name, type, whether it may be NULL). Raises
+    `InvalidUsage` for a name that cannot be looked for."""
+    fields: list[Any] = []
+    for name, _, _ in columns:
+        if _ESCAPED.search(name):
+            raise InvalidUsage(f"rows of JSON are not read into a column named {name!r}")
+    for place, (_, type_, nullable) in enumerate(columns):
+        kind = _python(type_, naive)
+        fields.append((f"c{place}", kind | None, None) if nullable else (f"c{place}", kind))
+    return msgspec.defstruct(
+        "Row",
+        fields,
+        rename={f"c{place}": name for place, (name, _, _) in enumerate(columns)},
+        forbid_unknown_fields=not skips,
+        kw_only=True,
+        gc=False,
+    )
+
+
+class RowsOfTable:
+    """Rows of one table, as they gather; `updates` gives them as a table of Arrow.
+
+    `keep`: the columns that are wanted, some of those in `declared`."""
+
+    def __init__(self, declared: Schema, keep: Schema, *, skips: bool, naive: bool = False) -> None:
+        """`skips`: what a row has besides the columns is left out; else it is a `Misfit`. `naive`:
+        a timestamp without an offset is UTC; else it is a `Misfit`."""
+        columns = [(each.name, arrow_type(each.type), each.nullable) for each in declared.columns]
+        self._decoder = msgspec.json.Decoder(_record(columns, skips=skips, naive=naive))
+        places = {name: place for place, name in enumerate(declared.names)}
+        self._keep = [places[name] for name in keep.names]
+        self._names = keep.names
+        self._columns = keep.columns
+        self._changes = [_reader(arrow_type(column.type)) for column in keep.columns]
+        kinds = [type_ for _, type_, _ in columns]
+        self._plain = [place for place, kind in enumerate(kinds) if pa.types.is_decimal(kind)]
+        self._deep = [
+            place
+            for place, kind in enumerate(kinds)
+            if pa.types.is_nested(kind) and "decimal" in str(kind)
+        ]
+        self._rows: list[tuple[Any, ...]] = []
+        self._diffs: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, row: bytes | memoryview | msgspec.Raw, diff: int) -> None:
+        """One more. Raises `Misfit`."""
+        try:
+            found = self._decoder.decode(row)
+        except (msgspec.DecodeError, RecursionError) as error:
+            shown = bytes(row)[: _SHOWN + 1].decode(errors="replace")
+            more = "…" if len(shown) > _SHOWN else ""
+            raise Misfit(f"{error}, in the row {shown[:_SHOWN]}{more}") from None
+        values = msgspec.structs.astuple(found)
+        for place in self._plain:
+            value = values[place]
+            if value is not None and abs(value.adjusted()) > _DIGITS_MAX:
+                _check_decimals(value)
+        if self._deep or len(row) > _SHORT_BYTES:
+            for place in (*self._plain, *self._deep):
+                _check_decimals(values[place])
+        self._rows.append(values)
+        self._diffs.append(diff)
+
+    def clear(self) -> None:
+        """Forgets the rows."""
+        self._rows, self._diffs = [], []
+
+    def updates(self) -> pa.Table:
+        """Return the rows' wanted columns and `DIFF`; they go on gathering until `clear`. Raises
+        `Misfit`."""
+        columns = list(zip(*self._rows, strict=True))
+        arrays: list[Any] = []
+        for place, column, change in zip(self._keep, self._columns, self._changes, strict=True):
+            try:
+                arrays.append(_array(columns[place], column.type, change))
+            except (pa.ArrowException, ValueError, OverflowError):
+                raise _misfit(column, columns[place], change) from None
+        diffs = pa.array(self._diffs, pa.int64())
+        return pa.table([*arrays, diffs], names=[*self._names, DIFF])
+
+
+def _array(values: Sequence[Any], kind: str, change: _Change | None) -> pa.ChunkedArray:
+    if change is not None:
+        values = [_changed(each, change) for each in values]
+    return fit_texts(pa.chunked_array([pa.array(values, arrow_type(kind))]), kind)
+
+
+def _misfit(column: Column, values: Sequence[Any], change: _Change | None) -> Misfit:
+    """The first value that its column cannot hold."""
+    for row, value in enumerate(values):
+        try:
+            _array([value], column.type, change)
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            shown = ascii(str(value))[:_SHOWN]
+            text = f"column {column.name} ({column.type}) cannot hold {shown}: {error}"
+            return Misfit(text, row)
+    return Misfit(f"column {column.name} ({column.type}) cannot hold all values that came")
+
+
+def _check_decimals(value: Any) -> None:
+    """Raises `Misfit` for digits that nothing can hold, however deep."""
+    if isinstance(value, decimal.Decimal):
+        text = str(value)
+        if abs(value.adjusted()) > _DIGITS_MAX or len(text) > 2 * _DIGITS_MAX:
+            raise Misfit(f"no decimal column can hold {text[:_SHOWN]}")
+    elif isinstance(value, msgspec.Struct):
+        _check_decimals(msgspec.structs.astuple(value))
+    elif isinstance(value, dict):
+        _check_decimals(value.values())
+    elif value is not None and not isinstance(value, str | bytes | int | float | datetime.date):
+        for each in value:
+            _check_decimals(each)
+
+
+def _reader(kind: pa.DataType) -> _Change | None:
+    """Return what makes a value of that type, as msgspec gives it, one that Arrow takes; None
+    where it is one already. Raises `ValueError` for a map's key that is none."""
+    if pa.types.is_floating(kind):
+        return float
+    if pa.types.is_map(kind):
+        key, item = _python(kind.key_type, naive=True), _reader(kind.item_type)
+        if key is str and item is None:
+            return None
+        return lambda found: [
+            (_changed(msgspec.convert(name, key, strict=False), _reader(kind.key_type)),
+             _changed(value, item))
+            for name, value in found.items()
+        ]  # fmt: skip
+    if pa.types.is_list(kind):
+        element = _reader(kind.value_type)
+        return element and (lambda values: [_changed(value, element) for value in values])
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        fields = [_reader(field.type) for field in kind]
+        return lambda found: {
+            name: _changed(value, change)
+            for name, value, change in zip(
+                names, msgspec.structs.astuple(found), fields, strict=True
+            )
+        }
+    return None
+
+
+def _changed(value: Any, change: _Change | None) -> Any:
+    return value if value is None or change is None else change(value)
