@@ -165,7 +165,9 @@ def test_csv_comes_back(made: tuple[Schema, pa.Table], folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 @given(made=ALL_TABLES)
-def test_json_and_parquet_come_back(kind: str, made: tuple[Schema, pa.Table], folder: Path) -> None:
+def test_json_and_parquet_come_back(
+    kind: CopyFormat, made: tuple[Schema, pa.Table], folder: Path
+) -> None:
     schema, table = made
     found = gone_out_and_come_back(folder, kind, schema, table)
     assert found.schema == table.schema

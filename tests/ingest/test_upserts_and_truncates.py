@@ -4,7 +4,6 @@ often the task dies, the shard holds what the changes come to."""
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -170,7 +169,9 @@ async def durable(persist: PersistClient) -> tuple[int, Contents]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: int) -> None:
+async def test_the_shard_holds_what_the_changes_come_to(
+    stage: Isolation, seed: int, tmp_path: Path
+) -> None:
     chance = random.Random(seed)
     transactions = draw(seed, chance.choice((5, 40)))
     settings = Settings(
@@ -180,7 +181,6 @@ async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: 
     persist = await PersistClient.in_memory(settings, stage.clock)
     assert await persist.create_shards([NewShard("s", REMAP), NewShard("s-k", SCHEMA)])
     owner = stage.probe("owner")
-    folder = Path(tempfile.mkdtemp(prefix="keyed-"))
     for turn in range(300):
         source = Keyed(transactions, seed * 1_000 + turn)
         shards = IngestShards(persist, "s", {"k": ExportShard("s-k", SCHEMA)})
@@ -193,7 +193,7 @@ async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: 
                 lambda: source,  # noqa: B023
                 owner.address,
                 settings,
-                folder / str(turn),  # noqa: B023
+                tmp_path / str(turn),  # noqa: B023
             ),
             f"ingest-{turn}",
         )
@@ -204,7 +204,7 @@ async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: 
         ended = [each for each in owner.received if isinstance(each, IngestEnded)]
         assert ended == []
         owner.received.clear()
-        assert not (folder / str(turn)).exists()
+        assert not (tmp_path / str(turn)).exists()
         position, held = await durable(persist)
         assert held == contents(transactions[:position]), position
         if position == len(transactions):

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from actors.plan.schema import Schema, inner_types, text_limit
 
 
-class TextTooLong(pa.ArrowInvalid):  # type: ignore[misc] - it is not typed
+class TextTooLong(pa.ArrowInvalid):  # type: ignore[misc]
     """A text is longer than its CHAR(n) or VARCHAR(n)."""
 
 
