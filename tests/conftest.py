@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +39,7 @@ HEAVY = (
     "spark/test_hydration.py",
     "tracing/test_two_processes.py",
     "spark/test_pieces_on_spark.py",
-    "demo/test_readme.py",
+    "docs/test_doc_pages.py",
     "test_cli.py",
     "test_memory.py",
     "persist/test_state_directory.py",
@@ -89,11 +92,29 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give this process, and those that it starts, a directory of its own for temporary files, and
+    fail its last test when something is left there. Each worker of xdist has its own."""
+    tmp_path_factory.getbasetemp()  # pytest's own folders stay where they are looked for
+    patch = pytest.MonkeyPatch()
+    folder = tempfile.mkdtemp(prefix="penstock-tests-")
+    os.chmod(folder, 0o711)  # a PostgreSQL of root's tests runs as another user
+    patch.setenv("TMPDIR", folder)
+    patch.setattr(tempfile, "tempdir", folder)
+    try:
+        yield
+        left = sorted(os.listdir(folder))
+    finally:
+        patch.undo()
+        shutil.rmtree(folder, ignore_errors=True)
+    if left:
+        pytest.fail(f"tests left in the directory for temporary files: {left}", pytrace=False)
+
+
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PENSTOCK_ variable of whoever runs the tests must not change what they see."""
-    import os
-
     for name in list(os.environ):
         if name.startswith("PENSTOCK_"):
             monkeypatch.delenv(name)

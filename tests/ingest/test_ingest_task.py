@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,13 +44,15 @@ class Troubled(PersistClient):
 class House:
     """Shards, and one ingest task after another on them."""
 
+    scratch: Path
+    """Of the test (`scratch_of_the_test`)."""
+
     def __init__(self, stage: Isolation, settings: Settings, persist: Troubled) -> None:
         self.stage = stage
         self.settings = settings
         self.persist = persist
         self.owner: Neighbour = stage.probe("owner")
         self.number = 0
-        self.scratch = Path(tempfile.mkdtemp(prefix="ingest-"))
         self.source: MadeUp | None = None
 
     @classmethod
@@ -117,6 +118,11 @@ class House:
             for name, history in histories.items():
                 assert at(history, time) == expected[name], (name, time, position)
         return position
+
+
+@pytest.fixture(autouse=True)
+def scratch_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(House, "scratch", tmp_path, raising=False)
 
 
 def at(history: list[dict[str, Any]], time: int) -> Counter[Row] | str:

@@ -4,7 +4,6 @@ often the task dies, the shard holds what the changes come to."""
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -189,7 +188,9 @@ def check_operators(told: list[Ingested]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: int) -> None:
+async def test_the_shard_holds_what_the_changes_come_to(
+    stage: Isolation, seed: int, tmp_path: Path
+) -> None:
     chance = random.Random(seed)
     transactions = draw(seed, chance.choice((5, 40)))
     settings = Settings(
@@ -199,7 +200,7 @@ async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: 
     persist = await PersistClient.in_memory(settings, stage.clock)
     assert await persist.create_shards([NewShard("s", REMAP), NewShard("s-k", SCHEMA)])
     owner = stage.probe("owner")
-    folder, kept = Path(tempfile.mkdtemp(prefix="keyed-")), 0
+    kept = 0
     for turn in range(300):
         source = Keyed(transactions, seed * 1_000 + turn)
         shards = IngestShards(persist, "s", {"k": ExportShard("s-k", SCHEMA)})
@@ -212,7 +213,7 @@ async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: 
                 lambda: source,  # noqa: B023
                 owner.address,
                 settings,
-                folder / str(turn),  # noqa: B023
+                tmp_path / str(turn),  # noqa: B023
             ),
             f"ingest-{turn}",
         )
@@ -226,7 +227,7 @@ async def test_the_shard_holds_what_the_changes_come_to(stage: Isolation, seed: 
             kept, check_operators([each for each in owner.received if isinstance(each, Ingested)])
         )
         owner.received.clear()
-        assert not (folder / str(turn)).exists()
+        assert not (tmp_path / str(turn)).exists()
         position, held = await durable(persist)
         assert held == contents(transactions[:position]), position
         if position == len(transactions):
