@@ -347,3 +347,35 @@ def narrowed(schema: Schema, name: str, strata: Iterable[Stratum]) -> Schema:
     }
     kept = tuple(column for column in schema.columns if column.name in read)
     return Schema(kept) if kept else schema
+
+
+def summed_first(plan: DeltaPlan) -> DeltaPlan:
+    """Return the plan with every union that takes rows back summed up, before anything is computed
+    of its rows: an expression then raises for no row that is not there in the end.
+
+    Only a view computed from scratch needs it, and only if it raises: a step that raises is
+    computed from scratch.
+    """
+    made: dict[Node, Node] = {}
+    strata = tuple(
+        msgspec.structs.replace(stratum, node=_unions_summed(stratum.node, made))
+        for stratum in plan.strata
+    )
+    return msgspec.structs.replace(plan, strata=strata)
+
+
+def _unions_summed(node: Node, made: dict[Node, Node]) -> Node:
+    if node not in made:
+        below = {
+            name: _unions_summed(value, made)
+            for name in node.__struct_fields__
+            if isinstance(value := getattr(node, name), Node)
+        }
+        if isinstance(node, Union):
+            inputs = tuple(_unions_summed(each, made) for each in node.inputs)
+            whole: Node = Union(inputs)
+            takes_back = any(isinstance(each, Weigh) for each in node.inputs)
+            made[node] = Consolidate(whole) if takes_back else whole
+        else:
+            made[node] = msgspec.structs.replace(node, **below) if below else node
+    return made[node]

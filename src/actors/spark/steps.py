@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from actors.errors import Canceled, DefiniteError, InvalidUsage, JobTooLarge
-from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed
+from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed, summed_first
 from actors.plan.jobs import FileDone, LikelyRun, Prepared, Rehearse, Rows, RowsDone, Step
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
@@ -104,14 +104,15 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     try:
         return _run_strata(slot, prepared, job, dict(loaded))
     except Exception as error:
-        if not job.at_once or all(map(all_ones, loaded.values())):
+        ones = all(map(all_ones, loaded.values()))
+        final = not job.at_once or (ones and summed_first(prepared.plan) == prepared.plan)
+        if final or describe(error)[0] != DefiniteError.__name__:
             raise
-        if describe(error)[0] != DefiniteError.__name__:
-            raise
-    # What raises may be a row that was deleted again, in another part: only what is left counts.
+    # What raises may be a row that was deleted again, in another part, or one that an anti join
+    # takes back: once more, of what is left alone.
     bridge = slot.sessions.get(prepared.plan.conf, small=False)
     left = {name: _summed(bridge, rows) for name, rows in loaded.items()}
-    return _run_strata(slot, prepared, job, left)
+    return _run_strata(slot, PreparedPlan(summed_first(prepared.plan)), job, left)
 
 
 def _summed(bridge: Bridge, loaded: Loaded) -> Loaded:

@@ -55,9 +55,10 @@ from actors.testing.nodes import Relation
 from actors.testing.oracle import RELATIVE_TOLERANCE, differences
 from actors.testing.stage import Stage, shard_name
 
-SAMPLES: Final = (500, 4_000)
-"""Rows a table of which the views' answers are looked at before the base is made."""
-OUTPUT_ROWS_MAX: Final = 2_000_000
+SAMPLES: Final = {"far": (500, 4_000), "near": (500, 4_000), "own": (40, 160)}
+"""Rows a table of which the views' answers are looked at before the base is made. Of the script's
+`own` values few make many."""
+OUTPUT_ROWS_MAX: Final = 1_000_000
 CROSSED_ROWS_MAX: Final = 1_000
 """Of a base whose rows are compared pair by pair."""
 COMPARED_ROWS_MAX: Final = 2_000
@@ -131,7 +132,7 @@ class BaseCheck:
         sizes: dict[str, int | None] = {}
         for index, reach in enumerate(RANGES):
             self._reach = reach
-            found = await self._answers(min(rows, SAMPLES[0]))
+            found = await self._answers(min(rows, SAMPLES[reach][0]))
             fault = (sum(found[name] is None for name in found.keys() - raising), index)
             if best is None or fault < best:
                 best, sizes = fault, found
@@ -193,9 +194,15 @@ class BaseCheck:
 
     async def _bearable(self, rows: int, small: Mapping[str, int | None]) -> int:
         """How many rows a table the views bear."""
-        first, second = SAMPLES
-        if rows <= second or any((size or 0) > first * first // 4 for size in small.values()):
-            return min(rows, second)
+        first, second = SAMPLES[self._reach]
+        if rows <= first:
+            return rows
+        for size in small.values():
+            if size and size > first * 20:  # they multiply: more of them were too many to look at
+                power = math.log(size, first)
+                rows = min(rows, int(first * (OUTPUT_ROWS_MAX / size) ** (1 / power)))
+        if rows <= second:
+            return rows
         large = await self._answers(second)
         for name, size in large.items():
             power = math.log((size or 1) / max(1, small[name] or 1), second / first)

@@ -1,6 +1,6 @@
 """Base rows: many rows that stand in a script's tables before its changes come.
 
-What: `BaseTable` makes N rows of one table from a seed, as Arrow, without a Python object a row.
+What: `base_rows` makes N rows of one table from a seed, as Arrow, without a Python object a row.
 A few rows take each column's value from those that the script uses there, so that they meet the
 script's keys in joins and groups; all others take values beyond the script's, about two rows a
 value. NULLs stand where a column may hold them, some rows come twice, and columns of a PRIMARY
@@ -26,9 +26,9 @@ from actors.testing.engine import table_of
 from actors.testing.nodes import Relation
 
 RANGES: Final = ("far", "near", "own")
-MET_ROWS: Final = 240
-"""So many rows of a table have a value of the script's in each column: they join each other, so
-there must not be too many."""
+MET_ROWS: Final = 6
+"""So many rows of a table have each of the script's values in a column: they meet each other, too,
+and a join of many tables multiplies them."""
 NULL_SHARE: Final = 0.03
 TWICE_SHARE: Final = 0.05
 NEAR_VALUES: Final = 30_000
@@ -95,7 +95,7 @@ def _column(
     if beyond is None:
         made = own.take(pa.array(random.integers(0, len(own), count)))
     else:
-        met = random.random(count) < min(0.5, MET_ROWS / max(1, count))
+        met = random.random(count) < min(0.5, MET_ROWS * len(own) / max(1, count))
         if len(own):
             chosen = own.take(pa.array(random.integers(0, len(own), count)))
             made = pc.if_else(pa.array(met), chosen, beyond)

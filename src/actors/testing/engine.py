@@ -21,9 +21,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.errors import Canceled, InvalidUsage, PenstockError
+from actors.errors import Canceled, DefiniteError, InvalidUsage, PenstockError
 from actors.kernel import Actor, Effect, Reply
-from actors.plan.delta import DeltaPlan
+from actors.plan.delta import DeltaPlan, summed_first
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     Analyze,
@@ -187,7 +187,12 @@ class InMemoryExecutor(Actor[Any]):
             plan = self._plans.get(job.dataflow)
             if plan is None:
                 raise InvalidUsage(f"dataflow {job.dataflow!r} was not prepared")
-            made = run_step(plan, job)
+            try:
+                made = run_step(plan, job)
+            except DefiniteError:
+                if job.lo > 0:
+                    raise
+                made = run_step(summed_first(plan), job)
             return _done(job.job_id, made)
         if isinstance(job, Difference):
             return _done(job.job_id, run_difference(job))

@@ -317,7 +317,9 @@ class Maintained:
             )
         }
         last = len(plan.strata) - 1
-        job = Step(self._engine.job_id(), self._dataflow, 0, last, inputs, 0, time + 1)
+        job = Step(
+            self._engine.job_id(), self._dataflow, 0, last, inputs, 0, time + 1, at_once=True
+        )
         output, hidden = cut(plan, await self._engine.rows(job))
         new = accumulated(output, time)
         new.subtract(accumulated(self.output, time))
