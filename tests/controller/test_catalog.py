@@ -7,10 +7,8 @@ import pytest
 
 from actors.controller.catalog import INDEX, TABLE, VIEW, Catalog, CatalogObject
 from actors.controller.holds import RetainHolds
-from actors.controller.names import check_name
 from actors.errors import (
     Corrupt,
-    InvalidUsage,
     ObjectExists,
     ObjectInUse,
     StateDirectoryError,
@@ -71,12 +69,6 @@ def test_document_of_another_format(format_: int, advice: str) -> None:
         Catalog.decode(other)
     with pytest.raises(Corrupt):
         Catalog.decode(b"garbage")
-
-
-@pytest.mark.parametrize("name", ["", "1a", "a b", "a-b", "a.b", "__x", "é", "a" * 129, "a\n"])
-def test_bad_names(name: str) -> None:
-    with pytest.raises(InvalidUsage):
-        check_name("table", name)
 
 
 def test_retained_history() -> None:

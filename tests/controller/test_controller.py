@@ -85,7 +85,7 @@ async def test_bad_statements_are_named_and_change_nothing(tmp_path: Path) -> No
         await _table(world)
         n = world.number
         assert await world.refused(CreateTable(n(), "T", KEYED)) == "ObjectExists"
-        assert await world.refused(CreateTable(n(), "1t", KEYED)) == "InvalidUsage"
+        assert await world.refused(CreateTable(n(), "__t", KEYED)) == "InvalidUsage"
         assert await world.refused(CreateView(n(), "v", "SELECT zz FROM t")) == "QueryRejected"
         assert await world.refused(CreateView(n(), "v", "SELECT * FROM nope")) == "UnknownObject"
         assert await world.refused(CreateIndex(n(), "i", "t", ("zz",))) == "InvalidUsage"

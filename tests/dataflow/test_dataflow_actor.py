@@ -317,6 +317,18 @@ async def test_a_long_job_shows_how_far_it_is(stage: Isolation, tmp_path: Path) 
         house.keep = False
 
 
+async def test_a_rehearsal_is_nobodys_progress(stage: Isolation, tmp_path: Path) -> None:
+    """Plans are built while a view waits for changes: it is up to date all the same."""
+    async with surroundings(stage) as shards:
+        house = await numbers_flow(stage, shards, tmp_path)
+        await house.start()
+        await house.reported(5)
+        await house.rests_in("gathering")
+        house.subject.reply(Progress("flow/1/0/rehearse", 1, 2))
+        await stage.idle()
+        assert [s.text for s in house.told(DataflowStatus) if "tasks done" in s.text] == []
+
+
 async def test_another_replica_was_first(stage: Isolation, tmp_path: Path) -> None:
     async with surroundings(stage) as shards:
         persist = shards.persist

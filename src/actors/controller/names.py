@@ -1,18 +1,16 @@
-"""Names of objects and columns: valid identifiers, compared without regard to case.
+"""Names of objects and columns: any text that Spark can quote, compared without regard to case.
 
 A name keeps the spelling it was given; `fold` is what it is compared by, as Spark compares.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from actors.errors import InvalidUsage
 from actors.protocol.relations import refuse_relation
 
 NAME_CHARACTERS_MAX: Final = 128
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
 def fold(name: str) -> str:
@@ -21,12 +19,13 @@ def fold(name: str) -> str:
 
 
 def check_name(what: str, name: str) -> str:
-    """The name itself. Raises `InvalidUsage` when it is not an identifier or is reserved."""
+    """Return the name. Raises `InvalidUsage` when it is empty, too long, reserved, or holds what a
+    reader cannot see."""
     refuse_relation(name, what)
-    if not _IDENTIFIER.match(name):
+    if not name or name != name.strip() or not name.isprintable():
         raise InvalidUsage(
-            f"{what} {name!r} is not a valid name: a letter or underscore, then letters, digits "
-            f"and underscores"
+            f"{what} {name!r} is not a valid name: it must not be empty, begin or end with a "
+            f"space, or hold line breaks or other characters that are not printed"
         )
     if len(name) > NAME_CHARACTERS_MAX:
         raise InvalidUsage(

@@ -21,7 +21,7 @@ from actors.dataflow.engine import Engine
 from actors.dataflow.events import Step
 from actors.dataflow.gather import Piece
 from actors.dataflow.hydrate import Resumed
-from actors.dataflow.life import State
+from actors.dataflow.life import REST, State
 from actors.dataflow.machine import Machine
 from actors.dataflow.passthrough import Opened, Passed, PassThrough
 from actors.dataflow.rivals import Rivals
@@ -216,8 +216,10 @@ class Dataflow(Actor[_Message]):
                 named = zip(self._machine.sources, self._description.imports, strict=False)
                 reply.set(tuple(s.statistics(self._description.id, i.shard) for s, i in named))
             case Progress():
-                far = f"{message.tasks_done} of {message.tasks} tasks done"
-                self._show(self._machine.state.value, far)
+                # Plans are rehearsed while nothing is to do: that is nobody's progress.
+                if self._machine.state not in REST:
+                    far = f"{message.tasks_done} of {message.tasks} tasks done"
+                    self._show(self._machine.state.value, far)
             case WritesAllowed():
                 self._writable = True
                 held, self._held_commit = self._held_commit, None

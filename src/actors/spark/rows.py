@@ -1,17 +1,19 @@
 """Rows in and out of Spark: Arrow and Parquet to temporary views, results to Arrow.
 
-Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` together)
+Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` bytes, decoded together)
 are read here and become one local relation, which Spark plans without a scan; large parts are
-scanned by Spark. Either way the rows are those that `Rows` means: of files only
-``lower <= time < upper``, times below `advance_to` raised to it, columns in the schema's types.
+scanned by Spark. Sizes are those of decoded rows: a file of a few MiB may hold a million of them.
+Either way the rows are those that `Rows` means: of files only ``lower <= time < upper``, times
+below `advance_to` raised to it, columns in the schema's types.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -27,6 +29,10 @@ from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.spark.bridge import Bridge, spark_struct
 from actors.spark.translate import quote
 from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
+
+_BATCH_ROWS: Final = 8_192
+"""Rows decoded at a time while it is not known whether a file is small."""
+_UNKNOWN_BYTES: Final = 1 << 62
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -53,19 +59,40 @@ def load(rows: Rows) -> Loaded:
         tables.append(from_ipc(rows.arrow))
     if rows.arrow_file is not None:
         tables.append(_read(rows.arrow_file, _read_ipc_file))
-    sizes = [_local_size(path) for path in rows.files]
-    bytes_known = sum(size or 0 for size in sizes)
-    local = None not in sizes and not LOCAL_FILES.exceeded_by(bytes_known)
-    if local:
-        for path in rows.files:
-            part = _read(path.removeprefix("file://"), _read_parquet)
-            tables.append(between(part, rows.lower, rows.upper))
+    decoded, bytes_left = _read_small(rows.files)
+    tables += [between(table, rows.lower, rows.upper) for table in decoded]
     kept = [_plain(table, wanted) for table in tables]
     table = pa.concat_tables(kept) if kept else wanted.empty_table()
     if rows.advance_to is not None and table.num_rows:
         table = advance(table, rows.advance_to)
-    known = bytes_known if None not in sizes else 1 << 62
-    return Loaded(rows, table, () if local else rows.files, table.nbytes + (0 if local else known))
+    left = rows.files if bytes_left else ()
+    return Loaded(rows, table, left, table.nbytes + bytes_left)
+
+
+def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
+    """Return the files' rows and 0, or no rows and about how many bytes the files have decoded.
+
+    A file that only Spark can reach is taken for larger than anything.
+    """
+    sizes = [_local_size(path) for path in files]
+    if None in sizes:
+        return [], _UNKNOWN_BYTES
+    paths = [path.removeprefix("file://") for path in files]
+    tables: list[pa.Table] = []
+    total = 0
+    bytes_max = LOCAL_FILES.limit
+    if sum(size or 0 for size in sizes) <= bytes_max:
+        for path in paths:
+            found = _read(path, partial(_read_parquet, bytes_max=bytes_max - total))
+            if found is None:
+                break
+            tables.append(found)
+            total += found.nbytes
+        else:
+            LOCAL_FILES.crossed(False)
+            return tables, 0
+    LOCAL_FILES.crossed(True)
+    return [], sum(_read(path, _decoded_bytes) for path in paths)
 
 
 def all_ones(loaded: Loaded) -> bool:
@@ -117,9 +144,29 @@ def _read_ipc_file(path: str) -> pa.Table:
             return pa.ipc.open_stream(source).read_all()
 
 
-def _read_parquet(path: str) -> pa.Table:
+def _read_parquet(path: str, bytes_max: int) -> pa.Table | None:
+    """Return the file's rows, or None as soon as they take more than `bytes_max` bytes."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        return file.read()
+        batches, total = [], 0
+        for batch in file.iter_batches(_BATCH_ROWS):
+            batches.append(batch)
+            total += batch.nbytes
+            if total > bytes_max:
+                return None
+        return pa.Table.from_batches(batches, file.schema_arrow)
+
+
+def _decoded_bytes(path: str) -> int:
+    """Estimate what a file's rows take decoded, by its first rows (at least 1).
+
+    The footer does not tell: it counts a repeated value once.
+    """
+    with pq.ParquetFile(path) as file:
+        sample = next(file.iter_batches(_BATCH_ROWS), None)
+        if sample is None or not sample.num_rows:
+            return 1
+        rows: int = file.metadata.num_rows
+        return int(max(1, sample.nbytes * rows // sample.num_rows))
 
 
 def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:

@@ -48,6 +48,7 @@ from actors.views.rule_linear import (
 )
 from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
+from actors.views.trees import quote
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
@@ -265,7 +266,7 @@ def _hidden_columns(context: Context, filled: int) -> list[Named]:
 
 
 def _view_branch(context: Context, node: Node, output: Schema) -> Node:
-    columns = [Named(OUTPUT_PREFIX + name, f"`{name}`") for name in output.names]
+    columns = [Named(OUTPUT_PREFIX + name, quote(name)) for name in output.names]
     return Select(node, (*columns, *_hidden_columns(context, -1), Named(TO, "1")))
 
 

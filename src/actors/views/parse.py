@@ -145,8 +145,10 @@ def _sources(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _words(sql: str, catalog: Mapping[str, str]) -> tuple[str, ...]:
-    words = re.findall(r"\w+", _without_literals(sql).lower())
-    return tuple(dict.fromkeys(catalog[word] for word in words if word in catalog))
+    # A name may hold anything, also what looks like a comment: it is looked for as a whole, as it
+    # stands between backticks.
+    text = sql.lower()
+    return tuple(name for low, name in catalog.items() if low.replace("`", "``") in text)
 
 
 def _without_literals(sql: str) -> str:
