@@ -18,7 +18,7 @@ import pytest
 from actors.client import Client
 from actors.controller.client_rows import expand
 from actors.controller.queries import BATCH_ROWS, QueryLate, _batches
-from actors.dataflow.engine import Made
+from actors.dataflow.engine import MadeFiles
 from actors.errors import (
     Busy,
     Canceled,
@@ -412,11 +412,12 @@ def test_rows_in_files_come_in_order_and_in_their_types(tmp_path: Path) -> None:
         pq.write_table(pa.table({"k": numbers}), path)
         files.append(FileDone(str(path), 20_000))
     shape = pa.schema([("k", pa.int64()), (DIFF, pa.int64())])
-    batches = list(_batches(Made(pa.table({}), 0.0, files=tuple(files)), shape))
+    batches = list(_batches(MadeFiles(tuple(files)), shape))
     assert max(batch.num_rows for batch in batches) <= BATCH_ROWS
     found = pa.Table.from_batches(batches, shape)
     assert found["k"].to_pylist() == [*range(60_000)]
     assert set(found[DIFF].to_pylist()) == {1}
+    assert list(_batches(MadeFiles(()), shape)) == [], "a large query without an answer"
 
 
 async def test_cancel_on_request_is_named(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ from actors.protocol.internal import (
     SourceStarted,
     StartListen,
     StartSources,
+    StopSources,
     WritesAllowed,
 )
 from actors.settings import Settings
@@ -221,6 +222,21 @@ async def test_sources_start_and_those_of_earlier_incarnations_stop(
             assert listen.args[1:4] == ("i1", incarnation, 0)
             assert fetch.args[1:4] == ("i1", incarnation, 0)
             assert listen.args[4].path == fetch.args[4].path == dataflow.ctx.path
+
+
+async def test_sources_stop_when_the_dataflow_has_come_to_its_end(
+    stage: Isolation, tmp_path: Path
+) -> None:
+    async with house(stage, tmp_path) as h:
+        await h.connect("a", CreateDataflow(index()))
+        dataflow = await h.dataflows.expect()
+        tell_workers(dataflow, StartSources("i1", 1))
+        await dataflow.expect(SourceStarted)
+        tell_workers(dataflow, StopSources("i1", 1))
+        await stage.idle()
+        assert not h.fetches.running
+        assert not h.listens.running
+        await dataflow.expect_nothing()
 
 
 async def test_a_task_that_crashes_freezes_its_source(stage: Isolation, tmp_path: Path) -> None:

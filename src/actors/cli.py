@@ -285,6 +285,9 @@ def check_views(
         typer.Option(help="Measures instead what steps read on ten times the state."),
     ] = False,
     fuzz: Annotated[int, typer.Option(help="Makes up so many views in place of scripts.")] = 0,
+    base: Annotated[
+        int, typer.Option(min=0, help="Loads so many further rows into each script's tables first.")
+    ] = 0,
     keep: Annotated[
         Path | None, typer.Option(help="Where made-up scripts that fail are written.")
     ] = None,
@@ -301,7 +304,7 @@ def check_views(
 
     if bool(paths) == bool(fuzz):
         raise typer.BadParameter("give view scripts, or --fuzz with how many views to make up")
-    command = Command(tuple(paths or ()), splits, seed, json_file, scaling, fuzz, keep)
+    command = Command(tuple(paths or ()), splits, seed, json_file, scaling, fuzz, base, keep)
     raise typer.Exit(check(command, load()))
 
 

@@ -11,7 +11,10 @@ none is unanswered, or when fewer than `described_in_flight_max` are and its byt
 credit (at first `inflight_bytes_per_dataflow_max`; a description takes its bytes, a grant gives
 its own). What may not be sent waits, and while parts wait the shard is not asked: so at most one
 answer of the shard is kept here. Progress without parts joins what waits, so that only the
-newest is told when there is room again. Small batches that wait together are described together.
+newest is told when there is room again. Small batches that wait together are described together,
+each part with its own batch's interval.
+
+Until. Nothing at or beyond the `until` of the start signal is listed or described.
 
 Leases. A part is held by the reader from the moment the shard names it (even while its
 description waits) until the consumer has released every description of it: a compacted batch
@@ -89,14 +92,23 @@ class _Failed(msgspec.Struct, frozen=True, gc=False):
 class _Item(msgspec.Struct, frozen=True, gc=False):
     """One description to be: parts (leased) and the interval that is meant of them."""
 
-    parts: tuple[Any, ...]
+    parts: tuple[_Meant, ...]
     lower: Time
     upper: Frontier
     snapshot: bool = False
 
     @property
     def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
+        return sum(meant.part.bytes for meant in self.parts)
+
+
+class _Meant(msgspec.Struct, frozen=True, gc=False):
+    """A part and the interval of its own batch: what is joined with others stays apart in it, so
+    that one that is missing holds up no time before its own."""
+
+    part: Any
+    lower: Time
+    upper: Frontier
 
 
 _Message: TypeAlias = ListenMessage | _Opened | _Listed | _Failed
@@ -135,6 +147,7 @@ class ListenTask(Actor[_Message]):
         self._snapshot_due = False
         self._frontier: Frontier = 0
         """Everything below was taken from the shard."""
+        self._until: Frontier = EMPTY
         self._listing = False
         self._error: PenstockError | None = None
         self._failures: tuple[int, str] = (0, "")
@@ -218,6 +231,7 @@ class ListenTask(Actor[_Message]):
         self._start = start
         self._snapshot_due = start.snapshot
         self._frontier = start.as_of + 1
+        self._until = EMPTY if start.until is None else start.until
 
     def _fail(self, error: PenstockError) -> None:
         self._error = error
@@ -261,7 +275,7 @@ class ListenTask(Actor[_Message]):
         traces = self._traces(item)
         with span_below(traces[0] if traces else None, LISTEN, links=traces[1:]) as opened:
             if opened is not None:
-                rows = sum(part.rows for part in item.parts)
+                rows = sum(meant.part.rows for meant in item.parts)
                 opened.describe(self._shard, self._dataflow, item.lower, item.upper, rows)
             self._consumer.reply(described)
 
@@ -272,7 +286,8 @@ class ListenTask(Actor[_Message]):
         return self._trail.between(self._shard, item.lower, item.upper)
 
     def _describe(self, item: _Item, index: int) -> DescribedPart:
-        part: Part = item.parts[index]
+        meant = item.parts[index]
+        part: Part = meant.part
         # Intervals are disjoint, so this is unique, inline parts and repeated ones included.
         key = f"{self._shard}[{item.lower},{item.upper})#{index}"
         self._leases[key] = part.key
@@ -280,8 +295,8 @@ class ListenTask(Actor[_Message]):
             key=key,
             shard=self._shard,
             part=part,
-            lower=item.lower,
-            upper=item.upper,
+            lower=meant.lower,
+            upper=meant.upper,
             bytes=part.bytes,
             rows=part.rows,
             snapshot=item.snapshot,
@@ -305,8 +320,8 @@ class ListenTask(Actor[_Message]):
     # -- the shard --------------------------------------------------------------------------------
 
     def _list(self, reader: Reader, start: StartListen) -> None:
-        if self._frontier >= EMPTY:
-            return  # nothing more will come: the reader stays for the leases
+        if self._frontier >= self._until:
+            return  # nothing more is wanted, or will come: the reader stays for the leases
         self._listing = True
         if self._snapshot_due:
             self._snapshot_due = False
@@ -374,6 +389,7 @@ class ListenTask(Actor[_Message]):
     def _take_batches(self, batches: Iterable[Batch], upper: Frontier) -> _Listed:
         items = []
         lower = self._frontier
+        upper = min(upper, self._until)
         for batch in batches:
             high = min(batch.upper, upper)
             kept = self._keep(batch.parts, lower, high)
@@ -385,16 +401,18 @@ class ListenTask(Actor[_Message]):
         self._frontier = max(self._frontier, upper)
         return _Listed(tuple(items))
 
-    def _keep(self, parts: Iterable[Part], lower: Time, upper: Frontier) -> tuple[Part, ...]:
-        """Parts that may hold times in the interval, and rows that are wanted, counted; the
-        others are released."""
-        kept, others = [], []
+    def _keep(self, parts: Iterable[Part], lower: Time, upper: Frontier) -> tuple[_Meant, ...]:
+        """Return the parts that may hold times in the interval, and rows that are wanted, counted;
+        release the others."""
+        kept: list[_Meant] = []
+        others: list[str] = []
         for part in parts:
             self._uses[part.key] += 1
-            if not (part.rows and part.time_max >= lower and part.time_min < upper):
+            here = lower < upper and part.time_max >= lower and part.time_min < upper
+            if not (part.rows and here):
                 others.append(part.key)
             elif self._sieve is None or not self._sieve.discards(part):
-                kept.append(part)
+                kept.append(_Meant(part, lower, upper))
             elif self._sieve.chooses(part):
                 self._unproved.append(part)
             else:
@@ -434,8 +452,8 @@ class ListenTask(Actor[_Message]):
                 f"waits for a grant ({self._unanswered} descriptions unanswered):"
                 f" {len(self._waiting)} batches of {size} bytes, credit {self._credit}"
             )
-        if self._frontier >= EMPTY:
-            return "has seen all of its shard"
+        if self._frontier >= self._until:
+            return "has seen all that it is to see of its shard"
         return f"listens to {self._shard} from {format_frontier(self._frontier)}"
 
 

@@ -85,6 +85,7 @@ from actors.protocol.internal import (
     Propose,
     Sequenced,
     StartSources,
+    StopSources,
 )
 from actors.protocol.storage_internal import ForStorage
 from actors.settings import Settings
@@ -434,6 +435,8 @@ class Worker(Actor[WorkerMessage]):
                 await self._feed(e.CopyEnded(number, message.result))
             case StartSources():
                 self._tasks.start(live, message, signed.dataflow)
+            case StopSources():
+                self._tasks.finish(live)
             case Install() if live.index is not None:
                 await self._installs.queue(live, message, signed.dataflow)
 

@@ -60,6 +60,7 @@ from actors.protocol.internal import (
     Scheduled,
     SourceStarted,
     StartSources,
+    StopSources,
     WritesAllowed,
 )
 from actors.settings import Settings
@@ -219,6 +220,10 @@ class FakeWorker(Actor[Any]):
                 self.tasks.clear()
                 for source, imported in enumerate(house.description.imports):
                     self._start(incarnation, source, imported)
+            case StopSources():
+                for task in self.tasks:
+                    await self.ctx.stop_child(task)
+                self.tasks.clear()
             case Install():
                 self.installs.append(message)
                 house.address.send_nowait(

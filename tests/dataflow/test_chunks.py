@@ -108,17 +108,17 @@ async def keys_of(persist: PersistClient) -> set[str]:
 
 async def killed_after(here: Site, chunks: int) -> None:
     """A hydration whose engine is gone after so many chunks."""
-    original = here.engine.run
+    original = here.engine.run_into_files
 
     async def run(job: Any) -> Any:
         if here.jobs >= chunks:
             raise EngineLost("killed")
         return await original(job)
 
-    here.engine.run = run  # type: ignore[method-assign]
+    here.engine.run_into_files = run  # type: ignore[method-assign]
     with pytest.raises(EngineLost):
         await here.hydrate()
-    here.engine.run = original  # type: ignore[method-assign]
+    here.engine.run_into_files = original  # type: ignore[method-assign]
 
 
 async def test_a_killed_hydration_goes_on_behind_what_was_noted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.dataflow import events as m
+from actors.dataflow.invariants import check_machine
 from actors.dataflow.life import TRANSITIONS, State
 from actors.dataflow.machine import Machine
 from actors.errors import Corrupt, LocalProtocolError
@@ -52,7 +53,7 @@ class Checked(Machine):
 
     def handle(self, event: m.Event) -> list[m.Effect]:
         effects = super().handle(event)
-        self.validate()
+        check_machine(self)
         return effects
 
 
@@ -299,9 +300,11 @@ def test_a_failed_source_freezes_and_never_advances(kind: type) -> None:
     (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
     if kind is FetchFailed:
         failure = FetchFailed("d", 1, 0, ask.piece.time, "p", error)
+        effects = made.handle(failure)
     else:
-        failure = ListenFailed("d", 1, 0, error)  # type: ignore[assignment]
-    effects = made.handle(failure)
+        # What it has described is whole, and taken first.
+        assert made.handle(ListenFailed("d", 1, 0, error)) == []
+        effects = made.handle(FetchFailed("d", 1, 0, ask.piece.time, "p", error))
     assert kinds(effects) == ["CancelWork", "Show", "RetryLater"]
     assert made.state is State.FROZEN
     assert made.handle(described(0, 8, 20)) == []

@@ -90,6 +90,9 @@ async def test_a_subscribe_is_contiguous_from_its_snapshot_to_until(tmp_path: Pa
         assert batches[0].upper == 5
         assert batches[-1].lower == 8
         assert emitted(batches) == [(1, 4, 1), (2, 4, 1), (3, 6, 1)]
+        # Past its `until` it reads nothing more, and holds nothing back.
+        await house.until(lambda: not house.workers[0].tasks)
+        assert not persist._book.own("numbers")
 
 
 async def test_a_subscribe_without_snapshot_starts_after_its_as_of(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from test_dataflow_machine import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow import events as m
+from actors.dataflow.invariants import check_machine
 from actors.dataflow.life import State
 from actors.dataflow.machine import Machine
 
@@ -35,7 +36,7 @@ def test_a_lost_step_becomes_what_the_winner_appended() -> None:
     assert isinstance(follow, m.Follow)
     assert (follow.step.lo, follow.step.hi, follow.step.times) == (5, 6, (5,))
     assert made.state is State.FOLLOWING
-    made.validate()
+    check_machine(made)
     (install,) = made.handle(m.Followed(follow.step.number))
     assert isinstance(install, m.Install)
     effects = made.handle(m.Installed(follow.step.number))
@@ -59,7 +60,7 @@ def test_a_winner_that_went_further_is_followed_when_its_rows_are_there() -> Non
     made.handle(m.Computed(1))
     assert lost(made, 11) == []
     assert made.state is State.GATHERING
-    made.validate()
+    check_machine(made)
     (ask,) = asks(made.handle(described(0, 8, 11, part("p11", 8, 11))))
     follow = answer(made, ask, updates(9))[-1]
     assert isinstance(follow, m.Follow)

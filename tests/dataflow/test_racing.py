@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from actors.dataflow.invariants import check_machine
 from actors.dataflow.machine import Machine
 from actors.dataflow.rivals import Rivals, Turns
 from actors.kernel import System, SystemClock
@@ -159,7 +160,7 @@ async def test_racing_replicas_keep_every_view_right(
     def counted(self: Machine, event: Any) -> Any:
         handled[type(event).__name__] += 1
         effects = handle(self, event)
-        self.validate()
+        check_machine(self)
         return effects
 
     monkeypatch.setattr(Machine, "handle", counted)

@@ -35,6 +35,17 @@ COLUMNS = {
     "bag": "map<string,bigint>",
 }
 DEADLINE_MS = 400_000
+NOTHING = {
+    "nothing": "SELECT id, name, tags, pair, bag FROM t WHERE id < 0",
+    "unmatched": "SELECT l.id, l.name, r.price FROM t l JOIN t r ON l.id = -1 - r.id",
+}
+"""Views that are empty, though much is read for them."""
+ODD = """
+    SELECT id AS `unit price`, array(named_struct('n', 1, 't', 'x')) AS `a,b;(c)=d`,
+           map(id, cast(NULL AS string)) AS m, cast(0.5 AS float) AS ratio,
+           array(NULL) AS nothing
+    FROM t"""
+"""Columns of which Spark's files say other than ours: never NULL inside; of no type; odd names."""
 
 
 def value_rows(start: int, count: int) -> list[dict[str, object]]:
@@ -101,6 +112,9 @@ async def test_a_large_view_goes_by_files_and_loses_nothing(tmp_path: Path) -> N
         await client.create_view("copy", f"SELECT {names} FROM t WHERE id % 4 <> 1")
         # One row a group: the collection overflows, and the query runs again, into files.
         await client.create_view("groups", "SELECT name, id, count(*) AS n FROM t GROUP BY 1, 2")
+        for name, text in NOTHING.items():
+            await client.create_view(name, text)
+        await client.create_view("odd", ODD)
         written = await client.write({})
         await client.wait_for("copy", written, deadline_ms=DEADLINE_MS)
         await client.wait_for("groups", written, deadline_ms=DEADLINE_MS)
@@ -111,6 +125,15 @@ async def test_a_large_view_goes_by_files_and_loses_nothing(tmp_path: Path) -> N
         groups = await client.peek("groups", deadline_ms=DEADLINE_MS)
         assert groups.num_rows == len(kept)
         assert set(groups["n"].to_pylist()) == {1}
+        for name in NOTHING:
+            await client.wait_for(name, written, deadline_ms=DEADLINE_MS)
+            assert (await client.peek(name, deadline_ms=DEADLINE_MS)).num_rows == 0
+        await client.wait_for("odd", written, deadline_ms=DEADLINE_MS)
+        odd = (await client.peek("odd", deadline_ms=DEADLINE_MS)).to_pylist()
+        assert Counter(row["unit price"] for row in odd) == Counter(row["id"] for row in kept)
+        assert all(row["a,b;(c)=d"] == [{"n": 1, "t": "x"}] and row["ratio"] == 0.5 for row in odd)
+        assert all(dict(row["m"]) == {row["unit price"]: None} for row in odd)
+        assert all(row["nothing"] == [None] for row in odd)
         engine = tmp_path / "state" / "scratch" / "engine"
         assert not list((engine / "out").iterdir()), "an answer's files go with it"
         assert "goes into files" in (engine / "engine.log").read_text(), "the groups were collected"

@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import anyio
 import msgspec
@@ -19,6 +20,7 @@ from actors.settings import Settings
 from actors.testing.checking import Checked, Options, Place, ViewResult
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.fuzz import Case, Change, made_up
+from actors.testing.fuzz_names import with_odd_names
 from actors.testing.fuzzing import chosen_options, fuzz, shrunk
 from actors.testing.view_scripts import parse_script, rows_of
 
@@ -149,3 +151,33 @@ def test_deletes_and_copies_are_written_as_changes() -> None:
     assert case.text().splitlines()[-5:] == [
         "@ 10", "+3 t0 (1)", "-2 t0 (1)", "@ 20", "- t0 (1)",
     ]  # fmt: skip
+
+
+def test_names_sizes_and_schemas_are_drawn_widely() -> None:
+    cases = [made_up(6, number) for number in range(120)]
+    widths = [len(table.columns) for case in cases for table in case.tables]
+    assert min(widths) == 1
+    assert max(widths) > 100
+    assert max(map(len, (case.changes for case in cases))) > 60
+    odd = [with_odd_names(case, Random(str(n))) for n, case in enumerate(cases)]
+    assert odd[3] == with_odd_names(cases[3], Random("3"))
+    for case, plain in zip(odd, cases, strict=True):
+        script = parse_script(case.text())
+        assert len(script.tables) == len(plain.tables)
+        for table in case.tables:
+            names = [column.name.lower() for column in table.columns]
+            assert len(set(names)) == len(names), "they differ in more than capitals"
+        assert len(rows_of(script)) == len(plain.changes)
+    texts = " ".join(sql for case in odd for _, sql in case.views)
+    for name in ("`select`", "`count`", "`unit price`", "`CamelCase`", "`a.b`", "`current_date`"):
+        assert name in texts
+
+
+async def test_views_by_odd_names_and_over_a_base_are_exact_in_memory(tmp_path: Path) -> None:
+    async with System(seed=1) as system:
+        executor = system.spawn(InMemoryExecutor, "engine")
+        place = Place(system, executor, Settings(), tmp_path)
+        options = Options(1, 4, exact_decimals=False, batched=False)
+        report = await fuzz(48, place, options, tmp_path / "kept", lambda *_: None)
+    assert report.ok, [view.line() for view in report.views]
+    assert sum(view.verdict == "exact" for view in report.views) > 40

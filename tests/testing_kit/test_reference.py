@@ -9,10 +9,11 @@ import msgspec
 
 from actors.errors import DefiniteError
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed, Answer, Difference, Job, RowsDone
+from actors.plan.jobs import Analyze, Analyzed, Answer, Difference, Job, RowsDone
 from actors.plan.schema import Column, Schema
 from actors.plan.updates import to_ipc
 from actors.testing.engine import relation_of, table_of
+from actors.testing.freedom import RANK
 from actors.testing.maintain import Engine
 from actors.testing.nodes import Relation
 from actors.testing.reference import Reference
@@ -27,17 +28,22 @@ class Texts(Engine):
     def __init__(self) -> None:
         super().__init__(None, "x")  # type: ignore[arg-type]
         self.jobs: list[Difference] = []
+        self.ranks: tuple[int, ...] = (1,)
+        """Of each candidate for a LIMIT."""
 
     async def run(self, job: Job) -> Answer:
-        if not isinstance(job, Difference):
-            return Analyzed(job.job_id, (T,))
+        if isinstance(job, Analyze):
+            ranked = Schema((*T.columns, Column(RANK, "int")))
+            return Analyzed(job.job_id, (ranked if RANK in job.texts[0] else T,))
+        assert isinstance(job, Difference)
         self.jobs.append(job)
         rows: list[Any] = []
         for number, (_, given) in enumerate(job.tables):
             for row, _, diff in relation_of(given).updates:
                 if row == (13,):
                     raise DefiniteError("bad luck")
-                rows.append(((number, *row) if len(job.tables) > 1 else row, 0, diff))
+                rank = self.ranks if RANK in job.sql else ()
+                rows.append(((number, *row) if len(job.tables) > 1 else (*row, *rank), 0, diff))
         columns = tuple((c.name, c.type) for c in job.output.columns)
         table = table_of(Relation(columns, rows))
         return RowsDone(job.job_id, len(rows), to_ipc(table))
@@ -75,5 +81,18 @@ async def test_an_open_view_is_asked_for_its_candidates() -> None:
     reference = Reference(engine, plan)
     await reference.prepare()
     assert reference.freedom.kind == "limit"
-    await reference.contents({1: bag(1)})
-    assert engine.jobs[-1].sql == reference.freedom.sql
+    assert await reference.contents({1: bag(1)}) == {1: {(1, 1): 1}}
+    assert [job.sql for job in engine.jobs] == [reference.freedom.sql, plan.sql]
+
+
+async def test_candidates_that_plain_spark_contradicts_are_not_used() -> None:
+    """As when the library that writes their text loses an argument that it does not know."""
+    engine = Texts()
+    engine.ranks = (2,)
+    plan = msgspec.structs.replace(PLAN, sql="select a from t order by a limit 1")
+    reference = Reference(engine, plan)
+    await reference.prepare()
+    assert await reference.contents({1: bag(1)}) == {1: {(1,): 1}}
+    assert reference.freedom.kind == "unknown"
+    assert await reference.contents({2: bag(2)}) == {2: {(2,): 1}}
+    assert engine.jobs[-1].sql == plan.sql

@@ -32,6 +32,12 @@ class Tasks:
         stopped = TasksStopped(live.number, live.tasks_serial, start, dataflow)
         self._site.ctx.effect(lambda: self.stop(tasks), done=lambda _: stopped)
 
+    def finish(self, live: Live) -> None:
+        """Stop what runs, beside the actor, for good: the dataflow has come to its end."""
+        live.tasks_serial += 1
+        tasks, live.tasks = live.tasks, []
+        self._site.ctx.effect(lambda: self.stop(tasks), done=lambda _: None)
+
     async def stop(self, tasks: list[Address[Any]]) -> None:
         """Stops tasks and waits; never while handling a message."""
         for task in tasks:

@@ -39,7 +39,7 @@ from actors.compute.stash import row_too_large
 from actors.controller.boot import latest, source_import
 from actors.controller.catalog import CatalogObject
 from actors.controller.desk import Desk, fault, refuse
-from actors.dataflow.engine import Engine, Made
+from actors.dataflow.engine import Engine, Made, MadeFiles
 from actors.dataflow.recompute import opened
 from actors.errors import (
     Busy,
@@ -331,7 +331,7 @@ class _Run:
     async def carry_out(self) -> None:
         """From the text to the last row."""
         schema = await self._analysed()
-        made: Made | None = None
+        made: Made | MadeFiles | None = None
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await stack.enter_async_context(self._held())
@@ -375,7 +375,7 @@ class _Run:
                     with contextlib.suppress(PenstockError):
                         await persist.drop_hold(shard, holder)
 
-    async def _made(self, stack: contextlib.AsyncExitStack, schema: Schema) -> Made:
+    async def _made(self, stack: contextlib.AsyncExitStack, schema: Schema) -> Made | MadeFiles:
         request, engine = self._running.request, self._engine
         imports = [source_import(entry) for entry in self._inputs]
         try:
@@ -386,7 +386,7 @@ class _Run:
             raise ViewInError(str(error)) from None
         self._running.state = "run by Spark"
         names = [entry.name for entry in self._inputs]
-        return await engine.run(
+        return await engine.run_into_files(
             Select(
                 job_id=engine.job_id(0, 0, "select"),
                 sql=request.sql,
@@ -396,7 +396,7 @@ class _Run:
             )
         )
 
-    async def _tell(self, made: Made, schema: Schema) -> None:
+    async def _tell(self, made: Made | MadeFiles, schema: Schema) -> None:
         """Hands the rows on, each piece when the one before was taken."""
         settings, running = self._desk.settings, self._running
         shape = pa.schema([*schema.arrow(), pa.field(DIFF, pa.int64())])
@@ -413,9 +413,9 @@ class _Run:
             await running.taken.wait()
 
 
-def _batches(made: Made, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows in order, each once; of files one batch at a time."""
-    if made.files:
+def _batches(made: Made | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in order, each once; of files one batch at a time."""
+    if isinstance(made, MadeFiles):
         for file in made.files:
             with pq.ParquetFile(file.path) as opened_file:
                 for batch in opened_file.iter_batches(BATCH_ROWS, use_threads=False):
@@ -434,8 +434,8 @@ def _weighted(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, ones], schema=shape)
 
 
-def _remove(made: Made | None, scratch: Path) -> None:
-    for file in () if made is None else made.files:
+def _remove(made: Made | MadeFiles | None, scratch: Path) -> None:
+    for file in made.files if isinstance(made, MadeFiles) else ():
         Path(file.path).unlink(missing_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
 

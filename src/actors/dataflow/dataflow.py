@@ -68,6 +68,7 @@ from actors.protocol.internal import (
     SourceStarted,
     StartListen,
     StartSources,
+    StopSources,
     WritesAllowed,
 )
 from actors.settings import Settings
@@ -308,7 +309,8 @@ class Dataflow(Actor[_Message]):
                 self._tasks.clear()
                 self._tell_workers(StartSources(self._description.id, incarnation))
             case m.Listen():
-                await self._tasks.tell(effect.source, StartListen(effect.as_of, effect.snapshot))
+                start = StartListen(effect.as_of, effect.snapshot, self._description.until)
+                await self._tasks.tell(effect.source, start)
             case m.Ask(source=source, piece=piece):
                 await self._ask(source, piece)
             case m.Return(source=source, keys=keys):
@@ -339,6 +341,7 @@ class Dataflow(Actor[_Message]):
             case m.Finish(lo=lo):
                 if isinstance(self._description.export, SubscribeExport) and lo < EMPTY:
                     self._emit(SubscribeBatch(lo, EMPTY))
+                self._tell_workers(StopSources(self._description.id, self._machine.incarnation))
                 self._show("dropped", "complete: nothing more will come")
 
     def _run_stage(

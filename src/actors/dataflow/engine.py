@@ -62,8 +62,12 @@ class Made(msgspec.Struct, frozen=True):
     rows: pa.Table
     spark_ms: float
     prepared: bool = False
-    files: tuple[FileDone, ...] = ()
-    """Instead of `rows`, where files were wanted: Parquet, to be taken over or removed."""
+
+
+class MadeFiles(msgspec.Struct, frozen=True):
+    """The Parquet files that a job made, to be taken over or removed. No file: no row."""
+
+    files: tuple[FileDone, ...]
 
 
 class Engine:
@@ -172,7 +176,14 @@ class Engine:
             await self.clock.run_blocking(lambda: Path(path).unlink(missing_ok=True))
 
     async def run(self, job: StepJob | Difference | Select) -> Made:
-        """Runs a job. Raises `DefiniteError`, `EngineLost` and whatever else it failed with."""
+        """Run a job. Raises `DefiniteError`, `EngineLost` and whatever else it failed with."""
+        made = await self.run_into_files(job)
+        if isinstance(made, MadeFiles):
+            raise LocalProtocolError(f"{job.job_id} was answered with files, not asked for")
+        return made
+
+    async def run_into_files(self, job: StepJob | Difference | Select) -> Made | MadeFiles:
+        """Run a job whose answer may be files, if the job asks for them. Raises as `run` does."""
         with span(SPARK_JOB, job.job_id, self.dataflow) as opened:
             if opened is not None:
                 job = msgspec.structs.replace(job, traceparent=opened.traceparent)
@@ -184,7 +195,7 @@ class Engine:
                 _take_over(opened, answer)
         inline, path = answer.arrow, answer.arrow_file
         if answer.files is not None:
-            return Made(pa.table({}), answer.spark_ms, files=answer.files)
+            return MadeFiles(answer.files)
         if ENGINE_ANSWER.crossed(path is not None):
             assert path is not None
             mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from actors.dataflow.chunks import Notes, additive, chunk_name, chunks_of
 from actors.dataflow.commit import shards_of
-from actors.dataflow.engine import Engine, Made
+from actors.dataflow.engine import Engine, Made, MadeFiles
 from actors.dataflow.recompute import opened
 from actors.dataflow.step import cut, whole_job
 from actors.errors import DefiniteError, MalformedFrame, StorageError
@@ -100,10 +100,12 @@ async def _computed(
     name: tuple[int, int],
 ) -> list[list[Part]]:
     """One run of the engine, as parts of the output and of each hidden state."""
-    made = await whole_job(engine, export.plan, sources, as_of, name, into_files=True)
+    job = whole_job(engine, export.plan, sources, as_of, name, into_files=True)
+    made = await engine.run_into_files(job)
+    files = made.files if isinstance(made, MadeFiles) else ()
     parts: list[list[Part]] = [[] for _ in shards_of(export)]
     try:
-        for file in made.files:
+        for file in files:
             if await _fits(engine, export, file):
                 part = await persist.adopt_file(
                     export.shard, Path(file.path), file.rows, as_of, as_of
@@ -116,7 +118,7 @@ async def _computed(
         await persist.discard_parts([part for each in parts for part in each])
         raise
     finally:
-        await engine.clock.run_blocking(lambda: _remove(made.files))
+        await engine.clock.run_blocking(lambda: _remove(files))
     return parts
 
 
@@ -136,8 +138,8 @@ async def _write(
 
 
 async def _fits(engine: Engine, export: ViewExport, file: FileDone) -> bool:
-    """Whether a file has the very columns of a part of the output."""
-    if export.plan.hidden:
+    """Return whether a file is a part of the output as it is: its very columns, and rows."""
+    if export.plan.hidden or not file.rows:
         return False
     wanted = export.plan.output.arrow_updates()
 
@@ -150,10 +152,11 @@ async def _fits(engine: Engine, export: ViewExport, file: FileDone) -> bool:
     return await engine.clock.run_blocking(same)
 
 
-async def _pieces(engine: Engine, made: Made) -> AsyncGenerator[pa.Table, None]:
-    """The rows: those in memory in one piece, those of files that are still there in many."""
-    if not made.files:
+async def _pieces(engine: Engine, made: Made | MadeFiles) -> AsyncGenerator[pa.Table, None]:
+    """Yield the rows: those in memory in one piece, those of files that are still there in many."""
+    if isinstance(made, Made):
         yield made.rows
+        return
     for file in made.files:
         path = Path(file.path)
         if not await engine.clock.run_blocking(path.exists):

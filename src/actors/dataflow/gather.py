@@ -34,6 +34,7 @@ from actors.protocol.internal import (
     Described,
     DescribedPart,
     Fetched,
+    FetchFailed,
     Filtered,
     SourceStatistics,
 )
@@ -93,6 +94,8 @@ class Source:
         self.outstanding: dict[tuple[Frontier, str], deque[Piece]] = {}
         self.counts: dict[Frontier, int] = {}
         """Outstanding fetches per time; a time without any is absent."""
+        self.lost: list[Piece] = []
+        """Pieces that could not be fetched: none of their times is ever sealed."""
         self.held: list[Held] = []
         self.held_bytes = 0
         self.reading = Reading()
@@ -159,6 +162,20 @@ class Source:
 
         Raises `LocalProtocolError` for a result that nobody asked for.
         """
+        piece = self._answered(message)
+        if piece.snapshot:
+            self.reading.add(Reading(parts_read=1, bytes_read=piece.part.bytes))
+        return piece, _of_interest(message.updates, piece, self.as_of)
+
+    def lose(self, message: FetchFailed) -> Piece:
+        """Note that a piece cannot be fetched, and return it. Raises `LocalProtocolError` when
+        nobody asked for it."""
+        piece = self._answered(message)
+        self.lost.append(piece)
+        return piece
+
+    def _answered(self, message: Fetched | FetchFailed) -> Piece:
+        """The piece that an answer is of, no longer outstanding."""
         asked = self.outstanding.get((message.time, message.key))
         if not asked:
             raise LocalProtocolError(
@@ -171,9 +188,7 @@ class Source:
         self.counts[message.time] -= 1
         if not self.counts[message.time]:
             del self.counts[message.time]
-        if piece.snapshot:
-            self.reading.add(Reading(parts_read=1, bytes_read=piece.part.bytes))
-        return piece, _of_interest(message.updates, piece, self.as_of)
+        return piece
 
     def hold(self, *tables: pa.Table) -> None:
         """Keeps rows for the step that covers them."""
@@ -193,6 +208,7 @@ class Source:
     def pending(self) -> Iterable[Piece]:
         """Pieces whose rows are not here yet."""
         yield from self.waiting
+        yield from self.lost
         for pieces in self.outstanding.values():
             yield from pieces
 

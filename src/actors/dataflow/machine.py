@@ -22,10 +22,12 @@ followed; else this one computes the step, and if it is the first to commit it n
 by. So of several replicas one computes, and the others keep ready.
 
 A step without updates skips 3: only the frontier moves. A source that fails *freezes* the
-dataflow: nothing past the failed time is ever cut; after a delay a new incarnation starts. An
-indefinite failure repeats its stage after a delay. *dropped* is final.
+dataflow exactly at what is missing: what is whole before it is still taken, nothing past it is
+ever cut; after a delay a new incarnation starts. A source that told what is not so freezes it at
+once: the step at hand may be wrong. An indefinite failure repeats its stage after a delay.
+*dropped* is final.
 
-Invariants (`validate`): `lo` never goes back within an incarnation, and `reported` never at all;
+Invariants (`invariants`): `lo` never goes back within an incarnation, and `reported` never at all;
 a step covers ``lo <= time < hi`` with ``hi > lo``; at most one step exists, and only in states
 that carry one; rows taken lie below `hi`, all others stay held. But for one that is followed, an
 opaque view's step has at most one distinct time, and no healthy step holds an error of an input.
@@ -38,6 +40,7 @@ ignored (counted in `ignored`), as is one of another incarnation or step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -85,10 +88,12 @@ from actors.dataflow.events import (
 )
 from actors.dataflow.gather import Piece, Reading, Source, ask_parts
 from actors.dataflow.life import CARRYING, REST, TRANSITIONS, State
-from actors.errors import PenstockError
+from actors.errors import PenstockError, ProtocolError, UnsoundFilter
 from actors.progress import EMPTY, Frontier, Time, is_empty
 from actors.protocol.internal import Described, Fetched, FetchFailed, ListenFailed
 from actors.threshold_probes import STEP_ROWS
+
+_DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # nor is what was told before to be trusted
 
 
 class Machine:
@@ -134,6 +139,8 @@ class Machine:
         self._stands_by = False
         self._following = False
         self._frozen: PenstockError | None = None
+        self._whole: Frontier = EMPTY
+        """Every time below is described and can be had: behind it a source has failed."""
 
     def handle(self, event: Event) -> list[Effect]:
         """What an event leads to. Raises `LocalProtocolError` for a broken description."""
@@ -163,7 +170,7 @@ class Machine:
         self.hi = None
         self._restored_from = None
         self._retrying = self._restart_due = self._too_large = self._following = False
-        self._frozen = None
+        self._frozen, self._whole = None, EMPTY
         return [Show("hydrating", ""), Restore(self.incarnation, self.lo)]
 
     def _restored(self, event: Restored) -> list[Effect]:
@@ -220,18 +227,23 @@ class Machine:
             return []
         if self.state not in REST:
             return self._ask_ahead()
-        if self._frozen is not None:
+        next_hi = self.hi if self._following and self.hi else self.lo + 1
+        if self._frozen and next_hi > self._whole:
             return self._freeze(self._frozen)
         end = EMPTY if self.until is None else self.until
         if self.lo >= end:
             self.state = State.DROPPED
             return [CancelWork(), Finish(self.lo)]
-        if self.hi is None:
-            self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, self.until)
+        if self.hi is None or self.hi > self._whole:
+            until = min(end, self._whole)
+            self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, until)
             if self._snapshot_due and self.hi is not None:
                 # The first step is the whole snapshot and nothing else.
                 reach = self._source_as_of() + 1
-                self.hi = reach if all(s.progress >= reach for s in self.sources) else None
+                there = reach <= self._whole and all(s.progress >= reach for s in self.sources)
+                self.hi = reach if there else None
+        if self.hi is None and self._frozen is not None:
+            return self._freeze(self._frozen)  # other sources are described no further
         if self.hi is None:
             return self._ask(self._source_as_of() + 1) if self._snapshot_due else []
         if self._following and self._left_behind(self.hi):
@@ -414,14 +426,20 @@ class Machine:
     # -- failures ----------------------------------------------------------------------------------
 
     def _source_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
-        """A step that was cut before is complete: let it become durable first. (One that runs
-        may never end, but what could not be fetched ahead of it is its successors' business.)"""
-        if self._frozen is None:
-            self._frozen = event.error
-        ahead = self.state is State.RUNNING and isinstance(event, FetchFailed)
-        if ahead or self.state in (State.COMMITTING, State.INSTALLING):
+        """What was described before what is missing is complete: it becomes durable first."""
+        error = self._frozen = self._frozen or event.error
+        if not self.sources:
+            return self._freeze(error)
+        if isinstance(event.error, _DISTRUSTED):
+            self._whole = 0
+            durable = self.state in (State.COMMITTING, State.INSTALLING)
+            return [] if durable else self._freeze(error)
+        source = self.sources[event.source]
+        whole = source.lose(event).lower if isinstance(event, FetchFailed) else source.progress
+        self._whole = min(self._whole, whole)
+        if self.state in CARRYING:
             return []
-        return self._freeze(self._frozen)
+        return self._go_on() if self.state in REST else self._freeze(error)
 
     def _freeze(self, error: PenstockError) -> list[Effect]:
         self.state = State.FROZEN
@@ -470,8 +488,6 @@ class Machine:
             whole.add(source.reading)
         return whole
 
-    # -- checks ------------------------------------------------------------------------------------
-
     def waiting_for(self) -> str:
         """What it waits for, for people."""
         if self._retrying:
@@ -483,19 +499,3 @@ class Machine:
             for s in self.sources
         ]
         return f"{self.state.value} from {self.lo}: " + "; ".join(parts)
-
-    def validate(self) -> None:
-        """Asserts the invariants."""
-        assert (self.step is not None) == (self.state in CARRYING), (self.state, self.step)
-        if self.hi is not None:
-            assert self.hi > self.lo
-        if self.step is not None:
-            assert self.step.lo == self.lo
-            assert self.step.hi == self.hi
-            assert all(time < self.step.hi for time in self.step.times)
-            assert not (self.opaque and self.durable and not self.in_error) or (
-                len(self.step.times) <= 1 or self.step.followed
-            )
-        assert self.reported is None or self.reported >= self.as_of
-        for source in self.sources:
-            source.validate()

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.dataflow.engine import Engine, Made
+from actors.dataflow.engine import Engine
 from actors.dataflow.touched import Lookups, Touched
 from actors.errors import LocalProtocolError
 from actors.plan.delta import DeltaPlan, Stratum, missed_later, narrowed
@@ -231,7 +231,7 @@ async def delta_step(
     return Deltas(output, hidden, spark_ms, prepared)
 
 
-async def whole_job(
+def whole_job(
     engine: Engine,
     plan: DeltaPlan,
     sources: Sequence[Rows],
@@ -239,9 +239,9 @@ async def whole_job(
     name: tuple[int, int],
     *,
     into_files: bool = False,
-) -> Made:
-    """The view from scratch at `as_of`: contents as deltas, every state empty, one run. With
-    `into_files` a large answer comes as files."""
+) -> StepJob:
+    """Return the job that computes the view from scratch at `as_of`: contents as deltas, every
+    state empty, one run. With `into_files` a large answer comes as files."""
     last = len(plan.strata) - 1
     inputs = {
         input_name: sources[int(input_name[1:])]
@@ -249,15 +249,13 @@ async def whole_job(
         if input_name.startswith("d")
     }
     job_id = engine.job_id(*name, "whole")
-    return await engine.run(
-        StepJob(job_id, engine.dataflow, 0, last, inputs, 0, as_of + 1, True, into_files)
-    )
+    return StepJob(job_id, engine.dataflow, 0, last, inputs, 0, as_of + 1, True, into_files)
 
 
 async def whole_step(
     engine: Engine, plan: DeltaPlan, sources: Sequence[Rows], as_of: Time, name: tuple[int, int]
 ) -> Deltas:
-    """As `whole_job`, cut into output and hidden states."""
-    made = await whole_job(engine, plan, sources, as_of, name)
+    """Compute the view from scratch, cut into output and hidden states."""
+    made = await engine.run(whole_job(engine, plan, sources, as_of, name))
     output, hidden = await engine.clock.run_blocking(lambda: cut(plan, made.rows))
     return Deltas(output, hidden, made.spark_ms)

@@ -68,10 +68,11 @@ class DescribedPart(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartListen(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The start signal: snapshot at `as_of` if wanted, then all later batches."""
+    """The start signal: snapshot at `as_of` if wanted, then all later batches, up to `until`."""
 
     as_of: Time
     snapshot: bool
+    until: Frontier | None = None
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -155,6 +156,13 @@ class StartSources(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Dataflow → each worker: start the tasks of this incarnation; answered by one
     `SourceStarted` a source. The worker with ``hash(dataflow, source) % N`` starts the listen
     task, every worker a fetch task. Tasks of an earlier incarnation are stopped first."""
+
+    dataflow: ObjectId
+    incarnation: int
+
+
+class StopSources(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Dataflow → each worker: it has come to its end, and reads nothing more: stop its tasks."""
 
     dataflow: ObjectId
     incarnation: int
@@ -313,7 +321,7 @@ DataflowMessage: TypeAlias = (
 """What a dataflow hears from others (its own effects' results come on top)."""
 
 DataflowReport: TypeAlias = (
-    StartSources | Install | Emit | DataflowProgress | DataflowStatus | Copied
+    StartSources | StopSources | Install | Emit | DataflowProgress | DataflowStatus | Copied
 )
 """What a worker hears from dataflows."""
 

@@ -27,13 +27,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from actors.errors import Canceled, InvalidUsage
+from actors.errors import Canceled, DefiniteError, InvalidUsage
 from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed
 from actors.plan.jobs import FileDone, LikelyRun, Prepared, Rehearse, Rows, RowsDone, Step
-from actors.plan.schema import TIME
+from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.bridge import Bridge
+from actors.spark.failures import describe
 from actors.spark.files import reduces, too_large, write_files
+from actors.spark.fragments import consolidated, holds_floats, quote
 from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, Request
 from actors.spark.rows import Loaded, all_ones, done, frame, load
@@ -41,6 +43,7 @@ from actors.spark.session import ThreadSessions
 from actors.spark.translate import Relation, Translator, leaves
 from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
 
+_UNSUMMED: Final = "__unsummed"
 KEPT_BYTES: Final = 1 << 40
 """Taken as the size of rows that stay in Spark, which nobody has counted."""
 
@@ -68,11 +71,43 @@ class Slot(msgspec.Struct):
 
 
 def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
-    """Runs strata `first` to `last`. Raises our errors or Spark's own."""
+    """Run strata `first` to `last`. Raise our errors or Spark's own."""
+    _check_range(prepared.plan, job)
+    loaded = _loaded(prepared, job)
+    try:
+        return _run_strata(slot, prepared, job, dict(loaded))
+    except Exception as error:
+        if not job.at_once or all(map(all_ones, loaded.values())):
+            raise
+        if describe(error)[0] != DefiniteError.__name__:
+            raise
+    # What raises may be a row that was deleted again, in another part: only what is left counts.
+    bridge = slot.sessions.get(prepared.plan.conf, small=False)
+    left = {name: _summed(bridge, rows) for name, rows in loaded.items()}
+    return _run_strata(slot, prepared, job, left)
+
+
+def _summed(bridge: Bridge, loaded: Loaded) -> Loaded:
+    """The rows with the diffs of equal ones summed up, whatever their times."""
+    schema = loaded.rows.schema
+    if not loaded.files:
+        times = pa.repeat(pa.scalar(0, pa.int64()), loaded.table.num_rows)
+        table = consolidate(set_column(loaded.table, TIME, times))
+        return msgspec.structs.replace(loaded, table=table)
+    floats = {column.name for column in schema.columns if holds_floats(column.type)}
+    with bridge.views({_UNSUMMED: frame(bridge, loaded)}):
+        rows = f"SELECT * FROM {quote(_UNSUMMED)}"
+        found = bridge.sql(consolidated(rows, schema.names, floats, by_time=False))
+        found = found.selectExpr(*map(quote, schema.names), f"0L AS {TIME}", DIFF)
+    nothing = schema.arrow_updates().empty_table()
+    return Loaded(loaded.rows, nothing, (), KEPT_BYTES, found)
+
+
+def _run_strata(
+    slot: Slot, prepared: PreparedPlan, job: Step, loaded: dict[str, Loaded]
+) -> RowsDone:
     started = time.perf_counter()
     plan = prepared.plan
-    _check_range(plan, job)
-    loaded = _loaded(prepared, job)
     small = is_small(loaded.values())
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty)
     first, last = prepared.bounds(job.first, job.last)

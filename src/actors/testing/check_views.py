@@ -29,7 +29,7 @@ from actors.kernel.clock import Clock
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess, launch
 from actors.spark_executor import SparkExecutor
-from actors.testing.checking import Checked, Options, Place, ViewResult
+from actors.testing.checking import Checked, Options, Place, ViewResult, first_line
 from actors.testing.drawn_settings import (
     ENGINE_SETTINGS,
     SMALL_VALUES,
@@ -81,6 +81,8 @@ class Command(msgspec.Struct, frozen=True):
     scaling: bool = False
     fuzz: int = 0
     """So many views are made up in place of scripts."""
+    base: int = 0
+    """So many further rows stand in each script's tables."""
     keep: Path | None = None
     """Where failing ones of these are written."""
 
@@ -96,13 +98,15 @@ async def _main(command: Command, settings: Settings) -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         async with System(seed=command.seed) as system:
             with _shown() as show:
-                short = for_short_lives(settings)
-                chosen = with_drawn_engine(short, command.seed, plans_once=command.fuzz > 0)
+                short = settings if command.base else for_short_lives(settings)
+                chosen = with_drawn_engine(
+                    short, command.seed, plans_once=command.fuzz > 0, many_rows=command.base > 0
+                )
                 use_kernel_limits(chosen.kernel_limits)
                 text = drawn_text(short, chosen)
                 sys.stdout.write(f"seed {command.seed}, engine's settings: {text}\n")
                 place = place_on_spark(system, chosen, Path(folder))
-                options = Options(command.splits, command.seed)
+                options = Options(command.splits, command.seed, base=command.base)
                 try:
                     if command.fuzz:
                         keep = command.keep or Path("fuzzed")
@@ -150,15 +154,18 @@ def for_plans_run_once(settings: Settings, seed: int) -> Settings:
     return msgspec.structs.replace(settings, spark_conf=conf | given, **limits)
 
 
-def with_drawn_engine(settings: Settings, seed: int, *, plans_once: bool) -> Settings:
+def with_drawn_engine(
+    settings: Settings, seed: int, *, plans_once: bool, many_rows: bool = False
+) -> Settings:
     """Settings of which those that an engine takes at its start, and the kernel limits, are drawn;
-    the others are drawn for each script. `plans_once`: see `for_plans_run_once`."""
+    the others are drawn for each script. `plans_once`: see `for_plans_run_once`. Of `many_rows`
+    kernel limits are not drawn: a piece for every few of them takes too long."""
     kept = SMALL_VALUES.keys() - ENGINE_SETTINGS
     if plans_once:
         settings = for_plans_run_once(settings, seed)
         if seed % PREPARED_EVERY:
             kept |= {"prepared_slot_bytes_max", "engine_plan_nodes_max"}
-    return draw_settings(f"engine {seed}", settings, kept)
+    return draw_settings(f"engine {seed}", settings, kept, limits=not many_rows)
 
 
 def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:
@@ -221,29 +228,61 @@ def script_files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def read(paths: Sequence[Path]) -> list[Script]:
-    """All scripts. Raises `ScriptError` and `InvalidUsage`."""
-    return [parse_script(path.read_text(), str(path)) for path in script_files(paths)]
+def read(paths: Sequence[Path]) -> list[Script | ViewResult]:
+    """Return all scripts, and of those that cannot be read what is wrong. Raise `InvalidUsage`."""
+    found: list[Script | ViewResult] = []
+    for path in script_files(paths):
+        try:
+            found.append(parse_script(path.read_text(), str(path)))
+        except (PenstockError, ValueError, OSError, RecursionError) as error:
+            found.append(ViewResult(str(path), "", "WRONG", "refused", detail=first_line(error)))
+    return found
+
+
+def failed_results(script: Script, check: Checked, error: Exception) -> list[ViewResult]:
+    """Return what is left to say of a script whose check failed: the others go on."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    known = {result.view: result for result in check.results()}
+    results = []
+    for view in script.views:
+        if view.materialized:
+            unknown = ViewResult(script.path, view.name, "WRONG", "refused")
+            result = known.get(view.name, unknown)
+            if result.verdict != "WRONG" or result is unknown:
+                result.verdict, result.detail = "WRONG", f"not checked: {first_line(error)}"
+            results.append(result)
+    return results
 
 
 async def check_scripts(
-    scripts: Sequence[Script],
+    scripts: Sequence[Script | ViewResult],
     place: Place,
     options: Options,
     *,
     show: Show | None = None,
     scaling: bool = False,
 ) -> Report:
-    """Checks all scripts. Raises `ScriptError` and what the engine fails with for good."""
-    total = sum(view.materialized for script in scripts for view in script.views)
+    """Check all scripts. One that fails, whatever with, is said to be wrong, and the others go
+    on."""
+    total = sum(
+        1 if isinstance(script, ViewResult) else sum(view.materialized for view in script.views)
+        for script in scripts
+    )
     killed: set[int] = set()
     if len(scripts) >= KILL_FROM:
         sample = len(scripts) // KILL_EVERY + 1
         killed = set(random.Random(options.seed).sample(range(len(scripts)), sample))
     report = Report()
     for number, script in enumerate(scripts):
-        check = Checked(script, place, options, f"check{number}")
-        results = await (measured(check) if scaling else check.run(kill=number in killed))
+        if isinstance(script, ViewResult):
+            results = [script]
+        else:
+            check = Checked(script, place, options, f"check{number}")
+            try:
+                results = await (measured(check) if scaling else check.run(kill=number in killed))
+            except Exception as error:  # noqa: BLE001 - told of the script
+                results = failed_results(script, check, error)
         for result in results:
             report.views.append(result)
             if show is not None:

@@ -112,6 +112,8 @@ class Options(msgspec.Struct, frozen=True):
     """So many of all these ways, by chance; 0: all of them."""
     live: bool = True
     """As dataflows, too, with compaction and restarts."""
+    base: int = 0
+    """So many further rows a table, over which the views live as dataflows (`base_check`)."""
     exact_decimals: bool = True
     """The engine's own answers hold decimals exactly (the in-memory one's do not)."""
     batched: bool = True
@@ -143,18 +145,28 @@ class Checked:
         """The results of the script's views. Raises `ScriptError`."""
         await self.compile()
         if self.times and self.plans:
-            for name, plan in self.plans.items():
-                await self._refer(name, plan)
-            limiter = anyio.CapacityLimiter(WAYS_AT_ONCE)
-            async with anyio.create_task_group() as group:
-                for number, cuts in enumerate(self._ways()):
-                    group.start_soon(self._along, limiter, number, cuts)
-                if self._options.live:
-                    group.start_soon(self._live, limiter, kill)
+            await (self._over_base() if self._options.base else self._every_way(kill))
         await self.forget()
         for expectation in self.script.expectations:
-            self._expect(expectation)
+            if expectation.kind != "error" or not self._options.base:
+                self._expect(expectation)
         return self.results()
+
+    async def _every_way(self, kill: bool) -> None:
+        for name, plan in self.plans.items():
+            await self._refer(name, plan)
+        limiter = anyio.CapacityLimiter(WAYS_AT_ONCE)
+        async with anyio.create_task_group() as group:
+            for number, cuts in enumerate(self._ways()):
+                group.start_soon(self._along, limiter, number, cuts)
+            if self._options.live:
+                group.start_soon(self._live, limiter, kill)
+
+    async def _over_base(self) -> None:
+        from actors.testing.base_check import check_with_base
+
+        seed = f"{self._options.seed}-{Path(self.script.path).stem}"
+        await check_with_base(self, self._place, self._options.base, seed)
 
     async def compile(self) -> None:
         """Reads the changes, compiles the views and makes their plans known to the engine."""
@@ -177,13 +189,13 @@ class Checked:
             try:
                 await self.maintained(view.name).prepare()
             except PenstockError as error:
-                self._wrong(view.name, f"not prepared: {_first_line(error)}")
+                self.note_wrong(view.name, f"not prepared: {first_line(error)}")
                 del self.plans[view.name], tables[view.name]
         self._note(updates)
 
     async def _constants(self) -> dict[Constant, object]:
         """Values of changes that only the engine can evaluate."""
-        wanted = foreign_constants(self.script)
+        wanted = foreign_constants(self.script, plain=self._options.exact_decimals)
         if not wanted:
             return {}
         items = ", ".join(f"CAST({t} AS {k}) AS c{i}" for i, (t, k) in enumerate(wanted))
@@ -223,6 +235,11 @@ class Checked:
     def maintained(self, name: str, *, fuse: bool | None = None) -> Maintained:
         """A view from the start on, of the plan that the engine knows."""
         return Maintained(self._engine, self.plans[name], f"{self._name}:{name}", fuse=fuse)
+
+    def note(self, name: str, detail: str) -> None:
+        """Say something of a view that is not wrong."""
+        if self._results[name].verdict == "exact":
+            self._results[name].detail = detail
 
     def results(self) -> list[ViewResult]:
         """What is known of each view so far."""
@@ -302,7 +319,7 @@ class Checked:
             if bag is None:
                 raised = any(at <= time and bag is None for at, bag in expected.items())
                 if not raised or time not in recovering:
-                    self._wrong(name, f"at {time}: in error, but plain Spark answers", way)
+                    self.note_wrong(name, f"at {time}: in error, but plain Spark answers", way)
                 continue
             wrong = reference.differences(wanted, bag, exact_decimals=self._options.exact_decimals)
             negative = [row for row, weight in bag.items() if weight < 0]
@@ -310,14 +327,14 @@ class Checked:
                 self._results[name].detail = f"not checked: {reference.freedom.why}"
             elif wrong:
                 first = wrong[0]
-                self._wrong(
+                self.note_wrong(
                     name,
                     f"at {time}: {len(wrong)} rows differ, first {first.row}: "
                     f"weight {first.found}, not {first.expected}",
                     way,
                 )
             elif negative:
-                self._wrong(name, f"at {time}: negative weight of {negative[0]}", way)
+                self.note_wrong(name, f"at {time}: negative weight of {negative[0]}", way)
 
     # -- ways -------------------------------------------------------------------------------------
 
@@ -343,7 +360,7 @@ class Checked:
                     try:
                         await view.advance(deltas, lo, hi)
                     except (PenstockError, AssertionError) as error:
-                        self._wrong(name, f"step [{lo}, {hi}): {_first_line(error)}", way)
+                        self.note_wrong(name, f"step [{lo}, {hi}): {first_line(error)}", way)
                         return
                 lo = hi
             found: dict[str, dict[int, Bag | None]] = {}
@@ -395,7 +412,7 @@ class Checked:
                 await self._live_on(stage, kill)
             except PenstockError as error:
                 for name in self.plans:
-                    self._wrong(name, _first_line(error), (LIVE, "as a dataflow"))
+                    self.note_wrong(name, first_line(error), (LIVE, "as a dataflow"))
             finally:
                 await stage.stop()
                 await persist.close()
@@ -458,8 +475,8 @@ class Checked:
 
     # -- verdicts ---------------------------------------------------------------------------------
 
-    def _wrong(self, name: str, detail: str, way: tuple[int, str] = (0, "")) -> None:
-        """Notes what is wrong; of several ways the first one's is told."""
+    def note_wrong(self, name: str, detail: str, way: tuple[int, str] = (0, "")) -> None:
+        """Note what is wrong; of several ways the first one's is told."""
         number, text = way
         found = (number, f"{detail} ({text})" if text else detail)
         self._faults[name] = min(self._faults.get(name, found), found, key=lambda fault: fault[0])
@@ -486,6 +503,7 @@ class Checked:
             result.failed = f"{where} with {expectation.text!r}, found {found!r}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return an error as one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else ''}"

@@ -12,6 +12,7 @@ It shares nothing with `actors.spark`, and knows neither tables nor aggregates.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -112,7 +113,8 @@ def _cast(value: Any, kind: str) -> Any:
     if kind in INTEGERS:
         return _integer(_whole(value), kind)
     if kind in ("float", "double"):
-        return float(value)
+        # A float keeps 24 bits: 0.1 is another number there.
+        return ctypes.c_float(float(value)).value if kind == "float" else float(value)
     if kind.startswith("decimal"):
         exact = Decimal(str(value)) if isinstance(value, float | str) else Decimal(value)
         return fit_decimal(exact, *decimal_digits(kind))

@@ -110,11 +110,18 @@ NONE: Final = Freedom("none")
 
 
 def freedom_of(sql: str) -> Freedom:
-    """What the query leaves open. A text that cannot be read leaves nothing open."""
+    """Return what the query leaves open. A text that cannot be read leaves nothing open; of one
+    that is nested too deeply for the reader here nothing is known.
+
+    The oracle text is this reader's own, which may lose what it does not know: whoever uses it
+    must see that it admits the answer of the query itself (`reference` does).
+    """
     try:
         tree = sqlglot.parse_one(sql, dialect="spark")
     except SqlglotError:
         return NONE
+    except RecursionError:
+        return Freedom("unknown", why="its text is nested too deeply to be read here")
     free = [node for node in tree.walk() if _is_free(node, tree)]
     if not free:
         return NONE

@@ -11,7 +11,8 @@ so most views have up to three operators, and one of `DEEP_EVERY` has more.
 
 Rules: values come from domains so small that rows meet, groups come and go, and NULLs abound;
 changes delete what is there, repeat rows, touch one row several times at a time, and leave
-times empty. Doubles are shown and never compared: their last bits hang on the order of rows.
+times empty. Tables have 1 to `WIDE_COLUMNS_MAX` columns, and some scripts many changes a time.
+Doubles are shown and never compared: their last bits hang on the order of rows.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ DOMAINS: Final[dict[str, tuple[str, ...]]] = {
 NULLS: Final = 0.22
 OPERATORS: Final = (1, 1, 1, 2, 2, 2, 3)
 """How many joins, groupings, unions and subqueries a view has at most."""
+NARROW_EVERY: Final = 16
+WIDE_EVERY: Final = 24
+WIDE_COLUMNS_MAX: Final = 200
+MANY_EVERY: Final = 12
+"""Of so many scripts one has many changes a time."""
 DEEP: Final = (3, 4, 5, 6)
 DEEP_EVERY: Final = 10
 
@@ -47,8 +53,9 @@ class Col(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Without the relation's alias."""
-        return self.ref.rsplit(".", 1)[-1]
+        """The name without the relation's alias; in backticks if it is so in `ref`."""
+        quoted = self.ref.endswith("`")
+        return self.ref[self.ref.rindex("`", 0, -1) :] if quoted else self.ref.rsplit(".", 1)[-1]
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -113,18 +120,27 @@ def made_up(seed: int, number: int, views: int = 4) -> Case:
 
 
 def _table(pick: random.Random, index: int) -> Table:
+    if pick.randrange(NARROW_EVERY) == 0:
+        return Table(f"t{index}", (Col("k", "int"),))
     columns = [Col("k", "int"), Col("g", pick.choice(("string", "int", "date")))]
-    columns += [Col(f"c{n}", pick.choice(TYPES)) for n in range(pick.randint(1, 3))]
+    columns += [Col(f"c{n}", pick.choice(TYPES)) for n in range(_further_columns(pick))]
     return Table(f"t{index}", tuple(columns))
+
+
+def _further_columns(pick: random.Random) -> int:
+    if pick.randrange(WIDE_EVERY) == 0:
+        return pick.randint(20, WIDE_COLUMNS_MAX - 2)
+    return pick.randint(1, 3)
 
 
 def _changes(pick: random.Random, tables: Sequence[Table], times: Sequence[int]) -> list[Change]:
     present: dict[str, list[str]] = {table.name: [] for table in tables}
     made: list[Change] = []
+    most = 60 if pick.randrange(MANY_EVERY) == 0 else 9
     for time in times:
         if pick.random() < 0.12:
             continue
-        for _ in range(pick.randint(1, 9)):
+        for _ in range(pick.randint(1, most)):
             table = pick.choice(tables)
             rows = present[table.name]
             dice = pick.random()

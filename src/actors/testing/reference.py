@@ -6,7 +6,9 @@ names bound to that time's contents by a WITH around it. A branch that fails fai
 batch in error is halved until the times that raise are known. Nothing of the compiler is used.
 
 Rules: equal contents are evaluated once; an answer of None means that plain Spark raised. Where
-plain Spark is free to choose, the answer is all candidates (see `freedom`).
+plain Spark is free to choose, the answer is all candidates (see `freedom`). The text that asks
+for candidates is written by a library: when they do not admit what plain Spark answers to the
+view's own text, it is not used, and only an answer equal to that one is called exact.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from actors.errors import DefiniteError, QueryRejected
 from actors.plan.delta import DeltaPlan
@@ -29,6 +33,14 @@ BATCH_MAX: Final = 8
 """Branches of one query: Spark's planning of them grows faster than their number."""
 
 
+class _Text(msgspec.Struct):
+    """A query's text, and what plain Spark has answered to it."""
+
+    sql: str
+    output: Schema
+    known: dict[Any, Bag | None] = {}
+
+
 class Reference:
     """One view's reference."""
 
@@ -36,8 +48,7 @@ class Reference:
         self._engine = engine
         self._plan = plan
         self._batch = BATCH_MAX if batched else 1
-        self._sql, self._output = plan.sql, plan.output
-        self._known: dict[Any, Bag | None] = {}
+        self._own = self._text = _Text(plan.sql, plan.output)
         self.freedom: Freedom = NONE
 
     async def prepare(self) -> None:
@@ -50,20 +61,39 @@ class Reference:
             except QueryRejected:
                 found = Freedom("unknown", why=found.why or "its candidates cannot be asked for")
             else:
-                self._sql, self._output = found.sql, analyzed.schemas[0]
+                self._text = _Text(found.sql, analyzed.schemas[0])
         self.freedom = found
 
     async def contents(self, moments: Mapping[int, Sequence[Bag]]) -> dict[int, Bag | None]:
-        """The answer at each time, from the sources' contents there."""
+        """Return the answer at each time, from the sources' contents there."""
+        answers = await self._answers(self._text, moments)
+        if self._text is self._own:
+            return answers
+        own = await self._answers(self._own, moments)
+        if all(self._admits(answers[time], own[time]) for time in moments):
+            return answers
+        self.freedom = Freedom("unknown", why="its candidates cannot be told apart by a text")
+        self._text = self._own
+        return own
+
+    def _admits(self, candidates: Bag | None, own: Bag | None) -> bool:
+        """Return whether plain Spark's own answer is among the candidates."""
+        if candidates is None or own is None:
+            return candidates is own
+        return not self.freedom.differences(candidates, own, exact_decimals=True)
+
+    async def _answers(
+        self, text: _Text, moments: Mapping[int, Sequence[Bag]]
+    ) -> dict[int, Bag | None]:
         keys = {time: _key(bags) for time, bags in moments.items()}
         wanted: dict[Any, Sequence[Bag]] = {}
         for time, bags in moments.items():
-            if keys[time] not in self._known:
+            if keys[time] not in text.known:
                 wanted.setdefault(keys[time], bags)
         pending = list(wanted.items())
         for start in range(0, len(pending), self._batch):
-            await self._evaluate(pending[start : start + self._batch])
-        return {time: self._known[key] for time, key in keys.items()}
+            await self._evaluate(text, pending[start : start + self._batch])
+        return {time: text.known[key] for time, key in keys.items()}
 
     def differences(
         self, expected: Bag, found: Bag, *, exact_decimals: bool
@@ -71,25 +101,25 @@ class Reference:
         """How `found` differs from what plain Spark could answer."""
         return self.freedom.differences(expected, found, exact_decimals=exact_decimals)
 
-    async def _evaluate(self, batch: list[tuple[Any, Sequence[Bag]]]) -> None:
+    async def _evaluate(self, text: _Text, batch: list[tuple[Any, Sequence[Bag]]]) -> None:
         try:
-            answers = await self._run([bags for _, bags in batch])
+            answers = await self._run(text, [bags for _, bags in batch])
         except DefiniteError:
             if len(batch) == 1:
-                self._known[batch[0][0]] = None
+                text.known[batch[0][0]] = None
                 return
             middle = len(batch) // 2
-            await self._evaluate(batch[:middle])
-            await self._evaluate(batch[middle:])
+            await self._evaluate(text, batch[:middle])
+            await self._evaluate(text, batch[middle:])
             return
         for (key, _), answer in zip(batch, answers, strict=True):
-            self._known[key] = answer
+            text.known[key] = answer
 
-    async def _run(self, batch: list[Sequence[Bag]]) -> list[Bag]:
+    async def _run(self, text: _Text, batch: list[Sequence[Bag]]) -> list[Bag]:
         plan = self._plan
         tables: list[tuple[str, Rows]] = []
         if len(batch) == 1:
-            sql, output = self._sql, self._output
+            sql, output = text.sql, text.output
             tables = [
                 (name, rows_message(schema, weighted(bag, 0)))
                 for name, schema, bag in zip(
@@ -106,9 +136,9 @@ class Reference:
                     heads.append(f"`{name}` AS (SELECT * FROM `{view}`)")
                 with_ = f"WITH {', '.join(heads)} " if heads else ""
                 branches.append(f"SELECT {number} AS {AT}, v.* FROM ({with_}SELECT * FROM\n(\n"
-                                f"{self._sql}\n)) v")  # fmt: skip
+                                f"{text.sql}\n)) v")  # fmt: skip
             sql = "\nUNION ALL\n".join(branches)
-            output = Schema((Column(AT, "int", False), *self._output.columns))
+            output = Schema((Column(AT, "int", False), *text.output.columns))
         job = Difference(self._engine.job_id(), sql, tuple(tables), output, 0, None, plan.conf)
         updates = updates_of(await self._engine.rows(job), output.names)
         answers: list[Bag] = [Counter() for _ in batch]

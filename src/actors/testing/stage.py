@@ -13,6 +13,7 @@ with what the dataflows last said of themselves when a view does not come along 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import pyarrow as pa
 
 from actors.dataflow.dataflow import Dataflow
 from actors.dataflow.rivals import Rivals
@@ -53,8 +55,16 @@ from actors.views.source_filters import source_filter
 
 RETAIN: Final = "retain"
 WAIT_SECONDS: Final = 120.0
+LARGE_PARTS: Final = 3
+"""Into so many parts a large table is cut that is written at once."""
 LOOK_SECONDS: Final = 0.25
 """How often a dataflow that says nothing is looked at."""
+
+
+def shard_name(name: str) -> str:
+    """Return the shard of a table or view, whatever its name is."""
+    plain = re.fullmatch(r"\w[\w.=-]*", name, re.ASCII)
+    return name if plain else f"named.{name.encode().hex()}"
 
 
 class Stuck(PenstockError):
@@ -139,6 +149,7 @@ class Stage:
         self.persist = persist
         self.settings = settings
         self.progress: dict[str, int] = {}
+        self.wait_seconds = WAIT_SECONDS
         self.news = anyio.Event()
         self._system = system
         self._executor = executor
@@ -153,22 +164,35 @@ class Stage:
     async def open(self, tables: Mapping[str, Schema], plans: Mapping[str, DeltaPlan]) -> None:
         """Makes the shards of tables and views."""
         self._tables, self._plans = dict(tables), dict(plans)
-        new = [NewShard(name, schema, holds={RETAIN: 0}) for name, schema in tables.items()]
+        new = [
+            NewShard(shard_name(name), schema, holds={RETAIN: 0}) for name, schema in tables.items()
+        ]
         for name, plan in plans.items():
-            new.append(NewShard(name, plan.output, holds={RETAIN: 0}))
+            new.append(NewShard(shard_name(name), plan.output, holds={RETAIN: 0}))
             for shard, state in zip(_hidden_names(name, plan), plan.hidden, strict=True):
                 new.append(NewShard(shard, state.schema, holds={RETAIN: 0}))
         if not await self.persist.create_shards(new):
             raise Stuck("a shard was there already")
 
-    async def write(self, updates: Mapping[str, Sequence[Row]], upper: int) -> None:
-        """Appends the tables' updates of the times from the last upper to this one."""
+    async def write(
+        self,
+        updates: Mapping[str, Sequence[Row]],
+        upper: int,
+        large: Mapping[str, Sequence[pa.Table]] | None = None,
+    ) -> None:
+        """Append the tables' updates of the times from the last upper to this one, and the
+        `large` ones among them, in several parts each."""
         for name, schema in self._tables.items():
+            shard = shard_name(name)
             columns = tuple((column.name, column.type) for column in schema.columns)
             rows = list(updates.get(name, []))
             table = table_of(Relation(columns, rows))
-            parts = await self.persist.write_parts(name, table) if rows else ()
-            done = await self.persist.append([Append(name, self._upper, upper, tuple(parts))])
+            parts = list(await self.persist.write_parts(shard, table) if rows else ())
+            for whole in (large or {}).get(name, ()):
+                piece = -(-whole.num_rows // LARGE_PARTS)
+                for start in range(0, whole.num_rows, piece or 1):
+                    parts += await self.persist.write_parts(shard, whole.slice(start, piece))
+            done = await self.persist.append([Append(shard, self._upper, upper, tuple(parts))])
             if not isinstance(done, Appended):
                 raise Stuck(f"{name} could not be appended to: {done}")
         self._upper = upper
@@ -183,7 +207,7 @@ class Stage:
         for name, plan in self._plans.items():
             description = self._description(name, plan, as_of)
             worker = _Worker(self, description)
-            prefix = f"{self._name}-{name}-{life}"
+            prefix = f"{self._dataflow(name)}-{life}"
             at = self._system.spawn(partial(_same, worker), f"{prefix}-worker")
             flow = self._system.spawn(
                 self._maker(description, at, limits, self._scratch / prefix, rivals), prefix
@@ -207,9 +231,12 @@ class Stage:
 
     def _description(self, name: str, plan: DeltaPlan, as_of: int) -> DataflowDescription:
         schemas = self._tables | {other: p.output for other, p in self._plans.items()}
-        imports = tuple(SourceImport(source, schemas[source]) for source in plan.sources)
-        export = ViewExport(plan, name, _hidden_names(name, plan))
-        return DataflowDescription(f"{self._name}-{name}", name, imports, export, as_of)
+        imports = tuple(SourceImport(shard_name(n), schemas[n]) for n in plan.sources)
+        export = ViewExport(plan, shard_name(name), _hidden_names(name, plan))
+        return DataflowDescription(self._dataflow(name), name, imports, export, as_of)
+
+    def _dataflow(self, view: str) -> str:
+        return f"{self._name}-{shard_name(view)}"
 
     async def stop(self, first: int | None = None) -> None:
         """Drops all dataflows, or the `first` that were started; what is durable stays."""
@@ -225,25 +252,28 @@ class Stage:
 
     async def wait_each(self, upper: int) -> None:
         """Until every view has come to `upper` on every replica. Raises `Stuck`."""
-        with anyio.move_on_after(WAIT_SECONDS) as scope:
+        with anyio.move_on_after(self.wait_seconds) as scope:
             while any(worker.upper < upper for _, _, worker in self._running):
                 with anyio.move_on_after(LOOK_SECONDS):
                     await self.news.wait()
                 self._look()
         if scope.cancelled_caught:
             said = "; ".join(worker.status for _, _, worker in self._running)
-            raise Stuck(f"not all came to {upper} in {WAIT_SECONDS:.0f} s; dataflows: {said}")
+            raise Stuck(f"not all came to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}")
 
     async def wait(self, upper: int) -> None:
         """Until every view has been computed up to `upper`. Raises `Stuck`."""
-        with anyio.move_on_after(WAIT_SECONDS) as scope:
-            while any(self.progress.get(f"{self._name}-{name}", 0) < upper for name in self._plans):
+        with anyio.move_on_after(self.wait_seconds) as scope:
+            while any(
+                self.progress.get(f"{self._name}-{shard_name(name)}", 0) < upper
+                for name in self._plans
+            ):
                 with anyio.move_on_after(LOOK_SECONDS):
                     await self.news.wait()
                 self._look()
         if scope.cancelled_caught:
             said = "; ".join(worker.status for _, _, worker in self._running)
-            raise Stuck(f"no progress to {upper} in {WAIT_SECONDS:.0f} s; dataflows: {said}")
+            raise Stuck(f"no progress to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}")
 
     def _look(self) -> None:
         """Raises `Stuck` when a dataflow is gone that nobody stopped."""
@@ -254,7 +284,7 @@ class Stage:
 
     async def compact(self, since: int) -> None:
         """Lets nobody read below `since` any more, and merges what the shards hold."""
-        shards = [*self._tables, *self._plans]
+        shards = [shard_name(name) for name in (*self._tables, *self._plans)]
         for name, plan in self._plans.items():
             shards += _hidden_names(name, plan)
         await self.persist.set_holds([(shard, RETAIN, since) for shard in shards])
@@ -265,7 +295,7 @@ class Stage:
         """A view at each time; None where it holds an error."""
         schema = self._plans[view].output
         found: dict[int, Counter[Any] | None] = {}
-        reader = await self.persist.open_reader(view, f"check-{times[-1]}")
+        reader = await self.persist.open_reader(shard_name(view), f"check-{times[-1]}")
         try:
             for time in times:
                 found[time] = await self._read(reader, schema, time)
@@ -297,4 +327,4 @@ def _same(worker: _Worker) -> _Worker:
 
 
 def _hidden_names(name: str, plan: DeltaPlan) -> tuple[str, ...]:
-    return tuple(f"{name}.hidden{index}" for index in range(len(plan.hidden)))
+    return tuple(f"{shard_name(name)}.hidden{index}" for index in range(len(plan.hidden)))

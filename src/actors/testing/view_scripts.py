@@ -27,6 +27,7 @@ from actors.testing.nodes import frozen
 Constant: TypeAlias = tuple[str, str]
 """Text of an expression, and the type that it is cast to."""
 
+_NAME: Final = r"`[^`]+`|\w+"
 MODES: Final = ("incremental", "keyed", "opaque", "refused")
 POLICIES: Final = ("auto", "incremental", "incremental strict", "full")
 
@@ -171,13 +172,14 @@ def _time(script: Script, text: str, line: int) -> None:
 
 
 def _change(script: Script, text: str, line: int) -> Change:
-    found = re.fullmatch(r"([+-])(\d*)\s+(\w+)\s*\((.*)\)\s*;?\s*", _code(text), re.DOTALL)
+    found = re.fullmatch(rf"([+-])(\d*)\s+({_NAME})\s*\((.*)\)\s*;?\s*", _code(text), re.DOTALL)
     if found is None:
         raise _wrong(script, line, "a change is: + TABLE (values), with +N or -N for copies")
     if not script.times:
         raise _wrong(script, line, "a change before the first '@ TIME'")
-    sign, count, name, values = found.groups()
-    schema = script.tables.get(name.lower())
+    sign, count, quoted, values = found.groups()
+    name = quoted.strip("`").lower()
+    schema = script.tables.get(name)
     if schema is None:
         raise _wrong(script, line, f"no table named {name!r} above this line")
     row = tuple(value.strip() for value in split_top(values))
@@ -186,7 +188,7 @@ def _change(script: Script, text: str, line: int) -> Change:
             script, line, f"{name} has {len(schema.columns)} columns, the row has {len(row)}"
         )
     diff = int(count or 1) * (1 if sign == "+" else -1)
-    return Change(script.times[-1], name.lower(), row, diff, line)
+    return Change(script.times[-1], name, row, diff, line)
 
 
 def split_top(text: str) -> list[str]:
@@ -214,13 +216,13 @@ def split_top(text: str) -> list[str]:
 
 
 def _statement(script: Script, text: str, line: int) -> None:
-    table = re.fullmatch(r"create\s+table\s+(\w+)\s*\((.*)\)", text, re.IGNORECASE | re.DOTALL)
+    table = re.fullmatch(rf"create\s+table\s+({_NAME})\s*\((.*)\)", text, re.IGNORECASE | re.DOTALL)
     if table is not None:
         name = _new_name(script, table.group(1), line)
         script.tables[name] = _schema(script, table.group(2), line)
         return
     view = re.fullmatch(
-        r"create\s+(materialized\s+)?view\s+(\w+)\s+as\s+(.*)", text, re.IGNORECASE | re.DOTALL
+        rf"create\s+(materialized\s+)?view\s+({_NAME})\s+as\s+(.*)", text, re.IGNORECASE | re.DOTALL
     )
     if view is None:
         raise _wrong(script, line, "expected CREATE TABLE or CREATE [MATERIALIZED] VIEW … AS")
@@ -229,7 +231,7 @@ def _statement(script: Script, text: str, line: int) -> None:
 
 
 def _new_name(script: Script, name: str, line: int) -> str:
-    low = name.lower()
+    low = name.strip("`").lower()
     if low in script.tables or any(view.name == low for view in script.views):
         raise _wrong(script, line, f"{name} exists already")
     return low
@@ -298,11 +300,34 @@ def rows_of(script: Script, known: Mapping[Constant, Any] | None = None) -> list
     return updates
 
 
-def foreign_constants(script: Script) -> list[Constant]:
-    """The values in changes that only Spark can evaluate."""
+_PLAIN: Final = (
+    (r"null", r".*"),
+    (r"-?\d{1,18}", r"tinyint|smallint|int|bigint|double|decimal\(.*"),
+    (r"-?\d{1,12}\.\d{1,6}", r"double"),
+    (r"true|false", r"boolean"),
+    (r"'[^'\\]*'", r"string"),
+    (r"date '\d{4}-\d\d-\d\d'", r"date"),
+)
+"""Texts and types of values that need no engine: there is one way to read them."""
+
+
+def _is_plain(text: str, kind: str) -> bool:
+    return any(
+        re.fullmatch(form, text, re.IGNORECASE) and re.fullmatch(types, kind)
+        for form, types in _PLAIN
+    )
+
+
+def foreign_constants(script: Script, *, plain: bool = False) -> list[Constant]:
+    """Return the values in changes that only Spark can evaluate; with `plain` all that are not
+    the plainest: then Spark says what a value is, not the evaluation here."""
     found: dict[Constant, None] = {}
     for change in script.changes:
         for text, kind in _constants(script, change):
+            if plain:
+                if not _is_plain(text, kind):
+                    found[text, kind] = None
+                continue
             try:
                 _evaluated(text, kind)
             except QueryRejected:

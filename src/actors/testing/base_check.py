@@ -1,0 +1,397 @@
+"""A view script checked over a base: many further rows that stand in its tables from the start.
+
+Theory of operation. The views live as real dataflows on real shards (`stage`), in files. The base
+(`base_rows`) is written with the changes of the first time, so that first contents are computed
+of it, and is deleted at the last time together with all else that is left. In between come the
+script's own changes, in up to two groups, cut at random, with compaction and one restart. At the
+last time of each group a view is compared with plain Spark: one job runs the view's own text over
+its tables and subtracts what the view's shard holds, so that only what differs ever comes here,
+however large both are. Tables are given to it from the generated rows, not from the shards; views
+that are read by others are given as their shards hold them, which was compared before.
+
+Rules
+- The base lies as far from the script's values as the views bear (`base_rows.RANGES`): the first
+  range in which no text raises that does not raise without it, found on a sample.
+- What a join makes of N rows may be many more: the base is cut to what the views' answers, as they
+  grew from one sample to another, leave in `OUTPUT_ROWS_MAX`, and the result says so.
+- *Error or equal* holds as without a base. Windows of expected errors are not looked at: several
+  times share a step. A view that Spark leaves free to choose is compared with one such choice, and
+  said to be not checked where they differ.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from actors.dataflow.contents import contents
+from actors.dataflow.engine import Engine
+from actors.errors import DefiniteError, PenstockError
+from actors.kernel import Address, SystemClock
+from actors.persist import PersistClient
+from actors.persist.blob_file import FileBlob
+from actors.persist.consensus_memory import MemoryConsensus
+from actors.plan.delta import DeltaPlan, Match, Pair
+from actors.plan.jobs import Difference, Rows
+from actors.plan.schema import DIFF, TIME, Schema
+from actors.plan.updates import negate, set_column, to_ipc
+from actors.settings import Settings
+from actors.testing.base_rows import RANGES, Unmakeable, base_rows, script_values
+from actors.testing.checking import LIVE_SETTINGS, Checked, Place
+from actors.testing.engine import table_of
+from actors.testing.freedom import freedom_of
+from actors.testing.maintain import accumulated, updates_of, weighted
+from actors.testing.nodes import Relation
+from actors.testing.oracle import RELATIVE_TOLERANCE, differences
+from actors.testing.stage import Stage, shard_name
+
+SAMPLES: Final = (500, 4_000)
+"""Rows a table of which the views' answers are looked at before the base is made."""
+OUTPUT_ROWS_MAX: Final = 2_000_000
+CROSSED_ROWS_MAX: Final = 1_000
+"""Of a base whose rows are compared pair by pair."""
+COMPARED_ROWS_MAX: Final = 2_000
+"""Of rows that differ so many are looked at one by one."""
+WAIT_SECONDS: Final = 900.0
+
+
+async def check_with_base(checked: Checked, place: Place, rows: int, seed: str) -> None:
+    """Run the script's views over a base, and note what is wrong. Raise what the engine and the
+    stores fail with for good."""
+    plans = checked.plans
+    crossing: set[str] = set()
+    for name, plan in plans.items():
+        if _crosses(plan) or crossing.intersection(plan.sources):
+            crossing.add(name)
+    plain = {name: plan for name, plan in plans.items() if name not in crossing}
+    needed = {source for name in crossing for source in _with_sources(name, plans)}
+    crossed = {name: plan for name, plan in plans.items() if name in needed}
+    for number, (some, count) in enumerate(((plain, rows), (crossed, min(rows, CROSSED_ROWS_MAX)))):
+        if some:
+            check = BaseCheck(checked, some, place, f"{seed}-{number}")
+            await check.choose(count, rows)
+            await check.run()
+
+
+def _three_groups(times: Sequence[int], choose: random.Random) -> list[list[int]]:
+    """Return the times in up to three groups: the last alone, the others cut anywhere."""
+    changing = times[:-1]
+    cut = choose.randint(1, max(1, len(changing)))
+    groups = [list(changing[:cut]), list(changing[cut:]), [times[-1]]]
+    return [group for group in groups if group]
+
+
+def _with_sources(name: str, plans: Mapping[str, DeltaPlan]) -> dict[str, DeltaPlan]:
+    """A view and those that it reads, in the script's order."""
+    wanted = {name}
+    for other in reversed(list(plans)):
+        if other in wanted:
+            wanted.update(plans[other].sources)
+    return {other: plan for other, plan in plans.items() if other in wanted}
+
+
+class BaseCheck:
+    """One script over its base."""
+
+    def __init__(
+        self, checked: Checked, plans: Mapping[str, DeltaPlan], place: Place, seed: str
+    ) -> None:
+        self._checked = checked
+        self._plans = plans
+        self._place = place
+        self._seed = seed
+        self._scratch = place.scratch / f"base-{seed.replace('/', '-')}"
+        executor: Address[Any] = place.executor
+        self._engine = Engine(
+            executor, place.system.clock, place.settings, self._scratch, f"base-{seed}"
+        )
+        self._first, self._end = checked.times[0], checked.times[-1]
+        self._jobs = 0
+        self._reach = RANGES[0]
+        self._base: dict[str, pa.Table] = {}
+        self._files: dict[str, str] = {}
+
+    # -- the base ---------------------------------------------------------------------------------
+
+    async def choose(self, rows: int, wanted: int) -> None:
+        """Make the base: so many rows a table, or as many as the views bear; the views' results
+        say so where that is not what was wanted."""
+        raising = {name for name, count in (await self._answers(0)).items() if count is None}
+        best: tuple[int, int] | None = None
+        sizes: dict[str, int | None] = {}
+        for index, reach in enumerate(RANGES):
+            self._reach = reach
+            found = await self._answers(min(rows, SAMPLES[0]))
+            fault = (sum(found[name] is None for name in found.keys() - raising), index)
+            if best is None or fault < best:
+                best, sizes = fault, found
+            if fault[0] == 0:
+                break
+        assert best is not None
+        self._reach = RANGES[best[1]]
+        count = await self._bearable(rows, sizes)
+        self._base = self._make(count)
+        await self._place.system.clock.run_blocking(self._write)
+        if count < wanted:
+            for name in self._plans:
+                self._checked.note(name, f"over a base of {count} rows")
+
+    def _make(self, count: int) -> dict[str, pa.Table]:
+        made: dict[str, pa.Table] = {}
+        for name, schema in self._checked.script.tables.items():
+            own = [row for row, _, _ in self._checked.base[name]]
+            seed = f"{self._seed} {name}"
+            try:
+                made[name] = base_rows(
+                    schema, script_values(schema, own), count, self._reach, seed, self._first
+                )
+            except Unmakeable:
+                made[name] = schema.arrow_updates().empty_table()
+        return made
+
+    def _write(self) -> None:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        for number, (name, table) in enumerate(self._base.items()):
+            path = self._scratch / f"base-{number}.parquet"
+            pq.write_table(table, path)
+            self._files[name] = str(path)
+
+    async def _answers(self, count: int) -> dict[str, int | None]:
+        """How many rows each view has at the first time over so many rows a table; None: it
+        raises, or reads one that does."""
+        made = self._make(count) if count else {}
+        sizes: dict[str, int | None] = {}
+        answers: dict[str, Rows] = {}
+        for name, plan in self._plans.items():
+            tables = []
+            for source, schema in zip(plan.sources, plan.source_schemas, strict=True):
+                if source in self._checked.base:
+                    held = [made[source]] if source in made else []
+                    own = self._own_rows(source, schema, self._first)
+                    tables.append((source, _inline(schema, [own, *held])))
+                elif source in answers:
+                    tables.append((source, answers[source]))
+            sizes[name] = None
+            if len(tables) == len(plan.sources):
+                try:
+                    found = await self._engine.run(self._job(plan, tables, self._first, None))
+                except DefiniteError:
+                    continue
+                sizes[name] = int(pc.sum(found.rows[DIFF]).as_py() or 0)
+                answers[name] = _inline(plan.output, [found.rows])
+        return sizes
+
+    async def _bearable(self, rows: int, small: Mapping[str, int | None]) -> int:
+        """How many rows a table the views bear."""
+        first, second = SAMPLES
+        if rows <= second or any((size or 0) > first * first // 4 for size in small.values()):
+            return min(rows, second)
+        large = await self._answers(second)
+        for name, size in large.items():
+            power = math.log((size or 1) / max(1, small[name] or 1), second / first)
+            if size and power > 0:
+                rows = min(rows, int(second * (OUTPUT_ROWS_MAX / size) ** (1 / power)))
+        return rows
+
+    # -- the run ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Hydrate, write in groups, compact, restart, and compare."""
+        checked, place = self._checked, self._place
+        settings = msgspec.structs.replace(place.settings, **LIVE_SETTINGS)
+        blob = FileBlob(self._scratch / "blob", SystemClock())
+        await blob.prepare()
+        persist = PersistClient(blob, MemoryConsensus(), settings, SystemClock())
+        stage = Stage(
+            place.system, place.executor, persist, self._scratch, settings, f"{self._seed}-live"
+        )
+        stage.wait_seconds = WAIT_SECONDS
+        try:
+            await stage.open(checked.script.tables, self._plans)
+            await self._run_on(stage, settings)
+        except PenstockError as error:
+            for name in self._plans:
+                checked.note_wrong(name, f"over a base: {type(error).__name__}: {error}")
+        finally:
+            await stage.stop()
+            await persist.close()
+
+    async def _run_on(self, stage: Stage, settings: Settings) -> None:
+        checked = self._checked
+        choose = random.Random(f"{self._seed} base")
+        groups = _three_groups(checked.times, choose)
+        restart = choose.randrange(len(groups))
+        as_of, lo = groups[0][-1], 0
+        for number, times in enumerate(groups):
+            hi = times[-1] + 1
+            updates = {
+                name: [u for u in rows if lo <= u[1] < hi] for name, rows in checked.base.items()
+            }
+            await stage.write(updates, hi, self._large(lo, hi))
+            if number == 0:
+                await stage.start(as_of, settings)
+            await stage.wait(hi)
+            await self._compare(stage, times[-1])
+            if choose.random() < 0.5:
+                await stage.compact(times[-1])
+            if number == restart:
+                await stage.stop()
+                await stage.start(as_of, settings)
+            lo = hi
+
+    def _large(self, lo: int, hi: int) -> dict[str, list[pa.Table]]:
+        """What of the base is written with the times of an interval: it comes first, and goes
+        last."""
+        made: dict[str, list[pa.Table]] = {name: [] for name in self._base}
+        for name, table in self._base.items():
+            if lo <= self._first < hi:
+                made[name].append(table)
+            if lo <= self._end < hi:
+                times = pa.repeat(pa.scalar(self._end, pa.int64()), table.num_rows)
+                made[name].append(set_column(negate(table), TIME, times))
+        return made
+
+    # -- comparing --------------------------------------------------------------------------------
+
+    async def _compare(self, stage: Stage, time: int) -> None:
+        for name, plan in self._plans.items():
+            async with AsyncExitStack() as opened:
+                tables = []
+                for source, schema in zip(plan.sources, plan.source_schemas, strict=True):
+                    if source in self._checked.base:
+                        tables.append((source, self._table(source, schema, time)))
+                        continue
+                    held = await self._held(opened, stage, source, schema, time)
+                    if held is not None:
+                        tables.append((source, held))
+                if len(tables) < len(plan.sources):
+                    continue  # one of them is in error
+                old = await self._held(opened, stage, name, plan.output, time)
+                try:
+                    made = await self._engine.run(self._job(plan, tables, time, old))
+                except DefiniteError:
+                    continue
+            if old is None:
+                where = f"at {time} over a base"
+                self._checked.note_wrong(name, f"{where}: in error, but plain Spark answers")
+                continue
+            wrong = unexplained(made.rows, plan.output)
+            if wrong and freedom_of(plan.sql).kind != "none":
+                self._checked.note(name, "not checked: Spark is free to choose among many rows")
+            elif wrong:
+                row, weight = wrong[0]
+                self._checked.note_wrong(
+                    name,
+                    f"at {time} over a base ({self._reach}): {made.rows.num_rows} rows differ, "
+                    f"first {row}: {weight} too {'few' if weight > 0 else 'many'}",
+                )
+
+    async def _held(
+        self, opened: AsyncExitStack, stage: Stage, view: str, schema: Schema, time: int
+    ) -> Rows | None:
+        """What a view's shard holds; None when it is in error."""
+        self._jobs += 1
+        reader = f"compare-{self._jobs}"
+        found = await opened.enter_async_context(
+            contents(stage.persist, self._engine, shard_name(view), schema, time, reader)
+        )
+        return None if found.errors else found.rows
+
+    def _table(self, name: str, schema: Schema, time: int) -> Rows:
+        """A table's rows at a time: the base's file, and the script's own."""
+        own = _inline(schema, [self._own_rows(name, schema, time)])
+        if time >= self._end or not self._base[name].num_rows:
+            return own
+        return msgspec.structs.replace(own, files=(self._files[name],))
+
+    def _own_rows(self, name: str, schema: Schema, time: int) -> pa.Table:
+        columns = tuple((column.name, column.type) for column in schema.columns)
+        left = weighted(accumulated(self._checked.base[name], time), time)
+        return table_of(Relation(columns, left))
+
+    def _job(
+        self, plan: DeltaPlan, tables: Sequence[tuple[str, Rows]], time: int, old: Rows | None
+    ) -> Difference:
+        self._jobs += 1
+        job_id = self._engine.job_id(0, self._jobs, "base")
+        return Difference(job_id, plan.sql, tuple(tables), plan.output, time, old, plan.conf)
+
+
+def _inline(schema: Schema, tables: Sequence[pa.Table]) -> Rows:
+    shape = schema.arrow_updates()
+    whole = pa.concat_tables([table.select(shape.names).cast(shape) for table in tables])
+    return Rows(schema, arrow=to_ipc(whole))
+
+
+def _crosses(plan: DeltaPlan) -> bool:
+    """Whether a join of the plan looks at all pairs."""
+    nodes = (node for stratum in plan.strata for node in _nodes(stratum.node))
+    joins = (node for node in nodes if isinstance(node, Pair | Match))
+    return any(not node.equal and not node.same for node in joins)
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    if isinstance(node, msgspec.Struct):
+        yield node
+        for name in node.__struct_fields__:
+            yield from _nodes(getattr(node, name))
+    elif isinstance(node, tuple):
+        for each in node:
+            yield from _nodes(each)
+
+
+def unexplained(delta: pa.Table, schema: Schema) -> list[tuple[tuple[Any, ...], int]]:
+    """Return rows of a difference that no rounding of floats explains, with how often they are
+    missing; at most `COMPARED_ROWS_MAX` are looked at when there are many."""
+    if not delta.num_rows:
+        return []
+    floats = [
+        c.name for c in schema.columns if pa.types.is_floating(delta.schema.field(c.name).type)
+    ]
+    nested = [c.name for c in schema.columns if pa.types.is_nested(delta.schema.field(c.name).type)]
+    missing = delta.filter(pc.greater(delta[DIFF], 0))
+    added = delta.filter(pc.less(delta[DIFF], 0))
+    if floats and not nested and missing.num_rows == added.num_rows:
+        close = _close_rows(missing, added, schema, floats)
+        missing, added = missing.filter(close[0]), added.filter(close[1])
+    few = pa.concat_tables([missing.slice(0, COMPARED_ROWS_MAX), added.slice(0, COMPARED_ROWS_MAX)])
+    bags: tuple[Counter[Any], Counter[Any]] = (Counter(), Counter())
+    for row, _, diff in updates_of(few, schema.names):
+        bags[diff < 0][row] += abs(diff)
+    wrong = differences(bags[0], bags[1], exact_decimals=True)
+    return [(each.row, each.expected - each.found) for each in wrong]
+
+
+def _close_rows(
+    missing: pa.Table, added: pa.Table, schema: Schema, floats: Sequence[str]
+) -> tuple[pa.Array, pa.Array]:
+    """Which rows of either have no close one in the same place, both being sorted."""
+    exact = [name for name in schema.names if name not in floats]
+    order = [(name, "ascending") for name in (*exact, *floats)]
+    places = [np.asarray(pc.sort_indices(table, sort_keys=order)) for table in (missing, added)]
+    left, right = (t.take(pa.array(p)) for t, p in zip((missing, added), places, strict=True))
+    same = np.asarray(pc.equal(left[DIFF], pc.negate(right[DIFF])))
+    for name in exact:
+        both = pc.equal(left[name], right[name]).combine_chunks()
+        nulls = pc.and_(pc.is_null(left[name]), pc.is_null(right[name])).combine_chunks()
+        same &= np.asarray(pc.or_(pc.fill_null(both, False), nulls))
+    for name in floats:
+        a, b = (np.asarray(pc.fill_null(t[name], 0.0), np.float64) for t in (left, right))
+        nulls = np.asarray(pc.equal(pc.is_null(left[name]), pc.is_null(right[name])))
+        same &= nulls & np.isclose(a, b, rtol=RELATIVE_TOLERANCE, atol=1e-12, equal_nan=True)
+    found = []
+    for place in places:
+        wrong = np.empty(len(same), bool)
+        wrong[place] = ~same
+        found.append(pa.array(wrong))
+    return found[0], found[1]

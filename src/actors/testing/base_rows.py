@@ -1,0 +1,141 @@
+"""Base rows: many rows that stand in a script's tables before its changes come.
+
+What: `BaseTable` makes N rows of one table from a seed, as Arrow, without a Python object a row.
+A few rows take each column's value from those that the script uses there, so that they meet the
+script's keys in joins and groups; all others take values beyond the script's, about two rows a
+value. NULLs stand where a column may hold them, some rows come twice, and columns of a PRIMARY
+KEY are unique and never NULL.
+
+Rules: how far values may lie from the script's own is a *range*, tried from the widest on, as a
+query that raises under ANSI rules would check nothing (`RANGES`): sums and products of `near`
+values fit their types; `own` rows hold nothing but the script's values. Types of which no value
+can be made up (nested ones, texts of a bounded length) take the script's values alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.plan.schema import Column, Schema, arrow_type
+from actors.testing.engine import table_of
+from actors.testing.nodes import Relation
+
+RANGES: Final = ("far", "near", "own")
+MET_ROWS: Final = 240
+"""So many rows of a table have a value of the script's in each column: they join each other, so
+there must not be too many."""
+NULL_SHARE: Final = 0.03
+TWICE_SHARE: Final = 0.05
+NEAR_VALUES: Final = 30_000
+"""Products of two of these fit an int."""
+_INTEGERS: Final[dict[str, tuple[int, int]]] = {
+    "tinyint": (20, 100), "smallint": (100, 10_000), "int": (1_000, 1 << 30),
+    "bigint": (1_000, 1 << 40),
+}  # fmt: skip
+"""Integer types → the least value beyond the script's, and how many there may be."""
+
+
+class Unmakeable(Exception):
+    """A table whose rows cannot be made up: its key has too few values."""
+
+
+def script_values(schema: Schema, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Return the values that the script uses in each column, without NULLs, each once."""
+    found: dict[str, list[Any]] = {}
+    for index, column in enumerate(schema.columns):
+        values = {repr(row[index]): row[index] for row in rows if row[index] is not None}
+        found[column.name] = list(values.values())
+    return found
+
+
+def base_rows(
+    schema: Schema, values: Mapping[str, list[Any]], count: int, reach: str, seed: str, time: int
+) -> pa.Table:
+    """Return so many updates at a time, as the script's table holds them. Raises `Unmakeable`."""
+    random = np.random.default_rng(list(seed.encode()))
+    arrays = [
+        _column(column, values[column.name], count, reach, random, unique=column.name in schema.key)
+        for column in schema.columns
+    ]
+    diffs = np.ones(count, np.int64)
+    if not schema.key:
+        diffs[random.random(count) < TWICE_SHARE] = 2
+    times = pa.repeat(pa.scalar(time, pa.int64()), count)
+    return pa.Table.from_arrays([*arrays, times, pa.array(diffs)], schema=schema.arrow_updates())
+
+
+def _column(
+    column: Column,
+    values: Sequence[Any],
+    count: int,
+    reach: str,
+    random: np.random.Generator,
+    *,
+    unique: bool,
+) -> pa.Array:
+    own = _arrow_values(column, values)
+    if unique:
+        made = _beyond(column, np.arange(count))
+        if made is None or pc.count_distinct(made).as_py() < count:
+            raise Unmakeable(f"column {column.name}: a key of type {column.type}")
+        return made
+    spread = {"far": max(1, count // 2), "near": min(NEAR_VALUES, max(1, count // 2)), "own": 0}
+    numbers = random.integers(0, spread[reach], count) if spread[reach] else None
+    beyond = None if numbers is None else _beyond(column, numbers)
+    if beyond is None:
+        if not len(own):
+            beyond, own = _beyond(column, random.integers(0, 4, count)), own
+        if beyond is None and not len(own):
+            return pa.nulls(count, arrow_type(column.type))
+    if beyond is None:
+        made = own.take(pa.array(random.integers(0, len(own), count)))
+    else:
+        met = random.random(count) < min(0.5, MET_ROWS / max(1, count))
+        if len(own):
+            chosen = own.take(pa.array(random.integers(0, len(own), count)))
+            made = pc.if_else(pa.array(met), chosen, beyond)
+        else:
+            made = beyond
+    if column.nullable:
+        gone = random.random(count) < NULL_SHARE
+        made = made.take(pa.array(np.arange(count), mask=gone))
+    return made
+
+
+def _arrow_values(column: Column, values: Sequence[Any]) -> pa.Array:
+    relation = Relation(((column.name, column.type),), [((value,), 0, 1) for value in values])
+    return table_of(relation)[column.name].combine_chunks()
+
+
+def _beyond(column: Column, numbers: np.ndarray[Any, Any]) -> pa.Array | None:
+    """Values that no script uses, one a number; None: this type has none."""
+    kind, wanted = column.type, arrow_type(column.type)
+    if kind in _INTEGERS:
+        least, most = _INTEGERS[kind]
+        return pa.array(least + numbers % most).cast(wanted)
+    if kind in ("float", "double"):
+        return pa.array(100.5 + numbers % (1 << 20)).cast(wanted)
+    if kind.startswith("decimal"):
+        digits = wanted.precision - wanted.scale
+        if digits < 2:
+            return None
+        whole = 10 ** min(digits, 9)
+        made = pa.array(whole // 10 + numbers % (whole - whole // 10))
+        scale = min(wanted.scale, 19)  # a bigint has 19 digits before it
+        return made.cast(pa.decimal128(19 + scale, scale)).cast(wanted)
+    if kind in ("string", "binary"):
+        texts = pa.array(numbers).cast(pa.string())
+        return pc.binary_join_element_wise("base", texts, "-").cast(wanted)
+    if kind == "date":
+        return pa.array((17_000 + numbers % 20_000).astype(np.int32)).cast(wanted)
+    if kind.startswith("timestamp"):
+        minutes = 25_000_000 + numbers % 20_000_000
+        return pa.array(minutes * 60_000_000).cast(wanted)
+    if kind == "boolean":
+        return pa.array(numbers % 2 == 1)
+    return None

@@ -1,0 +1,57 @@
+"""Odd names for made-up scripts: what users call their tables and columns.
+
+What: `with_odd_names` gives a case's tables, views and columns other names, all quoted: keywords,
+names of functions, capitals, spaces, signs, letters beyond ASCII. Names of one case differ in more
+than capitals. Aliases stay as they are.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Final
+
+import msgspec
+
+from actors.testing.fuzz import Case, Col, Table
+
+ODD_NAMES: Final = (
+    "select", "from", "order", "group", "table", "index", "where", "values", "user", "key", "case",
+    "when", "end", "null", "true", "interval", "date", "timestamp", "row", "partition", "over",
+    "left", "natural", "using", "exists", "not", "in", "is", "all", "union", "distinct", "cast",
+    "count", "sum", "min", "max", "avg", "first", "coalesce", "year", "now", "current_date",
+    "upper", "concat", "struct", "array", "map", "explode", "length", "rank", "lag", "rand",
+    "Amount", "ID", "CamelCase", "UPPER_CASE", "unit price", "a b c", " lead", "trail ", "größe",
+    "名前", "1st", "a-b", "a,b", "it's", "50%", "x#y", "a.b", "(n)", "a=b", "n", "w", "t", "d0",
+    "s0", "h0", "r0", "i0", "i0_k", "o_x", "diff", "time", "error", "weight", "value", "temp", "id",
+)  # fmt: skip
+_OWN: Final = re.compile(r"'[^']*'|\b(?:[kg]|[caxktv]\d+|cte)\b")
+"""A text in quotes, or a name of the fuzzer's own."""
+
+
+def with_odd_names(case: Case, pick: random.Random) -> Case:
+    """Return the same case by other names."""
+    names = list(ODD_NAMES)
+    pick.shuffle(names)
+    free = list({name.lower(): name for name in names}.values())
+    chosen: dict[str, str] = {}
+
+    def odd(name: str) -> str:
+        if name not in chosen:
+            number = len(chosen)
+            word = free[number % len(free)]
+            chosen[name] = f"`{word}`" if number < len(free) else f"`{word} {number}`"
+        return chosen[name]
+
+    def renamed(text: str) -> str:
+        return _OWN.sub(lambda found: found[0] if found[0][0] == "'" else odd(found[0]), text)
+
+    tables = tuple(
+        Table(odd(table.name), tuple(Col(odd(c.ref), c.type) for c in table.columns))
+        for table in case.tables
+    )
+    views = tuple((odd(name), renamed(sql)) for name, sql in case.views)
+    changes = tuple(
+        msgspec.structs.replace(change, table=odd(change.table)) for change in case.changes
+    )
+    return msgspec.structs.replace(case, tables=tables, views=views, changes=changes)

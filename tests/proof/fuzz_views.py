@@ -1,0 +1,55 @@
+"""Made-up views on the in-memory engine, with odd names, wide tables, many changes and bases.
+
+    python tests/proof/fuzz_views.py --views 5000 [--seed 0] [--keep .fuzz]
+
+Ends with exit status 1 when one of them is wrong or stalls; failing scripts are kept, made small.
+What the in-memory engine or SQLite cannot run is refused, and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import anyio
+
+from actors.kernel import System
+from actors.settings import Settings
+from actors.testing.check_views import Report
+from actors.testing.checking import Options, Place, ViewResult
+from actors.testing.engine import InMemoryExecutor
+from actors.testing.fuzzing import fuzz
+
+
+def show(result: ViewResult, done: int, total: int) -> None:
+    """Print what is wrong, and how far it is now and then."""
+    if result.verdict == "WRONG" or done % 500 == 0:
+        print(f"{done}/{total} {result.line()}"[:400], flush=True)
+
+
+async def run(views: int, seed: int, keep: Path) -> Report:
+    """Make up and check so many views."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with System(seed=seed) as system:
+            executor = system.spawn(InMemoryExecutor, "engine")
+            place = Place(system, executor, Settings(), Path(folder))
+            options = Options(1, seed, exact_decimals=False, batched=False)
+            return await fuzz(views, place, options, keep, show)
+
+
+def main() -> int:
+    """Run the campaign; 0 when all is well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--views", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, default=Path(".fuzz"))
+    given = parser.parse_args()
+    report = anyio.run(run, given.views, given.seed, given.keep)
+    print(report.summary())
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
