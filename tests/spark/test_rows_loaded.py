@@ -28,7 +28,7 @@ def part(folder: Path, rows: int, filler: str) -> str:
 
 def test_a_small_file_of_many_rows_is_left_to_spark(tmp_path: Path) -> None:
     path = part(tmp_path, 100_000, " " * 84)
-    assert Path(path).stat().st_size < LOCAL_FILES.default // 4
+    assert Path(path).stat().st_size < LOCAL_FILES.limit // 4
     loaded = load(Rows(SCHEMA, files=(path,)))
     assert loaded.files == (path,)
     assert loaded.table.num_rows == 0

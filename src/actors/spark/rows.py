@@ -1,6 +1,6 @@
 """Rows in and out of Spark: Arrow and Parquet to temporary views, results to Arrow.
 
-Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` bytes together, decoded)
+Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` bytes, decoded together)
 are read here and become one local relation, which Spark plans without a scan; large parts are
 scanned by Spark. Sizes are those of decoded rows: a file of a few MiB may hold a million of them.
 Either way the rows are those that `Rows` means: of files only ``lower <= time < upper``, times
@@ -81,19 +81,20 @@ def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
         return [], _UNKNOWN_BYTES
     paths = [path.removeprefix("file://") for path in files]
     tables: list[pa.Table] = []
-    total = sum(size or 0 for size in sizes)
-    if total <= LOCAL_FILES.limit:
-        total = 0
+    total = 0
+    bytes_max = LOCAL_FILES.limit
+    if sum(size or 0 for size in sizes) <= bytes_max:
         for path in paths:
-            found = _read(path, partial(_read_parquet, bytes_max=LOCAL_FILES.limit - total))
+            found = _read(path, partial(_read_parquet, bytes_max=bytes_max - total))
             if found is None:
-                total = _UNKNOWN_BYTES
                 break
             tables.append(found)
             total += found.nbytes
-    if LOCAL_FILES.exceeded_by(total):
-        return [], sum(_read(path, _decoded_bytes) for path in paths)
-    return tables, 0
+        else:
+            LOCAL_FILES.crossed(False)
+            return tables, 0
+    LOCAL_FILES.crossed(True)
+    return [], sum(_read(path, _decoded_bytes) for path in paths)
 
 
 def all_ones(loaded: Loaded) -> bool:

@@ -99,7 +99,9 @@ async def _main(command: Command, settings: Settings) -> int:
         async with System(seed=command.seed) as system:
             with _shown() as show:
                 short = settings if command.base else for_short_lives(settings)
-                chosen = with_drawn_engine(short, command.seed, plans_once=command.fuzz > 0)
+                chosen = with_drawn_engine(
+                    short, command.seed, plans_once=command.fuzz > 0, many_rows=command.base > 0
+                )
                 use_kernel_limits(chosen.kernel_limits)
                 text = drawn_text(short, chosen)
                 sys.stdout.write(f"seed {command.seed}, engine's settings: {text}\n")
@@ -152,15 +154,18 @@ def for_plans_run_once(settings: Settings, seed: int) -> Settings:
     return msgspec.structs.replace(settings, spark_conf=conf | given, **limits)
 
 
-def with_drawn_engine(settings: Settings, seed: int, *, plans_once: bool) -> Settings:
+def with_drawn_engine(
+    settings: Settings, seed: int, *, plans_once: bool, many_rows: bool = False
+) -> Settings:
     """Settings of which those that an engine takes at its start, and the kernel limits, are drawn;
-    the others are drawn for each script. `plans_once`: see `for_plans_run_once`."""
+    the others are drawn for each script. `plans_once`: see `for_plans_run_once`. Of `many_rows`
+    kernel limits are not drawn: a piece for every few of them takes too long."""
     kept = SMALL_VALUES.keys() - ENGINE_SETTINGS
     if plans_once:
         settings = for_plans_run_once(settings, seed)
         if seed % PREPARED_EVERY:
             kept |= {"prepared_slot_bytes_max", "engine_plan_nodes_max"}
-    return draw_settings(f"engine {seed}", settings, kept)
+    return draw_settings(f"engine {seed}", settings, kept, limits=not many_rows)
 
 
 def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:
