@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,6 +26,7 @@ from actors.sources.upserts import joined, keys_to_find, resolve
 
 MAINTAIN_EVERY = 16
 """Pieces between two merges of the arrangement's runs."""
+_PLACE = "__place"
 
 
 class KeyedContents:
@@ -93,7 +95,9 @@ class KeyedContents:
             return self._schema.arrow().empty_table()
         rows = consolidate(held.lookup(keys.combine_chunks(), held.upper).drop_columns([TIME]))
         names = list(self._schema.key)
-        there = rows.join(keys, keys=names, join_type="left semi") if rows.num_rows else rows
+        # Only keys and places take part: Arrow joins no lists, not even as columns carried along.
+        placed = rows.select(names).append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
+        there = rows.take(placed.join(keys, keys=names, join_type="left semi")[_PLACE])
         if there.num_rows and (
             pc.min_max(there[DIFF])["min"].as_py() != 1
             or pc.min_max(there[DIFF])["max"].as_py() != 1
