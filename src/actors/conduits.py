@@ -47,9 +47,11 @@ def create_source(
     """Makes a source and the tables that it fills."""
     set_up_logging("warning")
     given = _file(config) | ({"kind": kind} if kind else {}) | _options(option)
-    tables = None if not table else dict(_pair(text, same=True) for text in table)
-    with_client(target, lambda client: client.create_source(name, given, tables))
+    tables = None if not table else dict(map(_table, table))
+    left_out = with_client(target, lambda client: client.create_source(name, given, tables))
     print(f"source {name} is made; its tables can be read when they are filled")
+    if left_out:
+        print(left_out)
 
 
 @source.command("alter")
@@ -63,7 +65,7 @@ def alter_source(
 ) -> None:
     """Adds tables to a source."""
     set_up_logging("warning")
-    tables = dict(_pair(text, same=True) for text in add)
+    tables = dict(map(_table, add))
     with_client(target, lambda client: client.alter_source(name, tables))
     print(f"source {name} fills {len(tables)} more")
 
@@ -148,7 +150,7 @@ def _file(path: Path | None) -> dict[str, Any]:
 def _options(given: list[str] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in given or ():
-        key, value = _pair(text, same=False)
+        key, value = _pair(text)
         try:
             found[key] = json.loads(value)
         except ValueError:
@@ -156,11 +158,18 @@ def _options(given: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _pair(text: str, *, same: bool) -> tuple[str, str]:
+def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
-    if not key or (not equals and not same):
+    if not key or not equals:
         raise BadSettings(f"{text!r}: must be KEY=VALUE")
     return key, value
+
+
+def _table(text: str) -> tuple[str, str]:
+    """Return names outside and here of OUTSIDE=NAME. A name here has no quotation mark: so what
+    stands behind an equals sign within quotes is none."""
+    outside, equals, name = text.rpartition("=")
+    return (outside, name) if equals and outside and '"' not in name else (text, "")
 
 
 def _show(found: tuple[SourceStatus, ...], *, as_json: bool) -> None:

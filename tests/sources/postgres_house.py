@@ -171,7 +171,10 @@ class Driver:
         return self.failed[export]
 
     def _mark(self, mark: Mark) -> None:
+        self.failed |= {each.export: each for each in self.given if isinstance(each, ExportFailed)}
         for given in self.given:
+            if getattr(given, "export", "") in self.failed:
+                continue  # nothing of it counts since the last mark
             match given:
                 case Rows(export, updates):
                     self._apply(export, updates)
@@ -179,8 +182,6 @@ class Driver:
                     self._upsert(given)
                 case Truncated(export):
                     self.contents[export].clear()
-                case ExportFailed(export):
-                    self.failed[export] = given
         for name, counter in self.contents.items():
             assert min(counter.values(), default=0) >= 0, (name, counter)
             self.contents[name] = +counter

@@ -207,7 +207,7 @@ DDL: list[tuple[str, str]] = [
     ("DROP TABLE plain", "was dropped or renamed"),
     (
         "DROP TABLE plain; CREATE TABLE plain (id int PRIMARY KEY, v text, n bigint, doc text)",
-        "was made anew",
+        "made anew",
     ),
     ("ALTER PUBLICATION {publication} DROP TABLE plain", "gives the table no more"),
 ]

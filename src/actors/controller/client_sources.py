@@ -59,8 +59,9 @@ class ClientSources:
         tables: Tables | None = None,
         *,
         retain_history_ms: int | None = None,
-    ) -> None:
-        """Makes a source, and the tables that it fills: those named, or all that are there outside.
+    ) -> str:
+        """Makes a source, and the tables that it fills: those named, or all that are there outside
+        and can be taken. Returns a line for each table that was left out, and why.
 
         `tables` maps names outside to names here; a list keeps them. A source that has but one
         table gives it its own name unless one is named. Returns when it is in the catalog; reads of
@@ -76,7 +77,7 @@ class ClientSources:
             None if tables is None else _tables(tables),
             retain_history_ms,
         )
-        await self._carry_out(request)
+        return await self._carry_out(request)
 
     async def alter_source(self, name: str, add: Tables) -> None:
         """Adds tables to a source; they are filled beside what goes on. Raises as
@@ -159,11 +160,11 @@ class ClientSources:
         )
         return await copied_from(self._exchange, request, progress)
 
-    async def _carry_out(self, statement: Traced) -> None:
+    async def _carry_out(self, statement: Traced) -> str:
         name = getattr(statement, "name", "")
         with root(CLIENT_REQUEST, statement.request, name) as opened:
             traced = msgspec.structs.replace(statement, traceparent=outgoing(opened))
-            await self._exchange.ask(traced, Done)
+            return (await self._exchange.ask(traced, Done)).text
 
 
 def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:

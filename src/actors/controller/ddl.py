@@ -61,6 +61,8 @@ class Changed(msgspec.Struct, frozen=True):
     dropped: CatalogObject | None = None
     also: tuple[CatalogObject, ...] = ()
     """What came or went with it: the tables of a source."""
+    notices: tuple[str, ...] = ()
+    """What whoever asked should know: tables that were left out."""
 
 
 class CatalogStore:

@@ -218,7 +218,9 @@ class Statements:
                 dropped = (result.dropped, *result.also)
                 for entry in dropped:
                     self._dropped(entry)
-            session.reply(Done(statement.request))
+            for notice in result.notices:
+                log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
+            session.reply(Done(statement.request, "\n".join(result.notices)))
         else:
             refuse(session, statement.request, result)
         self._next()

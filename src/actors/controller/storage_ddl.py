@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Final, Protocol, TypeVar
 
 import anyio
+import msgspec
 
 from actors.controller.catalog import (
     INDEX,
@@ -26,7 +27,7 @@ from actors.controller.ddl import CatalogStore, Changed, retain, table_schema
 from actors.controller.holds import RETAIN, sink_holder
 from actors.controller.leftover_record import leftover_of, remembered
 from actors.controller.names import check_name
-from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError
+from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, PenstockError
 from actors.ingest.shards import REMAP
 from actors.persist import NewShard
 from actors.progress import ObjectId
@@ -114,8 +115,6 @@ class StorageStore:
         configuration = self._makers.new_source(request.kind, request.configuration)
         id_ = catalog.new_id
         exports = await self._describe(configuration, id_, request.tables)
-        if not exports:
-            raise InvalidUsage(f"source {name}: there is no table outside that it could fill")
         entry = CatalogObject(
             id=id_,
             name=name,
@@ -127,8 +126,14 @@ class StorageStore:
         )
         grown = catalog.add(entry)
         shards = [NewShard(id=id_, schema=REMAP, holds={RETAIN: 0})]
-        tables = _tables(grown, entry, exports, request.tables, alone=len(exports) == 1)
-        return await self._add(grown, seqno, entry, tables, shards)
+        tables, left_out = _tables(grown, entry, exports, request.tables, alone=len(exports) == 1)
+        if not tables:
+            why = "; ".join(left_out) or "there is none"
+            raise InvalidUsage(
+                f"source {name}: there is no table outside that it could fill: {why}"
+            )
+        changed = await self._add(grown, seqno, entry, tables, shards)
+        return msgspec.structs.replace(changed, notices=tuple(left_out))
 
     async def alter_source(
         self, catalog: Catalog, seqno: int | None, request: AlterSource
@@ -138,14 +143,14 @@ class StorageStore:
         if not request.add:
             raise InvalidUsage(f"source {entry.name}: name at least one table to add")
         there = {each.outside: each.name for each in catalog.dependents(entry.id)}
-        for table in request.add:
-            if table.outside in there:
-                raise InvalidUsage(
-                    f"source {entry.name} fills {there[table.outside]} from {table.outside} already"
-                )
         assert entry.configuration is not None, entry.name
         exports = await self._describe(entry.configuration, entry.id, request.add)
-        tables = _tables(catalog, entry, exports, request.add, alone=False)
+        for export in exports:
+            if export.name in there:
+                raise InvalidUsage(
+                    f"source {entry.name} fills {there[export.name]} from {export.name} already"
+                )
+        tables, _ = _tables(catalog, entry, exports, request.add, alone=False)
         return await self._add(catalog, seqno, None, tables, [])
 
     async def _describe(
@@ -236,35 +241,56 @@ def _tables(
     wanted: Sequence[SourceTable] | None,
     *,
     alone: bool,
-) -> list[CatalogObject]:
-    """The tables of a source, with ids from the catalog's next one on. `alone`: it has but one,
-    which may bear the source's name."""
-    there = len(catalog.dependents(source.id)) if catalog.get(source.id) is not None else 0
-    if there + len(exports) > SOURCE_TABLES_MAX:
+) -> tuple[list[CatalogObject], list[str]]:
+    """Return the tables of a source, with ids from the catalog's next one on, and why others are
+    left out, where all are wanted (`wanted` None). `alone`: it has but one, which may bear the
+    source's name. Raises `InvalidUsage`, `ObjectExists`."""
+    there = catalog.get(source.id)
+    filled = 0 if there is None else len(catalog.dependents(source.id))
+    if filled + len(exports) > SOURCE_TABLES_MAX:
         raise InvalidUsage(
-            f"source {source.name} would fill {there + len(exports)} tables; the limit is "
+            f"source {source.name} would fill {filled + len(exports)} tables; the limit is "
             f"{SOURCE_TABLES_MAX}: name those that are wanted"
         )
     named = {each.outside: each.name for each in wanted or ()}
-    found: list[CatalogObject] = []
-    for export in exports:
-        plain = export.name.rpartition(".")[2]
-        name = named.get(export.name) or (source.name if alone else plain)
-        check_name(f"source {source.name}: table", name)
-        number = catalog.next_id + len(found)
-        found.append(
-            CatalogObject(
-                id=f"u{number}",
-                name=name,
-                kind=SOURCE_TABLE,
-                schema=table_schema(name, export.schema),
-                shard=f"u{number}",
-                depends=(source.id,),
-                outside=export.name,
-                retain_history_ms=source.retain_history_ms,
-            )
+    unknown = named.keys() - {export.asked_as or export.name for export in exports}
+    if unknown:
+        raise InvalidUsage(
+            f"source {source.name}: nothing outside is called {', '.join(sorted(unknown))}; there"
+            f" is {', '.join(export.name for export in exports) or 'nothing'}"
         )
-    return found
+    found: list[CatalogObject] = []
+    left_out: list[str] = []
+    for export in exports:
+        name = named.get(export.asked_as or export.name, "")
+        plain = export.table or export.name.rpartition(".")[2]
+        name = name or (source.name if alone else plain)
+        try:
+            if export.refused:
+                raise InvalidUsage(export.refused)
+            entry = _table(source, export, name, catalog.next_id)
+            catalog = catalog.add(entry)
+        except (InvalidUsage, ObjectExists) as error:
+            if wanted is not None:
+                raise
+            left_out.append(f"{export.name} is left out: {error}")
+        else:
+            found.append(entry)
+    return found, left_out
+
+
+def _table(source: CatalogObject, export: Export, name: str, number: int) -> CatalogObject:
+    check_name(f"source {source.name}: table", name)
+    return CatalogObject(
+        id=f"u{number}",
+        name=name,
+        kind=SOURCE_TABLE,
+        schema=table_schema(name, export.schema),
+        shard=f"u{number}",
+        depends=(source.id,),
+        outside=export.name,
+        retain_history_ms=source.retain_history_ms,
+    )
 
 
 async def _soon(work: Awaitable[T], what: str) -> T:

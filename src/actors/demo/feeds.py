@@ -29,7 +29,8 @@ from actors.demo.views import View
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.plan.schema import TIME
-from actors.sources.postgres_wire import Wire, identifier, literal
+from actors.sources.postgres_names import identifier, literal
+from actors.sources.postgres_wire import Wire
 from actors.testing.postgres_server import NoPostgres, PostgresServer
 
 PLAYED: Final = "played"

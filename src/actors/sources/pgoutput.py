@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from actors.errors import RemoteProtocolError
 from actors.sources.postgres_frames import Bytes, Frames, Places, be16, be32, be64
+from actors.sources.postgres_names import qualified_name
 
 XLOG_HEADER_BYTES: Final = 25
 EPOCH_MS: Final = 946_684_800_000
@@ -153,6 +154,12 @@ def begins(batch: Messages) -> tuple[Places, Places]:
     return at, be64(batch.data, batch.places[at] + 1)
 
 
+def xids(batch: Messages) -> set[int]:
+    """Return the transactions that begin in the batch, modulo 2^32."""
+    at = batch.tags == BEGIN
+    return set((be32(batch.data, batch.places[at] + 17) & 0xFFFFFFFF).tolist())
+
+
 def commits(batch: Messages) -> Commits:
     """All of a batch."""
     (at,) = np.nonzero(batch.tags == COMMIT)
@@ -190,7 +197,7 @@ def relation(batch: Messages, index: int) -> Relation:
             rest = behind[8:]
     except (IndexError, ValueError) as error:
         raise RemoteProtocolError(f"broken description of a relation: {error}") from None
-    whole = f"{schema.decode() or 'pg_catalog'}.{table.decode()}"
+    whole = qualified_name(schema.decode() or "pg_catalog", table.decode())
     return Relation(oid, whole, identity, tuple(columns))
 
 

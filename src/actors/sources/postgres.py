@@ -11,6 +11,11 @@ A position names the server, the database, a place in the log, and of each table
 the place that its first contents stand for. `open` goes on there; the server sends a transaction
 again unless `taken` has named a later place, and never one that lies before what `open` asks for.
 
+Nothing is marked before the tables were looked at once more (`_confirm`): the stream tells of rows
+alone, and what else becomes of a table is in the catalog (`postgres_footing`). A table whose rows
+here may not be those there any more is filled anew: the source ends (`Unreachable`), and whoever
+opens it again finds the same difference, and copies the table as if it were new.
+
 Three connections: one for replication, one that looks at the slot and the tables from time to
 time (`poll_ms`), one for first contents while they are copied. Losing any of them is
 `Unreachable`: the source is opened again.
@@ -22,6 +27,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import anyio
 import msgspec
 
 from actors.errors import InvalidUsage, ProtocolError
@@ -29,13 +35,24 @@ from actors.kernel.clock import Clock, SystemClock
 from actors.sources import postgres_catalog as catalog
 from actors.sources import postgres_setup as setup
 from actors.sources.postgres_catalog import Health, Table, lsn_of, lsn_text
-from actors.sources.postgres_changes import ANEW, Changes, Filled, type_changed
+from actors.sources.postgres_changes import Changes
 from actors.sources.postgres_config import PostgresConfig
 from actors.sources.postgres_errors import Refused
-from actors.sources.postgres_snapshot import Contents, Snapshot
+from actors.sources.postgres_footing import (
+    ANEW,
+    Ends,
+    Filled,
+    Refills,
+    Stands,
+    Verdict,
+    bind,
+)
+from actors.sources.postgres_names import identifier, numbers_of
+from actors.sources.postgres_position import position_lsn, read_position, write_position
+from actors.sources.postgres_snapshot import Snapshot, copied_contents
 from actors.sources.postgres_stream import Stream
-from actors.sources.postgres_types import TypeFacts, column_type
-from actors.sources.postgres_wire import Wire, identifier, literal
+from actors.sources.postgres_survey import Survey, glance, judge_all, survey_now
+from actors.sources.postgres_wire import Wire
 from actors.sources.source import (
     POSITION_BYTES_MAX,
     Export,
@@ -44,28 +61,13 @@ from actors.sources.source import (
     Idle,
     Lag,
     Mark,
+    Truncated,
     Unreachable,
 )
 
 _IDLE_WAIT_S: Final = 1.0
+_VISIBLE_WAIT_S: Final = 0.002
 _IN_USE: Final = "55006"
-_NO_SUCH_OBJECT: Final = "42704"
-
-
-class _Filled(msgspec.Struct, frozen=True, array_like=True):
-    """See `Filled`."""
-
-    oid: int
-    lsn: str
-    columns: list[int]
-    number_max: int
-
-
-class _Position(msgspec.Struct, frozen=True):
-    system: str
-    database: str
-    lsn: str
-    filled: dict[str, _Filled]
 
 
 class PostgresSource:
@@ -83,12 +85,18 @@ class PostgresSource:
         self._snapshot: Snapshot | None = None
         self._stream: Stream | None = None
         self._ready: deque[Given] = deque()
+        self._unsure: list[Given] = []
+        """Not given before the tables were looked at: there is a mark among it."""
         self._changes: Changes | None = None
         self._filled: dict[str, Filled] = {}
         self._exports: dict[str, Export] = {}
         self._system = ""
         self._looked_ms = 0.0
         self._health: Health | None = None
+        self._surveyed = ""
+        """Digest of the catalog when the tables were judged last."""
+        self._types: tuple[int, ...] = ()
+        """Those of the tables' columns, and all that they are made of."""
         self._rows_known: int | None = None
         self._rows_staged = 0
         self._notes: dict[str, str] = {}
@@ -115,7 +123,6 @@ class PostgresSource:
             raise Unreachable(f"PostgreSQL: {error}", error.server_hint) from None
 
     async def _open(self, exports: Sequence[Export], position: str | None) -> None:
-        config = self._config
         self._exports = {export.name: export for export in exports}
         self._looker = looker = await self._connect(replication=False)
         maker = await self._connect(replication=True)
@@ -123,41 +130,25 @@ class PostgresSource:
             await setup.check_server(maker)
             identity = await maker.query("IDENTIFY_SYSTEM")
             self._system = identity[0][0] or ""
-            was = self._read_position(position)
-            found = await catalog.tables(looker, list(self._exports))
-            types = await setup.types_of(looker, found.values())
-            present = [found[name] for name in self._exports if name in found]
-            await setup.publish(looker, config, self._publication, present)
+            was = None
+            if position is not None:
+                was = read_position(position, self._system, self._config.database)
             filled = {
-                name: Filled(each.oid, lsn_of(each.lsn), tuple(each.columns), each.number_max)
+                name: each
                 for name, each in (was.filled if was else {}).items()
                 if name in self._exports and not self._exports[name].is_new
             }
-            new = [name for name in self._exports if name not in filled and name in found]
-            gone = [name for name in self._exports if name not in filled and name not in found]
-            lsn = lsn_of(was.lsn) if was else 0
+            found = await catalog.tables(looker, list(self._exports))
+            present = [
+                table
+                for name, table in found.items()
+                if name not in filled or filled[name].oid == table.oid
+            ]
+            await setup.publish(looker, self._config, self._publication, present)
+            lsn = was.lsn if was else 0
             health = await catalog.health(looker, self._slot)
-            setup.check_slot(health, self._slot, config, lsn)
-            snapshot = ""
-            if health.slot is None or new:
-                at, snapshot = await self._export_snapshot(maker, health, resumed=was is not None)
-                lsn = lsn or at
-                filled |= {name: _filled(found[name], self._exports[name], at) for name in new}
-            elif not was:
-                lsn = health.slot.confirmed_lsn
-            self._filled = filled
-            self._changes = Changes(
-                exports, filled, types, config.numeric, lsn, self._position_text, new
-            )
-            for name in gone:
-                self._ready += self._changes.fail(name, "there is no such table any more", ANEW)
-            if len(self._position_text(lsn)) > POSITION_BYTES_MAX:
-                raise InvalidUsage(f"{len(exports)} tables are too many: make several sources")
-            if new:
-                await self._begin_snapshot([found[name] for name in new], types, snapshot)
-            elif was is None:
-                self._ready.append(Mark(self._position_text(lsn)))
-            self._judge(found, types)
+            setup.check_slot(health, self._slot, self._config, lsn)
+            await self._begin(maker, health, found, filled, lsn)
         except BaseException:
             await self.close()
             raise
@@ -166,17 +157,90 @@ class PostgresSource:
         self._health = health
         self._looked_ms = self._clock.monotonic_ms()
 
-    def _read_position(self, position: str | None) -> _Position | None:
-        if position is None:
-            return None
-        was = msgspec.json.decode(position, type=_Position)
-        if was.system != self._system or was.database != self._config.database:
-            raise InvalidUsage(
-                f"this is server {self._system}, database {self._config.database}; what is here"
-                f" came from server {was.system}, database {was.database}: name that one, or drop"
-                " the source and create it again"
+    async def _begin(
+        self,
+        maker: Wire,
+        health: Health,
+        found: Mapping[str, Table],
+        filled: dict[str, Filled],
+        lsn: int,
+    ) -> None:
+        """Find out what became of the tables that were filled, and begin to fill the others."""
+        looker = self._looker
+        assert looker is not None, "open"
+        began, at = lsn > 0, lsn
+        survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
+        verdicts = await self._judge(survey, filled)
+        anew = {name for name, each in verdicts.items() if isinstance(each, Refills)}
+        new = [found[name] for name in self._exports if name in found]
+        new = [table for table in new if table.name not in filled or table.name in anew]
+        refused: dict[str, str] = {}
+        if health.slot is None or new:
+            at, name = await self._export_snapshot(maker, health, resumed=began)
+            # Nothing older is needed where no table's rows here stay.
+            lsn = lsn if any(isinstance(each, Stands) for each in verdicts.values()) else at
+            if new:
+                then, refused = await self._begin_snapshot(new, name)
+                for table in new:
+                    filled[table.name] = self._bind(then, table, at)
+        elif not began:
+            assert health.slot is not None, "else it would be made"
+            lsn = health.slot.confirmed_lsn
+        self._filled = filled
+        survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
+        for table in new:
+            fresh = filled[table.name]
+            if self._bind(survey, table, at) != fresh and table.name not in refused:
+                raise self._was_altered(table.name)
+        verdicts = await self._judge(survey, filled)
+        self._changes = changes = Changes(
+            self._exports.values(),
+            filled,
+            survey.types,
+            self._config.numeric,
+            lsn,
+            self._position_text,
+            [table.name for table in new],
+        )
+        self._settle(survey, verdicts)
+        for name in self._exports:
+            if name not in filled:
+                self._ready += changes.fail(name, "there is no such table any more", ANEW)
+            elif name in refused:
+                hint = "check that the user may SELECT all columns of the table"
+                error = f"the table cannot be read: {refused[name]}"
+                self._ready += changes.fail(name, error, hint)
+        if len(self._position_text(lsn)) > POSITION_BYTES_MAX:
+            raise InvalidUsage(f"{len(self._exports)} tables are too many: make several sources")
+        if new:
+            self._ready += [Truncated(name) for name in sorted(anew) if name not in refused]
+            assert self._snapshot is not None, "begun"
+            live = [table for table in new if not changes.is_failed(table.name)]
+            self._snapshot.copy(
+                copied_contents(
+                    self._exports[table.name],
+                    filled[table.name],
+                    survey.tables[table.oid],
+                    survey.types,
+                    self._config.numeric,
+                )
+                for table in live
             )
-        return was
+        elif not began:
+            self._ready.append(Mark(self._position_text(lsn)))
+
+    @staticmethod
+    def _was_altered(name: str) -> Unreachable:
+        return Unreachable(f"PostgreSQL: {name} was altered as it was to be copied", "tried again")
+
+    def _bind(self, then: Survey, table: Table, lsn: int) -> Filled:
+        """Return a table as filled at the snapshot, as it was there. Raises `Unreachable`."""
+        there = then.tables.get(table.oid)
+        if there is None or there.name != table.name:
+            raise self._was_altered(table.name)
+        pairs = [(column.number, column.name) for column in there.columns]
+        numbers = numbers_of(self._exports[table.name].schema.names, pairs)
+        return bind(there, numbers, lsn, then.types, then.publication)
 
     async def _export_snapshot(
         self, maker: Wire, health: Health, *, resumed: bool
@@ -197,34 +261,13 @@ class PostgresSource:
         return lsn_of(rows[0][1]), rows[0][2] or ""
 
     async def _begin_snapshot(
-        self, tables: list[Table], types: Mapping[int, TypeFacts], snapshot: str
-    ) -> None:
-        contents = []
-        for table in tables:
-            export = self._exports[table.name]
-            by_name = {column.name: column for column in table.columns}
-            kinds = []
-            for column in export.schema.columns:
-                told = by_name.get(column.name)
-                kind = (
-                    column_type(told.type_oid, told.modifier, types, self._config.numeric)
-                    if told
-                    else None
-                )
-                if kind is None or kind.spark != column.type:
-                    now = f"is {kind.spark} now" if kind else "is gone"
-                    self._ready += self._changes_().fail(
-                        table.name, f"column {column.name} {now}; it was {column.type}", ANEW
-                    )
-                    break
-                kinds.append(kind)
-            else:
-                contents.append(Contents(export, table.relation, tuple(kinds)))
-        wire = await self._connect(replication=False)
-        self._snapshot = Snapshot(wire, contents)
+        self, tables: Sequence[Table], name: str
+    ) -> tuple[Survey, dict[str, str]]:
+        """See `Snapshot.begin`."""
+        self._snapshot = Snapshot(await self._connect(replication=False))
         known = [table.rows for table in tables]
         self._rows_known = sum(known) if min(known) >= 0 else None
-        await self._snapshot.begin(snapshot)
+        return await self._snapshot.begin(name, tables, self._publication)
 
     # -- one thing after another ------------------------------------------------------------
 
@@ -241,6 +284,9 @@ class PostgresSource:
 
     async def _next(self) -> Given:
         while not self._ready:
+            if self._unsure:
+                await self._confirm()
+                continue
             if self._snapshot is not None:
                 await self._next_of_snapshot()
                 continue
@@ -255,8 +301,8 @@ class PostgresSource:
                 continue
             # What is there at once is handed on; else the driver hears that there is nothing.
             wait_s = min(_IDLE_WAIT_S, (due - now) / 1000) if self._idle else 0.0
-            self._ready += await stream.next(wait_s)
-            if not self._ready:
+            self._give(await stream.next(wait_s))
+            if not self._ready and not self._unsure:
                 if self._changes_().holding:
                     stream.ask()
                 if not self._idle:
@@ -264,6 +310,12 @@ class PostgresSource:
                     return Idle()
         self._idle = False
         return self._ready.popleft()
+
+    def _give(self, given: Sequence[Given]) -> None:
+        if any(isinstance(each, Mark) for each in given):
+            self._unsure += given
+        else:
+            self._ready += given
 
     async def _next_of_snapshot(self) -> None:
         snapshot, changes = self._snapshot, self._changes_()
@@ -277,7 +329,7 @@ class PostgresSource:
         else:
             snapshot.close()
             self._snapshot = None
-            self._ready += changes.contents_given()
+            self._give(changes.contents_given())
 
     async def _begin_stream(self) -> None:
         wire = await self._connect(replication=True)
@@ -308,16 +360,13 @@ class PostgresSource:
         return Unreachable(f"PostgreSQL: {error}", hint)
 
     async def _look(self) -> None:
-        """Looks at the slot and the tables."""
+        """Look at the slot and the tables."""
         looker = self._looker
         assert looker is not None, "open"
         self._health = health = await catalog.health(looker, self._slot)
         if health.slot is None or health.slot.wal_status == "lost":
             state = "was dropped" if health.slot is None else "has lost log (wal_status lost)"
-            raise Unreachable(
-                f"PostgreSQL: slot {self._slot} {state}",
-                setup.AGAIN,
-            )
+            raise Unreachable(f"PostgreSQL: slot {self._slot} {state}", setup.AGAIN)
         if health.slot.wal_status == "unreserved":
             self._notes["slot"] = (
                 f"slot {self._slot} is about to lose log (wal_status unreserved): raise"
@@ -325,54 +374,72 @@ class PostgresSource:
             )
         else:
             self._notes.pop("slot", None)
-        found = await catalog.tables(looker, list(self._exports))
-        published = await catalog.publication(looker, self._publication)
-        self._judge(found, await setup.types_of(looker, found.values()))
-        for name in self._exports:
-            if published is None or name not in published.tables:
-                self._ready += self._changes_().fail(
-                    name,
-                    f"publication {self._publication} gives the table no more",
-                    f"changes since then are not in the stream: add it again there, then {ANEW}",
-                )
+        await self._survey()
         self._looked_ms = self._clock.monotonic_ms()
 
-    def _judge(self, found: Mapping[str, Table], types: Mapping[int, TypeFacts]) -> None:
-        """What became of the tables."""
+    async def _confirm(self) -> None:
+        """Let pass what is marked, once the tables were looked at after all that it tells: what
+        fails, fails before the mark."""
+        looker = self._looker
+        assert looker is not None, "open"
         changes = self._changes_()
-        for name, filled in self._filled.items():
-            table = found.get(name)
-            if table is None or table.oid != filled.oid:
-                error = "the table was dropped or renamed" if table is None else "it was made anew"
-                self._ready += changes.fail(name, error, ANEW)
-                continue
-            columns = {column.number: column for column in table.columns}
-            for number, column in zip(
-                filled.columns, self._exports[name].schema.columns, strict=True
-            ):
-                told = columns.get(number)
-                if told is None or told.name != column.name:
-                    error = f"column {column.name} was dropped or renamed"
-                    self._ready += changes.fail(name, error, ANEW)
-                    break
-                numeric = self._config.numeric
-                now = column_type(told.type_oid, told.modifier, types, numeric).spark
-                if now != column.type:
-                    error = type_changed(column.name, column.type, now)
-                    self._ready += changes.fail(name, error, ANEW)
-                    break
-            added = [each.name for each in table.columns if each.number > filled.number_max]
-            self._notes.pop(name, None)
-            if added:
-                listed = ", ".join(added)
-                self._notes[name] = f"{name}: not taken are the new {listed}; to take them, {ANEW}"
+        oids = [each.oid for each in self._filled.values()]
+        while True:
+            seen = await glance(looker, oids, self._types, self._publication)
+            if seen.shows(changes.xids):
+                break
+            # The log tells of a transaction a moment before others see what it did.
+            await anyio.sleep(_VISIBLE_WAIT_S)
+        if seen.digest != self._surveyed:
+            await self._survey()
+        failed = changes.confirm()
+        place = next(at for at, each in enumerate(self._unsure) if isinstance(each, Mark))
+        self._ready += [*self._unsure[:place], *failed, *self._unsure[place:]]
+        self._unsure = []
+
+    async def _survey(self) -> None:
+        """Judge all tables. Raises `Unreachable` where one is to be filled anew."""
+        looker = self._looker
+        assert looker is not None, "open"
+        oids = [each.oid for each in self._filled.values()]
+        survey = await survey_now(looker, oids, self._publication)
+        self._settle(survey, await self._judge(survey, self._filled))
+
+    async def _judge(self, found: Survey, filled: Mapping[str, Filled]) -> dict[str, Verdict]:
+        """See `judge_all`; of those that have not failed."""
+        assert self._looker is not None, "open"
+        changes = self._changes
+        live = {n: f for n, f in filled.items() if changes is None or not changes.is_failed(n)}
+        return await judge_all(
+            self._looker, found, live, self._exports, self._publication, self._config.numeric
+        )
+
+    def _settle(self, survey: Survey, verdicts: Mapping[str, Verdict]) -> None:
+        """Go by what became of the tables. Raises `Unreachable`."""
+        changes = self._changes_()
+        self._surveyed, self._types = survey.seen.digest, tuple(sorted(survey.types))
+        changes.learn(survey.types)
+        for name, verdict in verdicts.items():
+            match verdict:
+                case Stands():
+                    self._filled[name] = msgspec.structs.replace(
+                        self._filled[name], footing=verdict.footing, names=verdict.names
+                    )
+                    changes.stands(name, verdict)
+                    self._notes.pop(name, None)
+                    if verdict.note:
+                        self._notes[name] = verdict.note
+                case Ends(error, hint):
+                    self._ready += changes.fail(name, error, hint)
+                case Refills(reason):
+                    raise Unreachable(f"PostgreSQL: {name}: {reason}", "the table is filled anew")
 
     # -- the rest ----------------------------------------------------------------------------
 
     async def taken(self, position: str) -> None:
         """See `Source.taken`."""
         if self._stream is not None:
-            self._stream.taken(lsn_of(msgspec.json.decode(position, type=_Position).lsn))
+            self._stream.taken(position_lsn(position))
 
     def lag(self) -> Lag:
         """See `Source.lag`."""
@@ -409,24 +476,11 @@ class PostgresSource:
             return
         wire = await self._connect(replication=False)
         try:
-            health = await catalog.health(wire, self._slot)
-            if health.slot is not None and health.slot.plugin == "pgoutput":
-                if health.slot.active_pid:
-                    await wire.query(f"SELECT pg_terminate_backend({health.slot.active_pid}, 5000)")
-                await self._drop_slot(wire)
-            if not self._config.publication:
-                await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(self._publication)}")
+            await setup.remove(wire, self._config, self._slot, self._publication)
         except Refused as error:
             raise Unreachable(f"PostgreSQL: {error}", error.server_hint) from None
         finally:
             wire.close()
-
-    async def _drop_slot(self, wire: Wire) -> None:
-        try:
-            await wire.query(f"SELECT pg_drop_replication_slot({literal(self._slot)})")
-        except Refused as error:
-            if error.sqlstate != _NO_SUCH_OBJECT:  # then somebody else has dropped it
-                raise
 
     def _changes_(self) -> Changes:
         assert self._changes is not None, "open"
@@ -442,19 +496,4 @@ class PostgresSource:
         return wire
 
     def _position_text(self, lsn: int) -> str:
-        filled = {
-            name: _Filled(each.oid, lsn_text(each.lsn), list(each.columns), each.number_max)
-            for name, each in self._filled.items()
-        }
-        position = _Position(self._system, self._config.database, lsn_text(lsn), filled)
-        return msgspec.json.encode(position).decode()
-
-
-def _filled(table: Table, export: Export, lsn: int) -> Filled:
-    numbers = {column.name: column.number for column in table.columns}
-    return Filled(
-        table.oid,
-        lsn,
-        tuple(numbers.get(name, 0) for name in export.schema.names),
-        max(numbers.values()),
-    )
+        return write_position(self._system, self._config.database, lsn, self._filled)

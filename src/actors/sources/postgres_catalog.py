@@ -11,14 +11,18 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import InvalidUsage
-from actors.plan.schema import Column, Schema
-from actors.sources.postgres_types import TypeFacts, column_type
-from actors.sources.postgres_wire import Wire, identifier, literal
-from actors.sources.source import Export
+from actors.sources.postgres_names import (
+    identifier,
+    literal,
+    qualified_name,
+    split_name,
+)
+from actors.sources.postgres_types import TypeFacts
+from actors.sources.postgres_wire import Wire
 
 VERSION_MIN: Final = 130_000
-_VERSION_WITH_LISTS: Final = 150_000
+_VERSION_WITH_MULTIRANGES: Final = 140_000
+VERSION_WITH_LISTS: Final = 150_000
 """From here on publications may name columns and filter rows."""
 
 
@@ -34,6 +38,25 @@ class TableColumn(msgspec.Struct, frozen=True):
     readable: bool
     key_place: int
     """In the key that tells rows apart (from 1); 0: not in it."""
+    changed_xid: int = 0
+    """Transaction that wrote the column's row of the catalog: whatever alters a column does."""
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One partition that holds rows."""
+
+    oid: int
+    relation: str
+    """As SQL names it."""
+    kind: str
+    """``r``; ``f`` for a foreign table."""
+    permanent: bool
+    identity: str
+    key: tuple[str, ...]
+    """Columns that its own replica identity tells rows apart by."""
+    filenode: int
+    attached_xid: int
+    """Transaction that made it, or a table above it, a partition of the whole."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -52,11 +75,15 @@ class Table(msgspec.Struct, frozen=True):
     rows: int
     """About; -1: not known."""
     columns: tuple[TableColumn, ...]
+    filenode: int = 0
+    """File of its rows: another one after a rewrite, also by TRUNCATE and VACUUM FULL."""
+    leaves: tuple[Leaf, ...] = ()
+    """Partitions that hold rows, in order of their oids."""
 
     @property
     def name(self) -> str:
         """As exports are named."""
-        return f"{self.schema}.{self.table}"
+        return qualified_name(self.schema, self.table)
 
     @property
     def relation(self) -> str:
@@ -74,6 +101,7 @@ class Table(msgspec.Struct, frozen=True):
 class Publication(msgspec.Struct, frozen=True):
     """What a publication gives."""
 
+    name: str
     owned: bool
     all_tables: bool
     missing: tuple[str, ...]
@@ -82,6 +110,8 @@ class Publication(msgspec.Struct, frozen=True):
     """Name of each table, with its columns (empty: all)."""
     filtered: tuple[str, ...]
     """Tables of which it gives some rows only."""
+    tokens: Mapping[int, str]
+    """By the table's oid: tells one membership from another after it, and from altered ones."""
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -116,25 +146,33 @@ def lsn_text(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
-async def tables(wire: Wire, names: Iterable[str] | None = None) -> dict[str, Table]:
-    """Tables of that name, with their schemas; None: all that the user may read. Partitions of a
-    partitioned table are no tables of their own."""
+async def tables(
+    wire: Wire, names: Iterable[str] | None = None, oids: Iterable[int] | None = None
+) -> dict[str, Table]:
+    """Return tables of these names, or with these oids, by their names now; both None: all that
+    the user may read. Partitions of a partitioned table are no tables of their own."""
     chosen = "has_table_privilege(c.oid, 'SELECT')"
-    if names is not None:
-        listed = ", ".join(literal(name) for name in names) or "NULL"
-        chosen = f"n.nspname || '.' || c.relname IN ({listed})"
+    if oids is not None:
+        chosen = f"c.oid IN ({listed_numbers(oids) or 'NULL'})"
+    elif names is not None:
+        pairs = (
+            f"({literal(schema)}, {literal(table)})" for schema, table in map(split_name, names)
+        )
+        chosen = f"(n.nspname, c.relname) IN ({', '.join(pairs) or '(NULL, NULL)'})"
     rows = await wire.query(
         "SELECT c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,"
-        " row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), c.reltuples::bigint"
-        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), c.reltuples::bigint,"
+        " c.relfilenode FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition"
         " AND n.nspname NOT IN ('pg_catalog', 'information_schema')"
-        f" AND n.nspname !~ '^pg_(toast|temp)' AND {chosen} ORDER BY 2, 3"
+        f" AND n.nspname !~ '^pg_(toast|temp)' AND {chosen}"
+        " ORDER BY n.nspname <> 'public', 2, 3"
     )
-    columns = await _columns(wire, [_number(row[0]) for row in rows])
+    columns = await _columns(wire, [number_of(row[0]) for row in rows])
+    leaves = await _leaves(wire, [number_of(row[0]) for row in rows if row[3] == "p"])
     found = [
         Table(
-            oid=_number(row[0]),
+            oid=number_of(row[0]),
             schema=row[1] or "",
             table=row[2] or "",
             partitioned=row[3] == "p",
@@ -142,12 +180,22 @@ async def tables(wire: Wire, names: Iterable[str] | None = None) -> dict[str, Ta
             identity=row[5] or "n",
             row_security=row[6] == "t",
             owned=row[7] == "t",
-            rows=_number(row[8]),
-            columns=columns.get(_number(row[0]), ()),
+            rows=number_of(row[8]),
+            columns=columns.get(number_of(row[0]), ()),
+            filenode=number_of(row[9]),
+            leaves=leaves.get(number_of(row[0]), ()),
         )
         for row in rows
     ]
     return {table.name: table for table in found}
+
+
+_KEY: Final = (
+    "SELECT string_to_array(i.indkey::text, ' ')::int2[] AS columns FROM pg_index i"
+    " WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate"
+    " AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END LIMIT 1"
+)
+"""Numbers of the columns that tell rows of table ``c`` apart."""
 
 
 async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColumn, ...]]:
@@ -156,29 +204,61 @@ async def _columns(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[TableColu
     rows = await wire.query(
         "SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, a.attnotnull,"
         " a.attgenerated <> '', has_column_privilege(a.attrelid, a.attnum, 'SELECT'),"
-        " COALESCE(array_position(k.columns, a.attnum), 0)"
+        " COALESCE(array_position(k.columns, a.attnum), 0), a.xmin"
         " FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
-        " LEFT JOIN LATERAL (SELECT string_to_array(i.indkey::text, ' ')::int2[] AS columns"
-        " FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate"
-        " AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END"
-        " LIMIT 1) k ON true"
-        f" WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid IN ({_listed(oids)})"
+        f" LEFT JOIN LATERAL ({_KEY}) k ON true"
+        f" WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attrelid IN ({listed_numbers(oids)})"
         " ORDER BY a.attrelid, a.attnum"
     )
     found: dict[int, list[TableColumn]] = {}
-    for oid, name, number, kind, modifier, not_null, generated, readable, place in rows:
+    for oid, name, number, kind, modifier, not_null, generated, readable, place, xid in rows:
         column = TableColumn(
             name=name or "",
-            number=_number(number),
-            type_oid=_number(kind),
-            modifier=_number(modifier),
+            number=number_of(number),
+            type_oid=number_of(kind),
+            modifier=number_of(modifier),
             not_null=not_null == "t",
             generated=generated == "t",
             readable=readable == "t",
-            key_place=_number(place),
+            key_place=number_of(place),
+            changed_xid=number_of(xid),
         )
-        found.setdefault(_number(oid), []).append(column)
+        found.setdefault(number_of(oid), []).append(column)
     return {oid: tuple(columns) for oid, columns in found.items()}
+
+
+async def _leaves(wire: Wire, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]]:
+    """Return the partitions that hold rows, by the oid of the whole. The query reads the catalog's
+    tables, no function: so it tells what its transaction's snapshot sees."""
+    if not oids:
+        return {}
+    rows = await wire.query(
+        "WITH RECURSIVE below(root, oid, attached) AS ("
+        " SELECT i.inhparent, i.inhrelid, i.xmin FROM pg_inherits i"
+        f" WHERE i.inhparent IN ({listed_numbers(oids)}) UNION ALL"
+        " SELECT b.root, i.inhrelid, CASE WHEN age(i.xmin) < age(b.attached) THEN i.xmin"
+        " ELSE b.attached END FROM below b JOIN pg_inherits i ON i.inhparent = b.oid)"
+        " SELECT b.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence,"
+        " c.relreplident, c.relfilenode, b.attached, (SELECT json_agg(a.attname ORDER BY a.attnum)"
+        " FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.columns))"
+        " FROM below b JOIN pg_class c ON c.oid = b.oid"
+        f" JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN LATERAL ({_KEY}) k ON true"
+        " WHERE c.relkind <> 'p' ORDER BY c.oid"
+    )
+    found: dict[int, list[Leaf]] = {}
+    for root, oid, schema, table, kind, persistence, identity, filenode, attached, key in rows:
+        leaf = Leaf(
+            oid=number_of(oid),
+            relation=f"{identifier(schema or '')}.{identifier(table or '')}",
+            kind=kind or "",
+            permanent=persistence == "p",
+            identity=identity or "n",
+            key=msgspec.json.decode(key, type=tuple[str, ...]) if key else (),
+            filenode=number_of(filenode),
+            attached_xid=number_of(attached),
+        )
+        found.setdefault(number_of(root), []).append(leaf)
+    return {root: tuple(leaves) for root, leaves in found.items()}
 
 
 async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
@@ -186,27 +266,49 @@ async def type_facts(wire: Wire, oids: Iterable[int]) -> dict[int, TypeFacts]:
     wanted = sorted(set(oids))
     if not wanted:
         return {}
-    element = "(SELECT e.oid FROM pg_catalog.pg_type e WHERE e.typarray = t.oid)"
+    # By the oid, which has an index; typarray has none.
+    element = "(SELECT e.oid FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)"
+    multiple = wire.server_version >= _VERSION_WITH_MULTIRANGES
+    ranges = "r.rngtypid, r.rngmultitypid" if multiple else "r.rngtypid"
+    attributes = (
+        "FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typtype = 'c' AND a.attnum > 0"
+        " AND NOT a.attisdropped"
+    )
     rows = await wire.query(
-        f"WITH RECURSIVE used(oid) AS (SELECT unnest(ARRAY[{_listed(wanted)}]::oid[]) UNION"
-        " SELECT below.oid FROM used u JOIN pg_type t ON t.oid = u.oid,"
-        f" LATERAL (VALUES (t.typbasetype), ({element})) below(oid) WHERE below.oid <> 0)"
+        f"WITH RECURSIVE used(oid) AS (SELECT unnest(ARRAY[{listed_numbers(wanted)}]::oid[]) UNION"
+        " SELECT below.oid FROM used u JOIN pg_type t ON t.oid = u.oid, LATERAL"
+        f" (SELECT t.typbasetype UNION SELECT {element} UNION SELECT a.atttypid {attributes}"
+        f" UNION SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN ({ranges}))"
+        " below(oid) WHERE below.oid <> 0)"
         " SELECT t.oid, t.typname, t.typoutput::regproc::text, t.typbasetype, t.typtypmod,"
-        f" COALESCE({element}, 0), t.typdelim FROM used JOIN pg_type t USING (oid)"
+        f" COALESCE({element}, 0), t.typdelim,"
+        " (SELECT json_agg(json_build_array(e.oid::bigint, e.enumlabel) ORDER BY e.oid)"
+        " FROM pg_enum e WHERE e.enumtypid = t.oid),"
+        " (SELECT json_agg(json_build_array(a.attnum, a.atttypid::bigint, a.atttypmod)"
+        f" ORDER BY a.attnum) {attributes}),"
+        f" (SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN ({ranges}))"
+        " FROM used JOIN pg_type t USING (oid)"
     )
     found = [
         TypeFacts(
-            oid=_number(oid),
+            oid=number_of(oid),
             name=name or "",
             output=output or "textout",
-            base=_number(base),
-            base_modifier=_number(modifier),
-            element=_number(inner),
+            base=number_of(base),
+            base_modifier=number_of(modifier),
+            element=number_of(inner),
             delimiter=delimiter or ",",
+            labels=msgspec.json.decode(labels, type=tuple[tuple[int, str], ...]) if labels else (),
+            attributes=_attributes(parts),
+            range_of=number_of(below),
         )
-        for oid, name, output, base, modifier, inner, delimiter in rows
+        for oid, name, output, base, modifier, inner, delimiter, labels, parts, below in rows
     ]
     return {facts.oid: facts for facts in found}
+
+
+def _attributes(text: str | None) -> tuple[tuple[int, int, int], ...]:
+    return msgspec.json.decode(text, type=tuple[tuple[int, int, int], ...]) if text else ()
 
 
 async def publication(wire: Wire, name: str) -> Publication | None:
@@ -217,29 +319,56 @@ async def publication(wire: Wire, name: str) -> Publication | None:
     )
     if not rows:
         return None
-    lists = wire.server_version >= _VERSION_WITH_LISTS
+    lists = wire.server_version >= VERSION_WITH_LISTS
     more = "array_to_json(attnames)::text, rowfilter" if lists else "NULL, NULL"
     listed = await wire.query(
-        f"SELECT schemaname || '.' || tablename, {more} FROM pg_publication_tables"
+        f"SELECT schemaname, tablename, {more} FROM pg_publication_tables"
         f" WHERE pubname = {literal(name)}"
     )
     given: dict[str, tuple[str, ...]] = {}
-    for table, columns, _ in listed:
-        given[table or ""] = tuple(msgspec.json.decode(columns, type=list[str])) if columns else ()
+    for schema, table, columns, _ in listed:
+        given[qualified_name(schema or "", table or "")] = (
+            tuple(msgspec.json.decode(columns, type=list[str])) if columns else ()
+        )
     kinds = ("insert", "update", "delete", "truncate")
     return Publication(
+        name=name,
         owned=rows[0][0] == "t",
         all_tables=rows[0][1] == "t",
         missing=tuple(kind for kind, on in zip(kinds, rows[0][2:], strict=True) if on != "t"),
         tables=given,
-        filtered=tuple(table or "" for table, _, condition in listed if condition),
+        filtered=tuple(
+            qualified_name(schema or "", table or "")
+            for schema, table, _, condition in listed
+            if condition
+        ),
+        tokens=await _memberships(wire, name),
     )
+
+
+async def _memberships(wire: Wire, publication: str) -> dict[int, str]:
+    """Return by the oid of each table what names its membership: the rows of the catalog that the
+    publication, and the table's or its schema's part in it, consist of."""
+    whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {literal(publication)}"
+    parts = "SELECT prrelid AS table, oid AS part FROM pg_publication_rel WHERE prpubid = p.oid"
+    if wire.server_version >= VERSION_WITH_LISTS:
+        parts += (
+            " UNION ALL SELECT c.oid, s.oid FROM pg_publication_namespace s"
+            " JOIN pg_class c ON c.relnamespace = s.pnnspid WHERE s.pnpubid = p.oid"
+            " AND c.relkind IN ('r', 'p')"
+        )
+    rows = await wire.query(
+        "SELECT r.table, concat_ws(' ', p.oid, p.xmin, string_agg(r.part::text, ' ' ORDER BY"
+        f" r.part)) FROM ({whole}) p CROSS JOIN LATERAL ({parts}) r GROUP BY 1, p.oid, p.xmin"
+        f" UNION ALL SELECT 0, concat_ws(' ', p.oid, p.xmin) FROM ({whole}) p"
+    )
+    return {number_of(table): token or "" for table, token in rows}
 
 
 async def sender_timeout_ms(wire: Wire) -> int:
     """After so long without a word of ours the server ends a replication; 0: never."""
     rows = await wire.query("SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'")
-    return _number(rows[0][0])
+    return number_of(rows[0][0])
 
 
 async def health(wire: Wire, slot: str) -> Health:
@@ -255,91 +384,18 @@ async def health(wire: Wire, slot: str) -> Health:
         found = Slot(
             plugin=plugin or "",
             database=database or "",
-            active_pid=_number(process),
+            active_pid=number_of(process),
             confirmed_lsn=lsn_of(confirmed),
             wal_status=status or "",
         )
     return Health(lsn_of(lsn), found)
 
 
-def export_of(
-    table: Table, leave_out: Sequence[str], types: Mapping[int, TypeFacts], numeric: str
-) -> Export:
-    """The table as an export, without these columns and generated ones. Raises `InvalidUsage`:
-    everything that is wrong with it, and what to do."""
-    name = f"{identifier(table.schema)}.{identifier(table.table)}"
-    absent = sorted(set(leave_out) - {column.name for column in table.columns})
-    if absent:
-        raise InvalidUsage(f"{table.name} has no columns {', '.join(absent)} to leave out")
-    if not table.permanent:
-        raise InvalidUsage(f"{table.name} is unlogged: ALTER TABLE {name} SET LOGGED")
-    if table.row_security:
-        raise InvalidUsage(
-            f"row security hides rows of {table.name} from the user: ALTER ROLE … BYPASSRLS"
-        )
-    columns = [
-        column for column in table.columns if column.name not in leave_out and not column.generated
-    ]
-    hidden = [column.name for column in columns if not column.readable]
-    if hidden:
-        raise InvalidUsage(
-            f"the user may not read {', '.join(hidden)} of {table.name}: GRANT SELECT ON {name}"
-            " to it (and USAGE on the schema), or leave these columns out"
-        )
-    if not columns:
-        raise InvalidUsage(f"{table.name} has no columns to take")
-    kept = {column.name for column in columns}
-    key = table.key if set(table.key) <= kept else ()
-    if table.identity != "f":
-        advice = (
-            f"give it a PRIMARY KEY, or ALTER TABLE {name} REPLICA IDENTITY FULL"
-            if not table.key
-            else f"take these columns too, or ALTER TABLE {name} REPLICA IDENTITY FULL"
-        )
-        if table.identity == "n" or not table.key:
-            raise InvalidUsage(f"nothing tells rows of {table.name} apart: {advice}")
-        if not key:
-            raise InvalidUsage(
-                f"the key of {table.name} ({', '.join(table.key)}) is left out: {advice}"
-            )
-    held = tuple(
-        Column(
-            column.name,
-            column_type(column.type_oid, column.modifier, types, numeric).spark,
-            nullable=not column.not_null,
-        )
-        for column in columns
-    )
-    return Export(table.name, Schema(held, key))
-
-
-def check_published(found: Publication, name: str, exports: Sequence[Export]) -> list[Export]:
-    """Those of the exports that the publication does not give yet. Raises `InvalidUsage` when it
-    gives others only in part."""
-    if found.missing:
-        raise InvalidUsage(
-            f"publication {name} leaves out {', '.join(found.missing)}: ALTER PUBLICATION"
-            f" {identifier(name)} SET (publish = 'insert, update, delete, truncate')"
-        )
-    for export in exports:
-        columns = found.tables.get(export.name, ())
-        absent = sorted(set(export.schema.names) - set(columns)) if columns else []
-        if absent:
-            raise InvalidUsage(
-                f"publication {name} leaves out {', '.join(absent)} of {export.name}: add them to"
-                " its list of columns, or leave them out here"
-            )
-        if export.name in found.filtered:
-            raise InvalidUsage(
-                f"publication {name} gives some rows of {export.name} only (WHERE): take the"
-                " condition away, and put it into a view here"
-            )
-    return [export for export in exports if export.name not in found.tables]
-
-
-def _listed(numbers: Iterable[int]) -> str:
+def listed_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers as SQL lists them."""
     return ", ".join(map(str, numbers))
 
 
-def _number(text: str | None) -> int:
+def number_of(text: str | None) -> int:
+    """Return a number that a query gave; 0 for NULL."""
     return int(text or 0)

@@ -19,8 +19,7 @@ type, its replica identity no longer gives its key, or a value cannot be held. O
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -29,6 +28,7 @@ import pyarrow as pa
 from actors.plan.schema import DIFF
 from actors.sources import pgoutput
 from actors.sources.pgoutput import Messages, Relation, Values
+from actors.sources.postgres_footing import ANEW, Filled, Stands, type_changed
 from actors.sources.postgres_frames import Places
 from actors.sources.postgres_types import ColumnType, TypeFacts, Unheld, column_type, from_text
 from actors.sources.source import (
@@ -43,20 +43,6 @@ from actors.sources.source import (
     Truncated,
     Upserts,
 )
-
-ANEW: Final = "drop this source's table here and add it again: it is then filled anew"
-
-
-class Filled(msgspec.Struct, frozen=True):
-    """A table whose first contents were taken."""
-
-    oid: int
-    lsn: int
-    """They hold exactly what was committed before this position."""
-    columns: tuple[int, ...] = ()
-    """Numbers of the export's columns in the server's catalog."""
-    number_max: int = 0
-    """The highest column number that the table had."""
 
 
 class _Bound(msgspec.Struct, frozen=True):
@@ -75,7 +61,7 @@ class Changes:
 
     def __init__(
         self,
-        exports: Sequence[Export],
+        exports: Iterable[Export],
         filled: Mapping[str, Filled],
         types: Mapping[int, TypeFacts],
         numeric: str,
@@ -90,7 +76,7 @@ class Changes:
         self.open = False
         """A transaction has begun and not ended."""
         self._exports = {export.name: export for export in exports}
-        self._filled = dict(filled)
+        self._filled = filled
         self._oids = {each.oid: name for name, each in filled.items()}
         self._types = types
         self._numeric = numeric
@@ -107,6 +93,13 @@ class Changes:
         """No mark before it."""
         self._filling = tuple(filling)
         """Exports whose first contents come before the next mark."""
+        self.xids: set[int] = set()
+        """Transactions told since the tables were last looked at, modulo 2^32."""
+        self._described: dict[str, set[tuple[str, ...]]] = {}
+        """By export: columns that the server has listed since then."""
+        self._listed: dict[str, tuple[str, ...]] = {}
+        """By export: columns that every list must begin with, as names alone do not tell columns
+        apart any more."""
 
     def take(self, batch: Messages) -> list[Given]:
         """What a batch brings: rows, then a mark for its last commit, then rows of a transaction
@@ -134,6 +127,33 @@ class Changes:
         if self.open or lsn <= self.lsn:
             return []
         return self._mark(lsn, None)
+
+    def stands(self, export: str, found: Stands) -> None:
+        """A table was looked at, and goes on."""
+        if found.footing.strict:
+            self._listed[export] = found.all_names
+
+    def learn(self, types: Mapping[int, TypeFacts]) -> None:
+        """Types are as the catalog says now."""
+        self._types = types
+
+    def confirm(self) -> list[Given]:
+        """All tables were looked at after what was told last: what fails with that."""
+        given: list[Given] = []
+        for export, columns in self._listed.items():
+            for told in self._described.get(export, ()):
+                if told[: len(columns)] != columns:
+                    error = (
+                        f"its columns changed names: {', '.join(told)}, now {', '.join(columns)}"
+                    )
+                    given += self.fail(export, error, ANEW)
+        self._described.clear()
+        self.xids.clear()
+        return given
+
+    def is_failed(self, export: str) -> bool:
+        """Tell whether an export has ended."""
+        return export in self._failed
 
     def fail(self, export: str, error: str, hint: str) -> list[Given]:
         """An export ends, once."""
@@ -171,6 +191,8 @@ class Changes:
                 continue
             relation = pgoutput.relation(batch, index)
             known = self._relations.get(relation.oid)
+            names = tuple(column.name for column in relation.columns)
+            self._described.setdefault(self._oids.get(relation.oid, ""), set()).add(names)
             if known == relation:
                 continue
             if known is not None:
@@ -180,6 +202,7 @@ class Changes:
         given += self._changes(batch, start, len(batch))
         begins, lsns = pgoutput.begins(batch)
         if len(begins):
+            self.xids |= pgoutput.xids(batch)
             self.open, self._commit_lsn = True, int(lsns[-1])
         return given
 
@@ -217,12 +240,11 @@ class Changes:
             return self.fail(name, error, f"rename it back, or {ANEW}")
         if name in self._failed:
             return []
-        export = self._exports[name]
-        wrong = _identity_changed(export, relation)
+        export, filled = self._exports[name], self._filled[name]
         places = {column.name: place for place, column in enumerate(relation.columns)}
         columns = []
-        for column in export.schema.columns:
-            place = places.get(column.name)
+        for column, there in zip(export.schema.columns, filled.names, strict=True):
+            place = places.get(there)
             if place is None:
                 return self.fail(name, f"column {column.name} was dropped or renamed", ANEW)
             told = relation.columns[place]
@@ -230,9 +252,10 @@ class Changes:
             if kind.spark != column.type:
                 return self.fail(name, type_changed(column.name, column.type, kind.spark), ANEW)
             columns.append((place, kind))
-        if wrong:
+        here = dict(zip(filled.names, export.schema.names, strict=True))
+        if wrong := _identity_changed(export, relation, here):
             return self.fail(name, wrong, ANEW)
-        self._bound[relation.oid] = _Bound(export, relation, tuple(columns), self._filled[name].lsn)
+        self._bound[relation.oid] = _Bound(export, relation, tuple(columns), filled.lsn)
         return []
 
     # -- rows -----------------------------------------------------------------------------
@@ -273,6 +296,7 @@ class Changes:
         tuples[old] = behind + 1
         after, _ = pgoutput.walk(data, tuples[news], width)
         name = bound.export.name
+        _check_old(bound, tags, marks)
         if bound.relation.identity == "f":
             _fill_unchanged(before, after, old[news], news[old])
             gone = _table(batch, before, bound, {DIFF: _full(-1, len(chosen[old]))})
@@ -284,8 +308,21 @@ class Changes:
         return Upserts(name, _upserts(batch, bound, tags, old, before, after))
 
 
+def _check_old(bound: _Bound, tags: pgoutput.Kinds, marks: pgoutput.Kinds) -> None:
+    """Raise `_Column` where a change comes without the whole old row that the table's identity
+    promises: a partition goes by its own."""
+    if bound.relation.identity != "f":
+        return
+    if bool(((tags != pgoutput.INSERT) & (marks != pgoutput.OLD)).any()):
+        raise _Column(
+            "the replica identity of a partition is not FULL, as its table's is: an old row is not"
+            " told",
+            f"ALTER TABLE … REPLICA IDENTITY FULL for all partitions, then {ANEW}",
+        )
+
+
 class _Column(Exception):
-    """A value of a column cannot be held."""
+    """A value of a column cannot be held, or an old row is not told."""
 
     def __init__(self, text: str, hint: str) -> None:
         super().__init__(text)
@@ -301,16 +338,12 @@ def unheld(column: str, error: Unheld) -> tuple[str, str]:
     )
 
 
-def type_changed(column: str, was: str, now: str) -> str:
-    """What is wrong with a column of another type."""
-    return f"column {column} changed its type: {was} became {now}"
-
-
-def _identity_changed(export: Export, relation: Relation) -> str:
-    """What is wrong with a table's replica identity; empty: nothing."""
+def _identity_changed(export: Export, relation: Relation, here: Mapping[str, str]) -> str:
+    """Return what is wrong with a table's replica identity; empty: nothing. `here`: names of its
+    columns here."""
     if relation.identity == "f":
         return ""
-    key = {column.name for column in relation.columns if column.in_key}
+    key = {here.get(column.name, column.name) for column in relation.columns if column.in_key}
     if key and key == set(export.schema.key):
         return ""
     told = f"({', '.join(sorted(key))})" if key else "nothing"

@@ -24,14 +24,17 @@ _SESSION: Final = {
     "timezone": "UTC",
     "extra_float_digits": "3",
     "bytea_output": "hex",
+    "lc_monetary": "C",
     "client_encoding": "UTF8",
     "standard_conforming_strings": "on",
+    "jit": "off",
     "row_security": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""How values are written out must not depend on the server's settings; and nothing times out."""
+"""How values are written out must not depend on the server's settings; nothing times out; and no
+query of the catalog, which is guessed to be large and is not, is compiled."""
 
 
 class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True, tag="postgres"):

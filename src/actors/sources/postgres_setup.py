@@ -1,23 +1,32 @@
 """What must be so on the server before a source begins there: checked, and made where it may be.
 
 `describe` checks all and changes nothing; `publish` makes the publication. Every refusal says
-what to do on the server.
+what to do on the server. Where all tables are asked for, one that cannot be taken is told beside
+the others.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
 
 from actors.errors import InvalidUsage
+from actors.plan.schema import Schema
 from actors.sources import postgres_catalog as catalog
 from actors.sources.postgres_catalog import Health, Table, lsn_text
 from actors.sources.postgres_config import PostgresConfig
 from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_exports import check_published, export_of
+from actors.sources.postgres_names import identifier, literal, qualified_name, split_name
 from actors.sources.postgres_types import TypeFacts
-from actors.sources.postgres_wire import Wire, identifier, literal
+from actors.sources.postgres_wire import Wire
 from actors.sources.source import Export, Unreachable
 
-AGAIN = "drop the source and create it again: its tables are then filled anew"
+_NO_SUCH_OBJECT: Final = "42704"
+AGAIN: Final = "drop the source and create it again: its tables are then filled anew"
 
 
 async def describe(
@@ -30,8 +39,8 @@ async def describe(
     await check_server(wire)
     await _check_room(wire)
     published = await catalog.publication(wire, publication)
-    leave_out = {_whole(name): list(out) for name, out in (wanted or {}).items()}
-    names = list(leave_out) if wanted is not None else None
+    asked = None if wanted is None else _asked(wanted)
+    names = None if asked is None else list(asked)
     if names is None and published is not None and config.publication:
         names = list(published.tables)
     found = await catalog.tables(wire, names)
@@ -39,32 +48,52 @@ async def describe(
     if absent:
         raise InvalidUsage(
             f"no tables {', '.join(absent)} in database {config.database} (views, foreign tables"
-            " and single partitions cannot be taken)"
+            f" and single partitions cannot be taken){await _similar(wire, absent)}"
         )
     types = await types_of(wire, found.values())
     exports, wrong = [], []
     for name, table in found.items():
+        text, out = asked[name] if asked is not None and wanted is not None else ("", ())
         try:
-            out = leave_out.get(name, [])
-            exports.append(catalog.export_of(table, out, types, config.numeric))
+            export = export_of(table, out, types, config.numeric)
+            if published is not None:
+                check_published(published, export, table)
         except InvalidUsage as error:
-            wrong.append(str(error))
-    if wrong:
-        if names is None:
-            wrong.append("or name the tables to take")
-        raise InvalidUsage("; ".join(wrong))
+            wrong.append(Export(name, Schema(()), table=table.table, refused=str(error)))
+        else:
+            exports.append(msgspec.structs.replace(export, asked_as=text))
+    if wrong and (asked is not None or not exports):
+        raise InvalidUsage("; ".join(each.refused for each in wrong))
     if published is not None:
-        lacking = catalog.check_published(published, publication, exports)
-        sql = _publish_sql(publication, [found[each.name] for each in lacking], new=False)
+        lacking = [found[each.name] for each in exports if each.name not in published.tables]
         may = published.owned
     else:
-        lacking = exports
-        sql = _publish_sql(publication, list(found.values()), new=True)
+        lacking = [found[each.name] for each in exports]
         rows = await wire.query("SELECT has_database_privilege(current_database(), 'CREATE')")
         may = rows[0][0] == "t"
     if lacking:
-        _check_may_publish(config, publication, [found[each.name] for each in lacking], may, sql)
-    return tuple(exports)
+        sql = _publish_sql(publication, lacking, new=published is None)
+        _check_may_publish(config, publication, lacking, may, sql)
+    return (*exports, *wrong)
+
+
+def _asked(wanted: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, Sequence[str]]]:
+    """Return by the names of tables how each was asked for, and its columns to leave out."""
+    found: dict[str, tuple[str, Sequence[str]]] = {}
+    for text, out in wanted.items():
+        name = qualified_name(*split_name(text))
+        if name in found:
+            raise InvalidUsage(f"{found[name][0]!r} and {text!r} are one table: name it once")
+        found[name] = (text, out)
+    return found
+
+
+async def _similar(wire: Wire, absent: Sequence[str]) -> str:
+    """Return a hint at tables that may have been meant; empty: there are none."""
+    there = {name.lower(): name for name in await catalog.tables(wire)}
+    close = [difflib.get_close_matches(name.lower(), list(there), 1) for name in absent]
+    meant = [there[name] for names in close for name in names]
+    return f"; there is {', '.join(meant)}" if meant else ""
 
 
 async def check_server(wire: Wire) -> None:
@@ -181,5 +210,16 @@ async def types_of(wire: Wire, tables: Iterable[Table]) -> dict[int, TypeFacts]:
     )
 
 
-def _whole(name: str) -> str:
-    return name if "." in name else f"public.{name}"
+async def remove(wire: Wire, config: PostgresConfig, slot: str, publication: str) -> None:
+    """Remove what was made on the server for a source that is dropped. Raises `Refused`."""
+    found = (await catalog.health(wire, slot)).slot
+    if found is not None and found.plugin == "pgoutput":
+        if found.active_pid:
+            await wire.query(f"SELECT pg_terminate_backend({found.active_pid}, 5000)")
+        try:
+            await wire.query(f"SELECT pg_drop_replication_slot({literal(slot)})")
+        except Refused as error:
+            if error.sqlstate != _NO_SUCH_OBJECT:  # then somebody else has dropped it
+                raise
+    if not config.publication:
+        await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(publication)}")

@@ -11,7 +11,7 @@ last one is given. A value that cannot be held ends its table (`ExportFailed`), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -20,12 +20,23 @@ import pyarrow as pa
 
 from actors.plan.schema import DIFF
 from actors.sources import pgoutput
+from actors.sources.postgres_catalog import Table
 from actors.sources.postgres_changes import unheld
 from actors.sources.postgres_copy import Copy
 from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_footing import Filled
 from actors.sources.postgres_frames import Frames, be16, be32
-from actors.sources.postgres_types import ColumnType, Unheld, copy_expression, from_binary
-from actors.sources.postgres_wire import Wire, identifier, literal
+from actors.sources.postgres_names import identifier, literal
+from actors.sources.postgres_survey import Survey, survey
+from actors.sources.postgres_types import (
+    ColumnType,
+    TypeFacts,
+    Unheld,
+    column_type,
+    copy_expression,
+    from_binary,
+)
+from actors.sources.postgres_wire import Wire
 from actors.sources.source import Export, ExportFailed, Rows
 
 BUFFER_BYTES: Final = 256 * 1024
@@ -43,22 +54,34 @@ class Contents(msgspec.Struct, frozen=True):
     """As SQL's FROM names it."""
     kinds: tuple[ColumnType, ...]
     """Of the export's columns."""
+    names: tuple[str, ...]
+    """Of these there."""
 
     def select(self) -> str:
         """The rows as `from_binary` reads them."""
         columns = ", ".join(
-            copy_expression(identifier(column.name), kind)
-            for column, kind in zip(self.export.schema.columns, self.kinds, strict=True)
+            copy_expression(identifier(name), kind)
+            for name, kind in zip(self.names, self.kinds, strict=True)
         )
         return f"SELECT {columns} FROM {self.relation}"
+
+
+def copied_contents(
+    export: Export, filled: Filled, table: Table, types: Mapping[int, TypeFacts], numeric: str
+) -> Contents:
+    """Return what is copied of a table: the columns that it is bound to."""
+    columns = {column.number: column for column in table.columns}
+    bound = [columns[number] for number in filled.columns]
+    kinds = tuple(column_type(each.type_oid, each.modifier, types, numeric) for each in bound)
+    return Contents(export, table.relation, kinds, filled.names)
 
 
 class Snapshot:
     """Copies tables, one after another."""
 
-    def __init__(self, wire: Wire, tables: Sequence[Contents]) -> None:
+    def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._left = list(tables)
+        self._left: list[Contents] = []
         self._copy: Copy | None = None
         self._begun = False
         self._parts: list[pa.Table] = []
@@ -68,10 +91,28 @@ class Snapshot:
         self.rows = 0
         """Given so far."""
 
-    async def begin(self, snapshot: str) -> None:
-        """Takes on an exported snapshot. Raises `Refused`, `Unreachable`."""
+    async def begin(
+        self, snapshot: str, tables: Sequence[Table], publication: str
+    ) -> tuple[Survey, dict[str, str]]:
+        """Take on an exported snapshot, and lock the tables: nobody alters, empties or rewrites one
+        while it is copied. Return what the catalog says there, and by its name why a table cannot
+        be had. Raises `Refused`, `Unreachable`."""
         await self._wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await self._wire.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+        refused = {}
+        for table in tables:
+            await self._wire.query("SAVEPOINT one")
+            try:
+                await self._wire.query(f"LOCK TABLE {table.relation} IN ACCESS SHARE MODE")
+            except Refused as error:
+                await self._wire.query("ROLLBACK TO one")
+                refused[table.name] = str(error)
+        oids = [table.oid for table in tables]
+        return await survey(self._wire, oids, publication), refused
+
+    def copy(self, tables: Iterable[Contents]) -> None:
+        """Choose what comes, in that order."""
+        self._left = list(tables)
 
     async def next(self) -> Rows | ExportFailed | None:
         """The next piece; None when all tables are given. Raises `Unreachable`."""

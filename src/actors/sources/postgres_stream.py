@@ -28,7 +28,8 @@ from actors.sources.postgres_catalog import lsn_text
 from actors.sources.postgres_changes import Changes
 from actors.sources.postgres_copy import Copy
 from actors.sources.postgres_frames import Frames
-from actors.sources.postgres_wire import Wire, identifier, literal
+from actors.sources.postgres_names import identifier, literal
+from actors.sources.postgres_wire import Wire
 from actors.sources.source import Given, Unreachable
 
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024

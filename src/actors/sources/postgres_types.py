@@ -87,6 +87,17 @@ class TypeFacts(msgspec.Struct, frozen=True):
     element: int = 0
     """Of a real array: its elements' type; else 0."""
     delimiter: str = ","
+    labels: tuple[tuple[int, str], ...] = ()
+    """Of an enum, with the oid of each: a newer label has a higher one."""
+    attributes: tuple[tuple[int, int, int], ...] = ()
+    """Of a composite: number, type and modifier of each."""
+    range_of: int = 0
+    """Of a range: its bounds' type."""
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Types that its values are made of."""
+        return (self.base, self.element, self.range_of, *(kind for _, kind, _ in self.attributes))
 
 
 class ColumnType(msgspec.Struct, frozen=True):
@@ -297,6 +308,9 @@ def from_binary(data: Bytes, values: Values, kind: ColumnType) -> pa.Array:
         width = np.dtype(number).itemsize
         view = np.ndarray((len(data) - width + 1,), number, data, strides=(1,))
         made = view[values.starts]
+        if made.dtype.kind == "f":
+            # The server keeps a NaN's bits in COPY, and tells changes as the text NaN: one NaN.
+            made = np.where(np.isnan(made), made.dtype.type(np.nan), made)
         return pa.array(
             made.astype(made.dtype.newbyteorder("=")), mask=mask, type=_number_type(oid)
         )

@@ -24,6 +24,9 @@ class Wire:
         self._copy: Copy | None = None
         self._asked = False
         """A query's answers were not all read: whoever asked was cancelled."""
+        self._beginning = False
+        """A COPY was asked for and has not begun: after a cancellation there is no telling which of
+        its bytes come next."""
 
     @classmethod
     async def connect(cls, parameters: Mapping[str, str], clock: Clock) -> Wire:
@@ -58,9 +61,8 @@ class Wire:
         connection = self._connection
         rows: list[tuple[str | None, ...]] = []
         error: Refused | None = None
+        await self._drain()
         try:
-            while self._asked and await next_result(connection) is not None:
-                pass
             self._asked = True
             connection.send_query(sql.encode())
             while connection.flush():
@@ -83,13 +85,29 @@ class Wire:
         """Begins a COPY … TO STDOUT or START_REPLICATION, with a buffer of that size. Raises
         `Refused`, `Unreachable`."""
         connection = self._connection
+        await self._drain()
         if self._copy is not None:
             self._copy.end()
-        if connection.ssl_in_use or connection.used_gssapi:
-            self._copy = await LibpqCopy.begin(connection, sql, bytes_max)
-        else:
-            self._copy = await RawCopy.begin(connection, sql, bytes_max)
+        self._beginning = True
+        kind = LibpqCopy if connection.ssl_in_use or connection.used_gssapi else RawCopy
+        try:
+            self._copy = await kind.begin(connection, sql, bytes_max)
+        except Refused:
+            self._beginning = False
+            raise
+        self._beginning = False
         return self._copy
+
+    async def _drain(self) -> None:
+        """Read what is left of answers to a query that was cancelled. Raises `Unreachable`."""
+        if self._beginning:
+            raise gone("a COPY was given up as it began")
+        try:
+            while self._asked and await next_result(self._connection) is not None:
+                pass
+        except libpq.LOST as lost:
+            raise gone(str(lost)) from None
+        self._asked = False
 
     def close(self) -> None:
         """Ends the connection; twice is fine."""
@@ -113,14 +131,3 @@ def _rows(result: libpq.Result) -> list[tuple[str | None, ...]]:
 def _quoted(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def identifier(name: str) -> str:
-    """A name as SQL writes it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    """A text as SQL writes it (standard_conforming_strings may be off)."""
-    escaped = text.replace("'", "''")
-    return f"E'{escaped}'".replace("\\", "\\\\") if "\\" in text else f"'{escaped}'"

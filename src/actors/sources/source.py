@@ -59,6 +59,13 @@ class Export(msgspec.Struct, frozen=True):
     is_new: bool = False
     """Nothing of it was ever given, or it went and came again: it is filled, also where the
     position names it. Told by whoever opens the source."""
+    asked_as: str = ""
+    """How `describe` was asked for it, where that is another spelling of its name."""
+    table: str = ""
+    """Bare name, which its table gets unless another is wanted; empty: the last part of `name`."""
+    refused: str = ""
+    """Reason why it cannot be taken, and what to do; empty: it can. Only where `describe` was
+    asked for all: what is named and cannot be taken is an error."""
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -150,9 +157,10 @@ class Source(Protocol):
     """One kind's implementation. Made from its configuration by `sources.kinds`."""
 
     async def describe(self, wanted: Mapping[str, Sequence[str]] | None) -> tuple[Export, ...]:
-        """The exports that there are outside (`wanted` None: all), or those named, each with the
-        columns to leave out. Checks all that can be checked before anything is made. Raises
-        `InvalidUsage` (what is wrong, and what to do outside), `Unreachable`."""
+        """Return the exports that there are outside (`wanted` None: all, those that cannot be
+        taken with their `refused`), or exactly those named, each with the columns to leave out.
+        Checks all that can be checked before anything is made. Raises `InvalidUsage` (what is
+        wrong, and what to do outside), `Unreachable`."""
         ...
 
     async def open(self, exports: Sequence[Export], position: str | None) -> None:

@@ -20,7 +20,8 @@ from actors.kernel import Clock
 from actors.sources.postgres_copy import Copy
 from actors.sources.postgres_errors import Refused
 from actors.sources.postgres_frames import Frames
-from actors.sources.postgres_wire import Wire, identifier
+from actors.sources.postgres_names import identifier
+from actors.sources.postgres_wire import Wire
 from actors.sources.source import Unreachable
 from actors.wal.first_record import FirstRecord
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn

@@ -1,0 +1,104 @@
+"""Names of PostgreSQL's tables and columns, as SQL writes them and as they are called here. Pure.
+
+Names here are compared without regard to case, as Spark compares them; PostgreSQL tells ``v`` and
+``V`` apart. A column keeps its name wherever it can, blanks and all. One that cannot (an earlier
+column of the table has the same name here; two underscores at the beginning; blanks at an end, or
+characters that are not printed) is called by its name and its number in PostgreSQL's catalog, which
+never changes:
+
+>>> columns_here([(1, "v"), (2, "V"), (3, "__time"), (4, "a ")])
+{1: 'v', 2: 'V_2', 3: '_time_3', 4: 'a_4'}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from actors.errors import InvalidUsage
+
+_PART: Final = r'("(?:[^"]|"")+"|[^".][^.]*)'
+_QUALIFIED: Final = re.compile(rf"(?:{_PART}\.)?{_PART}", re.DOTALL)
+
+
+def identifier(name: str) -> str:
+    """Return a name as SQL writes it, in quotation marks."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return a text as SQL writes it (standard_conforming_strings may be off)."""
+    escaped = text.replace("'", "''")
+    return f"E'{escaped}'".replace("\\", "\\\\") if "\\" in text else f"'{escaped}'"
+
+
+def qualified_name(schema: str, table: str) -> str:
+    """Return the name that a table has as an export: ``schema.table``. A part with a dot or a
+    quotation mark in it is quoted as in SQL, so that no two tables share a name."""
+    return ".".join(
+        identifier(part) if "." in part or '"' in part else part for part in (schema, table)
+    )
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return schema and table of ``orders`` (of ``public``), ``shop.orders`` or ``shop."a.b"``;
+    case counts. Raises `InvalidUsage`."""
+    match = _QUALIFIED.fullmatch(name)
+    if match is None:
+        raise InvalidUsage(
+            f"{name!r} names no table: give table or schema.table, and quote a part that has a dot"
+            ' or begins with a quotation mark: public."a.b"'
+        )
+    schema, table = (
+        part[1:-1].replace('""', '"') if part and part.startswith('"') else part
+        for part in match.groups()
+    )
+    return schema or "public", table or ""
+
+
+def fold(name: str) -> str:
+    """Return what names here are compared by: no two that Spark may take for one differ in it."""
+    return name.upper().lower()
+
+
+def columns_here(columns: Iterable[tuple[int, str]], others: Iterable[str] = ()) -> dict[int, str]:
+    """Return the names here of (number, name) in order of their numbers. `others`: names of the
+    table's columns that are not taken, which no made-up name may equal."""
+    columns = list(columns)
+    there = {fold(name) for _, name in columns} | {fold(name) for name in others}
+    used: set[str] = set()
+    found = {}
+    for number, name in columns:
+        here = name
+        if _is_unfit(name) or fold(name) in used:
+            here = _numbered(number, name)
+            while fold(here) in there | used:
+                here += "_"
+        used.add(fold(here))
+        found[number] = here
+    return found
+
+
+def is_called(here: str, number: int, name: str) -> bool:
+    """Tell whether `columns_here` may call the column of that number and name so."""
+    return here == name or here.rstrip("_") == _numbered(number, name).rstrip("_")
+
+
+def numbers_of(here: Sequence[str], columns: Sequence[tuple[int, str]]) -> tuple[int, ...]:
+    """Return the number of the column that each name here stands for; 0 where there is none."""
+    own = {name: number for number, name in columns}
+    found = []
+    for each in here:
+        made = (number for number, name in columns if is_called(each, number, name))
+        found.append(own.get(each) or next(made, 0))
+    return tuple(found)
+
+
+def _is_unfit(name: str) -> bool:
+    return name.startswith("__") or name != name.strip() or not name.isprintable()
+
+
+def _numbered(number: int, name: str) -> str:
+    printed = "".join(char if char.isprintable() else "_" for char in name).strip()
+    return f"{re.sub(r'^__+', '_', printed)}_{number}"

@@ -1,0 +1,69 @@
+"""Positions of a PostgreSQL source as texts: a server, a place in its log, and of each table what
+its rows here rest on. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from actors.errors import InvalidUsage
+from actors.sources.postgres_catalog import lsn_of, lsn_text
+from actors.sources.postgres_footing import Filled, Footing
+
+
+class _Filled(msgspec.Struct, frozen=True, array_like=True):
+    """See `Filled`."""
+
+    oid: int
+    lsn: str
+    columns: list[int]
+    number_max: int
+    footing: Footing = Footing()
+
+
+class _Position(msgspec.Struct, frozen=True):
+    system: str
+    database: str
+    lsn: str
+    filled: dict[str, _Filled]
+
+
+class PostgresPosition(msgspec.Struct, frozen=True):
+    """Where a source stands: everything before `lsn` was given."""
+
+    lsn: int
+    filled: dict[str, Filled]
+
+
+def write_position(system: str, database: str, lsn: int, filled: Mapping[str, Filled]) -> str:
+    """Return a position as its text."""
+    tables = {
+        name: _Filled(
+            each.oid, lsn_text(each.lsn), list(each.columns), each.number_max, each.footing
+        )
+        for name, each in filled.items()
+    }
+    return msgspec.json.encode(_Position(system, database, lsn_text(lsn), tables)).decode()
+
+
+def read_position(text: str, system: str, database: str) -> PostgresPosition:
+    """Return the position of a text. Raises `InvalidUsage` when it is another server's."""
+    was = msgspec.json.decode(text, type=_Position)
+    if was.system != system or was.database != database:
+        raise InvalidUsage(
+            f"this is server {system}, database {database}; what is here came from server"
+            f" {was.system}, database {was.database}: name that one, or drop the source and create"
+            " it again"
+        )
+    filled = {
+        name: Filled(each.oid, lsn_of(each.lsn), tuple(each.columns), each.number_max, each.footing)
+        for name, each in was.filled.items()
+    }
+    return PostgresPosition(lsn_of(was.lsn), filled)
+
+
+def position_lsn(text: str) -> int:
+    """Return the place in the log of a position's text."""
+    return lsn_of(msgspec.json.decode(text, type=_Position).lsn)

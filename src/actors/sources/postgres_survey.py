@@ -1,0 +1,152 @@
+"""The catalog at one moment: all that a source goes by, and a glance that tells whether it changed.
+
+A glance is one cheap query, asked before every mark; the whole is read only where it tells of a
+change. What became of the tables is for `postgres_footing` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from actors.sources.postgres_catalog import (
+    VERSION_WITH_LISTS,
+    Leaf,
+    Publication,
+    Table,
+    listed_numbers,
+    publication,
+    tables,
+    type_facts,
+)
+from actors.sources.postgres_errors import Refused
+from actors.sources.postgres_footing import Filled, Refills, Stands, Verdict, judge
+from actors.sources.postgres_names import literal
+from actors.sources.postgres_types import TypeFacts
+from actors.sources.postgres_wire import Wire
+from actors.sources.source import Export, Unreachable
+
+
+async def was_filled_before(wire: Wire, leaf: Leaf) -> bool:
+    """Tell whether a partition may hold rows that stood in it before it became one. Rows of
+    younger transactions came later, through the table, and the server has told of them."""
+    try:
+        rows = await wire.query(
+            f"SELECT 1 FROM ONLY {leaf.relation}"
+            f" WHERE age(xmin) >= age({literal(str(leaf.attached_xid))}::xid) LIMIT 1"
+        )
+    except Refused:
+        return True
+    return bool(rows)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """The catalog at one moment, in short."""
+
+    digest: str
+    """Another one after whatever may alter the tables, their types or the publication."""
+    running: frozenset[int]
+    """Transactions that the moment does not show yet though they may have ended, modulo 2^32."""
+    next_xid: int
+    """Neither does it show those from here on."""
+
+    def shows(self, xids: Iterable[int]) -> bool:
+        """Tell whether the moment shows what all these transactions did."""
+        return not any(xid in self.running or (xid - self.next_xid) % 2**32 < 2**31 for xid in xids)
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """All that a source goes by, at one moment."""
+
+    seen: Seen
+    tables: Mapping[int, Table]
+    """By their oids."""
+    types: Mapping[int, TypeFacts]
+    publication: Publication | None
+
+
+async def survey(wire: Wire, oids: Sequence[int], name: str) -> Survey:
+    """Return what the catalog says of tables with these oids and of a publication. For one moment
+    it runs in a transaction that sees one."""
+    found = {table.oid: table for table in (await tables(wire, oids=oids)).values()}
+    columns = [column for table in found.values() for column in table.columns]
+    types = await type_facts(wire, (column.type_oid for column in columns))
+    given = await publication(wire, name)
+    return Survey(await glance(wire, oids, types, name), found, types, given)
+
+
+async def survey_now(wire: Wire, oids: Sequence[int], name: str) -> Survey:
+    """Return the same, in a transaction of its own."""
+    await wire.query("ROLLBACK")  # whoever was cancelled within one has left it open
+    await wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    found = await survey(wire, oids, name)
+    await wire.query("COMMIT")
+    return found
+
+
+async def glance(wire: Wire, oids: Sequence[int], types: Iterable[int], publication: str) -> Seen:
+    """Return what tells whether anything about these tables may have changed: one cheap query."""
+    tables, kinds = listed_numbers(oids) or "NULL", listed_numbers(types) or "NULL"
+    whole = f"SELECT oid FROM pg_publication WHERE pubname = {literal(publication)}"
+    parts = [
+        "SELECT 'c', c.oid, c.xmin FROM pg_class c JOIN member m ON m.oid = c.oid",
+        "SELECT 'n', n.oid, n.xmin FROM pg_namespace n WHERE n.oid IN"
+        f" (SELECT relnamespace FROM pg_class WHERE oid IN ({tables}))",
+        f"SELECT 'a' || a.attnum, a.attrelid, a.xmin FROM pg_attribute a"
+        f" WHERE a.attnum > 0 AND a.attrelid IN ({tables})",
+        "SELECT 'h', i.inhrelid, i.xmin FROM pg_inherits i JOIN member m ON m.oid = i.inhrelid",
+        "SELECT 'x', i.indexrelid, i.xmin FROM pg_index i JOIN member m ON m.oid = i.indrelid",
+        f"SELECT 'p', p.oid, p.xmin FROM pg_publication p WHERE p.oid IN ({whole})",
+        f"SELECT 'r', r.oid, r.xmin FROM pg_publication_rel r WHERE r.prpubid IN ({whole})",
+        f"SELECT 'e', e.oid, e.xmin FROM pg_enum e WHERE e.enumtypid IN ({kinds})",
+        "SELECT 't' || a.attnum, a.attrelid, a.xmin FROM pg_attribute a JOIN pg_type t"
+        f" ON t.typrelid = a.attrelid WHERE t.oid IN ({kinds}) AND a.attnum > 0",
+    ]
+    if wire.server_version >= VERSION_WITH_LISTS:
+        parts.append(
+            "SELECT 's', s.oid, s.xmin FROM pg_publication_namespace s"
+            f" WHERE s.pnpubid IN ({whole})"
+        )
+    rows = await wire.query(
+        f"WITH RECURSIVE member(oid) AS (SELECT unnest(ARRAY[{listed_numbers(oids)}]::oid[]) UNION"
+        " SELECT i.inhrelid FROM pg_inherits i JOIN member m ON i.inhparent = m.oid"
+        " JOIN pg_class p ON p.oid = m.oid AND p.relkind = 'p')"
+        " SELECT md5(string_agg(concat_ws(' ', kind, oid, xid), ',' ORDER BY kind, oid,"
+        f" xid::text)), pg_current_snapshot() FROM ({' UNION ALL '.join(parts)})"
+        " one(kind, oid, xid)"
+    )
+    digest, snapshot = rows[0]
+    _, xmax, running = (snapshot or "").split(":")
+    return Seen(
+        digest or "",
+        frozenset(int(xid) % 2**32 for xid in running.split(",") if xid),
+        int(xmax) % 2**32,
+    )
+
+
+async def judge_all(
+    wire: Wire,
+    found: Survey,
+    filled: Mapping[str, Filled],
+    exports: Mapping[str, Export],
+    publication_name: str,
+    numeric: str,
+) -> dict[str, Verdict]:
+    """Return what became of tables that are filled. Raises `Unreachable`."""
+    if found.publication is None:
+        raise Unreachable(
+            f"PostgreSQL: publication {publication_name} was dropped",
+            "it is made again where that may be, and its tables are filled anew",
+        )
+    verdicts: dict[str, Verdict] = {}
+    for name, each in filled.items():
+        table = found.tables.get(each.oid)
+        verdict = judge(exports[name], each, table, found.types, found.publication, numeric)
+        if isinstance(verdict, Stands):
+            for leaf in verdict.new_leaves:
+                if await was_filled_before(wire, leaf):
+                    verdict = Refills(f"partition {leaf.relation} came with rows")
+                    break
+        verdicts[name] = verdict
+    return verdicts
