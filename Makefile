@@ -65,6 +65,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/persist_crash.py
 	@$(BIN)/python tests/proof/persist_two.py
 	@$(BIN)/python tests/proof/postgres_campaign.py
+	@$(BIN)/python tests/proof/fuzz_postgres.py
 	@$(BIN)/python tests/proof/user_hour.py
 	@$(BIN)/python tests/proof/fuzz_protocol.py
 	@$(BIN)/python tests/proof/fuzz_wal_storage.py
