@@ -99,7 +99,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     tmp_path_factory.getbasetemp()  # pytest's own folders stay where they are looked for
     patch = pytest.MonkeyPatch()
     folder = tempfile.mkdtemp(prefix="penstock-tests-")
-    os.chmod(folder, 0o711)  # a PostgreSQL of root's tests runs as another user
+    os.chmod(folder, 0o1777)  # as the machine's own: a PostgreSQL of root's runs as another user
     patch.setenv("TMPDIR", folder)
     patch.setattr(tempfile, "tempdir", folder)
     try:

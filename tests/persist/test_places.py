@@ -126,7 +126,7 @@ async def test_wrong_urls_of_documents_say_what_is_understood(url: str, text: st
 async def test_without_psycopg_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("psycopg", "actors.persist.consensus_postgres", "actors.persist.postgres_link"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(StorageError, match=r"pip install 'penstock\[postgres\]'"):
+    with pytest.raises(StorageError, match=r"pip install 'penstock-views\[postgres\]'"):
         await documents("postgresql://host/db")
 
 

@@ -81,7 +81,7 @@ def test_sinks_stay_below_the_folder_that_is_allowed(tmp_path: Path) -> None:
 
 async def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(InvalidUsage, match=r"penstock\[delta\]"):
+    with pytest.raises(InvalidUsage, match=r"penstock-views\[delta\]"):
         await made_in("x", settings_of(tmp_path)).open(SCHEMA)
 
 

@@ -97,5 +97,5 @@ def test_without_any_libpq_a_source_says_what_to_install(
 
     monkeypatch.setattr(libpq, "_library", none)
     around = Surroundings(SystemClock(), Settings(), tmp_path, id="u1")  # type: ignore[arg-type]
-    with pytest.raises(InvalidUsage, match=r"penstock\[postgres\]"):
+    with pytest.raises(InvalidUsage, match=r"penstock-views\[postgres\]"):
         make_source(PostgresConfig(host="nowhere"), around)

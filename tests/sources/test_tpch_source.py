@@ -186,7 +186,7 @@ async def test_without_the_tool_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(InvalidUsage, match=r"penstock\[tpch\]"):
+    with pytest.raises(InvalidUsage, match=r"penstock-views\[tpch\]"):
         await run(tmp_path, Contents())
 
 

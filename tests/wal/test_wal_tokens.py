@@ -149,7 +149,7 @@ def test_keys_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return real(name, *given, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(BadSettings, match=r"penstock\[jwt\]"):
+    with pytest.raises(BadSettings, match=r"penstock-views\[jwt\]"):
         load_keys(tmp_path / "key")
 
 
