@@ -109,6 +109,7 @@ async def test_a_view_that_kills_the_engine_is_in_error_and_all_others_go_on(
         at = await client.insert("t", rows((5, 5)))
         with pytest.raises(ViewInError, match="JobTooLarge"):
             await contents(client, "killer", at)
+        assert (5, 1) in await contents(client, "fine", at)
         engine = engine_of(process.pid)
         for number in (6, 7):  # now it is left alone
             at = await client.insert("t", rows((number, 1)))

@@ -54,6 +54,7 @@ from actors.threshold_probes import use_kernel_limits
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0
+WATCHER_SECONDS: Final = 2.0
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 EXIT_PARENT_GONE: Final = 0
 EXIT_SPARK_GONE: Final = 3
@@ -142,10 +143,11 @@ class Child:
         self._desk = Desk()
         self._wake = threading.Event()
         self._serial = 0
+        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def start(self) -> None:
         """Starts the threads."""
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self._watcher.start()
         threading.Thread(target=self._cancel, name="cancel", daemon=True).start()
         threading.Thread(target=self._tell, name="progress", daemon=True).start()
         for number in range(self._engine.settings.engine_jobs_in_flight_max):
@@ -212,6 +214,8 @@ class Child:
             return answer
         except SparkGone as error:
             if self._engine.lost():
+                # Where a JVM has ended the watcher knows how, and leaves with that.
+                self._watcher.join(WATCHER_SECONDS)
                 leave(EXIT_SPARK_GONE, f"Spark is gone: {error}", self._engine)
             # it lives: the call itself failed
             return JobFailed(ticket.job.job_id, "EngineLost", str(error))

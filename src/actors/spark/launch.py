@@ -31,6 +31,8 @@ from actors.spark.remote_address import is_remote, shown
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, Start
 
 LOG_TAIL_BYTES: Final = 2000
+LOG_READ_BYTES: Final = 256 * 1024
+"""So far back a JVM's last words are looked for: what waited for it prints its own behind them."""
 RELEASE_SECONDS: Final = 4.0
 """A child without a JVM of its own gets so long to let go of what it has at its server."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -152,17 +154,17 @@ class EngineProcess:
             self.kill()
             status = await self._process.wait()
             self.why = f"exit status {status}{': ' * (status in _WHY)}{_WHY.get(status, '')}"
-            told = _TELLING.findall(await self._log_tail())
+            told = _TELLING.findall(await self._log_tail(LOG_READ_BYTES))
             if told:
                 self.why += f" ({told[-1].strip()})"
             self.killed_outside = status == -signal.SIGKILL or _JVM_KILLED in told
             await self._clock.run_blocking(lambda: shutil.rmtree(spare, ignore_errors=True))
 
-    async def _log_tail(self) -> str:
+    async def _log_tail(self, bytes_max: int = LOG_TAIL_BYTES) -> str:
         path = log_path(self._scratch)
         data = await self._clock.run_blocking(path.read_bytes)
         mine = data[self._log_start :] if len(data) >= self._log_start else data  # it was emptied
-        return mine[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return mine[-bytes_max:].decode(errors="replace").strip()
 
 
 def log_path(directory: Path) -> Path:
