@@ -61,7 +61,7 @@ class MemoryLedger:
             self._holders.append(WeakMethod(tell))
 
     def held(self) -> list[MemoryUse]:
-        """Return what holders tell; all of it is Arrow's memory."""
+        """Return what holders tell: rows, in Arrow's pool or where they came from as bytes."""
         with self._lock:
             holders = [each() for each in self._holders]
         return [use for tell in holders if tell is not None for use in tell()]
@@ -70,10 +70,14 @@ class MemoryLedger:
         """Return what holders tell, what the allocators have given out besides, and what these
         keep for themselves."""
         found = self.held()
+        given = {kind: now - self._start.get(kind, 0) for kind, now in allocated().items()}
         told = sum(use.bytes_memory for use in found)
-        for kind, now in allocated().items():
-            more = now - self._start.get(kind, 0) - (told if kind == "arrow" else 0)
-            found.append(MemoryUse(kind, "", bytes_memory=max(0, more)))
+        for kind in ("arrow", "malloc"):  # rows that came as bytes lie in C's heap
+            known = min(told, max(0, given.get(kind, 0)))
+            told -= known
+            if kind in given:
+                given[kind] -= known
+        found += (MemoryUse(kind, "", bytes_memory=max(0, more)) for kind, more in given.items())
         taken = anonymous_bytes() - self._taken
         kept = taken - sum(use.bytes_memory for use in found)
         return [*found, MemoryUse("allocator", "", bytes_memory=max(0, kept))]
