@@ -27,7 +27,11 @@ from actors.testing.checking import Options, Place
 from actors.testing.engine import InMemoryExecutor
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-SCRIPTS_ON_SPARK = ("join_natural_without_common_names", "min_max_deletes")
+SCRIPTS_ON_SPARK = (
+    "join_natural_without_common_names",
+    "min_max_deletes",
+    "spark_distinct_of_columns_and_filters",
+)
 IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
 EVERY_WAY = 6
 """Of so many scripts one is cut in every way and lives as dataflows, too: `make proof` does so
