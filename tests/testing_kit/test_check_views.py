@@ -31,7 +31,11 @@ from actors.testing.engine import InMemoryExecutor
 from actors.testing.view_scripts import Script, rows_of
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-SCRIPTS_ON_SPARK = ("join_natural_without_common_names", "min_max_deletes")
+SCRIPTS_ON_SPARK = (
+    "join_natural_without_common_names",
+    "min_max_deletes",
+    "spark_distinct_of_columns_and_filters",
+)
 SCRIPTS_OVER_A_BASE = (
     "avg_rounds_half_up", "conditional_sums", "group_key_moves", "join_rows_that_miss_in_time",
     "max_joined_back", "min_max_copies", "outer_copies", "primary_keys", "semi_null_on_the_left",

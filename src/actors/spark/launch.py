@@ -79,7 +79,9 @@ class EngineProcess:
         scratch: Path,
         clock: Clock,
         archive: Path | None = None,
+        log_start: int = 0,
     ) -> None:
+        """`log_start`: where in the log, which it shares with its predecessors, its own begins."""
         self._archive = archive
         self._process = process
         self._reader, self._writer = streams
@@ -87,8 +89,7 @@ class EngineProcess:
         self._scratch = scratch
         self._clock = clock
         self._killed = False
-        path = log_path(scratch)
-        self._log_start = path.stat().st_size if path.exists() else 0
+        self._log_start = log_start
         limit = settings.engine_frame_bytes_max
         self._out: FrameCodec[ChildMessage] = FrameCodec(ChildMessage, limit)
         self._in: FrameCodec[Answer] = FrameCodec(Answer, limit)
@@ -209,6 +210,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     log = os.open(log_path(directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log_start = os.fstat(log).st_size
     try:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "actors.spark.child", str(theirs.fileno())),
@@ -229,7 +231,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
         if settings.pin_cores:  # before it has threads: they and the JVM inherit it
             os.sched_setaffinity(process.pid, cores().engine)
         streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
-        made = EngineProcess(process, streams, settings, directory, clock, archive)
+        made = EngineProcess(process, streams, settings, directory, clock, archive, log_start)
         made.send(Start(settings, str(directory), str(archive or "")))
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
