@@ -16,7 +16,7 @@ import pytest
 from postgres_house import House  # type: ignore[import-not-found]
 
 from actors.client import Client
-from actors.errors import InvalidUsage, UnknownObject
+from actors.errors import InvalidUsage, PenstockError, UnknownObject
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
@@ -336,3 +336,30 @@ async def test_a_bare_name_gets_the_name_that_is_wanted(db: House, tmp_path: Pat
                 await client.alter_source("pg", [name])
         (status,) = await client.sources()
         assert [table.name for table in status.tables] == ["Big", "taken"]
+
+
+async def test_a_table_that_ended_is_added_again_as_its_error_says(
+    db: House, tmp_path: Path
+) -> None:
+    await db.run("CREATE TABLE marks (n bigint PRIMARY KEY)")
+    await db.run("CREATE TABLE items (id int PRIMARY KEY, v text); INSERT INTO items VALUES (1)")
+    async with running(tmp_path) as client:
+        await client.create_source("pg", options_of(db))
+        await caught_up(db, client, 0)
+        await db.run("ALTER TABLE items RENAME v TO w; INSERT INTO items VALUES (2, 'b')")
+        await caught_up(db, client, 1)
+        with pytest.raises(PenstockError, match="column v was dropped or renamed"):
+            await client.peek("items")
+        await client.drop("items")
+        await client.alter_source("pg", {"items": "items"})
+        for number in (2, 3):
+            time = await caught_up(db, client, number)
+            await client.wait_for("items", time)
+            found = (await client.peek("items", as_of=time)).to_pylist()
+            assert found == [{"id": 1, "w": None}, {"id": 2, "w": "b"}]
+            await db.run("UPDATE items SET w = w WHERE id = 2")
+        (status,) = await client.sources()
+        assert {table.health.status for table in status.tables} == {"running"}
+    async with running(tmp_path) as client:  # nor does the error come back
+        time = await caught_up(db, client, 4)
+        assert (await client.peek("items", as_of=time)).num_rows == 2

@@ -51,6 +51,9 @@ class IngestShards:
         self.position: str | None = None
         """Durable; None: nothing was ever taken in."""
         self.failed: dict[str, str] = {}
+        """Exports that ended, and why. One that was dropped and added again begins anew."""
+        self._bound: tuple[str, dict[str, str]] | None = None
+        """Position and failures as the remap shard holds them; None: nothing yet."""
 
     @property
     def ledger(self) -> MemoryLedger:
@@ -81,7 +84,7 @@ class IngestShards:
         """Reads where the source stands. Raises `UnknownObject`, `Corrupt`, `StorageError`."""
         shards = [self._remap, *(export.shard for export in self.exports.values())]
         self._uppers = {shard: await self._persist.upper(shard) for shard in shards}
-        self.position, self.failed = None, {}
+        self.position, self.failed, self._bound = None, {}, None
         if self.upper == 0:
             return
         rows = consolidate((await self._contents()).drop_columns([TIME])).to_pylist()
@@ -93,7 +96,13 @@ class IngestShards:
             )
         for row in rows:
             self.position = row["position"]
-            self.failed = msgspec.json.decode(row["failed"], type=dict[str, str])
+            failed = msgspec.json.decode(row["failed"], type=dict[str, str])
+            self._bound = (row["position"], failed)
+            self.failed = {
+                name: error
+                for name, error in failed.items()
+                if name in self.exports and not self.is_empty(name)
+            }
 
     async def _contents(self) -> pa.Table:
         reader = await self._persist.open_reader(self._remap, f"ingest/{self._remap}")
@@ -148,7 +157,7 @@ class IngestShards:
         happened, unless the error says otherwise: open again), `TypeMismatch`."""
         parts: dict[str, list[Part]] = {name: list(held) for name, held in batch.parts.items()}
         failed = self.failed | {each.export: each.error for each in batch.failed}
-        moved = batch.position != self.position or failed != self.failed
+        moved = self._bound != (batch.position, failed)
         filled = batch.filled if self.begun else frozenset(self.exports)
         self._check_filled(batch, filled)
         written: list[Part] = []
@@ -167,7 +176,7 @@ class IngestShards:
                 await self.discard([*written, *(part for held in parts.values() for part in held)])
             raise
         upper = await self._append(batch.time + 1, tuple(written), parts, filled)
-        self.position, self.failed = batch.position, failed
+        self.position, self.failed, self._bound = batch.position, failed, (batch.position, failed)
         return upper
 
     async def tick(self, upper: Frontier) -> Frontier:
@@ -182,8 +191,8 @@ class IngestShards:
 
     def _binding(self, position: str, failed: dict[str, str], time: Time) -> pa.Table:
         rows = [self._row(position, failed, time, 1)]
-        if self.position is not None:
-            rows.append(self._row(self.position, self.failed, time, -1))
+        if self._bound is not None:
+            rows.append(self._row(*self._bound, time, -1))
         return pa.Table.from_pylist(rows, schema=REMAP.arrow_updates())
 
     def _row(
