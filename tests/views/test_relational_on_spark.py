@@ -81,7 +81,7 @@ async def plan_of(
     assert tree is not None, reason
     given = tuple((name, tables[name]) for name in sources)
     resolved, texts, _ = probes(tree, sources, tables, conf)
-    output, *schemas = (await engine.analyze()(given, (sql, *texts), conf)).schemas
+    output, *schemas = (await engine.analyze()(given, (sql, *texts), conf, ())).schemas
     return build(resolved, sources, output, dict(zip(texts, schemas, strict=True)))
 
 

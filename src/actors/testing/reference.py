@@ -46,7 +46,8 @@ class Reference:
         if found.sql:
             tables = tuple(zip(self._plan.sources, self._plan.source_schemas, strict=True))
             try:
-                analyzed = await self._engine.analyze()(tables, (found.sql,), self._plan.conf)
+                conf = self._plan.conf
+                analyzed = await self._engine.analyze()(tables, (found.sql,), conf, ())
             except QueryRejected:
                 found = Freedom("unknown", why=found.why or "its candidates cannot be asked for")
             else:

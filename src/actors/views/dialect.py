@@ -79,7 +79,7 @@ class _Tokenizer(Spark.Tokenizer):  # type: ignore[misc]
 
 class _Generator(Spark.Generator):  # type: ignore[misc]
     # A table expression stays where it is: outside it could hide a table of its name.
-    EXPRESSIONS_WITHOUT_NESTED_CTES: Final = frozenset()
+    EXPRESSIONS_WITHOUT_NESTED_CTES: Final[frozenset[Any]] = frozenset()
 
 
 class VerbatimSpark(Spark):  # type: ignore[misc]
