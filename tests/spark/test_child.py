@@ -285,6 +285,32 @@ def test_a_step_without_input_rows_runs_nothing(child: ChildProcess) -> None:
     assert table_of(answer).schema.equals(OUTPUT.arrow_updates())
 
 
+def test_no_filter_is_tested_on_the_bounds_of_a_file(child: ChildProcess, tmp_path: Path) -> None:
+    """Footers leave NaN out of their bounds, and write zero as either of the two."""
+    kinds = ("double", "double", "int", "string")
+    floats = Schema(tuple(Column(n, t) for n, t in zip("kzxs", kinds, strict=True)))
+    rows = [(1.0, 0.0, 1, "", 5, 1), (2.0, 0.0, 2, "", 5, 1), (float("nan"), 0.0, 3, "", 5, 1)]
+    noise = [(1.0, 0.0, 9, os.urandom(60).hex(), 99, 1) for _ in range(50_000)]
+    path = tmp_path / "floats.parquet"
+    pq.write_table(updates(floats, rows + noise), path, use_dictionary=False)
+    assert path.stat().st_size > 4 * 1024 * 1024  # or it is read by the child, not by Spark
+    given = Rows(floats, files=(str(path),), lower=0, upper=50)
+    conf = (("spark.sql.parquet.filterPushdown", "true"),)
+    passing = {
+        "k > 5": [3],
+        "k IN (7, double('NaN'))": [3],
+        "k BETWEEN 3 AND double('NaN')": [3],
+        "z = -0.0D AND NOT k <= 1": [2, 3],
+    }
+    for test, found in passing.items():
+        node = Select(Where(Input("d0", floats.names), test), (Named("x", "x"),))
+        strata = (Stratum((), Consolidate(node), ()),)
+        plan = DeltaPlan(("t",), (floats,), NUMBERS, "", "incremental", "", strata, conf=conf)
+        assert isinstance(child.ask(Prepare(job_id(), "floats", plan)), Prepared)
+        answer = child.ask(Step(job_id(), "floats", 0, 0, {"d0": given}, 0, 50, at_once=True))
+        assert sorted(row["x"] for row in table_of(answer).to_pylist()) == found, test
+
+
 def test_a_part_that_is_not_there_is_not_the_views_fault(child: ChildProcess) -> None:
     node = Input("d0", ("k", "v"))
     child.ask(Prepare(job_id(), "gone", plan_of(node, TABLE)))

@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 from actors.errors import EngineUnavailable, PenstockError
 from actors.spark.class_archive import archive_options, find_archive
 from actors.spark.java import find_java
+from actors.spark.session import WHOLE_ROW_GROUPS
 
 STATUS_FAILED: Final = 2
 
@@ -86,6 +87,7 @@ def _conf(request: Request, scratch: Path, archive: Path | None) -> dict[str, st
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
+        WHOLE_ROW_GROUPS[0]: WHOLE_ROW_GROUPS[1],
         "spark.sql.shuffle.partitions": "2",
     }
 

@@ -87,7 +87,7 @@ class Engine:
             tables: tuple[tuple[str, Schema], ...],
             texts: tuple[str, ...],
             conf: tuple[tuple[str, str], ...],
-            renditions: tuple[str, ...] = (),
+            renditions: tuple[str, ...],
         ) -> Analyzed:
             answer = await self.run(Analyze(self.job_id(), tables, texts, conf, renditions))
             assert isinstance(answer, Analyzed)

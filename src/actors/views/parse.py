@@ -62,8 +62,8 @@ def read_query(
     """The same of any query, which may read nothing; `what` it is, for people."""
     catalog = {name.lower(): name for name in tables}
     try:
-        statements = [_query_of(tree) for tree in sqlglot.parse(sql, dialect=DIALECT)]
-        statements = [tree for tree in statements if tree is not None]
+        parsed = (_query_of(tree) for tree in sqlglot.parse(sql, dialect=DIALECT))
+        statements: list[Tree] = [tree for tree in parsed if tree is not None]
     except (SqlglotError, RecursionError, ValueError) as error:
         reason = f"the parser does not know this syntax: {_first_line(error)}"
         return None, reason, _words(sql, catalog)
