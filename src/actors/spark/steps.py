@@ -44,6 +44,10 @@ from actors.spark.session import ThreadSessions
 from actors.spark.translate import Relation, Translator, leaves
 from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
 
+_ROW_BY_ROW: Final = (
+    "spark.sql.optimizer.excludedRules",
+    "org.apache.spark.sql.catalyst.optimizer.ConstantFolding",
+)
 _UNSUMMED: Final = "__unsummed"
 NESTING_MAX: Final = 1_000
 """Brackets in an SQL text: over several thousand Spark's parser works for minutes before its stack
@@ -104,15 +108,16 @@ def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:
     try:
         return _run_strata(slot, prepared, job, dict(loaded))
     except Exception as error:
-        ones = all(map(all_ones, loaded.values()))
-        final = not job.at_once or (ones and summed_first(prepared.plan) == prepared.plan)
-        if final or describe(error)[0] != DefiniteError.__name__:
+        if not job.at_once or describe(error)[0] != DefiniteError.__name__:
             raise
     # What raises may be a row that was deleted again, in another part, or one that an anti join
-    # takes back: once more, of what is left alone.
-    bridge = slot.sessions.get(prepared.plan.conf, small=False)
+    # takes back, or no row at all, but the optimiser, which computes what an outer join's NULLs
+    # lead to: once more, of what is left alone, row by row.
+    plan = summed_first(prepared.plan)
+    plan = msgspec.structs.replace(plan, conf=(*plan.conf, _ROW_BY_ROW))
+    bridge = slot.sessions.get(plan.conf, small=False)
     left = {name: _summed(bridge, rows) for name, rows in loaded.items()}
-    return _run_strata(slot, PreparedPlan(summed_first(prepared.plan)), job, left)
+    return _run_strata(slot, PreparedPlan(plan), job, left)
 
 
 def _summed(bridge: Bridge, loaded: Loaded) -> Loaded:
