@@ -182,6 +182,11 @@ def test_one_row_hashes_as_columns_do(row: list[Any]) -> None:
         assert alone == int(hash_columns(columns, 1)[0])
 
 
+def test_a_long_text_is_not_hashed_alone() -> None:
+    assert hash_values(["x" * 256]) == int(hash_columns([pa.chunked_array([["x" * 256]])], 1)[0])
+    assert hash_values(["x" * 257]) is None
+
+
 def test_times_after_the_moment_do_not_count(tmp_path: Path) -> None:
     made = Arrangement(tmp_path, SCHEMA, ("k",))
     made.insert(table([(1, "x", 0.5, t, 1, None) for t in range(5)]), 5)
