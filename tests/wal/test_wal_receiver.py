@@ -21,8 +21,10 @@ from actors.settings import Settings
 from actors.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
 from actors.testing.isolation import Isolation, Subject
 from actors.wal import codec_v3
-from actors.wal.acceptor import Message
+from actors.wal.accepting import GATHERED_BYTES_MAX, gathered_max
+from actors.wal.acceptor import AppendUnflushed, Message
 from actors.wal.messages import (
+    WAL_BYTES_MAX,
     AcceptorGreeting,
     AppendResponse,
     Entry,
@@ -231,8 +233,9 @@ async def test_what_was_read_is_flushed_before_the_connection_ends(stage: Isolat
     assert house.disk.unflushed_bytes == 0
 
 
+@pytest.mark.parametrize("waiting", [2, gathered_max(SMALL)])
 async def test_what_waits_when_the_connection_ends_is_taken_and_flushed_before_it_does(
-    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+    stage: Isolation, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
     """The proposer goes while the disk is at its first append and the rest waits behind that. Who
     asks for the status once the connection has ended must see all of it: the next proposer would
@@ -242,17 +245,58 @@ async def test_what_waits_when_the_connection_ends_is_taken_and_flushed_before_i
     turns = house.gate(monkeypatch)
     wire.say(append(START))
     await stage.advance(0)
-    wire.say(append(START + 8), append(START + 16), Broken("the proposer is gone"))
+    wire.say(*(append(START + 8 * n) for n in range(1, waiting + 1)), Broken("it is gone"))
     await stage.advance(0)
-    assert (wire.read, house.disk.wal) == (5, b"")
+    assert (wire.read, house.disk.wal) == (3 + waiting, b"")
     while not outcome.answered:
         assert house.timeline.registry.count == 1
         turns.release()
         await stage.advance(0)
     assert isinstance((await outcome.wait()).error, Broken)
-    assert house.timeline.ends.value.flush_lsn == START + 24
+    assert house.timeline.ends.value.flush_lsn == START + 8 * (1 + waiting)
     assert house.disk.unflushed_bytes == 0
     assert house.timeline.registry.count == 0
+
+
+async def test_a_disk_that_fails_at_the_last_flush_is_told(
+    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not that the proposer had ended its copy, which happened first."""
+    house = House(stage)
+    wire, outcome = await house.lead()
+    turns = house.gate(monkeypatch)
+    wire.say(append(START))
+    await stage.advance(0)
+    wire.say(append(START + 8), CopyEnd.DONE)
+    await stage.advance(0)  # both wait
+    turns.release()
+    await stage.advance(0)
+    house.disk.fault = lambda operation: Fault.LOST if operation == "flush" else Fault.NONE
+    turns.release()
+    ended = await outcome.wait()
+    assert isinstance(ended.error, StorageError)
+    assert ended.from_acceptor
+
+
+async def test_a_call_to_the_disk_takes_so_many_messages_and_bytes(
+    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for messages_max, many in ((8, 2), (256, 64), (4_096, 64)):
+        assert gathered_max(Settings(wal_messages_max=messages_max)) == many
+    house = House(stage, Settings())
+    wire, _ = await house.lead()
+    process, sizes = house.timeline.process, []
+
+    async def noted(messages: Sequence[Message]) -> Processed:
+        sizes.append(sum(len(m.request.wal) for m in messages if isinstance(m, AppendUnflushed)))
+        done: Processed = await process(messages)
+        return done
+
+    monkeypatch.setattr(house.timeline, "process", noted)
+    count = 3 * GATHERED_BYTES_MAX // WAL_BYTES_MAX
+    wire.say(*(append(START + WAL_BYTES_MAX * n, WAL_BYTES_MAX) for n in range(count)))
+    await stage.advance(0)
+    assert [size for size in sizes if size] == [GATHERED_BYTES_MAX] * 3
 
 
 async def test_an_answer_that_cannot_be_sent_stops_the_acceptor(

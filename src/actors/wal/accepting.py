@@ -27,7 +27,7 @@ GATHERED_BYTES_MAX: Final = 1024 * 1024
 
 def gathered_max(settings: Settings) -> int:
     """Messages that are gathered before they go to the disk, in any case."""
-    return min(GATHERED_MAX, max(1, settings.wal_messages_max // 4))
+    return min(GATHERED_MAX, settings.wal_messages_max // 4)
 
 
 def waiting_max(settings: Settings) -> int:

@@ -81,10 +81,14 @@ class Candidate(ABC):
             raise InvalidUsage(f"acceptors {list(acceptors)}: one at least, and none twice")
         if config.start_lsn <= 0:
             raise InvalidUsage(f"start_lsn {config.start_lsn}: a log begins behind 0")
-        if config.pending_bytes_max < WAL_BYTES_MAX or config.retained_bytes_max < 0:
+        if not 0 < config.piece_bytes_max <= WAL_BYTES_MAX:
+            raise InvalidUsage(
+                f"piece_bytes_max {config.piece_bytes_max}: above 0, at most {WAL_BYTES_MAX}"
+            )
+        if config.pending_bytes_max < config.piece_bytes_max or config.retained_bytes_max < 0:
             raise InvalidUsage(
                 f"pending_bytes_max {config.pending_bytes_max}, retained_bytes_max"
-                f" {config.retained_bytes_max}: at least {WAL_BYTES_MAX} and 0"
+                f" {config.retained_bytes_max}: at least {config.piece_bytes_max} and 0"
             )
         self.config = config
         self.membership = config.membership
@@ -102,7 +106,7 @@ class Candidate(ABC):
         self.failure = ""
         """Why it stopped; empty before."""
         self._peers = {number: Peer(number) for number in acceptors}
-        self._tail = Tail(0)
+        self._tail = Tail(0, config.piece_bytes_max)
         self._now_ms = 0
         self._donor_seen_ms = 0
         self._effects: list[Effect] = []
@@ -223,7 +227,7 @@ class Candidate(ABC):
         self.start_lsn = donor.flush_lsn or self.config.start_lsn
         kept = tuple(entry for entry in donor.history if entry.lsn <= donor.flush_lsn)
         self.history = (*kept, Entry(self.term, self.start_lsn))
-        self._tail = Tail(self.start_lsn)
+        self._tail = Tail(self.start_lsn, self.config.piece_bytes_max)
         truncate_lsn = max(vote.truncate_lsn for vote in votes.values())
         self._effects.append(Elected(self.term, self.start_lsn, self.donor))
         if self.config.is_sync and truncate_lsn == self.start_lsn:

@@ -10,11 +10,11 @@ Theory of operation
   flushed LSN). What it has flushed is where the term begins (`start_lsn`); the history is the
   donor's and this term's entry. An acceptor is told so once it voted, or, late, once it was asked:
   a vote refused in this very term by one that comes back is no harm then.
-- **Streaming.** Each acceptor gets the log from the highest common point on, in order, in pieces of
-  `WAL_BYTES_MAX`, no more than `pending_bytes_max` ahead of what it has flushed. What is needed and
-  not in memory (`tail`) is read from another acceptor: from any that has flushed it in this term,
-  or from the donor up to the term's begin. So a proposer has no log of its own on disk, and what an
-  earlier leader left is recovered by the same way as a laggard catches up.
+- **Streaming.** Each acceptor gets the log from the highest common point on, in order, in pieces
+  of `piece_bytes_max`, no more than `pending_bytes_max` ahead of what it has flushed. What is
+  needed and not in memory (`tail`) is read from another acceptor: from any that has flushed it in
+  this term, or from the donor up to the term's begin. So a proposer has no log of its own on disk,
+  and what an earlier leader left is recovered by the same way as a laggard catches up.
 - **Heartbeats** are empty appends, `heartbeat_ms` after the last message. An acceptor that owes an
   answer and says nothing for `silence_ms_max` is dropped; it comes back through the whole
   handshake.
@@ -45,7 +45,6 @@ from actors.wal.candidate import Candidate, Peer
 from actors.wal.history import highest_common_point
 from actors.wal.lsn import lsn_text
 from actors.wal.messages import (
-    WAL_BYTES_MAX,
     AcceptorGreeting,
     AcceptorMessage,
     AppendRequest,
@@ -267,7 +266,7 @@ class Proposer(Candidate):
         """Sends what it lacks, as far as its window goes; asks for what is not in memory."""
         while peer.streaming_at < self.end_lsn and peer.fetching is None:
             ahead = peer.streaming_at - peer.acked_lsn
-            room = min(WAL_BYTES_MAX, self.config.pending_bytes_max - ahead)
+            room = min(self.config.piece_bytes_max, self.config.pending_bytes_max - ahead)
             if room <= 0:
                 return
             if peer.streaming_at < self._tail.begin_lsn:
@@ -377,7 +376,7 @@ class Proposer(Candidate):
         known = max(commit, start)
         assert self.end_lsn - known <= config.pending_bytes_max, (self.end_lsn, known)
         assert self._tail.begin_lsn <= known, (self._tail.begin_lsn, known)
-        assert known - self._tail.begin_lsn <= config.retained_bytes_max + WAL_BYTES_MAX
+        assert known - self._tail.begin_lsn <= config.retained_bytes_max + config.piece_bytes_max
         terms = [entry.term for entry in self.history]
         assert terms == sorted(set(terms)), self.history
         for peer in self._active():

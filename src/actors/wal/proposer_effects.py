@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from actors.settings import Settings
 from actors.wal.lsn import SEGMENT_BYTES
-from actors.wal.messages import Membership, ProposerMessage
+from actors.wal.messages import WAL_BYTES_MAX, Membership, ProposerMessage
 
 
 class ProposerConfig(msgspec.Struct, frozen=True):
@@ -41,6 +41,8 @@ class ProposerConfig(msgspec.Struct, frozen=True):
     pending_bytes_max: int = 16 * 1024 * 1024
     """Of log appended and not committed; also what one acceptor may be sent and not have flushed.
     No record may be longer; the rest of its segment counts to one that switches segments."""
+    piece_bytes_max: int = WAL_BYTES_MAX
+    """Of log in one message; acceptors take no more than `WAL_BYTES_MAX`."""
     retained_bytes_max: int = 16 * 1024 * 1024
     """Of committed log that is kept for acceptors that lag; they are given what is older from
     another acceptor."""

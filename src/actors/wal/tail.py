@@ -2,7 +2,7 @@
 
 Invariants: the pieces are adjacent, ``begin_lsn == pieces[0].begin`` and
 ``end_lsn - begin_lsn == retained_bytes == sum of the pieces``; no piece is empty or longer than
-`WAL_BYTES_MAX`. Pieces are dropped whole, so that those being sent are shared and never copied.
+`piece_bytes_max`. Pieces are dropped whole, so that those being sent are shared and never copied.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from actors.wal.messages import WAL_BYTES_MAX
 class Tail:
     """[begin_lsn, end_lsn) of a log."""
 
-    def __init__(self, begin_lsn: int) -> None:
+    def __init__(self, begin_lsn: int, piece_bytes_max: int = WAL_BYTES_MAX) -> None:
         self.end_lsn = begin_lsn
+        self._piece_bytes_max = piece_bytes_max
         self._begins: list[int] = []
         self._pieces: list[bytes] = []
         self._dropped = 0
@@ -32,8 +33,8 @@ class Tail:
 
     def append(self, wal: bytes) -> None:
         """Goes on at `end_lsn`."""
-        for at in range(0, len(wal), WAL_BYTES_MAX):
-            piece = wal[at : at + WAL_BYTES_MAX]
+        for at in range(0, len(wal), self._piece_bytes_max):
+            piece = wal[at : at + self._piece_bytes_max]
             self._begins.append(self.end_lsn)
             self._pieces.append(piece)
             self.end_lsn += len(piece)
@@ -74,6 +75,6 @@ class Tail:
             self._begins[self._dropped :], self._pieces[self._dropped :], strict=True
         ):
             assert begin == at, (begin, at)
-            assert 0 < len(piece) <= WAL_BYTES_MAX, (begin, len(piece))
+            assert 0 < len(piece) <= self._piece_bytes_max, (begin, len(piece))
             at += len(piece)
         assert at == self.end_lsn, (at, self.end_lsn)

@@ -45,6 +45,10 @@ class Disk(Protocol):
         """The log as a process sees it."""
         ...
 
+    def make_segment_ahead(self) -> bool:
+        """Make the next segment, if it is time; return whether it was."""
+        ...
+
     def arm(self, fault: Fault) -> None:
         """Something goes wrong now, or in the operation to come. Raises what does now."""
         ...
@@ -142,8 +146,9 @@ class WatchedWal(_Operations):
     def truncate(self, end_lsn: int) -> None:
         fault = self.before()
         self._node.held.truncating(end_lsn, self._node.handling)
+        flushed_lsn = self._inner.flush_record_lsn
         self._inner.truncate(end_lsn)
-        self._node.held.truncated(end_lsn)
+        self._node.held.truncated(end_lsn, flushed_lsn)
         self.after(fault)
 
 
@@ -276,6 +281,8 @@ class AcceptorNode:
             self.handling = None
         if self.acceptor is acceptor:
             self.held.stepped(acceptor, self.wal, message, before, answer)
+            if self.world.schedule.setting.makes_segments_ahead:
+                self.world.struck["segment made ahead"] += self.disk.make_segment_ahead()
         return answer
 
     def _hang_up(self, link: Link) -> None:

@@ -273,9 +273,10 @@ class Held:
         )
         self._cutting = end_lsn
 
-    def truncated(self, end_lsn: int) -> None:
-        """It is done."""
-        if end_lsn < min(self._truth.commit_lsn, self._truth.start_lsn + len(self.log)):
+    def truncated(self, end_lsn: int, flushed_lsn: int) -> None:
+        """It is done. What was behind `flushed_lsn`, a piece of a record or what was not flushed,
+        had been promised to nobody."""
+        if end_lsn < min(self._truth.commit_lsn, flushed_lsn):
             offset, end = end_lsn - self._truth.start_lsn, len(self._truth.committed)
             if self.log[offset:end] == self._truth.committed[offset : len(self.log)]:
                 self._truth.committed_cut += 1

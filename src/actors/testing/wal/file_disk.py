@@ -46,6 +46,14 @@ class FileDisk:
         self._wal = FileWal.open(_FOLDER, control.state, self._files, segment_bytes=SEGMENT_BYTES)
         return control, self._wal
 
+    def make_segment_ahead(self) -> bool:
+        """Make the next segment, if it is time; return whether it was."""
+        wal = self._wal
+        if wal is None or not wal.wants_segment:
+            return False
+        wal.prepare()
+        return True
+
     def arm(self, fault: Fault) -> None:
         """One of the next calls dies, or fails, unless there are fewer."""
         ahead = 1 + self._dice.randrange(_CALLS_AHEAD)

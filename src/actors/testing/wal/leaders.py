@@ -83,7 +83,8 @@ class ProposerNode:
         self._wanted = self.owed
         self._torn = b""
         acceptors = range(world.schedule.setting.acceptors)
-        keepalive = world.schedule.setting.keepalive_ms
+        setting = world.schedule.setting
+        keepalive = setting.keepalive_ms
         self.proposer = Proposer(
             ProposerConfig(
                 tenant=world.tenant,
@@ -94,7 +95,10 @@ class ProposerNode:
                 proposer_id=self.life.to_bytes(16, "big"),
                 heartbeat_ms=keepalive,
                 silence_ms_max=ROUND_TRIPS * keepalive,
-                retained_bytes_max=world.retained_bytes_max,
+                donor_absent_ms_max=setting.donor_absent_ms,
+                pending_bytes_max=setting.pending_bytes,
+                piece_bytes_max=setting.piece_bytes,
+                retained_bytes_max=setting.retained_bytes,
             ),
             list(acceptors),
         )
@@ -200,10 +204,12 @@ class ProposerNode:
             elif isinstance(effect, CommitMoved):
                 self._committed(effect.lsn)
             elif isinstance(effect, Fetch):
+                self.world.struck["read back from another acceptor"] += 1
                 delay = self._dice.randint(1, self.world.network.delay_ms_max)
                 self.world.events.after(delay, self._fetch, effect, life)
             elif isinstance(effect, Fatal):
                 self.world.told("fatal", self.number, effect.reason)
+                self.world.struck["donor given up"] += "has been away" in effect.reason
                 self.die(self._dice.randint(*REST_MS))
         if self._wanted:
             self._append()
@@ -212,6 +218,11 @@ class ProposerNode:
         message = effect.message
         proposer = self.proposer
         if isinstance(message, AppendRequest) and proposer is not None:
+            if message.wal:
+                whole = len(message.wal) == proposer.config.piece_bytes_max
+                self.world.struck["whole piece" if whole else "part of a piece"] += 1
+                if message.begin_lsn < proposer.commit_lsn:
+                    self.world.struck["committed log sent"] += 1
             hold(
                 message.truncate_lsn <= proposer.commit_lsn or not message.truncate_lsn,
                 "11 horizon: beyond the commit",
@@ -294,6 +305,11 @@ class ProposerNode:
             if self._records is None:
                 self._records = self.world.records(proposer.end_lsn, self.life, self._dice)
             wal, self._torn = self._torn or self._records.next(), b""
+            if len(wal) > proposer.room:
+                self.world.struck["waited for room"] += 1
+                self._torn = wal
+                return
+            self.world.struck["had room"] += 1
             if len(wal) > 1 and self._dice.random() < 0.1:
                 cut = self._dice.randrange(1, len(wal))
                 wal, self._torn = wal[:cut], wal[cut:]

@@ -86,6 +86,10 @@ class MemoryDisk:
         """As a process sees it."""
         return bytes(self.cached[max(0, begin_lsn - self.base_lsn) : end_lsn - self.base_lsn])
 
+    def make_segment_ahead(self) -> bool:
+        """There are no segments."""
+        return False
+
     def arm(self, fault: Fault) -> None:
         """Here the operation itself dies or fails: before it happens, or just behind it."""
         if fault.kind == CRASH:

@@ -38,8 +38,6 @@ TRANSACTIONS: Final = 3
 """Of the last proposer."""
 EVENTS_MAX: Final = 400_000
 """Of one run; the longest need a tenth of it."""
-RETAINED_BYTES: Final = 200
-"""Of committed log that a proposer keeps: an acceptor that lags soon needs another's."""
 
 
 class WalTrace(Trace):
@@ -62,7 +60,6 @@ class World:
 
     tenant: Final = "a" * 32
     timeline: Final = "b" * 32
-    retained_bytes_max: Final = RETAINED_BYTES
 
     def __init__(self, schedule: Schedule, keep_trace: bool) -> None:
         self.schedule = schedule
@@ -230,6 +227,8 @@ def simulated(world: World) -> Report:
         for node in world.acceptors:
             node.disk.close()
     world.told("violation", violation)
+    if violation:
+        violation += f"; drawn: {plan.describe_setting(world.schedule.setting)}"
     struck = world.struck + Counter(fault.kind for fault in world.injector.struck)
     if world.truth.committed_cut:
         struck["committed data cut off"] = world.truth.committed_cut

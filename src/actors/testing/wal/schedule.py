@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from actors.testing.simulation.faults import CRASH, CRASH_AFTER, FAIL, Fault
+from actors.wal.messages import WAL_BYTES_MAX
 
 WRITE: Final = "write"
 """Proposer `who` is given `count` transactions."""
@@ -43,6 +44,10 @@ GOSSIP: Final = "gossip"
 """Acceptor `who` is told how far another one is."""
 RECOVER: Final = "recover"
 """Acceptor `who` looks whether acceptor `count` can give it something, and begins to take it."""
+
+RECORD_BYTES: Final = 64
+RECORD_BYTES_FILES: Final = 8_192
+"""No record of a run takes more."""
 
 ACTIONS_MAX: Final = 99
 GAP_MS_MAX: Final = 499
@@ -77,6 +82,16 @@ class Setting(msgspec.Struct, frozen=True):
     """Of the protocol: 3 or 2 send every message as bytes; 0 as values."""
     generation: int = 0
     """Of the membership; a later life of a proposer may bring a greater one."""
+    piece_bytes: int = WAL_BYTES_MAX
+    """Of log in one message."""
+    pending_bytes: int = 16 * 1024 * 1024
+    """Of log that is not committed; who appends waits for room."""
+    retained_bytes: int = 200
+    """Of committed log that a proposer keeps; what is older comes from another acceptor."""
+    donor_absent_ms: int = 30_000
+    """A proposer gives up when its donor stays away for so long."""
+    makes_segments_ahead: bool = False
+    """In files: the next segment is made when one is half full, not when it is needed."""
     files: bool = False
     """Whether acceptors keep their logs in files."""
 
@@ -129,14 +144,40 @@ def draw(seed: int, *, files: bool = False) -> Schedule:
     )
     if setting.version == 2:
         setting = msgspec.structs.replace(setting, generation=0)  # it has no word for it
+    setting = _thresholds(seed, setting)
     actions = _actions(work, setting)
     _recoveries(seed, setting, actions)
     return Schedule(seed, setting, tuple(actions), tuple(_faults(seed, setting)))
 
 
+def _thresholds(seed: int, setting: Setting) -> Setting:
+    """The same with sizes at which a proposer takes another way: a few records cross each."""
+    dice = random.Random(f"wal thresholds {seed}")
+    if dice.random() < 0.4:
+        return setting
+    usual, record = Setting(), RECORD_BYTES_FILES if setting.files else RECORD_BYTES
+    piece = dice.choice((usual.piece_bytes, record // 32, record // 2, record))
+    window = dice.choice((1, 3)) * record
+    return msgspec.structs.replace(
+        setting,
+        piece_bytes=piece,
+        pending_bytes=dice.choice((usual.pending_bytes, max(piece, window))),
+        retained_bytes=dice.choice((usual.retained_bytes, 0, 0, 1 << 24)),
+        donor_absent_ms=dice.choice((usual.donor_absent_ms, 20, 500)),
+        makes_segments_ahead=dice.random() < 0.5,
+    )
+
+
 def draw_files(seed: int) -> Schedule:
     """The schedule of a seed, for acceptors whose logs are files."""
     return draw(seed, files=True)
+
+
+def describe_setting(setting: Setting) -> str:
+    """Return what a seed drew, where it is not the usual."""
+    usual = msgspec.structs.asdict(Setting())
+    drawn = msgspec.structs.asdict(setting).items()
+    return ", ".join(f"{name} {value}" for name, value in drawn if value != usual[name])
 
 
 def describe(item: Action | Fault) -> str:
