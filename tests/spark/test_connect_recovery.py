@@ -14,7 +14,7 @@ from connect_server import (  # type: ignore[import-not-found]
     ConnectServer,
 )
 
-from actors.errors import EngineLost, EngineUnavailable
+from actors.errors import EngineUnavailable, JobTooLarge
 from actors.kernel import Address, Reply, System
 from actors.plan.jobs import Analyze, Analyzed, Job, Query, Run
 from actors.settings import Settings
@@ -85,7 +85,7 @@ async def test_a_server_that_dies_and_comes_back(
         await engine.send(Run(Query("forever", FOREVER, ()), running))
         await ask(engine, analyze("between"))  # in order: the first is at work
         server.kill()
-        with anyio.fail_after(200), pytest.raises(EngineLost, match="its server is silent"):
+        with anyio.fail_after(200), pytest.raises(JobTooLarge, match="its server is silent"):
             await running.wait()
         with anyio.fail_after(200), pytest.raises(EngineUnavailable) as caught:
             await ask(engine, analyze("away"))

@@ -22,7 +22,7 @@ FOUND = {
     "rendered_after_its_drop": 22,
     "late_commands_applied": 3,
     "late_commands_offered": 0,
-    "compaction_of_another": 56,
+    "compaction_of_another": 334,
     "furthest_upper_told": 0,
     "furthest_frontier_told": 0,
     "unmentioned_kept": 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +106,7 @@ async def test_its_measures_are_on_a_page(tmp_path: Path) -> None:
                 return str(found.read().decode())
 
         text = await asyncio.to_thread(page)
-        measured = {line.partition("{")[0]: line.rsplit(" ", 1)[1] for line in text.splitlines()}
+        measured = {re.split("[{ ]", line)[0]: line.rsplit(" ", 1)[1] for line in text.splitlines()}
         assert float(measured["penstock_wal_receivers"]) == 1
         assert float(measured["penstock_wal_written_bytes_total"]) == LOG.end_lsn - START
         for name in (

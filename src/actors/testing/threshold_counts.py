@@ -155,8 +155,8 @@ def is_full(config: pytest.Config) -> bool:
         option.markexpr,
         option.deselect,
         option.collectonly,
-        option.lf,
-        option.stepwise,
+        getattr(option, "lf", False),  # pytest's cache may be switched off
+        getattr(option, "stepwise", False),
         option.ignore,
         option.ignore_glob,
     )
