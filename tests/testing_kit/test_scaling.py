@@ -22,6 +22,7 @@ from actors.testing.scaling import measured, moved
 from actors.testing.view_scripts import parse_script
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+IN_MEMORY_OPTIONS = Options(exact_decimals=False)
 IN_MEMORY = [path for path in script_files([SCRIPTS]) if not path.name.startswith("spark_")][::4]
 """A sample: `make proof` measures all of them."""
 
@@ -30,7 +31,7 @@ async def on_small_and_large(paths: Sequence[Path], tmp_path: Path) -> Report:
     async with System(seed=1) as system:
         executor = system.spawn(InMemoryExecutor, "engine")
         place = Place(system, executor, Settings(), tmp_path)
-        return await check_scripts(read(paths), place, Options(), scaling=True)
+        return await check_scripts(read(paths), place, IN_MEMORY_OPTIONS, scaling=True)
 
 
 @pytest.mark.parametrize("path", IN_MEMORY, ids=lambda path: path.stem)
