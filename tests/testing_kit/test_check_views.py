@@ -41,7 +41,7 @@ SCRIPTS_OVER_A_BASE = (
     "max_joined_back", "min_max_copies", "outer_copies", "primary_keys", "semi_null_on_the_left",
     "union_branches_move",
 )  # fmt: skip
-BASE_ROWS = 100_000
+BASE_ROWS = 20_000
 IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
 EVERY_WAY = 6
 """Of so many scripts one is cut in every way and lives as dataflows, too: `make proof` does so
