@@ -64,7 +64,7 @@ class Gathered:
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """What it takes in memory, and in files."""
+        """Return the bytes it takes in memory, and in files."""
         spilled = None if self._spilled is None else self._spilled.statistics()
         if spilled is None:
             return self._held_bytes, 0

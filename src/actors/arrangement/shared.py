@@ -72,7 +72,7 @@ class SharedStatistics(msgspec.Struct, frozen=True):
     """0: not filled yet."""
     arrangement: ArrangementStatistics
     private: bool = False
-    """Whether it is one dataflow's own (`SharedArrangements.note_private`)."""
+    """True for one that a single dataflow owns (`SharedArrangements.note_private`)."""
 
 
 class SharedArrangements:

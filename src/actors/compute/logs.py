@@ -177,7 +177,7 @@ class Logs:
         self._live = live
         self._shared = shared
         self.beside: Callable[[str], Iterable[Row]] = lambda name: ()
-        """What else runs here, as rows of `dataflows`, `frontiers` and `arrangements`: the
+        """Return what else runs here, as rows of `dataflows`, `frontiers` and `arrangements`: the
         storage half."""
         self.steps = StepLog(rows_max)
         self.reconciliation = ReconciliationLog()

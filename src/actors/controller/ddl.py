@@ -63,7 +63,7 @@ class Changed(msgspec.Struct, frozen=True):
     also: tuple[CatalogObject, ...] = ()
     """What came or went with it: the tables of a source."""
     notices: tuple[str, ...] = ()
-    """What whoever asked should know: tables that were left out."""
+    """Notices for the client: tables that were left out."""
 
 
 class CatalogStore:

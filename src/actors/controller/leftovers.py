@@ -227,7 +227,7 @@ class Leftovers:
         message.session.reply(Done(message.request.request, text))
 
     def statuses(self, *, failing: bool = False) -> Iterator[tuple[ObjectId, SourceStatus]]:
-        """As sources are listed; `failing`: those alone that could not be removed."""
+        """Return them as sources are listed; `failing`: those alone that could not be removed."""
         for id_, each in self._all.items():
             if failing and not each.error:
                 continue

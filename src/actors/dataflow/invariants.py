@@ -1,4 +1,4 @@
-"""What always holds of a dataflow's machine; tests check it after every event. Pure."""
+"""The invariants of a dataflow's machine; tests check it after every event. Pure."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ class Machine:
     # -- failures ----------------------------------------------------------------------------------
 
     def _source_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
-        """What was described before what is missing is complete: it becomes durable first."""
+        """Take what was described before the missing part: it becomes durable first."""
         error = self._frozen = self._frozen or event.error
         if not self.sources:
             return self._freeze(error)

@@ -20,7 +20,7 @@ class Suspension:
 
     @property
     def begun(self) -> bool:
-        """Whether the view could not be computed when that was last tried."""
+        """True if the view could not be computed when that was last tried."""
         return self._failures > 0
 
     def begin(self, text: str, now_ms: float) -> None:

@@ -1,4 +1,4 @@
-"""What the operators of a task at work (`ingest_task`, `sink_task`) have done: rows, time, memory.
+"""Meters of the operators of a task (`ingest_task`, `sink_task`): rows, time, memory.
 
 An operator is a stage that rows pass. Its time is what was spent in it since the task began, with
 what it waits for there: the outside, stores, threads. Several may be at work at a time.

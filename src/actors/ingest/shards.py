@@ -57,7 +57,7 @@ class IngestShards:
 
     @property
     def ledger(self) -> MemoryLedger:
-        """Where whoever stages rows for these shards tells of them."""
+        """The meters of those who stage rows for these shards."""
         return self._persist.ledger
 
     @property
