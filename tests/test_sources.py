@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter as Bag
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import deltalake
 import pytest
 
 from actors.client import Client
-from actors.errors import InvalidUsage, ObjectExists, ObjectInUse, UnknownObject
+from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, ObjectInUse, UnknownObject
 from actors.kernel import Address, System
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api_storage import Health, SourceStatus
 from actors.service import Service
 from actors.settings import Settings
+from actors.sources.counter import Counter
+from actors.sources.source import Rows
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import InMemoryExecutor
 from actors.watching import look, summary
@@ -70,9 +72,9 @@ async def source(client: Client, name: str) -> SourceStatus:
     return found
 
 
-async def rows_at(client: Client, name: str, time: int) -> Counter[tuple[Any, ...]]:
+async def rows_at(client: Client, name: str, time: int) -> Bag[tuple[Any, ...]]:
     table = await client.peek(name, as_of=time)
-    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    return Bag(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 async def test_a_source_is_made_read_joined_restarted_and_dropped(tmp_path: Path) -> None:
@@ -94,8 +96,8 @@ async def test_a_source_is_made_read_joined_restarted_and_dropped(tmp_path: Path
             time = before + 100
             found = await rows_at(client, "accounts", time)
             assert set(found.values()) <= {1}
-            expected = Counter(row[0] % 5 for row in found.elements())
-            assert await rows_at(client, "sums", time) == Counter(expected.items())
+            expected = Bag(row[0] % 5 for row in found.elements())
+            assert await rows_at(client, "sums", time) == Bag(expected.items())
             status = await source(client, "accounts")
             assert (status.kind, status.health.status) == ("churn", "running")
             await until(lambda: _messages(client, "accounts"))
@@ -246,7 +248,7 @@ async def test_a_sink_writes_what_a_view_holds_over_restarts(tmp_path: Path) -> 
                         return False  # its first commit is still to come
                     table = deltalake.DeltaTable(str(folder)).to_pyarrow_table()
                     held = zip(table["g"].to_pylist(), table["n"].to_pylist(), strict=True)
-                    return Counter(held) == expected  # noqa: B023
+                    return Bag(held) == expected  # noqa: B023
 
                 await until(equal)
 
@@ -265,6 +267,37 @@ async def test_a_sink_writes_what_a_view_holds_over_restarts(tmp_path: Path) -> 
                     await client.drop("sums")
                 await client.drop_sink("lake")
                 await client.drop("sums")
+
+
+async def test_the_first_read_waits_for_the_first_contents(tmp_path: Path) -> None:
+    """Whoever has just named a source reads what it brings, not the emptiness before it."""
+    async with running(tmp_path) as client:
+        config = {"kind": "tpch", "scale": 0.001, "rate": 1}
+        await client.create_source("s", config, ["nation", "region"])
+        assert (await client.peek("nation")).num_rows == 25
+        await client.drop_source("s")
+        await client.create_source("s", config, ["nation", "region"])
+        queried = [each async for each in client.query("SELECT r_name FROM region")]
+        assert sum(batch.num_rows for batch in queried) == 5
+        await client.drop_source("s")
+        await client.create_source("s", config, ["nation", "region"])
+        copied = await client.copy_to("nation", str(tmp_path / "state" / "copies" / "nation"))
+        assert copied.rows == 25
+
+
+async def test_a_read_of_a_source_that_brings_nothing_says_why_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def contents(*_: object) -> Iterator[Rows]:
+        raise OSError("the tape is torn")
+
+    monkeypatch.setattr(Counter, "contents", contents)
+    async with running(tmp_path) as client:
+        await client.create_source("n", {"kind": "counter", "rate": 1})
+        with pytest.raises(DeadlineExceeded, match="n has no contents yet: none came within 40 ms"):
+            await client.peek("n", deadline_ms=40)
+        with pytest.raises(InvalidUsage, match="deadline_ms = 0"):
+            await client.peek("n", deadline_ms=0)
 
 
 SERVE = """
@@ -294,8 +327,9 @@ async def test_nothing_is_lost_or_taken_twice_by_kill_9(tmp_path: Path) -> None:
                 async with await Client.connect(address) as client:
                     if life == 0:
                         await client.create_source("numbers", {"kind": "counter", "rate": 3_000})
+                    await client.peek("numbers")  # waits for the first contents
                     upper = (await source(client, "numbers")).upper
-                    await client.wait_for("numbers", max(upper, 1) + 150 + 70 * life)
+                    await client.wait_for("numbers", upper + 150 + 70 * life)
                     found = sorted((await client.peek("numbers"))["counter"].to_pylist())
                     assert found == list(range(1, len(found) + 1))
                     assert len(found) >= last

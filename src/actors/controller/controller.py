@@ -14,6 +14,7 @@ ends.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
@@ -24,7 +25,7 @@ from actors.controller.commit import PlannedWrite
 from actors.controller.copies import Copies, CopyHeld, CopyLate
 from actors.controller.copies_from import CopiesFrom
 from actors.controller.ddl import CatalogStore
-from actors.controller.desk import Desk, fault, refuse
+from actors.controller.desk import Desk, NoContentsYet, fault, refuse
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.groups import TableTarget
 from actors.controller.hold_moves import HoldMoves, HoldsDue, HoldsMoved
@@ -327,8 +328,16 @@ class Controller(Actor[ControllerMessage]):
             known = self._sessions[session.path] = Peer(peer, self.ctx.now_ms())
             self.ctx.watch(session, SessionClosed(session.path))
         known.requests += 1
+        self._serve(session, request)
+
+    def _serve(self, session: Address[Any], request: Request) -> None:
         try:
-            self._handle(session, request)
+            try:
+                self._handle(session, request)
+            except NoContentsYet as error:
+                assert isinstance(request, Read | Query | CopyTo), request
+                again = partial(self._serve, session, request)
+                self._reads.await_contents(session, request, error.table, again)
         except PenstockError as error:
             refuse(session, request.request, error)
         except Exception as error:

@@ -109,7 +109,8 @@ class Copies:
         if entry.kind == INDEX:
             on = desk.catalog.by_id(entry.depends[0])
             raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
-        time = max(desk.latest(entry), entry.as_of) if request.as_of is None else request.as_of
+        as_of = request.as_of
+        time = max(desk.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
         if not 0 <= time <= TIME_MAX:
             raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
         desk.check_ahead(what, time)

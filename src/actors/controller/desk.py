@@ -27,6 +27,15 @@ from actors.settings import Settings
 Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
 
 
+class NoContentsYet(Exception):
+    """What a request reads stands on a source's table that has no contents yet: the request is
+    served when it has."""
+
+    def __init__(self, table: CatalogObject) -> None:
+        super().__init__(table.name)
+        self.table = table
+
+
 class Desk:
     """Shared by statements, reads and subscribes."""
 
@@ -100,10 +109,18 @@ class Desk:
         """The time that a write would get now, but for its reservation."""
         return max(self.ctx.now_ms(), self.frontiers.tables_upper)
 
+    def latest_with_contents(self, entry: CatalogObject) -> Time:
+        """`latest`, where all source tables below the object have contents. Raises
+        `NoContentsYet`: at any time before its first contents a source's table reads as empty."""
+        for id_ in self.catalog.below(entry.id):
+            if id_ is not None and self.frontiers.sealed_below(id_) == 0:
+                raise NoContentsYet(self.catalog.by_id(id_))
+        return self.latest(entry)
+
     def latest(self, entry: CatalogObject) -> Time:
         """When an object is read unless a reader says otherwise: the time of the last write to
         any table (0 before the first) where it stands on one, and the last sealed time of every
-        source table below it; of one that has no contents yet, the first that it will have."""
+        source table below it; of one that has no contents yet, a time not yet sealed."""
         found = 0
         for id_ in self.catalog.below(entry.id):
             upper = self.frontiers.tables_upper if id_ is None else self.frontiers.sealed_below(id_)

@@ -182,8 +182,8 @@ class Queries:
         if not inputs:
             return max(0, desk.frontiers.tables_upper - 1)
         upper = min(desk.frontiers.upper(entry) for entry in inputs)
-        if upper == 0:  # a source has not brought its first contents yet
-            return max(desk.latest(entry) for entry in inputs)
+        if upper == 0:
+            return max(desk.latest_with_contents(entry) for entry in inputs)
         return max(latest(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
 
     def _begin(

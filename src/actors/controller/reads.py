@@ -14,7 +14,7 @@ when they have been passed on, or when nobody wants them any more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -33,7 +33,7 @@ from actors.errors import (
 )
 from actors.kernel import Address, Effect
 from actors.progress import TIME_MAX, ObjectId, Time
-from actors.protocol.api import Contents, Done, Read, WaitFor
+from actors.protocol.api import Contents, CopyTo, Done, Query, Read, WaitFor
 from actors.protocol.compute import (
     CancelPeek,
     IndexTarget,
@@ -86,6 +86,8 @@ class _Pending(msgspec.Struct):
     """On the monotonic clock."""
     peek: Peek | None = None
     """What will be asked, but for its uuid and, where an index serves, its target."""
+    serve: Callable[[], None] | None = None
+    """What serves the request that waits for a table's first contents."""
     ready: bool = False
     """Checks are done; it waits for its time to be sealed."""
     uuid: str | None = None
@@ -117,7 +119,7 @@ class Reads:
         desk = self._desk
         shape = self._shapes.of(desk.catalog, request)
         entry = shape.entry
-        time = desk.latest(entry) if request.as_of is None else request.as_of
+        time = desk.latest_with_contents(entry) if request.as_of is None else request.as_of
         _check_time(f"read of {entry.name}", time)
         desk.check_ahead(f"read of {entry.name}", time)
         peek = shape.peek(request, time)
@@ -156,6 +158,20 @@ class Reads:
             session, request.request, entry, request.time, None, request.deadline_ms
         )
         self._pending[number].ready = True
+        self._go_on(number)
+
+    def await_contents(
+        self,
+        session: Address[Any],
+        request: Read | Query | CopyTo,
+        table: CatalogObject,
+        serve: Callable[[], None],
+    ) -> None:
+        """Serves a request when a source's table has its first contents; its deadline begins
+        again then."""
+        number = self._begin(session, request.request, table, 0, None, request.deadline_ms)
+        pending = self._pending[number]
+        pending.ready, pending.serve = True, serve
         self._go_on(number)
 
     def _begin(
@@ -223,6 +239,14 @@ class Reads:
             self._waiting.setdefault(id_, {})[number] = None
             return
         self._waits_no_more(number, id_)
+        if pending.serve is not None:
+            self._forget(number)
+            token = TRACEPARENT.set(pending.traceparent)
+            try:
+                pending.serve()
+            finally:
+                TRACEPARENT.reset(token)
+            return
         peek = pending.peek
         if peek is None:
             pending.session.reply(Done(pending.request))
@@ -341,6 +365,11 @@ class Reads:
         """A deadline passed."""
         pending = self._pending.get(number)
         if pending is None or pending.course is not None:
+            return
+        if pending.serve is not None:
+            text = f"{pending.entry.name} has no contents yet: none came within "
+            why = self._desk.waiting_for(pending.entry)
+            self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
             return
         what = "wait for" if pending.read is None else "read of"
         if pending.uuid is not None:
