@@ -25,6 +25,8 @@ from actors.plan.relational import (
     ViewPlan,
     columns_of,
 )
+from actors.plan.relational_text import render
+from actors.plan.relational_walk import inputs_of, nodes
 from actors.plan.schema import Schema
 from actors.testing import tpch
 from actors.testing.analysis import analyze
@@ -33,10 +35,8 @@ from actors.views.build import build
 from actors.views.compile import probes
 from actors.views.explain import explain_tree
 from actors.views.parse import read_tables
-from actors.views.render import render
 from actors.views.resolve import resolve
 from actors.views.trees import Unsupported, factored, reads, text, tree_of
-from actors.views.walk import inputs_of, nodes
 
 TABLES: dict[str, Schema] = view_corpus.TABLES
 

@@ -19,6 +19,8 @@ from actors.errors import QueryRejected
 from actors.kernel import System
 from actors.plan.delta import DeltaPlan
 from actors.plan.relational import Aggregate, Distinct, Project, UnionAll, ViewPlan
+from actors.plan.relational_text import render
+from actors.plan.relational_walk import nodes
 from actors.plan.schema import Column, Schema
 from actors.settings import Settings
 from actors.spark_executor import SparkExecutor
@@ -28,9 +30,7 @@ from actors.testing.maintain import Engine
 from actors.views.build import build
 from actors.views.compile import compile_view, probes
 from actors.views.parse import read_tables
-from actors.views.render import render
 from actors.views.trees import Unsupported
-from actors.views.walk import nodes
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -80,7 +80,7 @@ async def plan_of(
     tree, reason, sources = read_tables(sql, tables)
     assert tree is not None, reason
     given = tuple((name, tables[name]) for name in sources)
-    resolved, texts, _ = probes(tree, sources, tables, conf)
+    resolved, texts, _ = probes(tree, sources, tables)
     output, *schemas = (await engine.analyze()(given, (sql, *texts), conf, ())).schemas
     return build(resolved, sources, output, dict(zip(texts, schemas, strict=True)))
 

@@ -31,6 +31,7 @@ from actors.plan.delta import (
     Consolidate,
     DeltaPlan,
     Expand,
+    Generate,
     Input,
     Node,
     Select,
@@ -68,7 +69,7 @@ def _linear(node: Node) -> bool:
     match node:
         case Input():
             return True
-        case Where() | Select() | Weigh() | Expand() | Consolidate():
+        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate():
             return _linear(node.input)
         case Union():
             return all(_linear(child) for child in node.inputs)

@@ -102,6 +102,16 @@ class Expand(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class Generate(msgspec.Struct, frozen=True, tag=True):
+    """Every update once for each row that a generator (``explode(…)``) makes of it, whose `columns`
+    stand behind the input's; with `outer` once, padded with NULL, where it makes none."""
+
+    input: Node
+    generator: str
+    outer: bool
+    columns: tuple[str, ...]
+
+
 class Union(msgspec.Struct, frozen=True, tag=True):
     """All updates of all inputs; columns by name.
 
@@ -183,6 +193,31 @@ class Recompute(msgspec.Struct, frozen=True, tag=True):
     calls: tuple[Call, ...]
 
 
+class WindowColumn(msgspec.Struct, frozen=True):
+    """A window function over the rows of one partition at one time: its function, the order
+    within the partition, and its frame."""
+
+    name: str
+    function: str
+    order: tuple[str, ...]
+    frame: str
+
+
+class RecomputeRows(msgspec.Struct, frozen=True, tag=True):
+    """The rows of touched partitions with window functions over them, computed afresh.
+
+    `old` are (a superset of) the touched partitions' rows below `lo`, `changes` the updates since.
+    At each (partition, t) that `changes` touch it emits the partition's rows before t with
+    negative diffs and those up to t with positive ones, each with its `calls`; a row of weight w
+    is w rows. What stays the same occurs with both signs. Partitions compare null-safe.
+    """
+
+    old: Node
+    changes: Node
+    keys: tuple[str, ...]
+    calls: tuple[WindowColumn, ...]
+
+
 class Consolidate(msgspec.Struct, frozen=True, tag=True):
     """Sums the diffs of equal (row, time) and drops zeros; rows compare null-safe."""
 
@@ -195,12 +230,14 @@ Node: TypeAlias = (
     | Select
     | Weigh
     | Expand
+    | Generate
     | Pair
     | Match
     | Union
     | Reduce
     | Accumulate
     | Recompute
+    | RecomputeRows
     | Consolidate
 )
 
@@ -216,6 +253,8 @@ def columns_of(node: Node) -> tuple[str, ...]:
             return tuple(column.name for column in node.columns)
         case Expand():
             return (*columns_of(node.input), node.tag)
+        case Generate():
+            return (*columns_of(node.input), *node.columns)
         case Match(kind="semi" | "anti"):
             return columns_of(node.left)
         case Pair() | Match():
@@ -229,6 +268,8 @@ def columns_of(node: Node) -> tuple[str, ...]:
             return node.keys if node.flips else (*node.keys, ROW_COUNT, *node.measures)
         case Recompute():
             return (*node.keys, *(call.name for call in node.calls))
+        case RecomputeRows():
+            return (*columns_of(node.changes), *(call.name for call in node.calls))
 
 
 def inputs_below(node: Node) -> Iterator[Input]:
@@ -236,7 +277,7 @@ def inputs_below(node: Node) -> Iterator[Input]:
     match node:
         case Input():
             yield node
-        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             yield from inputs_below(node.input)
         case Pair() | Match():
             yield from inputs_below(node.left)
@@ -247,7 +288,7 @@ def inputs_below(node: Node) -> Iterator[Input]:
         case Accumulate():
             yield from inputs_below(node.contributions)
             yield from inputs_below(node.hidden)
-        case Recompute():
+        case Recompute() | RecomputeRows():
             yield from inputs_below(node.old)
             yield from inputs_below(node.changes)
 

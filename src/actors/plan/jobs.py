@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.plan.delta import DeltaPlan
+from actors.plan.relational import Project
 from actors.plan.schema import Schema
 
 NO_UPPER: Final = 1 << 62
@@ -66,6 +67,8 @@ class Analyze(msgspec.Struct, frozen=True, gc=False, tag=True):
     conf: tuple[tuple[str, str], ...] = ()
     renditions: tuple[str, ...] = ()
     """Texts that must mean what the first of `texts` means."""
+    translate: bool = False
+    """Whether a relational plan of the first of `texts` is wanted."""
 
 
 class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -235,6 +238,16 @@ class Volatility(msgspec.Struct, frozen=True, gc=False):
     """It stands for the time, the session or the release; otherwise for chance."""
 
 
+class Translation(msgspec.Struct, frozen=True, gc=False):
+    """A query's relational plan as Spark's own analysis gives it; `source` numbers are places in
+    the job's tables."""
+
+    root: Project | None
+    """A projection onto the output's columns, by name; None: no rule knows the query."""
+    reason: str = ""
+    """Names what no rule knows."""
+
+
 class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Spark's schemas, one for each text; and what it says of the first text."""
 
@@ -248,6 +261,8 @@ class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
     something, which may be such a choice, and nothing of the clock."""
     difference: str = ""
     """How Spark's plan of a rendition differs from the text's own; empty: none does."""
+    translation: Translation | None = None
+    """None: the engine shows no plans, or none was asked for."""
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -25,11 +25,13 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
+    Generate,
     Input,
     Match,
     Node,
     Pair,
     Recompute,
+    RecomputeRows,
     Reduce,
     Select,
     Union,
@@ -62,7 +64,7 @@ def children(node: Node) -> tuple[Node, ...]:
     match node:
         case Input():
             return ()
-        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             return (node.input,)
         case Union():
             return node.inputs
@@ -70,7 +72,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return node.left, node.right
         case Accumulate():
             return node.contributions, node.hidden
-        case Recompute():
+        case Recompute() | RecomputeRows():
             return node.old, node.changes
 
 
@@ -79,7 +81,7 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
     match node:
         case Input():
             return node
-        case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
+        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             return msgspec.structs.replace(node, input=made[0])
         case Union():
             return Union(tuple(made))
@@ -87,7 +89,7 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
             return msgspec.structs.replace(node, left=made[0], right=made[1])
         case Accumulate():
             return msgspec.structs.replace(node, contributions=made[0], hidden=made[1])
-        case Recompute():
+        case Recompute() | RecomputeRows():
             return msgspec.structs.replace(node, old=made[0], changes=made[1])
 
 
@@ -269,7 +271,7 @@ def nodes(node: Node, sizes: Mapping[str, int]) -> int:
             return sum(counts)
         case Pair() if not all(counts):
             return 0
-        case Recompute() if not counts[1]:
+        case Recompute() | RecomputeRows() if not counts[1]:
             return 0
         case Match() if node.kind == "full" and any(counts):
             return sum(counts) + 1

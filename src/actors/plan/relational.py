@@ -5,7 +5,7 @@ Every column of a plan has an id that is unique in the whole plan (``i0_carrier`
 the union's ids. Expressions are Spark SQL text over the column ids of the input, each an
 expression that a row alone determines. Types are what Spark said.
 
-`views.render` writes a plan out again as SQL; its contents are the query's contents.
+`plan.relational_text` writes a plan out again as SQL; its contents are the query's contents.
 """
 
 from __future__ import annotations
@@ -152,6 +152,66 @@ class UnionAll(msgspec.Struct, frozen=True, tag=True):
     inputs: tuple[Plan, ...]
 
 
+class Expansion(msgspec.Struct, frozen=True, tag=True):
+    """Each row of the input once for each of `rows`, which give the columns' expressions: what
+    GROUPING SETS, ROLLUP and CUBE group."""
+
+    input: Plan
+    columns: tuple[Key, ...]
+    """Names and types; each one's expression is its own name."""
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Generation(msgspec.Struct, frozen=True, tag=True):
+    """Each row of the input once for each row that a generator (``explode(…)``) makes of it; with
+    `outer` once, padded with NULL, where it makes none. Output: the input's columns, then these."""
+
+    input: Plan
+    generator: str
+    outer: bool
+    columns: tuple[Key, ...]
+    """Names and types; each one's expression is its own name."""
+
+
+class WindowCall(msgspec.Struct, frozen=True):
+    """A window function: ``function OVER (PARTITION BY … ORDER BY … frame)``."""
+
+    name: str
+    function: str
+    frame: str
+    type: str
+    by_row: bool
+    """Whether its value depends on the order of rows that the window's own order leaves equal."""
+
+
+class WindowFunctions(msgspec.Struct, frozen=True, tag=True):
+    """The input's columns, then a column for each call over the rows of one partition.
+
+    Where `order` leaves rows equal, and a call depends on which comes first, the order of all
+    other columns decides, so that the choice is the same at each evaluation.
+    """
+
+    input: Plan
+    keys: tuple[str, ...]
+    """Column ids."""
+    order: tuple[str, ...]
+    calls: tuple[WindowCall, ...]
+    types: tuple[tuple[str, str], ...]
+    """(column id, Spark type) of the input's columns."""
+
+
+class Limit(msgspec.Struct, frozen=True, tag=True):
+    """The first `count` rows (None: all) behind the first `offset`, by `order` and then by all
+    columns."""
+
+    input: Plan
+    order: tuple[str, ...]
+    count: int | None
+    offset: int
+    types: tuple[tuple[str, str], ...]
+    """(column id, Spark type) of the input's columns."""
+
+
 class Opaque(msgspec.Struct, frozen=True, tag=True):
     """What no rule knows: the query text, recomputed at each time and subtracted."""
 
@@ -160,7 +220,20 @@ class Opaque(msgspec.Struct, frozen=True, tag=True):
 
 
 Plan: TypeAlias = (
-    Scan | Filter | Project | Join | OuterJoin | SemiJoin | Aggregate | Distinct | UnionAll | Opaque
+    Scan
+    | Filter
+    | Project
+    | Join
+    | OuterJoin
+    | SemiJoin
+    | Aggregate
+    | Distinct
+    | UnionAll
+    | Expansion
+    | Generation
+    | WindowFunctions
+    | Limit
+    | Opaque
 )
 
 
@@ -195,5 +268,13 @@ def columns_of(plan: Plan) -> tuple[str, ...]:
             return tuple(column.name for column in plan.columns)
         case UnionAll():
             return columns_of(plan.inputs[0])
+        case Expansion():
+            return tuple(column.name for column in plan.columns)
+        case Generation():
+            return (*columns_of(plan.input), *(column.name for column in plan.columns))
+        case WindowFunctions():
+            return (*columns_of(plan.input), *(call.name for call in plan.calls))
+        case Limit():
+            return columns_of(plan.input)
         case Opaque():
             return ()

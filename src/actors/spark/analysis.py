@@ -43,7 +43,9 @@ def analyze(bridge: Bridge, job: Analyze) -> Analyzed:
     """
     schemas: list[Schema] = []
     frames: list[DataFrame] = []
-    with bridge.views({name: empty_frame(bridge, kind) for name, kind in job.tables}):
+    tables = {name: bridge.numbered(kind, i) for i, (name, kind) in enumerate(job.tables)}
+    translation = None
+    with bridge.views(tables):
         for text in job.texts:
             found = query(bridge, text)
             schemas.append(output_schema(found.schema))
@@ -51,8 +53,10 @@ def analyze(bridge: Bridge, job: Analyze) -> Analyzed:
         volatility = bridge.volatility(job.texts[0], frames[0]) if frames else None
         differences = (_difference(bridge, frames[0], text) for text in job.renditions)
         difference = "" if volatility else next(filter(None, differences), "")
+        if job.translate and not volatility:
+            translation = bridge.translate(frames[0], job.tables)
     named = bridge.names_volatility
-    return Analyzed(job.job_id, tuple(schemas), volatility, named, difference)
+    return Analyzed(job.job_id, tuple(schemas), volatility, named, difference, translation)
 
 
 def _difference(bridge: Bridge, found: DataFrame, rendition: str) -> str:

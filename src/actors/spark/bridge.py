@@ -12,6 +12,7 @@ not public; the version is pinned, and all such names are used here, in `actors.
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from abc import ABC, abstractmethod
@@ -27,13 +28,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from actors.catalyst.relations import TABLE_METADATA
 from actors.errors import QueryRejected
-from actors.plan.jobs import Volatility
+from actors.plan.jobs import Translation, Volatility
 from actors.plan.schema import Schema
+from actors.spark.catalyst_front import CatalystFront
+from actors.spark.java_classes import java_object
 from actors.threshold_probes import TABLE_BATCH
 
 _COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
-_INSPECTOR: Final = Path(__file__).with_name("PlanInspector.java")
+CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
+"""Spark's own key in the metadata of a column, `CharVarcharUtils`."""
 _SLOT_OPTIONS: Final = {
     "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
@@ -71,16 +76,17 @@ def declared_json(schema: Schema) -> str:
     return str(struct.json())
 
 
-@lru_cache(maxsize=1)
-def plan_inspector(gateway: Any) -> Any:
-    """Return what looks at Catalyst's trees inside the JVM of a gateway: compiled there, once."""
-    jvm = gateway.jvm
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
-    compiler.cook(_INSPECTOR.read_text())
-    kind = compiler.getClassLoader().loadClass(_INSPECTOR.stem)
-    made = kind.getDeclaredConstructor(gateway.new_array(jvm.Class, 0))
-    return made.newInstance(gateway.new_array(jvm.Object, 0))
+def numbered_json(schema: Schema, number: int) -> str:
+    """Return a schema as `declared_json` has it, whose columns say the number of their table."""
+    struct = StructType()
+    declared = StructType.fromJson(json.loads(declared_json(schema)))
+    for field, column in zip(declared.fields, schema.columns, strict=True):
+        marks: dict[str, Any] = {TABLE_METADATA: number}
+        if column.type.lower().startswith("char("):
+            # Spark fills up what is compared with such a column.
+            marks[CHAR_LENGTH] = column.type.lower()
+        struct.add(field.name, field.dataType, field.nullable, marks)
+    return str(struct.json())
 
 
 class Bridge(ABC):
@@ -128,6 +134,17 @@ class Bridge(ABC):
     @abstractmethod
     def difference(self, found: DataFrame, other: DataFrame) -> str:
         """Return how the plans of two analysed frames differ; empty when they are one query."""
+
+    def translate(
+        self, found: DataFrame, tables: Sequence[tuple[str, Schema]]
+    ) -> Translation | None:
+        """Return the relational plan of an analysed frame over tables (made by `numbered`); None
+        where plans are not to be seen."""
+        return None
+
+    def numbered(self, schema: Schema, number: int) -> DataFrame:
+        """No rows, with the columns' types and nullability, marked with the table's number."""
+        return self.empty(schema)
 
     @abstractmethod
     def table(self, table: pa.Table) -> DataFrame:
@@ -191,14 +208,14 @@ class ClassicBridge(Bridge):
     def volatility(self, text: str, found: DataFrame) -> Volatility | None:
         """See `Bridge.volatility`."""
         parser = self.engine.sessionState().sqlParser()
-        inspector = plan_inspector(self.session._sc._gateway)
+        inspector = self.java("PlanInspector")
         call: str = inspector.volatileCall(parser, text, found._jdf.queryExecution().analyzed())
         return Volatility(call[1:], clock=call[0] == "@") if call else None
 
     def difference(self, found: DataFrame, other: DataFrame) -> str:
         """See `Bridge.difference`."""
         plans = (each._jdf.queryExecution().analyzed() for each in (found, other))
-        return str(plan_inspector(self.session._sc._gateway).difference(*plans))
+        return str(self.java("PlanInspector").difference(*plans))
 
     def table(self, table: pa.Table) -> DataFrame:
         """Arrow rows as a frame: a local relation as long as they are few, else a partition a
@@ -221,6 +238,22 @@ class ClassicBridge(Bridge):
         kind = self.engine.parseDataType(declared_json(schema))
         rows = self.engine.createDataFrame(self.jvm.java.util.ArrayList(), kind)
         return DataFrame(rows, self.session)
+
+    def translate(
+        self, found: DataFrame, tables: Sequence[tuple[str, Schema]]
+    ) -> Translation | None:
+        """See `Bridge.translate`."""
+        return CatalystFront(self).translate(found, tables)
+
+    def numbered(self, schema: Schema, number: int) -> DataFrame:
+        """See `Bridge.numbered`."""
+        kind = self.engine.parseDataType(numbered_json(schema, number))
+        rows = self.engine.createDataFrame(self.jvm.java.util.ArrayList(), kind)
+        return DataFrame(rows, self.session)
+
+    def java(self, name: str) -> Any:
+        """Return an object of a Java class of ours (see `java_object`)."""
+        return java_object(self.session._sc._gateway, name)
 
     def slot(self, path: Path, arrow: pa.Schema, names: Sequence[str]) -> DataFrame:
         """A slot file (columns by position, of these types) as a frame with these names."""

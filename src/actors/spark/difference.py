@@ -21,14 +21,12 @@ from actors.plan.jobs import Difference, Query, Rows, RowsDone
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema, query
-from actors.spark.bridge import Bridge
+from actors.spark.bridge import CHAR_LENGTH, Bridge
 from actors.spark.rows import Loaded, done, frame, load
 from actors.spark.steps import Slot, is_small
 from actors.spark.translate import consolidated, holds_floats, quote
 from actors.threshold_probes import REPEATED_ROWS
 
-CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
-"""Spark's own key in the metadata of a column, `CharVarcharUtils`."""
 RESULT: Final = "__result"
 OLD: Final = "__old"
 

@@ -21,11 +21,13 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
+    Generate,
     Input,
     Match,
     Node,
     Pair,
     Recompute,
+    RecomputeRows,
     Reduce,
     Select,
     Union,
@@ -46,10 +48,12 @@ def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
             return node.name[0] == "h" if below is None else reduces(below, strata)
         case Reduce() | Recompute():
             return True
-        case Where() | Select() | Weigh() | Expand() | Consolidate():
+        case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate():
             return reduces(node.input, strata)
         case Accumulate():
             return reduces(node.contributions, strata)
+        case RecomputeRows():
+            return reduces(node.changes, strata)
         case Pair() | Match():
             return reduces(node.left, strata) and reduces(node.right, strata)
         case Union():

@@ -15,6 +15,7 @@ from actors.plan.delta import (
     Measure,
     Node,
     Recompute,
+    RecomputeRows,
     Reduce,
     columns_of,
 )
@@ -61,60 +62,85 @@ class Groups(ABC):
 
     def _recompute(self, node: Recompute) -> str:
         """Touched (group, time)s joined to their groups' rows, aggregated before and after."""
-        keys = [quote(key) for key in node.keys]
-        arguments = [name for name in columns_of(node.changes) if name not in node.keys]
-        columns = [*keys, *map(quote, arguments), TIME, DIFF]
+        return self._calls(node, self._sides(node), _arguments(node))
+
+    def _recompute_rows(self, node: RecomputeRows) -> str:
+        """The rows of touched partitions before and after, with window functions over them."""
+        keys, values = [quote(key) for key in node.keys], _arguments(node)
+        partition = ", ".join([*keys, TIME, DIFF])
+        calls = []
+        for call in node.calls:
+            order = f" ORDER BY {', '.join(call.order)}" if call.order else ""
+            frame = f" {call.frame}" if call.frame else ""
+            over = f"{call.function} OVER (PARTITION BY {partition}{order}{frame})"
+            calls.append(f"{over} AS {quote(call.name)}")
+        names = [quote(name) for name in columns_of(node.changes)]
+        repeated = self._repeated(self._sides(node), [*keys, *values])
+        return f"SELECT {', '.join([*names, *calls, TIME, DIFF])} {from_rows(repeated)}"
+
+    def _sides(self, node: Recompute | RecomputeRows) -> str:
+        """The rows of touched groups, before (diff -1) and after (diff 1) each touched time, with
+        their weights as ``__w``."""
+        keys, values = [quote(key) for key in node.keys], _arguments(node)
+        columns = [*keys, *values, TIME, DIFF]
         changes = self._select(columns, node.changes)
-        old = self._select([*columns[:-2], f"-1L AS {TIME}", DIFF], node.old)
         if keys and self._afresh(node.old):
-            return self._aggregated(node, changes, arguments)
+            once = self._summed(node, changes, [f"CAST(sum({DIFF}) AS bigint) AS __w"])
+            return f"SELECT *, 1L AS {DIFF} {from_rows(once)} WHERE __w > 0"
+        old = self._select([*columns[:-2], f"-1L AS {TIME}", DIFF], node.old)
         touched = f"SELECT DISTINCT {', '.join([*keys, TIME])} {from_rows(changes)}"
         renamed = [f"{key} AS {quote(f'__k{i}')}" for i, key in enumerate(keys)]
-        rows = f"SELECT {', '.join([*renamed, *map(quote, arguments), f'{TIME} AS __at', DIFF])}"
+        rows = f"SELECT {', '.join([*renamed, *values, f'{TIME} AS __at', DIFF])}"
         whole = changes if self._empty(node.old) else f"{changes}{UNION}{old}"
         if self._small:
             whole = f"SELECT {self._hint()}* {from_rows(whole)}"
         tests = [f"{key} <=> {quote(f'__k{i}')}" for i, key in enumerate(keys)] or ["true"]
         hint = self._hint(*(["SHUFFLE_HASH(__r)"] if self._small else []))
-        values = [quote(name) for name in arguments]
-        weights = (
-            f"CAST(sum({DIFF}) AS bigint) AS __after, "
-            f"CAST(sum(CASE WHEN __at < {TIME} THEN {DIFF} ELSE 0L END) AS bigint) AS __before"
-        )
+        given = keys
+        if isinstance(node, RecomputeRows):  # the row's own value, which may be -0.0 beside 0.0
+            given = [f"{quote(f'__k{i}')} AS {key}" for i, key in enumerate(keys)]
         joined = (
-            f"SELECT {hint}{', '.join([*keys, TIME, *values, '__at', DIFF])} "
+            f"SELECT {hint}{', '.join([*given, TIME, *values, '__at', DIFF])} "
             f"FROM (\n{touched}\n) AS __l JOIN (\n{rows} {from_rows(whole)}\n) AS __r "
             f"ON {' AND '.join([*tests, f'__at <= {TIME}'])}"
         )
-        summed = (
-            f"SELECT {', '.join([*keys, TIME, *values, weights])} {from_rows(joined)} "
-            f"GROUP BY {', '.join([*keys, TIME, *values])}"
-        )
-        sides = (
+        weights = [
+            f"CAST(sum({DIFF}) AS bigint) AS __after",
+            f"CAST(sum(CASE WHEN __at < {TIME} THEN {DIFF} ELSE 0L END) AS bigint) AS __before",
+        ]
+        return (
             f"SELECT {', '.join([*keys, TIME, *values])}, __x.side AS {DIFF}, __x.w AS __w "
-            f"{from_rows(summed)} LATERAL VIEW explode(array("
+            f"{from_rows(self._summed(node, joined, weights))} LATERAL VIEW explode(array("
             f"named_struct('side', -1L, 'w', __before), named_struct('side', 1L, 'w', __after))) "
             f"__e AS __x WHERE __x.w > 0"
         )
-        return self._calls(node, sides, values)
 
-    def _aggregated(self, node: Recompute, changes: str, arguments: Sequence[str]) -> str:
-        """The aggregates of groups that come all at one time."""
-        keys, values = [quote(key) for key in node.keys], [quote(name) for name in arguments]
-        summed = (
-            f"SELECT {', '.join([*keys, TIME, *values])}, CAST(sum({DIFF}) AS bigint) AS __w "
-            f"{from_rows(changes)} GROUP BY {', '.join([*keys, TIME, *values])}"
+    def _summed(self, node: Recompute | RecomputeRows, rows: str, weights: list[str]) -> str:
+        """Equal rows of a group once for each time, with sums of their diffs."""
+        keys, values = [quote(key) for key in node.keys], _arguments(node)
+        grouped, items = [*keys, TIME, *values], [*keys, TIME, *values]
+        if isinstance(node, RecomputeRows):
+            # Rows are handed on: GROUP BY alone would make -0.0 and 0.0 one.
+            kinds = self._types(node.changes)
+            floats = {quote(name) for name, kind in kinds.items() if holds_floats(kind)}
+            items = [f"any_value({name}) AS {name}" if name in floats else name for name in items]
+            grouped += [f"CAST({name} AS string)" for name in [*keys, *values] if name in floats]
+        return (
+            f"SELECT {', '.join([*items, *weights])} {from_rows(rows)} "
+            f"GROUP BY {', '.join(grouped)}"
         )
-        sides = f"SELECT *, 1L AS {DIFF} {from_rows(summed)} WHERE __w > 0"
-        return self._calls(node, sides, values)
+
+    def _repeated(self, sides: str, columns: Sequence[str]) -> str:
+        """Each row as often as it counts."""
+        return (
+            f"SELECT {', '.join([*columns, TIME, DIFF])} {from_rows(sides)} "
+            f"LATERAL VIEW explode(array_repeat(0, CAST(__w AS int))) __e AS __i"
+        )
 
     def _calls(self, node: Recompute, sides: str, values: Sequence[str]) -> str:
         """The aggregates over rows that count ``__w`` times, for each group, time and diff."""
         keys = [quote(key) for key in node.keys]
-        repeated = (
-            f"SELECT {', '.join([*keys, TIME, *values, DIFF])} {from_rows(sides)} "
-            f"LATERAL VIEW explode(array_repeat(0, CAST(__w AS int))) __e AS __i"
-        )
+        repeated = self._repeated(sides, [*keys, *values])
         calls = [f"CAST({call.text} AS {call.type}) AS {quote(call.name)}" for call in node.calls]
         return (
             f"SELECT {', '.join([*keys, *calls, TIME, DIFF])} {from_rows(repeated)} "
@@ -263,6 +289,11 @@ class Groups(ABC):
         kinds = self._types(node.input)
         floats = {name for name in names if holds_floats(kinds.get(name, ""))}
         return consolidated(self.text(node.input), names, floats)
+
+
+def _arguments(node: Recompute | RecomputeRows) -> list[str]:
+    """The columns of a group's rows that are no keys."""
+    return [quote(name) for name in columns_of(node.changes) if name not in node.keys]
 
 
 def _total(measure: Measure, argument: str) -> str:

@@ -27,11 +27,13 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
+    Generate,
     Input,
     Match,
     Node,
     Pair,
     Recompute,
+    RecomputeRows,
     Reduce,
     Select,
     Union,
@@ -121,6 +123,8 @@ class Translator(Groups):
                 return self._weigh(node)
             case Expand():
                 return self._expand(node)
+            case Generate():
+                return self._generate(node)
             case Pair():
                 return self._pair(node)
             case Match():
@@ -133,6 +137,8 @@ class Translator(Groups):
                 return self._accumulate(node)
             case Recompute():
                 return self._recompute(node)
+            case RecomputeRows():
+                return self._recompute_rows(node)
             case Consolidate():
                 return self._consolidate(node)
 
@@ -192,6 +198,14 @@ class Translator(Groups):
         rows = self._select([*map(quote, columns_of(node.input)), TIME, DIFF], node.input)
         exploded = f"LATERAL VIEW explode(array({tags})) __e AS {quote(node.tag)}"
         return f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(rows)} {exploded}"
+
+    def _generate(self, node: Generate) -> str:
+        names = [quote(name) for name in columns_of(node)]
+        rows = self._select([*map(quote, columns_of(node.input)), TIME, DIFF], node.input)
+        made = ", ".join(map(quote, node.columns))
+        outer = "OUTER " if node.outer else ""
+        view = f"LATERAL VIEW {outer}{node.generator} __e AS {made}"
+        return f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(rows)} {view}"
 
     def _match(self, node: Match) -> str:
         """A join of states as SQL has it. Small ones are consolidated when they are looked up."""
@@ -277,14 +291,14 @@ class Translator(Groups):
                 if relation is None:
                     return node.name in self._strata and self._empty(self._strata[node.name])
                 return relation.view is None
-            case Where() | Select() | Weigh() | Expand() | Consolidate() | Reduce():
+            case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
                 return self._empty(node.input)
             case Match():
                 if node.kind == "full":
                     return self._empty(node.left) and self._empty(node.right)
                 alone = node.kind == "semi" and self._empty(node.right)
                 return alone or self._empty(node.left)
-            case Recompute():
+            case Recompute() | RecomputeRows():
                 return self._empty(node.changes)
             case Pair():
                 return self._empty(node.left) or self._empty(node.right)

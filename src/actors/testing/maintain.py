@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
@@ -45,17 +45,7 @@ from actors.plan.updates import from_ipc, to_ipc
 from actors.testing.engine import TO, table_of
 from actors.testing.nodes import Relation, consolidated, frozen, group_key
 from actors.testing.nodes import Update as Row
-
-AnalyzeFunction: TypeAlias = Callable[
-    [
-        tuple[tuple[str, Schema], ...],
-        tuple[str, ...],
-        tuple[tuple[str, str], ...],
-        tuple[str, ...],
-    ],
-    Awaitable[Analyzed],
-]
-"""What `compile_view` asks: (tables, texts, settings, renditions)."""
+from actors.views.compile import Analyze as AnalyzeQueries
 
 
 class Engine:
@@ -80,16 +70,19 @@ class Engine:
         answer: Answer = await self._executor.ask(ask)
         return answer
 
-    def analyze(self) -> AnalyzeFunction:
+    def analyze(self) -> AnalyzeQueries:
         """The function that `compile_view` asks."""
 
         async def analyze(
             tables: tuple[tuple[str, Schema], ...],
             texts: tuple[str, ...],
             conf: tuple[tuple[str, str], ...],
-            renditions: tuple[str, ...],
+            renditions: tuple[str, ...] = (),
+            *,
+            translate: bool = False,
         ) -> Analyzed:
-            answer = await self.run(Analyze(self.job_id(), tables, texts, conf, renditions))
+            job = Analyze(self.job_id(), tables, texts, conf, renditions, translate)
+            answer = await self.run(job)
             assert isinstance(answer, Analyzed)
             return answer
 

@@ -32,12 +32,12 @@ from actors.plan.relational import (
     ViewPlan,
     columns_of,
 )
+from actors.plan.relational_text import render
+from actors.plan.relational_walk import inputs_of, nodes, with_inputs
 from actors.plan.schema import Column, Schema, arrow_type
-from actors.views.render import render
 from actors.views.resolve import Resolved
 from actors.views.subquery import check_claim
 from actors.views.trees import Unsupported, quote, tree_of
-from actors.views.walk import inputs_of, nodes, with_inputs
 
 __all__ = ["OUTPUT_PREFIX", "build", "probe_texts", "quote"]
 

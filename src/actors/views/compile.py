@@ -11,20 +11,21 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Awaitable, Mapping
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from sqlglot.errors import SqlglotError
 
 from actors.errors import InvalidUsage, JobTooLarge, QueryRejected
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed
+from actors.plan.jobs import Analyzed, Translation
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
 from actors.plan.relational import Opaque, ViewPlan
 from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
 from actors.views import rule_opaque
 from actors.views.build import build, probe_texts
+from actors.views.char_columns import check_char_columns
 from actors.views.delta import Derived, derive
 from actors.views.explain import explain_tree
 from actors.views.fingerprint import fingerprint
@@ -33,13 +34,25 @@ from actors.views.parse import Tree, query_text, read_tables
 from actors.views.renditions import renditions
 from actors.views.resolve import Resolved, Unsupported, resolve
 from actors.views.volatile_words import has_free_choice, volatility_of
-from actors.views.walk import check_char_columns
 
 Conf: TypeAlias = tuple[tuple[str, str], ...]
 Tables: TypeAlias = tuple[tuple[str, Schema], ...]
-Analyze: TypeAlias = Callable[[Tables, tuple[str, ...], Conf, tuple[str, ...]], Awaitable[Analyzed]]
-"""Asks for the schemas of texts over tables under settings, and whether the texts given last
-mean what the first one means."""
+
+
+class Analyze(Protocol):
+    """Asks the engine what texts are over (empty) tables under settings."""
+
+    def __call__(
+        self,
+        tables: Tables,
+        texts: tuple[str, ...],
+        conf: Conf,
+        renditions: tuple[str, ...] = (),
+        *,
+        translate: bool = False,
+    ) -> Awaitable[Analyzed]:
+        """Return the schemas of `texts`, whether `renditions` mean what the first text means,
+        and with `translate` its relational plan."""
 
 
 DEFAULT_LIMITS: Final = PlanLimits()
@@ -73,25 +86,21 @@ async def compile_view(
     sql = query_text(sql)
     tree, reason, sources = read_tables(sql, tables)
     given = tuple((name, tables[name]) for name in sources)
-    try:
-        if tree is None:
-            raise Unsupported(reason)
-        asked: Probes | Unsupported = probes(tree, sources, tables, conf)
-    except Unsupported as why:
-        asked = why
-    analyzed, asked = await _analyzed(sql, asked, given, analyze, conf)
+    analyzed = await analyze(given, (sql,), conf, translate=True)
     _refuse_volatile(sql, analyzed)
     output = analyzed.schemas[0]
     _check_output(output)
     schemas = tuple(tables[name] for name in sources)
     try:
-        if isinstance(asked, Unsupported):
-            raise asked
-        if analyzed.difference:
-            raise Unsupported(f"a text that Spark reads differently: {analyzed.difference}")
-        types = dict(zip(asked.texts, analyzed.schemas[1:], strict=True))
-        check_char_columns(asked.resolved.root, schemas)
-        view = build(asked.resolved, sources, output, types)
+        for key, _ in conf:
+            if key.lower().startswith(CHANGES_MEANING):
+                raise Unsupported(f"the setting {key}")
+        if analyzed.translation is not None:
+            view = _translated(analyzed.translation, sources, output)
+        elif tree is None:
+            raise Unsupported(reason)
+        else:
+            view = await _parsed(sql, tree, given, output, analyze, conf)
         derived = _derived(view, schemas, limits)
         plan = DeltaPlan(
             sources=sources,
@@ -108,6 +117,32 @@ async def compile_view(
     except Unsupported as why:
         plan = rule_opaque.derive(Opaque(sql, str(why)), sources, schemas, output, conf)
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
+
+
+def _translated(found: Translation, sources: tuple[str, ...], output: Schema) -> ViewPlan:
+    if found.root is None:
+        raise Unsupported(found.reason)
+    return ViewPlan(sources, found.root, output)
+
+
+async def _parsed(
+    sql: str, tree: Tree, given: Tables, output: Schema, analyze: Analyze, conf: Conf
+) -> ViewPlan:
+    """The plan by a parser of our own, for an engine that shows none. Raises `Unsupported`."""
+    sources = tuple(name for name, _ in given)
+    asked = probes(tree, sources, dict(given))
+    try:
+        analyzed = await analyze(given, (sql, *asked.texts), conf, asked.renditions)
+    except (QueryRejected, JobTooLarge) as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise Unsupported(
+            f"an expression that is not a scalar of the resolved query: {line}"
+        ) from None
+    if analyzed.difference:
+        raise Unsupported(f"a text that Spark reads differently: {analyzed.difference}")
+    types = dict(zip(asked.texts, analyzed.schemas[1:], strict=True))
+    check_char_columns(asked.resolved.root, tuple(schema for _, schema in given))
+    return build(asked.resolved, sources, output, types)
 
 
 def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) -> Derived:
@@ -137,37 +172,14 @@ class Probes(NamedTuple):
     """The whole query as it is written again."""
 
 
-def probes(
-    tree: Tree, sources: tuple[str, ...], tables: Mapping[str, Schema], conf: Conf = ()
-) -> Probes:
+def probes(tree: Tree, sources: tuple[str, ...], tables: Mapping[str, Schema]) -> Probes:
     """A parsed view, resolved. Raises `Unsupported`."""
-    for key, _ in conf:
-        if key.lower().startswith(CHANGES_MEANING):
-            raise Unsupported(f"the setting {key}")
     try:
         resolved = resolve(tree, sources, tables)
         again = renditions(spelled_out(tree))
         return Probes(resolved, probe_texts(resolved, sources), again)
     except (SqlglotError, RecursionError, LookupError) as error:  # or Spark refuses it too
         raise Unsupported(f"a text that resolving fails on ({type(error).__name__})") from None
-
-
-async def _analyzed(
-    sql: str, asked: Probes | Unsupported, given: Tables, analyze: Analyze, conf: Conf
-) -> tuple[Analyzed, Probes | Unsupported]:
-    """The view's own text and its probes, analysed together: that is one job, not two."""
-    texts, again = (asked.texts, asked.renditions) if isinstance(asked, Probes) else ((), ())
-    try:
-        return await analyze(given, (sql, *texts), conf, again), asked
-    except (QueryRejected, JobTooLarge) as error:
-        if not texts:
-            raise
-        line = (str(error).splitlines() or [""])[0]
-    # Raises when it is the view's own text that is refused.
-    analyzed = await analyze(given, (sql,), conf, ())
-    return analyzed, Unsupported(
-        f"an expression that is not a scalar of the resolved query: {line}"
-    )
 
 
 def _refuse_volatile(sql: str, analyzed: Analyzed) -> None:

@@ -21,8 +21,11 @@ from actors.plan.relational import (
     AggregateCall,
     Distinct,
     Equal,
+    Expansion,
     Filter,
+    Generation,
     Join,
+    Limit,
     Named,
     Opaque,
     OuterJoin,
@@ -32,12 +35,14 @@ from actors.plan.relational import (
     SemiJoin,
     UnionAll,
     ViewPlan,
+    WindowFunctions,
 )
 from actors.plan.schema import Schema
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
 from actors.views.resolve import Unsupported
 from actors.views.rule_distinct import over_distinct
+from actors.views.rule_expansion import ExpansionOperator, GenerationOperator
 from actors.views.rule_group import aggregate, distinct
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import (
@@ -48,6 +53,7 @@ from actors.views.rule_linear import (
 )
 from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
+from actors.views.rule_window import WindowOperator, limit
 from actors.views.trees import quote
 
 OUTPUT_PREFIX: Final = "o_"
@@ -116,6 +122,16 @@ def _operator(context: Context, plan: Plan) -> Operator:
             return distinct(context, plan, _operator(context, plan.input))
         case UnionAll():
             return UnionOperator(context, tuple(_operator(context, p) for p in plan.inputs))
+        case Expansion():
+            return ExpansionOperator(context, plan, _operator(context, plan.input))
+        case Generation():
+            return GenerationOperator(context, plan, _operator(context, plan.input))
+        case WindowFunctions():
+            context.keyed.append("window functions: touched partitions are computed afresh")
+            return WindowOperator(context, plan, _operator(context, plan.input))
+        case Limit():
+            context.keyed.append("LIMIT: the first rows are computed afresh")
+            return limit(context, plan, _operator(context, plan.input))
         case Opaque():
             raise Unsupported(plan.reason)
 

@@ -11,12 +11,14 @@ from actors.plan.delta import (
     Consolidate,
     DeltaPlan,
     Expand,
+    Generate,
     Input,
     Lookup,
     Match,
     Node,
     Pair,
     Recompute,
+    RecomputeRows,
     Reduce,
     Select,
     Union,
@@ -28,9 +30,12 @@ from actors.plan.relational import (
     AggregateCall,
     Distinct,
     Equal,
+    Expansion,
     Filter,
+    Generation,
     Join,
     Key,
+    Limit,
     Named,
     Opaque,
     OuterJoin,
@@ -40,10 +45,11 @@ from actors.plan.relational import (
     SemiJoin,
     UnionAll,
     ViewPlan,
+    WindowFunctions,
 )
+from actors.plan.relational_text import call_text, window_text
+from actors.plan.relational_walk import inputs_of
 from actors.views.measures import not_additive
-from actors.views.render import call_text
-from actors.views.walk import inputs_of
 
 
 def explain(plan: DeltaPlan) -> str:
@@ -101,6 +107,9 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             return f"Weigh by {node.factor}", (node.input,)
         case Expand():
             return f"Expand {node.tag} below {node.count}", (node.input,)
+        case Generate():
+            outer = "outer " if node.outer else ""
+            return f"Generate {outer}{node.generator}", (node.input,)
         case Pair():
             return f"Pair {_pairs(node)}", (node.left, node.right)
         case Match():
@@ -117,6 +126,10 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
         case Recompute():
             calls = ", ".join(f"{call.name} = {call.text}: {call.type}" for call in node.calls)
             title = f"Recompute by ({', '.join(node.keys)}) {calls}".rstrip()
+            return title, (node.old, node.changes)
+        case RecomputeRows():
+            calls = ", ".join(f"{call.name} = {call.function}" for call in node.calls)
+            title = f"RecomputeRows by ({', '.join(node.keys)}) {calls}"
             return title, (node.old, node.changes)
         case Consolidate():
             return "Consolidate", (node.input,)
@@ -158,6 +171,17 @@ def _title(plan: Plan, sources: tuple[str, ...]) -> str:
             return f"Distinct {_typed(plan.columns)}"
         case UnionAll():
             return "UnionAll"
+        case Expansion():
+            return f"Expansion {len(plan.rows)} times ({_typed(plan.columns)}) [incremental]"
+        case Generation():
+            outer = "outer " if plan.outer else ""
+            return f"Generation {outer}{plan.generator} ({_typed(plan.columns)}) [incremental]"
+        case WindowFunctions():
+            calls = ", ".join(f"{call.name} = {window_text(plan, call)}" for call in plan.calls)
+            return f"WindowFunctions {calls} [keyed: touched partitions are computed afresh]"
+        case Limit():
+            order = f" by {', '.join(plan.order)}" if plan.order else ""
+            return f"Limit {plan.count} behind {plan.offset}{order}"
         case Opaque():
             return f"Opaque ({plan.reason})"
 

@@ -34,6 +34,7 @@ from actors.plan.relational import (
     UnionAll,
     columns_of,
 )
+from actors.plan.relational_walk import pruned
 from actors.plan.schema import Schema
 from actors.views.clauses import (
     ORDER,
@@ -71,7 +72,6 @@ from actors.views.trees import (
     operand,
     text,
 )
-from actors.views.walk import pruned
 
 __all__ = ["Resolved", "Unsupported", "column_id", "conjuncts_of", "ids", "resolve", "text"]
 

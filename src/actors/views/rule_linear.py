@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from actors.plan.delta import Input, Node, Select, Union, Where
 from actors.plan.relational import Filter, Named, Scan
+from actors.plan.relational_text import quote
 from actors.plan.schema import Column
 from actors.views.lookups import Wanted
 from actors.views.operators import (
@@ -26,11 +27,6 @@ from actors.views.operators import (
 NULL = "NULL"
 """The expression of a padded column."""
 NOT_KEYS = ("array<", "map<", "struct<", "void", "variant", "char(", "interval")
-
-
-def quote(name: str) -> str:
-    """A column name as Spark SQL text."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 class ScanOperator(Operator):

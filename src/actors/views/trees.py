@@ -15,6 +15,7 @@ from typing import Any, Final
 import sqlglot
 from sqlglot import exp
 
+from actors.plan.relational_text import quote as quote
 from actors.views.parse import DIALECT, Tree
 
 _SCALAR_WORDS: Final = """
@@ -219,8 +220,3 @@ def check_args(tree: Tree, known: set[str], what: str) -> None:
 def present(tree: Tree) -> list[str]:
     """Names of the parts that a node has."""
     return [key for key, value in tree.args.items() if value]
-
-
-def quote(name: str) -> str:
-    """A column name as Spark SQL text."""
-    return "`" + name.replace("`", "``") + "`"

@@ -7,33 +7,36 @@ DISTINCT, both sides of equalities. A global aggregate keeps one call: it is a r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from actors.plan.relational import (
     Aggregate,
     Distinct,
+    Expansion,
     Filter,
+    Generation,
     Join,
-    Key,
-    Named,
+    Limit,
     OuterJoin,
     Plan,
     Project,
     Scan,
     SemiJoin,
     UnionAll,
+    WindowFunctions,
     columns_of,
 )
-from actors.plan.schema import Schema
-from actors.views.trees import Unsupported, reads
+from actors.plan.relational_text import words_of
 
 
 def inputs_of(plan: Plan) -> tuple[Plan, ...]:
     """The plans that a node reads, left to right."""
     match plan:
         case Filter() | Project() | Aggregate() | Distinct():
+            return (plan.input,)
+        case Expansion() | Generation() | WindowFunctions() | Limit():
             return (plan.input,)
         case Join() | UnionAll():
             return plan.inputs
@@ -47,6 +50,8 @@ def with_inputs(plan: Plan, inputs: tuple[Plan, ...]) -> Plan:
     """The node over other inputs."""
     match plan:
         case Filter() | Project() | Aggregate() | Distinct():
+            return msgspec.structs.replace(plan, input=inputs[0])
+        case Expansion() | Generation() | WindowFunctions() | Limit():
             return msgspec.structs.replace(plan, input=inputs[0])
         case Join() | UnionAll():
             return msgspec.structs.replace(plan, inputs=inputs)
@@ -69,7 +74,7 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
         case Scan():
             return Scan(plan.source, tuple(each for each in plan.columns if each[0] in needed))
         case Filter():
-            return Filter(pruned(plan.input, needed | reads(plan.predicate)), plan.predicate)
+            return Filter(pruned(plan.input, needed | words_of(plan.predicate)), plan.predicate)
         case Project():
             columns = tuple(column for column in plan.columns if column.name in needed)
             read = _union(column.expression for column in columns)
@@ -85,14 +90,22 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
             kept = tuple(name for name in columns_of(plan) if name in needed)
             return UnionAll(tuple(_exactly(each, kept) for each in plan.inputs))
         case Join():
-            read = needed | reads(plan.residual) | {e.left for e in plan.equal}
+            read = needed | words_of(plan.residual) | {e.left for e in plan.equal}
             read |= {e.right for e in plan.equal}
             inputs = tuple(pruned(each, read) for each in plan.inputs)
             return msgspec.structs.replace(plan, inputs=inputs)
         case OuterJoin() | SemiJoin():
-            read = needed | reads(plan.residual) | {e.left for e in plan.equal}
+            read = needed | words_of(plan.residual) | {e.left for e in plan.equal}
             read |= {e.right for e in plan.equal}
             return with_inputs(plan, (pruned(plan.left, read), pruned(plan.right, read)))
+        case Expansion():
+            read = _union(expression for row in plan.rows for expression in row)
+            return with_inputs(plan, (pruned(plan.input, read),))
+        case Generation():
+            return with_inputs(plan, (pruned(plan.input, needed | words_of(plan.generator)),))
+        case WindowFunctions() | Limit():
+            # All columns decide over the order of rows that are equal otherwise.
+            return with_inputs(plan, (pruned(plan.input, frozenset(columns_of(plan.input))),))
         case _:
             return plan
 
@@ -114,42 +127,4 @@ def _exactly(plan: Plan, columns: tuple[str, ...]) -> Plan:
 
 
 def _union(expressions: Iterable[str | None]) -> frozenset[str]:
-    return frozenset().union(*(reads(written) for written in expressions))
-
-
-def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:
-    """Raises `Unsupported` where a CHAR(n) column of a source (by number) is read by an expression.
-
-    Spark fills up what it compares with such a column, as it finds it in the analysed text; a
-    step's text is over columns that are plain strings. Rows, keys and arguments that are the
-    column itself need no such thing: all its values are filled up.
-    """
-    chars: set[str] = set()
-    for node in nodes(root):
-        read: frozenset[str] = frozenset()
-        match node:
-            case Scan():
-                types = {
-                    column.name: column.type.lower() for column in schemas[node.source].columns
-                }
-                chars |= {id_ for id_, name in node.columns if types[name].startswith("char(")}
-            case Filter():
-                read = reads(node.predicate)
-            case Join() | OuterJoin() | SemiJoin():
-                read = reads(node.residual)
-                read |= _union(side for each in node.equal for side in (each.left, each.right))
-            case Project() | Distinct():
-                read = _read_and_named(chars, node.columns)
-            case Aggregate():
-                arguments = [call.argument for call in node.calls if call.argument not in chars]
-                read = _read_and_named(chars, node.keys) | _union(arguments)
-        if not chars.isdisjoint(read):
-            raise Unsupported("an expression over a CHAR column, which Spark compares filled up")
-
-
-def _read_and_named(chars: set[str], made: Sequence[Named | Key]) -> frozenset[str]:
-    """Return what expressions read that are no column of `chars`; those that are one join it."""
-    same = {each.name for each in made if each.expression in chars}
-    read = _union(each.expression for each in made if each.name not in same)
-    chars |= same
-    return read
+    return frozenset().union(*(words_of(written) for written in expressions))

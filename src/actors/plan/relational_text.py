@@ -7,6 +7,7 @@ Spark's types of, and what tests compare with the view's own text.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from actors.plan.relational import (
@@ -14,9 +15,12 @@ from actors.plan.relational import (
     AggregateCall,
     Distinct,
     Equal,
+    Expansion,
     Filter,
+    Generation,
     Join,
     Key,
+    Limit,
     Named,
     Opaque,
     OuterJoin,
@@ -25,13 +29,42 @@ from actors.plan.relational import (
     Scan,
     SemiJoin,
     UnionAll,
+    WindowCall,
+    WindowFunctions,
     columns_of,
 )
-from actors.views.trees import quote
 
-_ID: Final = re.compile(r"[iakcdu]\d\w*")
+_ID: Final = re.compile(r"[a-z]\d\w*")
 _NOTHING: Final = "1 AS no_column"
 """Rows without columns still are rows."""
+
+
+_QUOTED: Final = re.compile(
+    r"""\b[rR]'[^']*'|\b[rR]"[^"]*"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
+)
+_WORD: Final = re.compile(r"[A-Za-z_]\w*")
+_TEXTS_MAX: Final = 8192
+"""Expressions whose words are remembered: a plan's are asked for again and again."""
+
+
+def quote(name: str) -> str:
+    """Return a name as Spark SQL text.
+
+    >>> quote("net price")
+    '`net price`'
+    """
+    return "`" + name.replace("`", "``") + "`"
+
+
+@lru_cache(maxsize=_TEXTS_MAX)
+def words_of(text: str | None) -> frozenset[str]:
+    """Return the words of an expression outside its literals and quoted names: all the column
+    ids that it reads are among them; none for None.
+
+    >>> sorted(words_of("upper(i0_a) = 'i0_b'"))
+    ['i0_a', 'upper']
+    """
+    return frozenset(_WORD.findall(_QUOTED.sub(" ", text))) if text else frozenset()
 
 
 def render(plan: Plan, sources: tuple[str, ...]) -> str:
@@ -74,6 +107,21 @@ class _Writer:
                 wanted = columns_of(plan)
                 sides = [_select(_names(wanted), self._table(each)) for each in plan.inputs]
                 return " UNION ALL ".join(sides)
+            case Expansion():
+                return self._expansion(plan)
+            case Generation():
+                names = ", ".join(_names(tuple(column.name for column in plan.columns)))
+                outer = "OUTER " if plan.outer else ""
+                view = f" LATERAL VIEW {outer}{plan.generator} g AS {names}"
+                return _select(_all(plan), self._table(plan.input) + view)
+            case WindowFunctions():
+                calls = [f"{window_text(plan, call)} AS {_name(call.name)}" for call in plan.calls]
+                return _select([*_all(plan.input), *calls], self._table(plan.input))
+            case Limit():
+                order = f" ORDER BY {', '.join(plan.order)}" if plan.order else ""
+                limit = "" if plan.count is None else f" LIMIT {plan.count}"
+                offset = f" OFFSET {plan.offset}" if plan.offset else ""
+                return self._over(plan, plan.input, order + limit + offset)
             case Opaque():
                 return plan.sql
 
@@ -84,6 +132,17 @@ class _Writer:
 
     def _over(self, plan: Plan, source: Plan, clauses: str) -> str:
         return _select(_all(plan), self._table(source) + clauses)
+
+    def _expansion(self, plan: Expansion) -> str:
+        """A union over one table expression: SQL has no other word for it outside a GROUP BY."""
+        names = tuple(column.name for column in plan.columns)
+        self._derived += 1
+        own = f"e{self._derived}"
+        sides = []
+        for row in plan.rows:
+            made = [f"{text} AS {_name(name)}" for text, name in zip(row, names, strict=True)]
+            sides.append(_select(made, own))
+        return f"WITH {own} AS ({self.write(plan.input)}) {' UNION ALL '.join(sides)}"
 
     def _semi(self, plan: SemiJoin) -> str:
         tests = _tests(plan.equal, plan.residual)
@@ -112,6 +171,18 @@ def call_text(call: AggregateCall) -> str:
     """An aggregate as Spark writes it."""
     word = "DISTINCT " if call.distinct else ""
     return f"{call.function}({word}{'*' if call.argument is None else call.argument})"
+
+
+def window_text(plan: WindowFunctions, call: WindowCall) -> str:
+    """A window function as Spark writes it."""
+    parts = []
+    if plan.keys:
+        parts.append(f"PARTITION BY {', '.join(plan.keys)}")
+    if plan.order:
+        parts.append(f"ORDER BY {', '.join(plan.order)}")
+    if call.frame:
+        parts.append(call.frame)
+    return f"{call.function} OVER ({' '.join(parts)})"
 
 
 def _select(columns: list[str], body: str, word: str = "SELECT ") -> str:

@@ -1,0 +1,139 @@
+"""Aggregates of Catalyst's → `AggregateCall`s, and the expressions over their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from actors.catalyst.blocks import ColumnBinding, FreshIds, WrittenExpression
+from actors.catalyst.expressions import NotRendered
+from actors.catalyst.plan_tree import TreeNode
+from actors.catalyst.tree_reading import is_nullable, type_of
+from actors.plan.relational import AggregateCall
+
+_FUNCTIONS: Final = {
+    "Count": "count",
+    "CountIf": "count",
+    "Sum": "sum",
+    "Average": "avg",
+    "Min": "min",
+    "Max": "max",
+    "StddevSamp": "stddev_samp",
+    "StddevPop": "stddev_pop",
+    "VarianceSamp": "var_samp",
+    "VariancePop": "var_pop",
+    "BoolAnd": "bool_and",
+    "BoolOr": "bool_or",
+}
+_SPREADS: Final = frozenset({"StddevSamp", "StddevPop", "VarianceSamp", "VariancePop"})
+_EXACT_AS_DOUBLE: Final = frozenset({"tinyint", "smallint", "int"})
+_SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
+"""Functions to which a value that comes again is nothing new."""
+
+
+class CallCollector:
+    """Collects the aggregate calls of a grouping; `replaced` puts columns in their places."""
+
+    def __init__(
+        self, write: Callable[[TreeNode], WrittenExpression], fresh: FreshIds, *, ansi: bool
+    ) -> None:
+        """`write`: writes an expression over the columns below the grouping."""
+        self._write = write
+        self._fresh = fresh
+        self._ansi = ansi
+        self._known: dict[AggregateCall, int] = {}
+        self.calls: list[AggregateCall] = []
+        self.columns: dict[int, ColumnBinding] = {}
+        """The results of the calls, by numbers below those of any attribute of Catalyst's."""
+
+    def replaced(self, node: TreeNode) -> TreeNode:
+        """Return an expression with an attribute in the place of each aggregate.
+
+        Raises `NotRendered` for an aggregate that no rule knows.
+        """
+        if node.name == "AggregateExpression":
+            number = self._number(node)
+            return TreeNode("AttributeReference", {"exprId": number, "name": ""})
+        if not node.children:
+            return node
+        children = [self.replaced(each) for each in node.children]
+        return node.replaced(children)
+
+    def all_calls(self) -> tuple[AggregateCall, ...]:
+        """Return the calls; where there is none, one that makes the group a row."""
+        rows = AggregateCall(self._fresh.take("a"), "count", None, "bigint", "bigint", False)
+        return tuple(self.calls) or (rows,)
+
+    def _number(self, node: TreeNode) -> int:
+        call = self._call(node)
+        if call not in self._known:
+            number = self._known[call] = -1 - len(self._known)
+            named = msgspec.structs.replace(call, name=self._fresh.take("a"))
+            self.calls.append(named)
+            self.columns[number] = ColumnBinding(named.name, named.type, is_nullable(node))
+        return self._known[call]
+
+    def _call(self, node: TreeNode) -> AggregateCall:
+        """Return the call without a name."""
+        inner, *conditions = node.children
+        function = _FUNCTIONS.get(inner.name)
+        if function is None:
+            raise NotRendered(f"the aggregate {inner.name}")
+        if is_trying(inner):
+            raise NotRendered(f"the aggregate try_{function}")
+        distinct = bool(node.fields["isDistinct"]) and function not in _SAME_DISTINCT
+        argument = self._argument(inner, distinct=distinct)
+        if conditions:
+            condition = self._write(conditions[0]).text
+            value = "1" if argument is None else argument[0]
+            kind = "int" if argument is None else argument[1]
+            argument = (f"CASE WHEN {condition} THEN {value} END", kind, True)
+        result = type_of(inner)
+        if argument is None:
+            return AggregateCall("", function, None, result, "bigint", False)
+        text, kind, nullable = argument
+        if distinct and "map<" in kind:
+            raise NotRendered(f"{function}(DISTINCT …) over {kind}")
+        return AggregateCall("", function, text, result, kind, nullable, distinct)
+
+    def _argument(self, inner: TreeNode, *, distinct: bool) -> tuple[str, str, bool] | None:
+        """Return (text, type, nullable) of what is aggregated; None: rows are counted."""
+        given = inner.children
+        if inner.name == "CountIf":
+            condition = self._write(given[0]).text
+            return f"CASE WHEN {condition} THEN 1 END", "int", True
+        if inner.name == "Count" and len(given) > 1:
+            return self._all_present(given, distinct=distinct)
+        if len(given) != 1:
+            raise NotRendered(f"the aggregate {inner.name} of several arguments")
+        if inner.name == "Count" and not distinct and not is_nullable(given[0]):
+            return None
+        argument = given[0]
+        if inner.name in _SPREADS and argument.name == "Cast":
+            # Spark computes it in doubles, whose values are exact where the type's own are few.
+            exact = argument.children[0]
+            if type_of(exact) in _EXACT_AS_DOUBLE or type_of(exact).startswith("decimal"):
+                argument = exact
+        written = self._write(argument)
+        return written.text, written.type, is_nullable(argument)
+
+    def _all_present(self, given: list[TreeNode], *, distinct: bool) -> tuple[str, str, bool]:
+        """Return what ``count`` of several arguments counts: rows in which none is NULL."""
+        written = [self._write(each) for each in given]
+        present = " AND ".join(f"({each.text} IS NOT NULL)" for each in written)
+        if not distinct:
+            return f"CASE WHEN {present} THEN 1 END", "int", True
+        fields = ", ".join(f"'c{index}', {each.text}" for index, each in enumerate(written))
+        kind = ",".join(f"c{index}:{each.type}" for index, each in enumerate(written))
+        return f"CASE WHEN {present} THEN named_struct({fields}) END", f"struct<{kind}>", True
+
+
+def is_trying(node: TreeNode) -> bool:
+    """Return whether an expression gives NULL where it would raise (``try_sum``)."""
+    mode = node.fields.get("evalMode")
+    context = node.fields.get("evalContext")
+    if isinstance(context, dict):
+        mode = context.get("evalMode", mode)
+    return mode == "TRY" or (isinstance(mode, str) and mode.endswith("TRY"))

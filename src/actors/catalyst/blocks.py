@@ -1,0 +1,150 @@
+"""Blocks: inputs under inner joins, and which of their predicates goes where.
+
+A *block* is a product of inputs restricted by a conjunction. Inner joins only put blocks together.
+`PlanBlock.close` makes a plan of one: a predicate that one input decides filters that input, an
+equality between two inputs becomes an `Equal` (a side that is an expression is computed at its
+input as a column of its own), the rest is the join's residual.
+
+Catalyst has pushed predicates down already (``PushDownPredicates``): what one input decides is here
+only where a constant or a flattened join left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from actors.plan.relational import Equal, Filter, Join, Named, Plan, Project, columns_of
+
+
+class ColumnBinding(msgspec.Struct, frozen=True):
+    """The column id, Spark type and nullability that stand for an attribute of Catalyst's."""
+
+    id: str
+    type: str
+    nullable: bool
+
+
+class WrittenExpression(msgspec.Struct, frozen=True):
+    """The text of an expression, the column ids that it reads, and its type."""
+
+    text: str
+    reads: frozenset[str]
+    type: str = "boolean"
+
+
+class Conjunct(msgspec.Struct, frozen=True):
+    """A predicate; `sides`: of an equality, both of its operands."""
+
+    written: WrittenExpression
+    sides: tuple[WrittenExpression, WrittenExpression] | None = None
+    null_safe: bool = False
+
+
+class FreshIds:
+    """Column ids that are new in the whole plan: ``k0``, ``k1`` …, for each prefix."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def take(self, prefix: str) -> str:
+        """Return the next id with a prefix."""
+        number = self._next.get(prefix, 0)
+        self._next[prefix] = number + 1
+        return f"{prefix}{number}"
+
+
+class PlanBlock(msgspec.Struct):
+    """Inputs, their product restricted by a conjunction, and what attributes stand for in it."""
+
+    inputs: list[Plan]
+    conjuncts: list[Conjunct]
+    output: list[int]
+    """Ids of Catalyst's attributes, in order; one may occur twice."""
+    columns: dict[int, ColumnBinding]
+
+    def merged(self, other: PlanBlock, conjuncts: Iterable[Conjunct]) -> PlanBlock:
+        """Return the inner join of both under a condition."""
+        return PlanBlock(
+            [*self.inputs, *other.inputs],
+            [*self.conjuncts, *other.conjuncts, *conjuncts],
+            [*self.output, *other.output],
+            self.columns | other.columns,
+        )
+
+    def close(self, fresh: FreshIds) -> Plan:
+        """Return the block as one plan.
+
+        >>> from actors.plan.relational import Scan
+        >>> key = WrittenExpression("i0_a", frozenset({"i0_a"}), "int")
+        >>> other = WrittenExpression("i1_b + 1", frozenset({"i1_b"}), "int")
+        >>> whole = WrittenExpression("(i0_a = i1_b + 1)", key.reads | other.reads)
+        >>> scans = [Scan(0, (("i0_a", "a"),)), Scan(1, (("i1_b", "b"),))]
+        >>> block = PlanBlock(scans, [Conjunct(whole, (key, other))], [], {})
+        >>> plan = block.close(FreshIds())
+        >>> plan.equal
+        (Equal(left='i0_a', right='c0', null_safe=False),)
+        >>> plan.inputs[1].columns[1]
+        Named(name='c0', expression='i1_b + 1')
+        """
+        inputs = list(self.inputs)
+        owner = {name: index for index, each in enumerate(inputs) for name in columns_of(each)}
+        edges: list[tuple[int, int, Conjunct]] = []
+        residual: list[str] = []
+        for each in self.conjuncts:
+            places = {owner[name] for name in each.written.reads}
+            homes = [{owner[name] for name in side.reads} for side in each.sides or ()]
+            if len(places) <= 1:
+                place = min(places, default=0)
+                inputs[place] = filtered(inputs[place], each.written.text)
+            elif homes and all(len(home) == 1 for home in homes):
+                edges.append((homes[0].pop(), homes[1].pop(), each))
+            else:
+                residual.append(each.written.text)
+        if len(inputs) == 1:
+            return inputs[0]
+        wanted: list[list[WrittenExpression]] = [[] for _ in inputs]
+        for left, right, each in edges:
+            assert each.sides is not None
+            wanted[left].append(each.sides[0])
+            wanted[right].append(each.sides[1])
+        names: list[Mapping[str, str]] = []
+        for index, sides in enumerate(wanted):
+            inputs[index], found = keyed(inputs[index], sides, fresh)
+            names.append(found)
+        equal = []
+        for left, right, each in edges:
+            assert each.sides is not None
+            one, other = (side.text for side in each.sides)
+            equal.append(Equal(names[left][one], names[right][other], each.null_safe))
+        return Join(tuple(inputs), tuple(dict.fromkeys(equal)), all_of(residual))
+
+
+def filtered(plan: Plan, predicate: str) -> Plan:
+    """Return the plan's rows for which a predicate is true."""
+    if isinstance(plan, Filter):
+        return Filter(plan.input, f"{plan.predicate} AND {predicate}")
+    return Filter(plan, predicate)
+
+
+def keyed(
+    plan: Plan, sides: Iterable[WrittenExpression], fresh: FreshIds
+) -> tuple[Plan, dict[str, str]]:
+    """Return the plan with a column for each expression, and the columns' ids by the texts."""
+    columns = columns_of(plan)
+    names = {name: name for name in columns}
+    made: list[Named] = []
+    for side in sides:
+        if side.text not in names:
+            names[side.text] = fresh.take("c")
+            made.append(Named(names[side.text], side.text))
+    if made:
+        passed = tuple(Named(name, name) for name in columns)
+        plan = Project(plan, (*passed, *made))
+    return plan, names
+
+
+def all_of(predicates: Iterable[str]) -> str | None:
+    """Return one predicate that is true where all are; None for none."""
+    return " AND ".join(predicates) or None

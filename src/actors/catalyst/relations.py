@@ -1,0 +1,589 @@
+"""Catalyst's rewritten plan of a view → the view's relational plan.
+
+Theory of operation. The tree is read bottom up. A node becomes a `PlanBlock`: projections that only
+pass columns on or rename them, and inner joins, do not close it, so that a chain of joins becomes
+one `Join` of many inputs. Every visit of a table makes column ids of its own: a table expression
+that is used twice is two plans.
+
+Attributes of Catalyst's have numbers that differ from one analysis to the next; column ids here are
+given in the order of the visit, so that one text always has one plan, and one fingerprint.
+
+`NotTranslated` names the construct that no rule knows: the view is then opaque.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from actors.catalyst.aggregates import CallCollector
+from actors.catalyst.blocks import (
+    ColumnBinding,
+    Conjunct,
+    FreshIds,
+    PlanBlock,
+    WrittenExpression,
+    all_of,
+    filtered,
+    keyed,
+)
+from actors.catalyst.expressions import ExpressionWriter, FunctionNames, NotRendered
+from actors.catalyst.plan_tree import TreeNode
+from actors.catalyst.tree_reading import conjuncts_of, is_nullable, type_of, without_aliases
+from actors.catalyst.window_calls import window_parts
+from actors.plan.relational import (
+    Aggregate,
+    Distinct,
+    Equal,
+    Expansion,
+    Generation,
+    Key,
+    Limit,
+    Named,
+    OuterJoin,
+    Plan,
+    Project,
+    Scan,
+    SemiJoin,
+    UnionAll,
+    WindowCall,
+    WindowFunctions,
+    columns_of,
+)
+from actors.plan.relational_walk import pruned
+
+TABLE_METADATA: Final = "penstock_table"
+"""The key in a column's metadata under which the number of its table stands."""
+_PASSING: Final = frozenset(
+    {
+        "SubqueryAlias",
+        "View",
+        "ResolvedHint",
+        "Repartition",
+        "RepartitionByExpression",
+        "RebalancePartitions",
+    }
+)
+"""Nodes that change no rows: contents are a bag, whose order and partitions mean nothing."""
+_UNORDERED: Final = ("map<", "variant", "interval")
+_OUTER_KINDS: Final = {"LeftOuter": "left", "RightOuter": "right", "FullOuter": "full"}
+
+
+Equality: TypeAlias = tuple[WrittenExpression, WrittenExpression, bool]
+"""An expression of the left, one of the right, and whether two NULLs are equal."""
+
+
+class NotTranslated(Exception):
+    """No rule knows this construct; the text names it."""
+
+
+class RelationalBuilder:
+    """Builds the relational plan of one view."""
+
+    def __init__(
+        self,
+        functions: FunctionNames,
+        column_names: Sequence[Sequence[str]],
+        *,
+        ansi: bool,
+    ) -> None:
+        """`column_names`: of each table, by its number, the names of its columns."""
+        self._functions = functions
+        self._column_names = column_names
+        self._ansi = ansi
+        self._fresh = FreshIds()
+        self._scans: dict[int, int] = {}
+        self._types: dict[str, str] = {}
+
+    def build(self, root: TreeNode, names: Sequence[str]) -> Project:
+        """Return the plan of a rewritten tree, with its output columns under `names`.
+
+        Raises `NotTranslated`.
+        """
+        try:
+            block = self._block(root)
+        except NotRendered as error:
+            raise NotTranslated(str(error)) from None
+        if len(block.output) != len(names):
+            raise NotTranslated(f"a plan of {len(block.output)} columns for {len(names)}")
+        plan = block.close(self._fresh)
+        ids = [block.columns[number].id for number in block.output]
+        columns = tuple(Named(name, id_) for name, id_ in zip(names, ids, strict=True))
+        return Project(pruned(plan, frozenset(ids)), columns)
+
+    # -- expressions -------------------------------------------------------------------------------
+
+    def _writer(
+        self, columns: Mapping[int, ColumnBinding], read: set[str] | None = None
+    ) -> ExpressionWriter:
+        def column(number: int) -> str:
+            bound = columns.get(number)
+            if bound is None:
+                raise NotTranslated("a column of a query around this one")
+            if read is not None:
+                read.add(bound.id)
+            return bound.id
+
+        return ExpressionWriter(self._functions, column, ansi=self._ansi)
+
+    def _write(self, node: TreeNode, columns: Mapping[int, ColumnBinding]) -> WrittenExpression:
+        read: set[str] = set()
+        text = self._writer(columns, read).write(node)
+        return WrittenExpression(text, frozenset(read), type_of(node))
+
+    def _conjuncts(
+        self, condition: TreeNode | None, columns: Mapping[int, ColumnBinding]
+    ) -> list[Conjunct]:
+        found = []
+        for part in [] if condition is None else conjuncts_of(condition):
+            written = self._write(part, columns)
+            sides = None
+            if part.name in ("EqualTo", "EqualNullSafe"):
+                left, right = (self._write(each, columns) for each in part.children)
+                sides = (left, right)
+            found.append(Conjunct(written, sides, part.name == "EqualNullSafe"))
+        return found
+
+    def _new_column(self, prefix: str, node: TreeNode) -> ColumnBinding:
+        bound = ColumnBinding(self._fresh.take(prefix), type_of(node), is_nullable(node))
+        self._types[bound.id] = bound.type
+        return bound
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _block(self, node: TreeNode) -> PlanBlock:
+        if node.name in _PASSING:
+            return self._block(node.children[0])
+        read: Callable[[TreeNode], PlanBlock] | None = {
+            "LocalRelation": self._table,
+            "LogicalRDD": self._table,
+            "Project": self._project,
+            "Filter": self._filter,
+            "Join": self._join,
+            "Aggregate": self._aggregate,
+            "Union": self._union,
+            "Expand": self._expand,
+            "Generate": self._generate,
+            "Window": self._window,
+            "GlobalLimit": self._limit,
+            "Offset": self._limit,
+        }.get(node.name)
+        if read is None:
+            raise NotTranslated(construct_of(node))
+        return read(node)
+
+    def _table(self, node: TreeNode) -> PlanBlock:
+        attributes = node.kids("output")
+        numbers = {each.fields["metadata"].get(TABLE_METADATA) for each in attributes}
+        source = numbers.pop() if len(numbers) == 1 else None
+        if source is None:
+            raise NotTranslated("rows in the text (VALUES)")
+        seen = self._scans.get(source, 0)
+        self._scans[source] = seen + 1
+        suffix = "" if seen == 0 else chr(ord("a") + seen) if seen < 26 else f"_{seen}"
+        own = self._column_names[source]
+        columns: dict[int, ColumnBinding] = {}
+        pairs = []
+        for each in attributes:
+            name = each.fields["name"]
+            id_ = column_id(f"i{source}{suffix}", name, own)
+            columns[each.fields["exprId"]] = ColumnBinding(id_, type_of(each), is_nullable(each))
+            self._types[id_] = type_of(each)
+            pairs.append((id_, name))
+        return PlanBlock([Scan(source, tuple(pairs))], [], list(columns), columns)
+
+    def _project(self, node: TreeNode) -> PlanBlock:
+        return self._projected(self._block(node.children[0]), node.kids("projectList"))
+
+    def _projected(self, block: PlanBlock, items: Sequence[TreeNode]) -> PlanBlock:
+        """Return the block with these columns; it closes when one of them is computed."""
+        columns: dict[int, ColumnBinding] = {}
+        computed: list[Named] = []
+        output = []
+        for item in items:
+            number = item.fields["exprId"]
+            output.append(number)
+            if number in columns:
+                continue
+            inner = without_aliases(item)
+            if inner.name == "AttributeReference":
+                columns[number] = self._bound(inner, block.columns)
+            else:
+                written = self._write(inner, block.columns)
+                columns[number] = self._new_column("c", item)
+                computed.append(Named(columns[number].id, written.text))
+        if not computed:
+            return PlanBlock(block.inputs, block.conjuncts, output, columns)
+        plan = block.close(self._fresh)
+        passed = {bound.id for bound in columns.values()} & set(columns_of(plan))
+        named = [Named(id_, id_) for id_ in columns_of(plan) if id_ in passed]
+        return PlanBlock([Project(plan, (*named, *computed))], [], output, columns)
+
+    def _bound(self, node: TreeNode, columns: Mapping[int, ColumnBinding]) -> ColumnBinding:
+        bound = columns.get(node.fields["exprId"])
+        if bound is None:
+            raise NotTranslated("a column of a query around this one")
+        return bound
+
+    def _filter(self, node: TreeNode) -> PlanBlock:
+        block = self._block(node.children[0])
+        condition = node.kid("condition")
+        assert condition is not None, "a filter has a condition"
+        plain, tests = [], []
+        for part in conjuncts_of(condition):
+            (plain if existence_of(part) is None else tests).append(part)
+        found = [each for part in plain for each in self._conjuncts(part, block.columns)]
+        block = PlanBlock(block.inputs, [*block.conjuncts, *found], block.output, block.columns)
+        for part in tests:
+            plan, anti = existence_of(part) or (part, False)
+            block = self._semi_join(block, self._block(plan), [], anti=anti)
+        return block
+
+    # -- joins -------------------------------------------------------------------------------------
+
+    def _join(self, node: TreeNode) -> PlanBlock:
+        kind = join_kind(node)
+        left, right = (self._block(each) for each in node.children)
+        condition = node.kid("condition")
+        conjuncts = self._conjuncts(condition, left.columns | right.columns)
+        if kind == "inner":
+            return left.merged(right, conjuncts)
+        if kind in ("semi", "anti"):
+            _refuse_null_aware(condition, kind)
+            return self._semi_join(left, right, conjuncts, anti=kind == "anti")
+        return self._outer_join(left, right, conjuncts, kind)
+
+    def _outer_join(
+        self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], kind: str
+    ) -> PlanBlock:
+        output = [*left.output, *right.output]
+        columns = (_padded(left) if kind != "left" else left.columns) | (
+            _padded(right) if kind != "right" else right.columns
+        )
+        if kind == "right":
+            left, right = right, left
+        mine, theirs = left.close(self._fresh), right.close(self._fresh)
+        equal, rest, own, other = _split(conjuncts, mine, theirs)
+        rest = [*own, *rest]
+        if kind == "full":
+            rest += other
+        else:
+            for predicate in other:
+                theirs = filtered(theirs, predicate)
+        mine, theirs, tied = self._tied(mine, theirs, equal)
+        made = OuterJoin(
+            mine,
+            theirs,
+            "full" if kind == "full" else "left",
+            tied,
+            all_of(rest),
+            self._types_of(mine, theirs),
+        )
+        return PlanBlock([made], [], output, columns)
+
+    def _semi_join(
+        self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], *, anti: bool
+    ) -> PlanBlock:
+        mine, theirs = left.close(self._fresh), right.close(self._fresh)
+        equal, rest, own, other = _split(conjuncts, mine, theirs)
+        for predicate in other:
+            theirs = filtered(theirs, predicate)
+        if anti:
+            rest = [*own, *rest]
+        else:
+            for predicate in own:
+                mine = filtered(mine, predicate)
+        mine, theirs, tied = self._tied(mine, theirs, equal)
+        made = SemiJoin(mine, theirs, anti, tied, all_of(rest), self._types_of(mine, theirs))
+        return PlanBlock([made], [], left.output, left.columns)
+
+    def _tied(
+        self,
+        left: Plan,
+        right: Plan,
+        equal: list[Equality],
+    ) -> tuple[Plan, Plan, tuple[Equal, ...]]:
+        left, mine = keyed(left, [each for each, _, _ in equal], self._fresh)
+        right, theirs = keyed(right, [each for _, each, _ in equal], self._fresh)
+        for one, other, _ in equal:
+            self._types[mine[one.text]] = one.type
+            self._types[theirs[other.text]] = other.type
+        made = [Equal(mine[a.text], theirs[b.text], safe) for a, b, safe in equal]
+        return left, right, tuple(dict.fromkeys(made))
+
+    def _types_of(self, left: Plan, right: Plan) -> tuple[tuple[str, str], ...]:
+        ids = (*columns_of(left), *columns_of(right))
+        return tuple((id_, self._types[id_]) for id_ in ids)
+
+    # -- groupings and unions ----------------------------------------------------------------------
+
+    def _aggregate(self, node: TreeNode) -> PlanBlock:
+        block = self._block(node.children[0])
+        below = block.close(self._fresh)
+        keys: list[Key] = []
+        columns: dict[int, ColumnBinding] = {}
+        for each in node.kids("groupingExpressions"):
+            if "map<" in type_of(each):
+                raise NotTranslated(f"GROUP BY over {type_of(each)}")
+            bound = self._new_column("k", each)
+            written = self._write(each, block.columns)
+            keys.append(Key(bound.id, written.text, bound.type, bound.nullable))
+            if each.name == "AttributeReference":
+                columns[each.fields["exprId"]] = bound
+        calls = CallCollector(
+            lambda each: self._write(each, block.columns), self._fresh, ansi=self._ansi
+        )
+        items = [calls.replaced(each) for each in node.kids("aggregateExpressions")]
+        for number, bound in calls.columns.items():
+            columns[number] = bound
+            self._types[bound.id] = bound.type
+        made: Plan
+        if keys and not calls.calls:
+            # Only the keys are read: each group is one row.
+            named = tuple(Named(key.name, key.expression) for key in keys)
+            passed = tuple(msgspec.structs.replace(key, expression=key.name) for key in keys)
+            made = Distinct(Project(below, named), passed)
+        else:
+            made = Aggregate(below, tuple(keys), calls.all_calls(), self._ansi)
+        return self._projected(PlanBlock([made], [], list(columns), columns), items)
+
+    def _union(self, node: TreeNode) -> PlanBlock:
+        if node.fields.get("byName"):
+            raise NotTranslated("UNION BY NAME")
+        blocks = [self._block(each) for each in node.children]
+        first = blocks[0]
+        ids = [self._fresh.take("u") for _ in first.output]
+        inputs = []
+        for block in blocks:
+            plan = block.close(self._fresh)
+            bound = [block.columns[number].id for number in block.output]
+            named = (Named(id_, own) for id_, own in zip(ids, bound, strict=True))
+            inputs.append(Project(plan, tuple(named)))
+        columns: dict[int, ColumnBinding] = {}
+        for position, (number, id_) in enumerate(zip(first.output, ids, strict=True)):
+            kinds = [block.columns[block.output[position]] for block in blocks]
+            self._types[id_] = kinds[0].type
+            # Of a column that stands twice in the first branch Catalyst means the first.
+            columns.setdefault(
+                number, ColumnBinding(id_, kinds[0].type, any(k.nullable for k in kinds))
+            )
+        return PlanBlock([UnionAll(tuple(inputs))], [], first.output, columns)
+
+    # -- rows made of rows -------------------------------------------------------------------------
+
+    def _made(self, prefix: str, attributes: Sequence[TreeNode]) -> tuple[Key, ...]:
+        """Return columns for the attributes that a node makes."""
+        bound = [self._new_column(prefix, each) for each in attributes]
+        return tuple(Key(each.id, each.id, each.type, each.nullable) for each in bound)
+
+    def _expand(self, node: TreeNode) -> PlanBlock:
+        block = self._block(node.children[0])
+        below = block.close(self._fresh)
+        attributes = node.kids("output")
+        made = self._made("e", attributes)
+        rows = tuple(
+            tuple(self._write(each, block.columns).text for each in row)
+            for row in node.fields["projections"]
+        )
+        columns = _columns_by_number(attributes, made)
+        return PlanBlock([Expansion(below, made, rows)], [], list(columns), columns)
+
+    def _generate(self, node: TreeNode) -> PlanBlock:
+        block = self._block(node.children[0])
+        generator = node.kid("generator")
+        assert generator is not None, "a Generate has a generator"
+        below = block.close(self._fresh)
+        attributes = node.kids("generatorOutput")
+        made = self._made("g", attributes)
+        left_out = set(node.fields.get("unrequiredChildIndex") or ())
+        kept = [number for place, number in enumerate(block.output) if place not in left_out]
+        columns = {number: block.columns[number] for number in kept}
+        columns |= _columns_by_number(attributes, made)
+        text = self._write(generator, block.columns).text
+        plan = Generation(below, text, bool(node.fields["outer"]), made)
+        return PlanBlock([plan], [], [*kept, *_numbers(attributes)], columns)
+
+    def _window(self, node: TreeNode) -> PlanBlock:
+        block = self._block(node.children[0])
+        below = block.close(self._fresh)
+        below, names = keyed(
+            below,
+            keys := [self._write(each, block.columns) for each in node.kids("partitionSpec")],
+            self._fresh,
+        )
+        for key in keys:
+            self._types[names[key.text]] = key.type
+        order = tuple(self._write(each, block.columns).text for each in node.kids("orderSpec"))
+        types = tuple((id_, self._types[id_]) for id_ in columns_of(below))
+        calls = []
+        columns = dict(block.columns)
+        for item in node.kids("windowExpressions"):
+            bound = self._new_column("w", item)
+            columns[item.fields["exprId"]] = bound
+            parts = window_parts(without_aliases(item), ordered=bool(order))
+            writer = self._writer(block.columns)
+            function, frame = parts.write(writer)
+            calls.append(WindowCall(bound.id, function, frame, bound.type, parts.by_row))
+        if any(call.by_row for call in calls) or not order:
+            _check_ordered(types)
+        partition = tuple(names[key.text] for key in keys)
+        plan = WindowFunctions(below, partition, order, tuple(calls), types)
+        output = [*block.output, *_numbers(node.kids("windowExpressions"))]
+        return PlanBlock([plan], [], output, columns)
+
+    def _limit(self, node: TreeNode) -> PlanBlock:
+        """LIMIT and OFFSET over an order, which may stand below projections."""
+        count = None
+        if node.name == "GlobalLimit":
+            count = constant_of(node.kid("limitExpr"))
+            node = node.children[0]
+            if node.name != "LocalLimit":
+                raise NotTranslated("LIMIT")
+            node = node.children[0]
+        offset = 0
+        if node.name == "Offset":
+            offset = constant_of(node.kid("offsetExpr"))
+            node = node.children[0]
+        sort, projects = node, []
+        while sort.name == "Project":
+            projects.append(sort)
+            sort = sort.children[0]
+        if sort.name == "Sort":
+            block = self._block(sort.children[0])
+            sorts = sort.kids("order")
+        else:
+            block, sorts, projects = self._block(node), [], []
+        below = block.close(self._fresh)
+        order = tuple(self._write(each, block.columns).text for each in sorts)
+        types = tuple((id_, self._types[id_]) for id_ in columns_of(below))
+        _check_ordered(types)
+        plan = Limit(below, order, count, offset, types)
+        made = PlanBlock([plan], [], block.output, block.columns)
+        for project in reversed(projects):
+            made = self._projected(made, project.kids("projectList"))
+        return made
+
+
+# -- parts of trees --------------------------------------------------------------------------------
+
+
+def column_id(prefix: str, name: str, names: Sequence[str]) -> str:
+    """Return the id of column `name` of a table with columns `names`: a word without quotes.
+
+    >>> column_id("i0", "net price", ["net price", "net-price"])
+    'i0_net_price_0'
+    """
+    plain = "".join(char if char.isascii() and char.isalnum() else "_" for char in name)
+    # Columns whose names differ only in punctuation must not share an id.
+    return f"{prefix}_{plain}" + ("" if plain == name else f"_{list(names).index(name)}")
+
+
+def join_kind(node: TreeNode) -> str:
+    """Return ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``. Raises
+    `NotTranslated`."""
+    kind = node.fields["joinType"]
+    known = {"Inner": "inner", "Cross": "inner", "LeftSemi": "semi", "LeftAnti": "anti"}
+    found = (known | _OUTER_KINDS).get(kind) if isinstance(kind, str) else None
+    if found is None:
+        word = kind if isinstance(kind, str) else "ExistenceJoin"
+        raise NotTranslated(_JOINS.get(word, f"a join of kind {word}"))
+    return found
+
+
+_JOINS: Final = {
+    "ExistenceJoin": "EXISTS or IN inside an expression",
+    "LeftSingle": "a correlated subquery of which there may be two rows",
+}
+_CONSTRUCTS: Final = {
+    "Tail": "LIMIT",
+    "Intersect": "INTERSECT ALL",
+    "Except": "EXCEPT ALL",
+    "OneRowRelation": "SELECT without FROM",
+    "Range": "range()",
+    "Pivot": "PIVOT",
+    "UnionLoop": "WITH RECURSIVE",
+}
+
+
+def construct_of(node: TreeNode) -> str:
+    """Return a plan node's name as a user writes it."""
+    return _CONSTRUCTS.get(node.name, f"the plan node {node.name}")
+
+
+def existence_of(node: TreeNode) -> tuple[TreeNode, bool] | None:
+    """Return the plan of an EXISTS without correlation, and whether it is negated."""
+    anti = node.name == "Not"
+    inner = node.children[0] if anti else node
+    plan = inner.fields.get("plan") if inner.name == "Exists" else None
+    return (plan, anti) if isinstance(plan, TreeNode) and not inner.children else None
+
+
+def _refuse_null_aware(condition: TreeNode | None, kind: str) -> None:
+    """Raises `NotTranslated` for NOT IN where a NULL can occur: ``a = b OR (a = b) IS NULL``."""
+    for part in [] if condition is None or kind != "anti" else conjuncts_of(condition):
+        if part.name == "Or" and part.children[1].name == "IsNull":
+            raise NotTranslated("NOT IN where a NULL can occur")
+
+
+def _numbers(attributes: Sequence[TreeNode]) -> list[int]:
+    return [each.fields["exprId"] for each in attributes]
+
+
+def _columns_by_number(
+    attributes: Sequence[TreeNode], made: Sequence[Key]
+) -> dict[int, ColumnBinding]:
+    return {
+        number: ColumnBinding(key.name, key.type, key.nullable)
+        for number, key in zip(_numbers(attributes), made, strict=True)
+    }
+
+
+def constant_of(node: TreeNode | None) -> int:
+    """Return the number that a LIMIT or OFFSET says. Raises `NotTranslated` for another one."""
+    if node is None or node.name != "Literal" or node.fields["value"] is None:
+        raise NotTranslated("a LIMIT that is no number")
+    return int(node.fields["value"])
+
+
+def _check_ordered(types: Iterable[tuple[str, str]]) -> None:
+    """Raises `NotTranslated` where rows cannot be ordered by all of their columns."""
+    for id_, kind in types:
+        if any(word in kind for word in _UNORDERED):
+            raise NotTranslated(f"an order of rows with a column of type {kind} ({id_})")
+
+
+def _padded(block: PlanBlock) -> dict[int, ColumnBinding]:
+    return {
+        number: msgspec.structs.replace(bound, nullable=True)
+        for number, bound in block.columns.items()
+    }
+
+
+def _split(
+    conjuncts: Iterable[Conjunct], left: Plan, right: Plan
+) -> tuple[list[Equality], list[str], list[str], list[str]]:
+    """Return the equalities between two sides, the rest, and what each side alone decides."""
+    mine, theirs = frozenset(columns_of(left)), frozenset(columns_of(right))
+    equal: list[Equality] = []
+    rest: list[str] = []
+    own: list[str] = []
+    other: list[str] = []
+    for each in conjuncts:
+        read = each.written.reads
+        if read and read <= mine:
+            own.append(each.written.text)
+        elif read and read <= theirs:
+            other.append(each.written.text)
+        elif each.sides is not None and all(side.reads for side in each.sides):
+            one, two = each.sides
+            if one.reads <= mine and two.reads <= theirs:
+                equal.append((one, two, each.null_safe))
+            elif two.reads <= mine and one.reads <= theirs:
+                equal.append((two, one, each.null_safe))
+            else:
+                rest.append(each.written.text)
+        else:
+            rest.append(each.written.text)
+    return equal, rest, own, other

@@ -1,0 +1,75 @@
+"""The rules of Catalyst that a view's analysed plan goes through, each with its reason.
+
+Theory of operation. Spark's analyser gives a plan with table expressions, subqueries and set
+operators. The delta rules know fewer operators. What is between is Catalyst's own work: rules of
+its optimizer that change the form of a plan and not its meaning. `ONCE` are applied first, in
+order; `REPEATED` after them, in order, until nothing changes. Both are applied inside the plans of
+subqueries too (``PlanRewriter.java``).
+
+Left out, though they look useful:
+
+- ``ComputeCurrentTime`` and ``ConstantFolding`` freeze the clock.
+- ``ReplaceExpressions`` turns functions into calls of Java methods, which have no SQL text.
+- ``RewriteExceptAll`` and ``RewriteIntersectAll`` count rows by replicating them; bags of weighted
+  rows need no such thing.
+- ``RewriteDistinctAggregates`` doubles rows for each distinct aggregate; `views.rule_distinct`
+  keeps them by counts.
+- ``DecimalAggregates`` sums unscaled values, which wrap around where the sum would be an error.
+- ``RewriteNonCorrelatedExists`` makes a scalar subquery of what a semi join is as well.
+- ``OptimizeIn`` makes sets that have no SQL text.
+- ``InferFiltersFromConstraints`` adds tests that every step would have to evaluate.
+- ``PropagateEmptyRelation`` and ``ConvertToLocalRelation`` would take an empty table
+  for a constant.
+- ``ReorderJoin`` and what follows statistics make a plan that depends on more than the text.
+- ``NormalizeFloatingNumbers``, runtime filters and ``MergeScalarSubqueries`` are physical choices.
+
+Source: the batches of Catalyst's ``Optimizer.defaultBatches``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_OPTIMIZER: Final = "org.apache.spark.sql.catalyst.optimizer."
+_ANALYSIS: Final = "org.apache.spark.sql.catalyst.analysis."
+_EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
+
+ONCE: Final[tuple[tuple[str, str], ...]] = (
+    (_OPTIMIZER + "EliminateResolvedHint", "A hint changes no rows."),
+    (_ANALYSIS + "EliminateSubqueryAliases", "Columns are told apart by their ids."),
+    (_ANALYSIS + "EliminateView", "A temporary view is its own plan."),
+    (_EXPRESSIONS + "EliminatePipeOperators", "Pipe operators are marks on ordinary operators."),
+    (_OPTIMIZER + "EliminateSQLFunctionNode", "A SQL function's body stands in its place."),
+    (_OPTIMIZER + "PullOutGroupingExpressions", "Group keys become columns of the input."),
+    (_OPTIMIZER + "InlineCTE(true,false,false)", "A table expression is a plan at each use."),
+    (_OPTIMIZER + "ReplaceIntersectWithSemiJoin", "INTERSECT is a null-safe semi join."),
+    (_OPTIMIZER + "ReplaceExceptWithAntiJoin", "EXCEPT is a null-safe anti join."),
+    (_OPTIMIZER + "ReplaceDistinctWithAggregate", "DISTINCT is a grouping by all columns."),
+    (_OPTIMIZER + "ReplaceDeduplicateWithAggregate", "So is the removal of duplicates."),
+    (_OPTIMIZER + "RemoveLiteralFromGroupExpressions", "A constant groups nothing."),
+    (_OPTIMIZER + "RemoveRepetitionFromGroupExpressions", "A key counts once."),
+    (_OPTIMIZER + "OptimizeOneRowRelationSubquery", "A subquery without FROM is an expression."),
+    (_OPTIMIZER + "PullupCorrelatedPredicates", "Correlation becomes the condition of a join."),
+)
+"""(class, reason) of what is applied once."""
+
+REPEATED: Final[tuple[tuple[str, str], ...]] = (
+    (_OPTIMIZER + "RewritePredicateSubquery", "EXISTS and IN are semi and anti joins."),
+    (_OPTIMIZER + "RewriteCorrelatedScalarSubquery", "A correlated value is a left join."),
+    (_OPTIMIZER + "RewriteLateralSubquery", "A lateral subquery is a join."),
+    (_OPTIMIZER + "ReplaceDistinctWithAggregate", "Decorrelation makes DISTINCT again."),
+    (_OPTIMIZER + "BooleanSimplification", "Conjunctions are flat and common parts pulled out."),
+    (_OPTIMIZER + "PushDownPredicates", "Rows that nobody needs are dropped at their table."),
+    (_OPTIMIZER + "EliminateOuterJoin", "A test of the padded side makes a join inner."),
+    (_OPTIMIZER + "ColumnPruning", "Columns that nobody reads are not carried."),
+    (_OPTIMIZER + "CollapseProject", "Projections of projections are one."),
+    (_OPTIMIZER + "RemoveNoopOperators", "What changes nothing goes."),
+    (_OPTIMIZER + "CombineUnions", "A union of unions is one."),
+    (_OPTIMIZER + "RemoveRedundantAliases", "A column keeps its id where it is only renamed."),
+)
+"""(class, reason) of what is applied until nothing changes."""
+
+
+def rule_names(rules: tuple[tuple[str, str], ...]) -> str:
+    """Return the class names of rules, one a line."""
+    return "\n".join(name for name, _ in rules)

@@ -1,0 +1,522 @@
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.sql.catalyst.analysis.FunctionRegistry$;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.And;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.AttributeReference;
+import org.apache.spark.sql.catalyst.expressions.CaseWhen;
+import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
+import org.apache.spark.sql.catalyst.expressions.Exists;
+import org.apache.spark.sql.catalyst.expressions.ExprId;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.IsNotNull;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.Literal$;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
+import org.apache.spark.sql.catalyst.expressions.SubqueryExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
+import org.apache.spark.sql.catalyst.plans.Cross$;
+import org.apache.spark.sql.catalyst.plans.ExistenceJoin;
+import org.apache.spark.sql.catalyst.plans.FullOuter$;
+import org.apache.spark.sql.catalyst.plans.Inner$;
+import org.apache.spark.sql.catalyst.plans.JoinType;
+import org.apache.spark.sql.catalyst.plans.LeftAnti$;
+import org.apache.spark.sql.catalyst.plans.LeftOuter$;
+import org.apache.spark.sql.catalyst.plans.LeftSemi$;
+import org.apache.spark.sql.catalyst.plans.QueryPlan$;
+import org.apache.spark.sql.catalyst.plans.RightOuter$;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.Expand;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.Generate;
+import org.apache.spark.sql.catalyst.plans.logical.GlobalLimit;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
+import org.apache.spark.sql.catalyst.plans.logical.JoinHint$;
+import org.apache.spark.sql.catalyst.plans.logical.LocalLimit;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Offset;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Sort;
+import org.apache.spark.sql.catalyst.plans.logical.Union;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * Brings a rewritten plan into a form that does not depend on how the query was written: columns
+ * are not renamed or pruned, expressions stand where they are used, inner joins are one product
+ * under a sorted conjunction, aggregates have no FILTER. Two plans of that form are one query when
+ * they are the same canonically. It only compares: nothing is ever run in this form.
+ *
+ * Compiled by Janino, which comes with Spark and knows no generics and no lambdas.
+ */
+public class PlanNormalizer {
+  /** Aggregates that pass over NULL: a FILTER is a CASE in their argument. */
+  private static final List PASS_OVER_NULL = java.util.Arrays.asList(new String[] {
+    "Count", "CountIf", "Sum", "Average", "Min", "Max", "StddevSamp", "StddevPop", "VarianceSamp",
+    "VariancePop", "BoolAnd", "BoolOr"});
+  /** Of these, those to which a value that comes again is nothing new. */
+  private static final List SAME_DISTINCT =
+      java.util.Arrays.asList(new String[] {"Min", "Max", "BoolAnd", "BoolOr"});
+
+  /** A product of plans under a conjunction, and what attributes of the query stand for in it. */
+  private static class Block {
+    final List plans = new ArrayList();
+    final List conjuncts = new ArrayList();
+    final Map columns = new LinkedHashMap();
+  }
+
+  /** Returns the normal form of a plan that went through the rules. */
+  public static LogicalPlan normalForm(LogicalPlan plan) {
+    Block block = visit(plan);
+    return projected(plan.output(), block);
+  }
+
+  private static Block visit(LogicalPlan plan) {
+    if (plan instanceof Project) return visitProject((Project) plan);
+    if (plan instanceof Filter) {
+      Block block = visit(((Filter) plan).child());
+      addConjuncts(block, ((Filter) plan).condition());
+      return block;
+    }
+    if (plan instanceof Join) return visitJoin((Join) plan);
+    if (plan instanceof Aggregate) return visitAggregate((Aggregate) plan);
+    if (plan instanceof Union) return visitUnion((Union) plan);
+    if (plan instanceof Expand) return visitExpand((Expand) plan);
+    if (plan instanceof GlobalLimit || plan instanceof LocalLimit || plan instanceof Offset
+        || plan instanceof Sort) {
+      return visitChoice(plan);
+    }
+    return visitOther(plan);
+  }
+
+  private static Block visitProject(Project plan) {
+    Block block = visit(plan.child());
+    Map made = new LinkedHashMap();
+    Iterator items = list(plan.projectList()).iterator();
+    while (items.hasNext()) {
+      NamedExpression item = (NamedExpression) items.next();
+      made.put(item.exprId(), substituted(withoutAlias(item), block.columns));
+    }
+    block.columns.clear();
+    block.columns.putAll(made);
+    return block;
+  }
+
+  private static Block visitJoin(Join plan) {
+    JoinType type = plan.joinType();
+    boolean turned = type == RightOuter$.MODULE$;
+    Block left = visit(turned ? plan.right() : plan.left());
+    Block right = visit(turned ? plan.left() : plan.right());
+    if (turned) type = LeftOuter$.MODULE$;
+    if (type == Inner$.MODULE$ || type == Cross$.MODULE$) {
+      left.plans.addAll(right.plans);
+      left.conjuncts.addAll(right.conjuncts);
+      left.columns.putAll(right.columns);
+      if (plan.condition().isDefined()) addConjuncts(left, (Expression) plan.condition().get());
+      return left;
+    }
+    Map both = new HashMap(left.columns);
+    both.putAll(right.columns);
+    boolean one = type == LeftSemi$.MODULE$ || type == LeftAnti$.MODULE$
+        || type instanceof ExistenceJoin;
+    LogicalPlan mine = type == FullOuter$.MODULE$ ? padded(left) : closed(left);
+    LogicalPlan theirs = one ? closed(right) : padded(right);
+    scala.Option condition = plan.condition();
+    if (condition.isDefined()) {
+      List parts = new ArrayList();
+      split((Expression) condition.get(), both, parts);
+      Join product = new Join(mine, theirs, Inner$.MODULE$, none(), JoinHint$.MODULE$.NONE());
+      condition = scala.Option.apply(conjunction(parts, product));
+    }
+    Block block = new Block();
+    block.plans.add(new Join(mine, theirs, type, condition, JoinHint$.MODULE$.NONE()));
+    block.columns.putAll(left.columns);
+    if (type instanceof ExistenceJoin) {
+      Attribute mark = ((ExistenceJoin) type).exists();
+      block.columns.put(mark.exprId(), mark);
+    } else if (!one) {
+      block.columns.putAll(right.columns);
+    }
+    return block;
+  }
+
+  /** Calls and keys become columns of the grouping, in an order that does not depend on the text;
+   *  expressions over them stand where they are used. */
+  private static Block visitAggregate(Aggregate plan) {
+    final Block block = visit(plan.child());
+    LogicalPlan below = closed(block);
+    final Map places = new HashMap();
+    List keys = new ArrayList();
+    Map sorted = new java.util.TreeMap();
+    Iterator given = list(plan.groupingExpressions()).iterator();
+    while (given.hasNext()) {
+      Expression key = substituted((Expression) given.next(), block.columns);
+      keys.add(key);
+      sorted.put("key " + keyOf(key, below), key);
+    }
+    List items = new ArrayList();
+    Iterator results = list(plan.aggregateExpressions()).iterator();
+    while (results.hasNext()) {
+      NamedExpression item = (NamedExpression) results.next();
+      Expression made = substituted(withoutAlias(item), block.columns);
+      final List calls = new ArrayList();
+      made.foreach(new scala.runtime.AbstractFunction1() {
+        public Object apply(Object node) {
+          if (node instanceof AggregateExpression) calls.add(node);
+          return null;
+        }
+      });
+      for (int i = 0; i < calls.size(); i++) {
+        AggregateExpression call = plain((AggregateExpression) calls.get(i));
+        sorted.put("call " + keyOf(call, below), call);
+      }
+      items.add(new Object[] {item.exprId(), made});
+    }
+    List columns = new ArrayList();
+    Iterator texts = sorted.keySet().iterator();
+    while (texts.hasNext()) {
+      String text = (String) texts.next();
+      Alias column = alias((Expression) sorted.get(text), NamedExpression$.MODULE$.newExprId());
+      columns.add(column);
+      places.put(text, column.toAttribute());
+    }
+    Block made = new Block();
+    Aggregate grouped = new Aggregate(seq(keys), seq(columns), below, none());
+    made.plans.add(grouped);
+    for (int i = 0; i < items.size(); i++) {
+      Object[] item = (Object[]) items.get(i);
+      made.columns.put(item[0], overCalls((Expression) item[1], places, below));
+    }
+    return made;
+  }
+
+  private static Expression overCalls(
+      Expression item, final Map places, final LogicalPlan below) {
+    return (Expression) item.transform(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return place(node) != null;
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        Object found = place(node);
+        return found == null ? otherwise.apply(node) : found;
+      }
+      private Object place(Object node) {
+        if (node instanceof AggregateExpression) {
+          return places.get("call " + keyOf(plain((AggregateExpression) node), below));
+        }
+        if (!(node instanceof Expression) || node instanceof Literal) return null;
+        Expression it = (Expression) node;
+        if (it.references().isEmpty() || holdsAggregate(it)) return null;
+        return places.get("key " + keyOf(it, below));
+      }
+    });
+  }
+
+  private static boolean holdsAggregate(Expression node) {
+    return node.exists(new scala.runtime.AbstractFunction1() {
+      public Object apply(Object each) {
+        return Boolean.valueOf(each instanceof AggregateExpression);
+      }
+    });
+  }
+
+  /** Returns a call without FILTER, and ``count`` with one argument. */
+  private static AggregateExpression plain(AggregateExpression call) {
+    AggregateFunction function = call.aggregateFunction();
+    String name = function.getClass().getSimpleName();
+    if (!PASS_OVER_NULL.contains(name)) return call;
+    boolean distinct = call.isDistinct() && !SAME_DISTINCT.contains(name);
+    List arguments = new ArrayList(list(function.children()));
+    Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
+    Expression argument = (Expression) arguments.get(0);
+    if (name.equals("CountIf")) {
+      argument = when(argument, one);
+    } else if (arguments.size() > 1) {
+      List tests = new ArrayList();
+      List fields = new ArrayList();
+      for (int i = 0; i < arguments.size(); i++) {
+        tests.add(new IsNotNull((Expression) arguments.get(i)));
+        fields.add(Literal$.MODULE$.apply("c" + i));
+        fields.add(arguments.get(i));
+      }
+      argument = when(conjunction(tests), distinct ? new CreateNamedStruct(seq(fields)) : one);
+    } else if (name.equals("Count") && !distinct && !argument.nullable()) {
+      argument = one;
+    }
+    if (call.filter().isDefined()) argument = when((Expression) call.filter().get(), argument);
+    AggregateFunction made = name.startsWith("Count")
+        ? new Count(seq(Collections.singletonList(argument)))
+        : (AggregateFunction) function.withNewChildren(seq(Collections.singletonList(argument)));
+    return new AggregateExpression(made, call.mode(), distinct, none(), call.resultId());
+  }
+
+  private static Expression when(Expression test, Expression value) {
+    return new CaseWhen(seq(Collections.singletonList(new scala.Tuple2(test, value))), none());
+  }
+
+  private static Block visitUnion(Union plan) {
+    List children = new ArrayList();
+    Iterator given = list(plan.children()).iterator();
+    while (given.hasNext()) {
+      LogicalPlan child = (LogicalPlan) given.next();
+      children.add(projected(child.output(), visit(child)));
+    }
+    LogicalPlan made = new Union(seq(children), plan.byName(), plan.allowMissingCol());
+    return renumbered(plan, made);
+  }
+
+  /** An expansion is a union of projections of one input. */
+  private static Block visitExpand(Expand plan) {
+    Block block = visit(plan.child());
+    LogicalPlan below = closed(block);
+    List children = new ArrayList();
+    Iterator rows = list(plan.projections()).iterator();
+    while (rows.hasNext()) {
+      List items = new ArrayList();
+      Iterator given = list((scala.collection.immutable.Seq) rows.next()).iterator();
+      while (given.hasNext()) {
+        Expression item = substituted((Expression) given.next(), block.columns);
+        items.add(alias(item, NamedExpression$.MODULE$.newExprId()));
+      }
+      children.add(new Project(seq(items), below));
+    }
+    if (children.size() == 1) return renumbered(plan, (LogicalPlan) children.get(0));
+    return renumbered(plan, new Union(seq(children), false, false));
+  }
+
+  /** What orders rows and takes some of them changes none. */
+  private static Block visitChoice(LogicalPlan plan) {
+    Block block = visit((LogicalPlan) plan.children().head());
+    LogicalPlan below = closed(block);
+    LogicalPlan made = (LogicalPlan) withColumns(plan, block.columns)
+        .withNewChildren(seq(Collections.singletonList(below)));
+    block.plans.clear();
+    block.conjuncts.clear();
+    block.plans.add(made);
+    return block;
+  }
+
+  /** Returns a block of one plan whose output stands for another's, place by place. */
+  private static Block renumbered(LogicalPlan before, LogicalPlan after) {
+    Block block = new Block();
+    block.plans.add(after);
+    List old = list(before.output());
+    List now = list(after.output());
+    for (int i = 0; i < old.size(); i++) {
+      ExprId id = ((Attribute) old.get(i)).exprId();
+      if (!block.columns.containsKey(id)) block.columns.put(id, now.get(i));
+    }
+    return block;
+  }
+
+  private static Block visitOther(LogicalPlan plan) {
+    List children = new ArrayList();
+    Map columns = new LinkedHashMap();
+    Iterator given = list(plan.children()).iterator();
+    while (given.hasNext()) {
+      Block block = visit((LogicalPlan) given.next());
+      children.add(materialised(block));
+      columns.putAll(block.columns);
+    }
+    LogicalPlan made = plan;
+    if (!children.isEmpty()) {
+      made = withColumns(plan, columns);
+      if (made instanceof Generate) {
+        Generate it = (Generate) made;
+        // Which columns of the input are not passed on is counted by place: pass all on.
+        made = new Generate(it.generator(), seq(new ArrayList()), it.outer(), none(),
+            it.generatorOutput(), it.child());
+      }
+      made = (LogicalPlan) made.withNewChildren(seq(children));
+    }
+    Block block = new Block();
+    block.plans.add(made);
+    Iterator output = list(plan.output()).iterator();
+    while (output.hasNext()) {
+      Attribute each = (Attribute) output.next();
+      Object stands = columns.get(each.exprId());
+      block.columns.put(each.exprId(), stands == null ? each : stands);
+    }
+    return block;
+  }
+
+  private static LogicalPlan withColumns(LogicalPlan plan, final Map columns) {
+    return (LogicalPlan) plan.mapExpressions(new scala.runtime.AbstractFunction1() {
+      public Object apply(Object each) {
+        Expression made = substituted((Expression) each, columns);
+        return each instanceof Alias ? alias(made, ((Alias) each).exprId()) : made;
+      }
+    });
+  }
+
+  // Blocks.
+
+  private static void addConjuncts(Block block, Expression condition) {
+    split(condition, block.columns, block.conjuncts);
+  }
+
+  private static void split(Expression condition, Map columns, List into) {
+    if (condition instanceof And) {
+      split(((And) condition).left(), columns, into);
+      split(((And) condition).right(), columns, into);
+    } else if (!condition.equals(Literal$.MODULE$.TrueLiteral())) {
+      into.add(substituted(condition, columns));
+    }
+  }
+
+  private static LogicalPlan closed(Block block) {
+    LogicalPlan made = (LogicalPlan) block.plans.get(0);
+    for (int i = 1; i < block.plans.size(); i++) {
+      LogicalPlan next = (LogicalPlan) block.plans.get(i);
+      made = new Join(made, next, Inner$.MODULE$, none(), JoinHint$.MODULE$.NONE());
+    }
+    Expression condition = conjunction(block.conjuncts, made);
+    return condition == null ? made : new Filter(condition, made);
+  }
+
+  /** Returns the block's plan as a side that may be padded with NULL: what is computed of it is
+   *  NULL where a column that is never NULL is. */
+  private static LogicalPlan padded(Block block) {
+    LogicalPlan made = closed(block);
+    List items = new ArrayList(list(made.output()));
+    Expression yes = Literal$.MODULE$.apply(Boolean.TRUE);
+    Alias present = alias(yes, NamedExpression$.MODULE$.newExprId());
+    items.add(present);
+    Iterator ids = new ArrayList(block.columns.keySet()).iterator();
+    while (ids.hasNext()) {
+      Object id = ids.next();
+      Expression stands = (Expression) block.columns.get(id);
+      if (!(stands instanceof Attribute)) {
+        block.columns.put(id, when(present.toAttribute(), stands));
+      }
+    }
+    return new Project(seq(items), made);
+  }
+
+  /** Returns the block's plan with all that is computed as columns; the block's own columns are
+   *  attributes then. */
+  private static LogicalPlan materialised(Block block) {
+    LogicalPlan made = closed(block);
+    List items = new ArrayList(list(made.output()));
+    boolean computed = false;
+    Iterator ids = new ArrayList(block.columns.keySet()).iterator();
+    while (ids.hasNext()) {
+      ExprId id = (ExprId) ids.next();
+      Expression stands = (Expression) block.columns.get(id);
+      if (stands instanceof Attribute) continue;
+      Alias column = alias(stands, id);
+      items.add(column);
+      block.columns.put(id, column.toAttribute());
+      computed = true;
+    }
+    return computed ? new Project(seq(items), made) : made;
+  }
+
+  private static LogicalPlan projected(Object output, Block block) {
+    List items = new ArrayList();
+    Iterator given = list((scala.collection.immutable.Seq) output).iterator();
+    while (given.hasNext()) {
+      Attribute each = (Attribute) given.next();
+      Expression stands = (Expression) block.columns.get(each.exprId());
+      items.add(alias(stands == null ? each : stands, NamedExpression$.MODULE$.newExprId()));
+    }
+    return new Project(seq(items), closed(block));
+  }
+
+  /** Returns one condition of many, each once, in an order that does not depend on the text. */
+  private static Expression conjunction(List parts, LogicalPlan over) {
+    Map sorted = new java.util.TreeMap();
+    for (int i = 0; i < parts.size(); i++) {
+      sorted.put(keyOf((Expression) parts.get(i), over), parts.get(i));
+    }
+    return conjunction(sorted.values());
+  }
+
+  private static Expression conjunction(Collection parts) {
+    Expression made = null;
+    Iterator given = parts.iterator();
+    while (given.hasNext()) {
+      Expression each = (Expression) given.next();
+      made = made == null ? each : new And(made, each);
+    }
+    return made;
+  }
+
+  // Expressions.
+
+  /** Returns a text that two expressions over a plan share when they are the same. */
+  private static String keyOf(Expression node, LogicalPlan over) {
+    org.apache.spark.sql.catalyst.expressions.package$AttributeSeq columns =
+        new org.apache.spark.sql.catalyst.expressions.package$AttributeSeq(over.output());
+    Expression made = QueryPlan$.MODULE$.normalizeExpressions(node, columns).canonicalized();
+    made.foreach(new scala.runtime.AbstractFunction1() {
+      public Object apply(Object each) {
+        // One function under two names (stddev, stddev_samp) is one function.
+        ((Expression) each).unsetTagValue(FunctionRegistry$.MODULE$.FUNC_ALIAS());
+        return null;
+      }
+    });
+    return made.toString();
+  }
+
+  private static Expression withoutAlias(Object item) {
+    return item instanceof Alias ? ((Alias) item).child() : (Expression) item;
+  }
+
+  /** Returns an expression over what its columns stand for, without names inside it. */
+  private static Expression substituted(Expression node, final Map columns) {
+    Expression bare = (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object each) {
+        return each instanceof Alias;
+      }
+      public Object applyOrElse(Object each, scala.Function1 otherwise) {
+        return each instanceof Alias ? ((Alias) each).child() : otherwise.apply(each);
+      }
+    });
+    return (Expression) bare.transform(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object each) {
+        return each instanceof SubqueryExpression
+            || each instanceof AttributeReference
+            && columns.containsKey(((AttributeReference) each).exprId());
+      }
+      public Object applyOrElse(Object each, scala.Function1 otherwise) {
+        if (each instanceof SubqueryExpression) {
+          SubqueryExpression it = (SubqueryExpression) each;
+          LogicalPlan plan = (LogicalPlan) it.plan();
+          // Of EXISTS it matters only whether there is a row.
+          Object output = it instanceof Exists ? seq(new ArrayList()) : plan.output();
+          return it.withNewPlan(projected(output, visit(plan)));
+        }
+        if (!isDefinedAt(each)) return otherwise.apply(each);
+        return columns.get(((AttributeReference) each).exprId());
+      }
+    });
+  }
+
+  private static Alias alias(Expression node, ExprId id) {
+    return new Alias(node, "c", id, seq(new ArrayList()), none(), seq(new ArrayList()));
+  }
+
+  // Scala's collections.
+
+  private static scala.Option none() {
+    return scala.Option.empty();
+  }
+
+  private static List list(scala.collection.immutable.Seq given) {
+    return CollectionConverters.asJava(given);
+  }
+
+  private static scala.collection.immutable.Seq seq(List given) {
+    return CollectionConverters.asScala(given).toSeq();
+  }
+}

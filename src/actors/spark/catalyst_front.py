@@ -1,0 +1,107 @@
+"""A query's relational plan, from Spark's own analysis of it.
+
+Theory of operation. The analysed plan goes through the rules of `catalyst.rules` inside the JVM, is
+dumped in one call and becomes a relational plan (`catalyst.relations`). That plan is written out
+again as SQL, analysed, and put through the same rules: the plans must be the same, canonically,
+or the translation is refused with the first line that differs. So a fault in translating makes a
+view that is recomputed, not one that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from actors.catalyst.expressions import FunctionNames
+from actors.catalyst.plan_tree import PlanTreeRejected, parse_tree
+from actors.catalyst.relations import NotTranslated, RelationalBuilder
+from actors.catalyst.rules import ONCE, REPEATED, rule_names
+from actors.errors import QueryRejected
+from actors.plan.jobs import Translation
+from actors.plan.relational import Project
+from actors.plan.relational_text import render
+from actors.plan.schema import Schema
+from actors.spark.failures import is_gone, short_text
+from actors.spark.function_names import function_names
+
+if TYPE_CHECKING:
+    from actors.spark.bridge import ClassicBridge
+
+NODES_MAX: Final = 100_000
+DEPTH_MAX: Final = 2_000
+CHARACTERS_MAX: Final = 64 * 1024 * 1024
+_ONCE: Final = rule_names(ONCE)
+_REPEATED: Final = rule_names(REPEATED)
+
+
+class CatalystFront:
+    """Translates analysed queries of one session."""
+
+    def __init__(self, bridge: ClassicBridge) -> None:
+        self._bridge = bridge
+        gateway = bridge.session._sc._gateway
+        self._rewriter = bridge.java("PlanRewriter")
+        self._dump = bridge.java("PlanDump")
+        self._functions: FunctionNames = function_names(gateway, bridge.engine)
+
+    def translate(self, found: DataFrame, tables: Sequence[tuple[str, Schema]]) -> Translation:
+        """Return the relational plan of a query over `tables`, or why there is none."""
+        try:
+            rewritten = self._rewritten(found)
+            root = self._built(rewritten, found, tables)
+        except (NotTranslated, PlanTreeRejected, RecursionError) as error:
+            return Translation(None, str(error) or "a query that is nested too deeply")
+        difference = self._difference(rewritten, found, root, [name for name, _ in tables])
+        if difference:
+            return Translation(None, f"a plan that is not the text's: {difference}")
+        return Translation(root)
+
+    def _rewritten(self, found: DataFrame) -> Any:
+        plan = found._jdf.queryExecution().analyzed()
+        try:
+            return self._rewriter.rewrite(plan, _ONCE, _REPEATED)
+        except Exception as error:
+            if is_gone(error):
+                raise
+            raise NotTranslated(f"rules fail on it: {short_text(str(error))}") from None
+
+    def _built(
+        self, rewritten: Any, found: DataFrame, tables: Sequence[tuple[str, Schema]]
+    ) -> Project:
+        try:
+            dumped = self._dump.dump(rewritten, CHARACTERS_MAX)
+        except Exception as error:
+            if is_gone(error):
+                raise
+            raise NotTranslated(f"its plan cannot be read: {short_text(str(error))}") from None
+        tree = parse_tree(dumped, nodes_max=NODES_MAX, depth_max=DEPTH_MAX)
+        ansi = self._bridge.session.conf.get("spark.sql.ansi.enabled") == "true"
+        columns = [schema.names for _, schema in tables]
+        names = [field.name for field in found.schema.fields]
+        return RelationalBuilder(self._functions, columns, ansi=ansi).build(tree, names)
+
+    def _difference(
+        self, rewritten: Any, found: DataFrame, root: Project, tables: Sequence[str]
+    ) -> str:
+        """Return how the plan as written out differs from the query's own; empty: it does not."""
+        text = render(root, tuple(tables))
+        try:
+            again = self._bridge.query(text)
+        except QueryRejected as error:
+            return str(error)
+        except PySparkException as error:
+            if is_gone(error):
+                raise
+            return f"as written again it is refused: {short_text(str(error))}"
+        wanted, made = (
+            [field.dataType.simpleString() for field in each.schema.fields]
+            for each in (found, again)
+        )
+        if wanted != made:
+            return f"its columns are {', '.join(made)}, not {', '.join(wanted)}"
+        normalizer = self._bridge.java("PlanNormalizer")
+        mine, theirs = (normalizer.normalForm(plan) for plan in (rewritten, self._rewritten(again)))
+        return str(self._bridge.java("PlanInspector").difference(mine, theirs))

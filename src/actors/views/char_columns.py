@@ -1,0 +1,64 @@
+"""CHAR(n) columns that an expression reads: Spark fills up what it compares with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from actors.plan.relational import (
+    Aggregate,
+    Distinct,
+    Filter,
+    Join,
+    Key,
+    Named,
+    OuterJoin,
+    Plan,
+    Project,
+    Scan,
+    SemiJoin,
+)
+from actors.plan.relational_walk import nodes
+from actors.plan.schema import Schema
+from actors.views.trees import Unsupported, reads
+
+
+def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:
+    """Raises `Unsupported` where a CHAR(n) column of a source (by number) is read by an expression.
+
+    Spark fills up what it compares with such a column, as it finds it in the analysed text; a
+    step's text is over columns that are plain strings. Rows, keys and arguments that are the
+    column itself need no such thing: all its values are filled up.
+    """
+    chars: set[str] = set()
+    for node in nodes(root):
+        read: frozenset[str] = frozenset()
+        match node:
+            case Scan():
+                types = {
+                    column.name: column.type.lower() for column in schemas[node.source].columns
+                }
+                chars |= {id_ for id_, name in node.columns if types[name].startswith("char(")}
+            case Filter():
+                read = reads(node.predicate)
+            case Join() | OuterJoin() | SemiJoin():
+                read = reads(node.residual)
+                read |= _union(side for each in node.equal for side in (each.left, each.right))
+            case Project() | Distinct():
+                read = _read_and_named(chars, node.columns)
+            case Aggregate():
+                arguments = [call.argument for call in node.calls if call.argument not in chars]
+                read = _read_and_named(chars, node.keys) | _union(arguments)
+        if not chars.isdisjoint(read):
+            raise Unsupported("an expression over a CHAR column, which Spark compares filled up")
+
+
+def _read_and_named(chars: set[str], made: Sequence[Named | Key]) -> frozenset[str]:
+    """Return what expressions read that are no column of `chars`; those that are one join it."""
+    same = {each.name for each in made if each.expression in chars}
+    read = _union(each.expression for each in made if each.name not in same)
+    chars |= same
+    return read
+
+
+def _union(expressions: Iterable[str | None]) -> frozenset[str]:
+    return frozenset().union(*(reads(written) for written in expressions))

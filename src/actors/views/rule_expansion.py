@@ -1,0 +1,97 @@
+"""Expansion and generators are linear: each update becomes several, with its time and diff.
+
+An expansion (GROUPING SETS, ROLLUP, CUBE) passes on what all of its rows have as the same column;
+a generator all columns of its input. They keep nothing.
+"""
+
+from __future__ import annotations
+
+from actors.plan.delta import Expand, Generate, Node, Select
+from actors.plan.relational import Expansion, Generation, Named
+from actors.views.lookups import Wanted
+from actors.views.operators import Context, Ids, Operator, Origins, narrowed
+from actors.views.rule_linear import ProjectOperator
+
+
+class ExpansionOperator(ProjectOperator):
+    """Each row once for each list of expressions."""
+
+    def __init__(self, context: Context, plan: Expansion, below: Operator) -> None:
+        self._tag = f"{context.prefix()}tag"
+        self._count = len(plan.rows)
+        made = []
+        for place, column in enumerate(plan.columns):
+            texts = [row[place] for row in plan.rows]
+            text = texts[0]
+            if any(other != text for other in texts):
+                cases = (f"WHEN {number} THEN {each}" for number, each in enumerate(texts))
+                text = f"CAST(CASE {self._tag} {' '.join(cases)} END AS {column.type})"
+            made.append(Named(column.name, text))
+        super().__init__(context, tuple(made), below)
+
+    def make_delta(self) -> Node:
+        """Expanded from the input's delta."""
+        return self._expanded(self._below.delta())
+
+    def old(self) -> Node:
+        """Expanded from the input's state."""
+        return self._expanded(self._below.old())
+
+    def _expanded(self, below: Node) -> Node:
+        return Select(Expand(below, self._tag, self._count), self._made)
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """None: every row occurs several times."""
+        return ()
+
+
+class GenerationOperator(Operator):
+    """Each row once for each row that a generator makes of it."""
+
+    def __init__(self, context: Context, plan: Generation, below: Operator) -> None:
+        self._made = tuple(column.name for column in plan.columns)
+        super().__init__(context, (*below.columns, *self._made))
+        self._plan = plan
+        self._below = below
+
+    def _generated(self, below: Node) -> Node:
+        return Generate(below, self._plan.generator, self._plan.outer, self._made)
+
+    def make_delta(self) -> Node:
+        """Generated from the input's delta."""
+        return self._generated(self._below.delta())
+
+    def old(self) -> Node:
+        """Generated from the input's state."""
+        return self._generated(self._below.old())
+
+    def _passes(self, ids: Ids) -> bool:
+        return not any(id_ in self._made for id_ in ids)
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """The input's, of its columns."""
+        return self._below.delta_origins(ids) if self._passes(ids) else None
+
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """The input's, of its columns."""
+        return self._below.old_origins(ids) if self._passes(ids) else None
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """By the columns of the input."""
+        kept = [place for place, id_ in enumerate(ids) if id_ not in self._made]
+        picked, narrow = narrowed(ids, origins, kept)
+        return self._below.seek(picked, narrow, after, nulls=nulls)
+
+    def seekable(self, ids: Ids) -> bool:
+        """Columns of the input."""
+        return self._passes(ids) and self._below.seekable(ids)
+
+    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
+        """The input's."""
+        return ids | self._below.determined_by(ids - frozenset(self._made))
+
+    def kind(self, id_: str) -> str | None:
+        """The input's, of its columns."""
+        return None if id_ in self._made else self._below.kind(id_)

@@ -1,0 +1,138 @@
+"""Window functions and limits: the rows of touched partitions are computed afresh.
+
+Theory of operation. A change of one row may change what a window function says of every row of its
+partition. So the partition's rows are read, and the functions computed over them, before and after
+each time at which the partition changes; what stays the same cancels. Old rows come from the
+input's state where the partition's keys can be sought there; else from a hidden state of all
+columns (a DISTINCT with counts), which is kept for it. Mode *keyed*.
+
+Values must have the same bits whenever they are computed. Where a window's order leaves rows equal
+and a function depends on which comes first, the order of all columns decides. Without an order of
+its own a window is therefore computed over its rows in that order.
+
+A limit is the filter of a row number over the one partition of all rows.
+"""
+
+from __future__ import annotations
+
+from actors.plan.delta import Consolidate, Input, Node, RecomputeRows, Weigh, Where, WindowColumn
+from actors.plan.relational import Filter, Key, Limit, Named, WindowCall, WindowFunctions
+from actors.views.lookups import Wanted
+from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, select
+from actors.views.rule_group import ROWS, GroupOperator
+from actors.views.rule_linear import FilterOperator, ProjectOperator
+
+WHOLE_PARTITION = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
+
+
+def limit(context: Context, plan: Limit, below: Operator) -> Operator:
+    """The operators of a limit: of rows in order those behind `offset`, at most `count`."""
+    number = f"{context.prefix()}rank"
+    call = WindowCall(number, "row_number()", "", "int", by_row=True)
+    ranked = WindowOperator(
+        context, WindowFunctions(plan.input, (), plan.order, (call,), plan.types), below
+    )
+    tests = [f"{number} > {plan.offset}"] if plan.offset else []
+    if plan.count is not None:
+        tests.append(f"{number} <= {plan.offset + plan.count}")
+    kept = FilterOperator(context, Filter(plan.input, " AND ".join(tests) or "true"), ranked)
+    return ProjectOperator(context, tuple(Named(id_, id_) for id_ in below.columns), kept)
+
+
+class WindowOperator(Operator):
+    """Window functions over the rows of one partition."""
+
+    def __init__(self, context: Context, plan: WindowFunctions, below: Operator) -> None:
+        super().__init__(context, (*below.columns, *(call.name for call in plan.calls)))
+        self._below = below
+        self._keys = plan.keys
+        self._calls = tuple(_column(plan, call, below.columns) for call in plan.calls)
+        self._group: GroupOperator | None = None
+        if plan.keys and not below.seekable(plan.keys):
+            kinds = dict(plan.types)
+            columns = tuple(Key(id_, id_, kinds[id_]) for id_ in below.columns)
+            self._group = GroupOperator(context, below, columns, None, plan.keys)
+
+    def make_delta(self) -> Node:
+        """The rows of touched partitions before and after each touched time."""
+        self._below.delta(shared=True)
+        origins = self._below.keys_of_delta(self._keys)
+        after = self._below.delta_asked()
+        # Only now, for asking may have cut the delta.
+        changes = self._below.delta()
+        if self._group is not None:
+            self._group.totals()
+        self._seek(self._keys, origins, after, nulls=True)
+        made = RecomputeRows(self._old_rows(), changes, self._keys, self._calls)
+        return Consolidate(made)
+
+    def _old_rows(self) -> Node:
+        if self._group is None:
+            return self._below.old()
+        state = Input(f"h{self._group.number}", self._group.hidden_names)
+        names = [name for name in self._group.hidden_names if name != ROWS]
+        return select(Weigh(state, ROWS), [(name, name) for name in names])
+
+    def old(self) -> Node:
+        """The old rows of the partitions that were sought."""
+        self.delta()
+        rows = self._old_rows()
+        return Consolidate(RecomputeRows(Where(rows, "1 = 0"), rows, self._keys, self._calls))
+
+    def _made(self, ids: Ids) -> bool:
+        return any(id_ and id_ not in self._below.columns for id_ in ids)
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """Of keys the changed rows'; of other columns of the input also the old rows'."""
+        if self._made(ids):
+            return None
+        changed = self._below.delta_origins(ids)
+        if all(not id_ or id_ in self._keys for id_ in ids):
+            return changed
+        return both(changed, self.old_origins(ids))
+
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """Of columns of the input: the old rows'."""
+        if self._made(ids):
+            return None
+        if self._group is not None:
+            return self._group.old_origins(ids)
+        return self._below.old_origins(ids)
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """The old rows of the partitions with these keys."""
+        self.delta()
+        return self._seek(ids, origins, after, nulls=nulls)
+
+    def _seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        kept = [place for place, id_ in enumerate(ids) if id_ in self._keys]
+        picked, narrow = narrowed(ids, origins, kept)
+        below: Operator = self._below if self._group is None else self._group
+        return below.seek(picked, narrow, after, nulls=nulls)
+
+    def seekable(self, ids: Ids) -> bool:
+        """Any of the keys, where the rows can be sought by it."""
+        below: Operator = self._below if self._group is None else self._group
+        return bool(ids) and all(id_ in self._keys for id_ in ids) and below.seekable(ids)
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """The input's."""
+        return self._below.unique_ids()
+
+    def kind(self, id_: str) -> str | None:
+        """The input's, of its columns."""
+        return self._below.kind(id_) if id_ in self._below.columns else None
+
+
+def _column(plan: WindowFunctions, call: WindowCall, columns: Ids) -> WindowColumn:
+    """The call with an order that leaves nothing open where that matters."""
+    whole = tuple(id_ for id_ in columns if id_ not in plan.keys and id_ not in plan.order)
+    if plan.order:
+        order = (*plan.order, *whole) if call.by_row else plan.order
+        return WindowColumn(call.name, call.function, order, call.frame)
+    frame = WHOLE_PARTITION if call.frame else ""
+    return WindowColumn(call.name, call.function, whole, frame)
