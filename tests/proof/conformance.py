@@ -21,7 +21,13 @@ import msgspec
 from actors.kernel import System
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives, place_on_spark
-from actors.testing.conformance import Judgement, judge_corpus, summary, write_page
+from actors.testing.conformance import (
+    Judgement,
+    judge_corpus,
+    judged_wrong,
+    summary,
+    write_page,
+)
 from actors.testing.corpora import CORPORA, Query, read_queries
 
 FOLDER = Path(__file__).resolve().parent.parent / "corpora"
@@ -58,9 +64,7 @@ async def run(given: argparse.Namespace) -> list[Judgement]:
         async with System(seed=given.seed) as system:
             place = place_on_spark(system, for_short_lives(Settings()), Path(folder))
             for queries in corpora:
-                found += await judge_corpus(
-                    queries, place, scales, given.changes, given.seed, show
-                )
+                found += await judge_corpus(queries, place, scales, given.changes, given.seed, show)
     return found
 
 
@@ -86,7 +90,7 @@ def main() -> int:
             f"query, seed {given.seed}. Last made: {summary(found)}."
         )
         given.write.write_text(write_page(found, how))
-    return 1 if any(each.verdict == "WRONG" for each in found) else 0
+    return 1 if judged_wrong(found) else 0
 
 
 if __name__ == "__main__":

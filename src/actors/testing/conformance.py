@@ -21,6 +21,7 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,7 +98,7 @@ class Conformance:
         name = f"{self._corpus.name}-{'-'.join(query.name for query in queries)[:60]}"
         script = Script(name, schemas, views, times=list(TIMES))
         check = Checked(script, self._place, Options(seed=self._seed), name)
-        base, updates = self._divided(schemas)
+        base, updates = divided(schemas, self._tables, self._changes, self._seed)
         reads: dict[str, list[int]] = {}
         try:
             await check.compile(updates)
@@ -127,23 +128,30 @@ class Conformance:
             for result in results
         ]
 
-    def _divided(
-        self, schemas: Mapping[str, Schema]
-    ) -> tuple[dict[str, pa.Table], list[Update]]:
-        """The rows that stay, as updates of the first time, and those that change."""
-        sizes = {name: self._tables[name].num_rows for name in schemas}
-        each = {name: min(self._changes, max(1, size // 2)) for name, size in sizes.items()}
-        base, updates = {}, []
-        for name, schema in schemas.items():
-            rows = self._tables[name]
-            order = np.random.default_rng([self._seed, *name.encode()]).permutation(rows.num_rows)
-            drawn, kept = order[: each[name]], np.sort(order[each[name] :])
-            count = max(1, self._changes // len(schemas))
-            pool = [tuple(row.values()) for row in rows.take(pa.array(drawn)).to_pylist()]
-            changing = _Changing(schema, pool, random.Random(f"{self._seed} {name}"))
-            updates += [Update(t, name, row, diff) for t, row, diff in changing.updates(count)]
-            base[name] = _updates_of_rows(rows.take(pa.array(kept)), schema)
-        return base, updates
+
+def divided(
+    schemas: Mapping[str, Schema], tables: Mapping[str, pa.Table], changes: int, seed: int
+) -> tuple[dict[str, pa.Table], list[Update]]:
+    """Divide rows into those that stay, as updates of the first time, and those that change.
+
+    Args:
+        schemas: Of the tables that are divided.
+        tables: Their rows, without times.
+        changes: So many in all at each later time, at least one a table.
+        seed: The same seed divides and changes rows in the same way.
+    """
+    base, updates = {}, []
+    count = max(1, changes // len(schemas))
+    for name, schema in schemas.items():
+        rows = tables[name]
+        order = np.random.default_rng([seed, *name.encode()]).permutation(rows.num_rows)
+        pooled = min(changes, max(1, rows.num_rows // 2))
+        drawn, kept = order[:pooled], np.sort(order[pooled:])
+        pool = [tuple(row.values()) for row in rows.take(pa.array(drawn)).to_pylist()]
+        changing = _Changing(schema, pool, random.Random(f"{seed} {name}"))
+        updates += [Update(time, name, row, diff) for time, row, diff in changing.updates(count)]
+        base[name] = _updates_of_rows(rows.take(pa.array(kept)), schema)
+    return base, updates
 
 
 def _updates_of_rows(rows: pa.Table, schema: Schema) -> pa.Table:
@@ -223,11 +231,8 @@ async def judge_corpus(
     found: dict[str, Judgement] = {}
     for number, scale in enumerate(scales):
         with tempfile.TemporaryDirectory(dir=place.scratch) as scratch:
-            made = await place.system.clock.run_blocking(
-                lambda at=scale, to=scratch: make_tables(
-                    queries[0].corpus, at, seed, Path(to), queries
-                )
-            )
+            make = partial(make_tables, queries[0].corpus, scale, seed, Path(scratch), queries)
+            made = await place.system.clock.run_blocking(make)
         over = Conformance(queries[0].corpus, made, place, changes, seed)
         for query in queries:
             if number and found[query.name].verdict == "refused":
@@ -242,6 +247,11 @@ async def judge_corpus(
             if number == len(scales) - 1:
                 show(first)
     return list(found.values())
+
+
+def judged_wrong(judged: Sequence[Judgement]) -> list[Judgement]:
+    """Return those that are wrong."""
+    return [each for each in judged if each.verdict == "WRONG"]
 
 
 def summary(judged: Sequence[Judgement]) -> str:

@@ -51,7 +51,7 @@ _SHARED_BY: Final = {
 }
 """Tables of facts, and the column by whose values a share of them is taken."""
 _REFERRED: Final = {
-    "date_dim": r"(ss|cs|ws)_\w+_date_sk|(sr|cr|wr)_returned_date_sk|inv_date_sk|c_first_\w+_date_sk",
+    "date_dim": r"(ss|cs|ws|inv|sr|cr|wr|c_first)_(\w+_)?date_sk",
     "time_dim": r"\w+_time_sk",
     "customer_demographics": r"\w+_cdemo_sk",
     "household_demographics": r"\w+_hdemo_sk",

@@ -9,7 +9,12 @@ from typing import Final
 
 from actors.plan.schema import Column, Schema
 
-_KINDS: Final = {"money": "decimal(7,2)", "rate": "decimal(5,2)", "text": "string", "wide": "decimal(15,2)"}
+_KINDS: Final = {
+    "money": "decimal(7,2)",
+    "rate": "decimal(5,2)",
+    "text": "string",
+    "wide": "decimal(15,2)",
+}
 
 
 def _schema(key: str, text: str) -> Schema:
