@@ -51,6 +51,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/penstock check-views --scaling tests/scripts
 	@$(BIN)/penstock check-views --fuzz 2000 --keep .fuzz
 	@$(BIN)/python tests/proof/fuzz_views.py --views 5000 --keep .fuzz
+	@$(BIN)/python tests/proof/conformance.py --growth --write docs/conformance.md
 	@$(BIN)/penstock demo --plain --proof-times 24
 	@$(BIN)/penstock demo --plain --proof-times 24 --source postgres
 	@$(BIN)/python tests/proof/crash_campaign.py

@@ -74,8 +74,8 @@ async def test_a_view_that_reads_its_whole_state_is_found(tmp_path: Path) -> Non
 
 
 class _Greedy(Checked):
-    async def compile(self) -> None:
-        await super().compile()
+    async def compile(self, updates: Sequence[Update] | None = None) -> None:
+        await super().compile(updates)
         self.plans = {name: _whole(plan) for name, plan in self.plans.items()}
 
 

@@ -168,9 +168,11 @@ class Checked:
         seed = f"{self._options.seed}-{Path(self.script.path).stem}"
         await check_with_base(self, self._place, self._options.base, seed)
 
-    async def compile(self) -> None:
-        """Reads the changes, compiles the views and makes their plans known to the engine."""
-        updates = rows_of(self.script, await self._constants())
+    async def compile(self, updates: Sequence[Update] | None = None) -> None:
+        """Read the changes, or take these `updates` in their place; compile the views and make
+        their plans known to the engine."""
+        if updates is None:
+            updates = rows_of(self.script, await self._constants())
         tables: dict[str, Schema] = dict(self.script.tables)
         for view in self.script.views:
             if not view.materialized:

@@ -102,6 +102,7 @@ class _Worker(Actor[Any]):
                 self._stage.progress[id_] = max(output, self._stage.progress.get(id_, 0))
             case DataflowStatus(state=state, text=text):
                 self.status = f"{state} {text}".strip()
+                self._stage.statuses[message.dataflow] = message
         self._stage.news.set()
         self._stage.news = anyio.Event()
 
@@ -149,6 +150,7 @@ class Stage:
         self.persist = persist
         self.settings = settings
         self.progress: dict[str, int] = {}
+        self.statuses: dict[str, DataflowStatus] = {}
         self.wait_seconds = WAIT_SECONDS
         self.news = anyio.Event()
         self._system = system
@@ -274,6 +276,12 @@ class Stage:
         if scope.cancelled_caught:
             said = "; ".join(worker.status for _, _, worker in self._running)
             raise Stuck(f"no progress to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}")
+
+    def rows_read(self, view: str) -> int:
+        """Return how many rows of state the lookups of a view's last step returned; -1 when the
+        view was computed whole."""
+        status = self.statuses.get(self._dataflow(view))
+        return -1 if status is None or status.recomputed else status.rows_read
 
     def _look(self) -> None:
         """Raises `Stuck` when a dataflow is gone that nobody stopped."""

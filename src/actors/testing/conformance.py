@@ -1,0 +1,316 @@
+"""Each query of the public corpora as a view, judged by plain Spark.
+
+What: `Conformance` stands on one corpus's rows at one scale and judges queries. A judged query is
+a view on the real engine, over the tables that it reads: most rows are there when the view is
+hydrated; then random changes to every table come, in a step of several times, in a step of one
+time, and after a restart; at last all rows are deleted. After each step the view's shard is
+compared with the query as plain Spark answers it (`base_check`). `write_page` makes
+docs/conformance.md of the results.
+
+Rules
+- A changed row is an inserted, a deleted or an updated one. Changed values come from other rows of
+  the table, or are NULL, so that they meet the queries' filters and joins as the others do; keys
+  stay unique.
+- Rows read are those that the lookups of the single-time step returned; a view that is computed
+  whole reads everything, and says so.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from actors.plan.schema import DIFF, TIME, Schema
+from actors.testing.base_check import BaseCheck
+from actors.testing.check_views import failed_results
+from actors.testing.checking import Checked, Options, Place
+from actors.testing.corpora import CORPORA, Query, make_tables, tables_of
+from actors.testing.view_scripts import Script, Update, ViewText
+
+TIMES: Final = (10, 20, 21, 22, 30)
+"""The first is that of the rows that the view is hydrated from."""
+GROUPS: Final = ((10,), (20, 21, 22), (30,))
+"""What is written together; after the last of them all rows are deleted."""
+MEASURED: Final = 2
+"""The group of one time, of which the rows read are told."""
+NULL_SHARE: Final = 0.2
+"""Of the updated values of a column that may hold NULL."""
+MODES: Final = ("incremental", "keyed", "opaque", "refused")
+WHOLE: Final = -1
+"""Rows read of a view that was computed whole."""
+
+
+class Judgement(msgspec.Struct):
+    """What was found of one query."""
+
+    corpus: str
+    query: str
+    shape: str
+    verdict: str
+    """``exact``, ``WRONG`` or ``refused``."""
+    mode: str
+    reason: str = ""
+    detail: str = ""
+    reads: list[int] = []
+    """Rows of state read by a step, at each scale that was looked at; `WHOLE`: all of them."""
+
+    def line(self) -> str:
+        """As the runner prints it."""
+        rest = "; ".join(part for part in (self.reason, self.detail) if part)
+        return f"{self.verdict}  {self.mode}  {self.corpus}/{self.query}" + (
+            f"  {rest}" if rest else ""
+        )
+
+
+class Conformance:
+    """One corpus's rows at a scale, over which its queries are judged."""
+
+    def __init__(
+        self, corpus: str, tables: Mapping[str, pa.Table], place: Place, changes: int, seed: int
+    ) -> None:
+        """`changes` come in each step of one time, to all tables of a query together."""
+        self._corpus = CORPORA[corpus]
+        self._tables = tables
+        self._place = place
+        self._changes = changes
+        self._seed = seed
+
+    async def judge(self, queries: Sequence[Query], *, empties: bool = True) -> list[Judgement]:
+        """Judge queries, all of them views over the same tables at the same time.
+
+        Args:
+            queries: Several share the tables' shards, so they are judged faster together.
+            empties: Whether all rows are deleted at last.
+        """
+        schemas: dict[str, Schema] = {}
+        for query in queries:
+            schemas.update(tables_of(query))
+        views = [ViewText(query.name, query.sql, 1, materialized=True) for query in queries]
+        name = f"{self._corpus.name}-{'-'.join(query.name for query in queries)[:60]}"
+        script = Script(name, schemas, views, times=list(TIMES))
+        check = Checked(script, self._place, Options(seed=self._seed), name)
+        base, updates = divided(schemas, self._tables, self._changes, self._seed)
+        reads: dict[str, list[int]] = {}
+        try:
+            await check.compile(updates)
+            results = check.results()
+            if check.plans:
+                seed = f"{self._seed}-{name}"
+                over = BaseCheck(check, check.plans, self._place, seed)
+                end = [[check.times[-1]]] if empties else []
+                await over.take(base, [*GROUPS, *end])
+                await over.run()
+                reads = over.reads
+            await check.forget()
+        except Exception as error:  # noqa: BLE001 - told of the queries
+            results = failed_results(script, check, error)
+        shapes = {query.name: query.shape for query in queries}
+        return [
+            Judgement(
+                self._corpus.name,
+                result.view,
+                shapes[result.view],
+                result.verdict,
+                result.mode,
+                result.reason,
+                result.detail,
+                reads.get(result.view, [])[MEASURED : MEASURED + 1],
+            )
+            for result in results
+        ]
+
+
+def divided(
+    schemas: Mapping[str, Schema], tables: Mapping[str, pa.Table], changes: int, seed: int
+) -> tuple[dict[str, pa.Table], list[Update]]:
+    """Divide rows into those that stay, as updates of the first time, and those that change.
+
+    Args:
+        schemas: Of the tables that are divided.
+        tables: Their rows, without times.
+        changes: So many in all at each later time, at least one a table.
+        seed: The same seed divides and changes rows in the same way.
+    """
+    base, updates = {}, []
+    count = max(1, changes // len(schemas))
+    for name, schema in schemas.items():
+        rows = tables[name]
+        order = np.random.default_rng([seed, *name.encode()]).permutation(rows.num_rows)
+        pooled = min(changes, max(1, rows.num_rows // 2))
+        drawn, kept = order[:pooled], np.sort(order[pooled:])
+        pool = [tuple(row.values()) for row in rows.take(pa.array(drawn)).to_pylist()]
+        changing = _Changing(schema, pool, random.Random(f"{seed} {name}"))
+        updates += [Update(time, name, row, diff) for time, row, diff in changing.updates(count)]
+        base[name] = _updates_of_rows(rows.take(pa.array(kept)), schema)
+    return base, updates
+
+
+def _updates_of_rows(rows: pa.Table, schema: Schema) -> pa.Table:
+    ones = pa.array(np.ones(rows.num_rows, np.int64))
+    times = pa.array(np.full(rows.num_rows, TIMES[0], np.int64))
+    made = rows.append_column(TIME, times).append_column(DIFF, ones)
+    return made.cast(schema.arrow_updates())
+
+
+class _Changing:
+    """The rows of one table that come and go."""
+
+    def __init__(
+        self, schema: Schema, pool: Sequence[tuple[Any, ...]], choose: random.Random
+    ) -> None:
+        self._schema = schema
+        self._pool = pool
+        self._choose = choose
+        here = len(pool) - len(pool) // 3
+        self._present = list(pool[:here])
+        self._absent = list(pool[here:])
+
+    def updates(self, count: int) -> Iterable[tuple[int, tuple[Any, ...], int]]:
+        """Yield (time, row, diff): what is there first, then about so many changes a time."""
+        for row in self._present:
+            yield TIMES[0], row, 1
+        for time in TIMES[1:]:
+            left = count
+            while left > 0 and (self._present or self._absent):
+                dice = self._choose.random()
+                if dice < 0.5 and self._present:
+                    old = self._taken(self._present)
+                    new = self._updated(old)
+                    self._present.append(new)
+                    yield time, old, -1
+                    yield time, new, 1
+                    left -= 2
+                elif dice < 0.75 and self._present:
+                    old = self._taken(self._present)
+                    self._absent.append(old)
+                    yield time, old, -1
+                    left -= 1
+                elif self._absent:
+                    new = self._taken(self._absent)
+                    self._present.append(new)
+                    yield time, new, 1
+                    left -= 1
+
+    def _taken(self, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        place = self._choose.randrange(len(rows))
+        rows[place], rows[-1] = rows[-1], rows[place]
+        return rows.pop()
+
+    def _updated(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The row with up to three other values, its key as it was."""
+        columns = self._schema.columns
+        open_ = [i for i, column in enumerate(columns) if column.name not in self._schema.key]
+        values = list(row)
+        for index in self._choose.sample(open_, min(3, len(open_))):
+            if columns[index].nullable and self._choose.random() < NULL_SHARE:
+                values[index] = None
+            else:
+                values[index] = self._choose.choice(self._pool)[index]
+        return tuple(values)
+
+
+async def judge_corpus(
+    queries: Sequence[Query],
+    place: Place,
+    scales: Sequence[float],
+    changes: int,
+    seed: int,
+    show: Callable[[Judgement], None],
+) -> list[Judgement]:
+    """Judge the queries of one corpus one by one, at each of the scales; the first scale's
+    verdict and mode are told, with what is wrong at another."""
+    found: dict[str, Judgement] = {}
+    for number, scale in enumerate(scales):
+        with tempfile.TemporaryDirectory(dir=place.scratch) as scratch:
+            make = partial(make_tables, queries[0].corpus, scale, seed, Path(scratch), queries)
+            made = await place.system.clock.run_blocking(make)
+        over = Conformance(queries[0].corpus, made, place, changes, seed)
+        for query in queries:
+            if number and found[query.name].verdict == "refused":
+                continue
+            (judged,) = await over.judge([query], empties=number == 0)
+            first = found.setdefault(query.name, judged)
+            if number:
+                first.reads += judged.reads
+                if judged.verdict == "WRONG" and first.verdict != "WRONG":
+                    first.verdict = "WRONG"
+                    first.detail = f"at scale {scale:g}: {judged.detail}"
+            if number == len(scales) - 1:
+                show(first)
+    return list(found.values())
+
+
+def judged_wrong(judged: Sequence[Judgement]) -> list[Judgement]:
+    """Return those that are wrong."""
+    return [each for each in judged if each.verdict == "WRONG"]
+
+
+def summary(judged: Sequence[Judgement]) -> str:
+    """Return the last line of a run."""
+    verdicts = Counter(each.verdict for each in judged)
+    modes = Counter(each.mode for each in judged)
+    return (
+        f"{len(judged)} queries: {verdicts['exact']} exact, {verdicts['WRONG']} wrong, "
+        f"{verdicts['refused']} refused; {modes['incremental']} incremental, "
+        f"{modes['keyed']} keyed, {modes['opaque']} opaque"
+    )
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+_TITLES: Final = {"tpch": "TPC-H", "nexmark": "NEXMark", "tpcds": "TPC-DS"}
+
+
+def write_page(judged: Sequence[Judgement], how: str) -> str:
+    """Return docs/conformance.md; `how` says with which command and figures it was made."""
+    corpora = list(dict.fromkeys(each.corpus for each in judged))
+    lines = [
+        "# Conformance: public queries as live views",
+        "",
+        "Made by `tests/proof/conformance.py`; not to be edited. Each query is a view over its "
+        "tables, kept while random changes come to every one of them, and compared with what "
+        "plain Spark answers: when it is hydrated, after a step of several times, after a step of "
+        "one time, after a restart, and when all rows are gone. The texts, our own, are in "
+        "`tests/corpora`.",
+        "",
+        how,
+        "",
+        "| corpus | queries | exact | wrong | refused | incremental | keyed | opaque |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for corpus in corpora:
+        own = [each for each in judged if each.corpus == corpus]
+        verdicts = Counter(each.verdict for each in own)
+        modes = Counter(each.mode for each in own)
+        figures = [len(own), verdicts["exact"], verdicts["WRONG"], verdicts["refused"]]
+        figures += [modes[mode] for mode in MODES[:3]]
+        lines.append(f"| {_TITLES[corpus]} | {' | '.join(str(figure) for figure in figures)} |")
+    lines += [
+        "",
+        "*Rows read* is what the lookups of a step of 100 changes returned of the state, with the "
+        "data at 1 × and at 10 ×; *all*: the view was computed whole, so it read everything.",
+    ]
+    for corpus in corpora:
+        lines += ["", f"## {_TITLES[corpus]}", ""]
+        lines += ["| query | | verdict | mode | rows read, 1 × and 10 × | why not incremental |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for each in judged:
+            if each.corpus == corpus:
+                lines.append(_row(each))
+    return "\n".join(lines) + "\n"
+
+
+def _row(each: Judgement) -> str:
+    reads = ", ".join("all" if count == WHOLE else f"{count:,}" for count in each.reads)
+    why = "" if each.mode == "incremental" else each.reason or each.detail
+    cells = (each.query, each.shape, each.verdict, each.mode, reads or "–", why)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

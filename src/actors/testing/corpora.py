@@ -1,0 +1,261 @@
+"""Public corpora: the queries of TPC-H, TPC-DS and NEXMark as views, and rows for their tables.
+
+What: `CORPORA` names each corpus with its tables; `read_queries` reads the texts of a folder, one
+a file, with the comment that says what shape it is. `make_tables` makes the rows at a scale:
+TPC-H by ``tpchgen-cli``, TPC-DS by ``tpcgen-cli``, NEXMark by our own generator. Below
+`TPCDS_SCALE_MIN` the rows of TPC-DS are a share of that scale's: whole tickets and orders with
+their returns, and of the large dimensions what these refer to.
+
+Rules
+- The same scale and seed give the same rows.
+- At small scales few rows pass the queries' filters, and an empty view checks little. So every
+  other value of a filtered column of a dimension is one that the queries ask for (`sharpened`).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from actors.errors import InvalidUsage
+from actors.plan.schema import Column, Schema, arrow_type
+from actors.sources import nexmark
+from actors.sources.tpch_orders import SCHEMAS as TPCH
+from actors.testing.tpcds import SCHEMAS as TPCDS
+
+NEXMARK_EVENTS: Final = 10_000_000
+"""At scale 1."""
+NEXMARK_RATE: Final = 50.0
+"""Events for a second of event time, so that few of them fill many windows."""
+TPCDS_SCALE_MIN: Final = 0.01
+_SHARED_BY: Final = {
+    "store_sales": "ss_ticket_number",
+    "store_returns": "sr_ticket_number",
+    "catalog_sales": "cs_order_number",
+    "catalog_returns": "cr_order_number",
+    "web_sales": "ws_order_number",
+    "web_returns": "wr_order_number",
+    "inventory": "inv_item_sk",
+}
+"""Tables of facts, and the column by whose values a share of them is taken."""
+_REFERRED: Final = {
+    "date_dim": r"(ss|cs|ws|inv|sr|cr|wr|c_first)_(\w+_)?date_sk",
+    "time_dim": r"\w+_time_sk",
+    "customer_demographics": r"\w+_cdemo_sk",
+    "household_demographics": r"\w+_hdemo_sk",
+}
+"""Dimensions of which only what is referred to is taken, and the columns that refer to them."""
+_KEPT_YEARS: Final = (1998, 2003)
+"""All dates of these years are taken."""
+_HASH: Final = 2_654_435_761
+
+
+class Corpus(NamedTuple):
+    """The queries' tables, and those whose values are sharpened."""
+
+    name: str
+    tables: Mapping[str, Schema]
+    sharpened: tuple[str, ...] = ()
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A view's text; `shape` says in a line what it is."""
+
+    corpus: str
+    name: str
+    shape: str
+    sql: str
+
+
+CORPORA: Final = {
+    corpus.name: corpus
+    for corpus in (
+        Corpus("tpch", TPCH, ("part",)),
+        Corpus(
+            "nexmark",
+            {"person": nexmark.PERSON, "auction": nexmark.AUCTION, "bid": nexmark.BID},
+        ),
+        Corpus(
+            "tpcds",
+            TPCDS,
+            (
+                "call_center", "customer", "customer_address", "customer_demographics",
+                "household_demographics", "item", "promotion", "reason", "store", "web_page",
+                "web_site",
+            ),
+        ),
+    )
+}  # fmt: skip
+"""By name."""
+
+
+def read_queries(folder: Path, corpus: str) -> list[Query]:
+    """Return the queries of ``folder/corpus/*.sql`` in order."""
+    found = []
+    for path in sorted((folder / corpus).glob("*.sql")):
+        head, _, sql = path.read_text().partition("\n")
+        if not head.startswith("-- "):
+            raise InvalidUsage(f"{path}: the first line must say what shape the query is")
+        found.append(Query(corpus, path.stem, head[3:], sql.strip()))
+    return found
+
+
+def tables_of(query: Query) -> dict[str, Schema]:
+    """Return the tables whose names stand in a query."""
+    words = set(re.findall(r"\w+", query.sql.lower()))
+    return {n: s for n, s in CORPORA[query.corpus].tables.items() if n in words}
+
+
+def make_tables(
+    corpus: str, scale: float, seed: int, scratch: Path, queries: Iterable[Query] = ()
+) -> dict[str, pa.Table]:
+    """Return the rows of all tables in the types of their schemas; blocking.
+
+    Args:
+        corpus: Its name in `CORPORA`.
+        scale: The benchmark's scale factor; 1 is a gigabyte, or ten million events of NEXMark.
+        seed: Of NEXMark's rows, and of what is sharpened.
+        scratch: An existing folder for the generator's files.
+        queries: Those for which the tables are sharpened.
+
+    Raises:
+        InvalidUsage: The generator is not installed, or the scale is not one that it makes.
+    """
+    match corpus:
+        case "tpch":
+            tables = _generated("tpchgen-cli", [], TPCH, scale, scratch)
+        case "tpcds":
+            least = max(scale, TPCDS_SCALE_MIN)
+            tables = _generated("tpcgen-cli", ["tpcds"], TPCDS, least, scratch)
+            if scale < TPCDS_SCALE_MIN:
+                tables = _share(tables, scale / TPCDS_SCALE_MIN)
+        case _:
+            tables = _nexmark(int(scale * NEXMARK_EVENTS), seed)
+    literals = asked_literals(query.sql for query in queries)
+    for name in CORPORA[corpus].sharpened if literals else ():
+        tables[name] = sharpened(tables[name], CORPORA[corpus].tables[name], literals, seed)
+    return tables
+
+
+def _generated(
+    tool: str, words: list[str], schemas: Mapping[str, Schema], scale: float, scratch: Path
+) -> dict[str, pa.Table]:
+    beside = Path(sys.executable).parent / tool
+    found = str(beside) if beside.is_file() else shutil.which(tool)
+    if found is None:
+        raise InvalidUsage(f"{tool} is not installed: pip install {tool}")
+    folder = scratch / f"{tool}-{scale}"
+    command = [found, *words, "parquet", "-s", repr(scale), "--output-dir", str(folder)]
+    made = subprocess.run(command, capture_output=True, check=False)
+    if made.returncode:
+        raise InvalidUsage(f"{tool} failed: {made.stderr.decode(errors='replace')[-500:]}")
+    tables = {}
+    for name, schema in schemas.items():
+        rows = pq.read_table(folder / f"{name}.parquet").select(schema.names)
+        tables[name] = rows.cast(schema.arrow())
+    shutil.rmtree(folder)
+    return tables
+
+
+def _nexmark(events: int, seed: int) -> dict[str, pa.Table]:
+    series = nexmark.Nexmark(nexmark.NexmarkConfig(seed=seed, event_rate=NEXMARK_RATE))
+    found: dict[str, list[pa.Table]] = {name: [] for name in CORPORA["nexmark"].tables}
+    for rows in series.contents(events, frozenset(found)):
+        found[rows.export].append(rows.updates)
+    return {
+        name: pa.concat_tables(rows).select(CORPORA["nexmark"].tables[name].names).combine_chunks()
+        for name, rows in found.items()
+    }
+
+
+# -- a share of TPC-DS ----------------------------------------------------------------------------
+
+
+def _share(tables: Mapping[str, pa.Table], share: float) -> dict[str, pa.Table]:
+    """Take a share of the facts, and of the large dimensions what they refer to."""
+    taken = dict(tables)
+    for name, column in _SHARED_BY.items():
+        numbers = tables[name][column].to_numpy().astype(np.uint64)
+        drawn = numbers * np.uint64(_HASH) % np.uint64(1 << 32)
+        taken[name] = tables[name].filter(pa.array(drawn < np.uint64(int(share * (1 << 32)))))
+    for name, refers in _REFERRED.items():
+        key = tables[name].schema.names[0]
+        values = [
+            column
+            for other, rows in taken.items()
+            for word, column in zip(rows.schema.names, rows.columns, strict=True)
+            if other not in _REFERRED and re.fullmatch(refers, word)
+        ]
+        wanted = pa.chunked_array([chunk for column in values for chunk in column.chunks])
+        kept = pc.is_in(tables[name][key], value_set=pc.unique(wanted))
+        if name == "date_dim":
+            year = tables[name]["d_year"]
+            first, last = _KEPT_YEARS
+            kept = pc.or_(kept, pc.and_(pc.greater_equal(year, first), pc.less_equal(year, last)))
+        taken[name] = tables[name].filter(kept)
+    return taken
+
+
+# -- values that the queries ask for --------------------------------------------------------------
+
+_NUMBER: Final = r"-?\d+(?:\.\d+)?"
+_EQUALS: Final = re.compile(rf"(\w+)\s*=\s*('[^']*'|{_NUMBER})")
+_IN: Final = re.compile(r"(\w+)\s+in\s*\(([^()]*)\)")
+_BETWEEN: Final = re.compile(rf"(\w+)\s+between\s+({_NUMBER})\s+and\s+({_NUMBER})")
+_LITERAL: Final = re.compile(rf"'[^']*'|{_NUMBER}")
+
+
+def asked_literals(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the literals with which texts compare each name, each once.
+
+    >>> asked_literals(["a = 1 and b in ('x', 'y') and a between 3 and 9"])
+    {'a': ['1', '3', '9'], 'b': ["'x'", "'y'"]}
+    """
+    found: dict[str, dict[str, None]] = {}
+    for text in texts:
+        for form in (_EQUALS, _IN, _BETWEEN):
+            for each in form.finditer(text):
+                literals = _LITERAL.findall(" ".join(each.groups()[1:]))
+                found.setdefault(each[1], {}).update(dict.fromkeys(literals))
+    return {name: list(literals) for name, literals in found.items()}
+
+
+def _values(literals: Iterable[str], column: Column) -> list[Any]:
+    """The literals that are values of a column."""
+    if column.type == "string":
+        return [literal[1:-1] for literal in literals if literal[0] == "'"]
+    numbers = [literal for literal in literals if literal[0] != "'"]
+    if column.type in ("int", "bigint"):
+        return [int(literal) for literal in numbers if "." not in literal]
+    if column.type.startswith("decimal"):
+        return [Decimal(literal) for literal in numbers]
+    return []
+
+
+def sharpened(
+    rows: pa.Table, schema: Schema, literals: Mapping[str, Sequence[str]], seed: int
+) -> pa.Table:
+    """Set every other value of each column that texts filter by to one that they ask for."""
+    random = np.random.default_rng([seed, *schema.names[0].encode()])
+    for index, column in enumerate(schema.columns):
+        values = _values(literals.get(column.name, ()), column)
+        if column.name in schema.key or not values:
+            continue
+        order = random.permutation(rows.num_rows)
+        asked = pa.array(values).cast(arrow_type(column.type))
+        drawn = asked.take(pa.array(random.integers(0, len(values), rows.num_rows)))
+        made = pc.if_else(pa.array(order % 2 == 0), drawn, rows[column.name].combine_chunks())
+        rows = rows.set_column(index, rows.schema.field(index), made)
+    return rows

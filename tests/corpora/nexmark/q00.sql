@@ -1,0 +1,2 @@
+-- Pass-through.
+select auction, bidder, price, dateTime, extra from bid

@@ -1,0 +1,2 @@
+-- Bids for some auctions: a filter.
+select auction, price from bid where auction % 123 = 0

@@ -1,0 +1,7 @@
+-- Bids beside a bounded side input, made in place.
+with side as (
+  select id as key, concat('value-', id) as value from range(0, 10000)
+)
+select b.auction, b.bidder, b.price, b.dateTime, side.value
+from bid as b
+join side on side.key = b.auction % 10000

@@ -1,0 +1,56 @@
+-- Customers whose catalog grows faster than stores and web: a union that is read six times.
+with yearly as (
+  select
+    c_customer_id as id, c_first_name as first_name, c_last_name as last_name,
+    c_preferred_cust_flag as preferred, c_birth_country as country, c_login as login,
+    c_email_address as email, d_year as year, 's' as channel,
+    sum((ss_ext_list_price - ss_ext_wholesale_cost - ss_ext_discount_amt + ss_ext_sales_price) / 2)
+      as total
+  from customer
+  join store_sales on ss_customer_sk = c_customer_sk
+  join date_dim on d_date_sk = ss_sold_date_sk
+  group by
+    c_customer_id, c_first_name, c_last_name, c_preferred_cust_flag, c_birth_country, c_login,
+    c_email_address, d_year
+  union all
+  select
+    c_customer_id, c_first_name, c_last_name, c_preferred_cust_flag, c_birth_country, c_login,
+    c_email_address, d_year, 'c',
+    sum((cs_ext_list_price - cs_ext_wholesale_cost - cs_ext_discount_amt + cs_ext_sales_price) / 2)
+  from customer
+  join catalog_sales on cs_bill_customer_sk = c_customer_sk
+  join date_dim on d_date_sk = cs_sold_date_sk
+  group by
+    c_customer_id, c_first_name, c_last_name, c_preferred_cust_flag, c_birth_country, c_login,
+    c_email_address, d_year
+  union all
+  select
+    c_customer_id, c_first_name, c_last_name, c_preferred_cust_flag, c_birth_country, c_login,
+    c_email_address, d_year, 'w',
+    sum((ws_ext_list_price - ws_ext_wholesale_cost - ws_ext_discount_amt + ws_ext_sales_price) / 2)
+  from customer
+  join web_sales on ws_bill_customer_sk = c_customer_sk
+  join date_dim on d_date_sk = ws_sold_date_sk
+  group by
+    c_customer_id, c_first_name, c_last_name, c_preferred_cust_flag, c_birth_country, c_login,
+    c_email_address, d_year
+)
+select s2.id, s2.first_name, s2.last_name, s2.preferred
+from yearly as s1
+join yearly as s2 on s2.id = s1.id
+join yearly as c1 on c1.id = s1.id
+join yearly as c2 on c2.id = s1.id
+join yearly as w1 on w1.id = s1.id
+join yearly as w2 on w2.id = s1.id
+where s1.channel = 's' and s1.year = 2001 and s1.total > 0
+  and s2.channel = 's' and s2.year = 2001 + 1
+  and c1.channel = 'c' and c1.year = 2001 and c1.total > 0
+  and c2.channel = 'c' and c2.year = 2001 + 1
+  and w1.channel = 'w' and w1.year = 2001 and w1.total > 0
+  and w2.channel = 'w' and w2.year = 2001 + 1
+  and case when c1.total > 0 then c2.total / c1.total end
+    > case when s1.total > 0 then s2.total / s1.total end
+  and case when c1.total > 0 then c2.total / c1.total end
+    > case when w1.total > 0 then w2.total / w1.total end
+order by s2.id, s2.first_name, s2.last_name, s2.preferred
+limit 100

@@ -1,0 +1,24 @@
+-- Profit of what is bought, returned and bought again by catalog.
+select
+  i_item_id, i_item_desc, s_store_id, s_store_name,
+  sum(ss_net_profit) as store_sales_profit,
+  sum(sr_net_loss) as store_returns_loss,
+  sum(cs_net_profit) as catalog_sales_profit
+from store_sales
+join store_returns
+  on sr_customer_sk = ss_customer_sk and sr_item_sk = ss_item_sk
+  and sr_ticket_number = ss_ticket_number
+join catalog_sales on cs_bill_customer_sk = sr_customer_sk and cs_item_sk = sr_item_sk
+join date_dim as sold on sold.d_date_sk = ss_sold_date_sk
+join date_dim as returned on returned.d_date_sk = sr_returned_date_sk
+join date_dim as again on again.d_date_sk = cs_sold_date_sk
+join store on s_store_sk = ss_store_sk
+join item on i_item_sk = ss_item_sk
+where sold.d_moy = 4 and sold.d_year = 2001
+  and returned.d_moy between 4 and 10 and returned.d_year = 2001
+  and again.d_moy between 4 and 10 and again.d_year = 2001
+group by i_item_id, i_item_desc, s_store_id, s_store_name
+order by
+  i_item_id, i_item_desc, s_store_id, s_store_name, store_sales_profit, store_returns_loss,
+  catalog_sales_profit
+limit 100

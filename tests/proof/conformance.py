@@ -1,0 +1,97 @@
+"""The queries of TPC-H, NEXMark and TPC-DS as views, each judged by plain Spark.
+
+    python tests/proof/conformance.py [--corpus tpch] [--only q01,q14a] [--scale 0.001]
+        [--changes 100] [--seed 0] [--growth] [--json F] [--write docs/conformance.md]
+
+Prints a line a query and a summary; exit status 1 when one of them is wrong. With ``--growth``
+each is judged at ten times the data, too, and ``--write`` tells the rows read at both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from actors.kernel import System
+from actors.settings import Settings
+from actors.testing.check_views import for_short_lives, place_on_spark
+from actors.testing.conformance import (
+    Judgement,
+    judge_corpus,
+    judged_wrong,
+    summary,
+    write_page,
+)
+from actors.testing.corpora import CORPORA, Query, read_queries
+
+FOLDER = Path(__file__).resolve().parent.parent / "corpora"
+GROWTH = 10
+SCALE = 0.001
+
+
+def chosen(corpora: list[str], only: str) -> list[list[Query]]:
+    """Return the queries that were asked for, a list a corpus."""
+    names = set(filter(None, only.split(",")))
+    found = []
+    for corpus in corpora or CORPORA:
+        queries = [q for q in read_queries(FOLDER, corpus) if not names or q.name in names]
+        if queries:
+            found.append(queries)
+    return found
+
+
+async def run(given: argparse.Namespace) -> list[Judgement]:
+    """Judge the queries on one engine."""
+    corpora = chosen(given.corpus, given.only)
+    total = sum(len(queries) for queries in corpora)
+    started, done = time.monotonic(), 0
+
+    def show(judged: Judgement) -> None:
+        nonlocal done
+        done += 1
+        seconds = time.monotonic() - started
+        print(f"[{done}/{total} {seconds:.0f} s] {judged.line()}"[:2_000], flush=True)
+
+    found: list[Judgement] = []
+    scales = [given.scale, given.scale * GROWTH] if given.growth else [given.scale]
+    with tempfile.TemporaryDirectory(prefix="penstock-conformance-") as folder:
+        async with System(seed=given.seed) as system:
+            place = place_on_spark(system, for_short_lives(Settings()), Path(folder))
+            for queries in corpora:
+                found += await judge_corpus(queries, place, scales, given.changes, given.seed, show)
+    return found
+
+
+def main() -> int:
+    """Run the campaign; 0 when all is well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--corpus", action="append", default=[], choices=sorted(CORPORA))
+    parser.add_argument("--only", default="", help="names of queries, with commas between them")
+    parser.add_argument("--scale", type=float, default=SCALE)
+    parser.add_argument("--changes", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", type=Path)
+    given = parser.parse_args()
+    found = anyio.run(run, given)
+    print(summary(found))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    if given.write is not None:
+        how = (
+            f"Scale {given.scale:g}, about {given.changes} changes a time over the tables of a "
+            f"query, seed {given.seed}. Last made: {summary(found)}."
+        )
+        given.write.write_text(write_page(found, how))
+    return 1 if judged_wrong(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

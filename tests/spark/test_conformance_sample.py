@@ -1,0 +1,55 @@
+"""A sample of the public corpora's queries, most shapes among them; `make proof` judges all."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import anyio
+import pytest
+
+from actors.kernel import System
+from actors.settings import Settings
+from actors.testing.check_views import for_short_lives, place_on_spark
+from actors.testing.conformance import Conformance, Judgement, judged_wrong
+from actors.testing.corpora import make_tables, read_queries
+
+FOLDER = Path(__file__).parent.parent / "corpora"
+SAMPLE = {
+    # sums; a correlated minimum; EXISTS; an outer join counted; a scalar maximum; NOT IN;
+    # EXISTS and NOT EXISTS with an inequality
+    "tpch": ("q01", "q02", "q04", "q13", "q15", "q16", "q21"),
+    # hopping windows; a frame of rows; sessions; a table function; distinct counts with filters;
+    # the first ten of a partition; a join
+    "nexmark": ("q05", "q06", "q11", "q13", "q15", "q19", "q20"),
+    # EXISTS OR EXISTS; a window over sums; one-row tables; a rank over ROLLUP; INTERSECT; a
+    # correlated count; ranks without a partition; ROLLUP over a cross join; EXCEPT; an outer join
+    # below a filter; a full join
+    "tpcds": ("q10", "q12", "q28", "q36", "q38", "q41", "q44", "q77", "q87", "q93", "q97"),
+}
+SCALES = {"tpch": 0.001, "nexmark": 0.0002, "tpcds": 0.0005}
+CHANGES = 60
+
+
+async def judge_sample() -> list[Judgement]:
+    found: list[Judgement] = []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        async with System(seed=1) as system:
+            place = place_on_spark(system, for_short_lives(Settings()), scratch)
+            for corpus, names in SAMPLE.items():
+                queries = [query for query in read_queries(FOLDER, corpus) if query.name in names]
+                assert len(queries) == len(names)
+                tables = make_tables(corpus, SCALES[corpus], 1, scratch, queries)
+                over = Conformance(corpus, tables, place, CHANGES, 1)
+                found += await over.judge(queries, empties=False)
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_sample_of_the_public_corpora_is_exact() -> None:
+    found = anyio.run(judge_sample)
+    assert len(found) == sum(len(names) for names in SAMPLE.values())
+    assert not judged_wrong(found), [each.line() for each in judged_wrong(found)]
+    assert not [each.line() for each in found if each.verdict == "refused"]
