@@ -74,11 +74,16 @@ def declared_json(schema: Schema) -> str:
 @lru_cache(maxsize=1)
 def plan_inspector(gateway: Any) -> Any:
     """Return what looks at Catalyst's trees inside the JVM of a gateway: compiled there, once."""
+    return compiled_java(gateway, _INSPECTOR)
+
+
+def compiled_java(gateway: Any, source: Path) -> Any:
+    """Return an instance of the class in a Java file, compiled inside the JVM of a gateway."""
     jvm = gateway.jvm
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
-    compiler.cook(_INSPECTOR.read_text())
-    kind = compiler.getClassLoader().loadClass(_INSPECTOR.stem)
+    compiler.cook(source.read_text())
+    kind = compiler.getClassLoader().loadClass(source.stem)
     made = kind.getDeclaredConstructor(gateway.new_array(jvm.Class, 0))
     return made.newInstance(gateway.new_array(jvm.Object, 0))
 

@@ -1,0 +1,238 @@
+"""Catalyst expressions as Spark SQL text that Spark analyses to the same expression again.
+
+The text reads columns by the names that the caller gives to their ids. What is not surely
+written so is refused with `NotRendered`; nothing is written as something similar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from actors.catalyst.aggregate_calls import AGGREGATE_FORMS
+from actors.catalyst.function_calls import (
+    TRY_NAMES,
+    FunctionNames,
+    check_mode,
+    check_settings,
+    evaluation_mode,
+)
+from actors.catalyst.literals import NotRendered, literal_text
+from actors.catalyst.plan_tree import TreeNode, attribute_ids
+from actors.catalyst.special_forms import SPECIAL_FORMS, SpecialForm
+
+DEPTH_MAX: Final = 120
+"""Calls within calls. Each is some frames here, and many more in Spark's parser."""
+
+_FORMS: Final[dict[str, SpecialForm]] = {**SPECIAL_FORMS, **AGGREGATE_FORMS}
+_OPERATORS: Final = {
+    "And": "AND",
+    "BitwiseAnd": "&",
+    "BitwiseOr": "|",
+    "BitwiseXor": "^",
+    "DateAddInterval": "+",
+    "DateAddYMInterval": "+",
+    "DivideDTInterval": "/",
+    "DivideYMInterval": "/",
+    "EqualNullSafe": "<=>",
+    "EqualTo": "=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "MultiplyDTInterval": "*",
+    "MultiplyYMInterval": "*",
+    "Or": "OR",
+    "RLike": "RLIKE",
+    "SubtractDates": "-",
+    "SubtractTimestamps": "-",
+    "TimeAddInterval": "+",
+    "TimestampAddInterval": "+",
+    "TimestampAddYMInterval": "+",
+}
+_ARITHMETIC: Final = {
+    "Add": "+",
+    "Divide": "/",
+    "IntegralDivide": "div",
+    "Multiply": "*",
+    "Remainder": "%",
+    "Subtract": "-",
+}
+_PREFIXES: Final = {"BitwiseNot": "~ ", "Not": "NOT ", "UnaryMinus": "- ", "UnaryPositive": "+ "}
+_SUFFIXES: Final = {"IsNotNull": " IS NOT NULL", "IsNull": " IS NULL"}
+_CHAINS: Final = {
+    "Add": "sum",
+    "BitwiseAnd": "&",
+    "BitwiseOr": "|",
+    "BitwiseXor": "^",
+    "Concat": "sum",
+    "Divide": "product",
+    "IntegralDivide": "product",
+    "Multiply": "product",
+    "Remainder": "product",
+    "Subtract": "sum",
+}
+"""Operators of one precedence: ``((a + b) - c)`` is ``a + b - c``."""
+
+
+class ExpressionWriter:
+    """Writes expressions over columns that `column` names by their ids.
+
+    `subqueries` names the columns that scalar subqueries have become, by the subqueries' ids; one
+    that is not in it is refused. `ansi` and `raw_strings` are the session's settings
+    ``spark.sql.ansi.enabled`` and ``spark.sql.parser.escapedStringLiterals``.
+    """
+
+    def __init__(
+        self,
+        functions: FunctionNames,
+        column: Callable[[int], str],
+        *,
+        ansi: bool = True,
+        raw_strings: bool = False,
+    ) -> None:
+        self.functions = functions
+        self.ansi = ansi
+        self.raw_strings = raw_strings
+        self.subqueries: dict[int, str] = {}
+        self._column = column
+        self._commons: dict[int, TreeNode] = {}
+        self._depth = 0
+
+    def write(self, node: TreeNode) -> str:
+        """Return the text of an expression. Raises `NotRendered` with the reason."""
+        if self._depth >= DEPTH_MAX:
+            raise NotRendered(f"an expression nested deeper than {DEPTH_MAX}")
+        self._depth += 1
+        try:
+            return self._write(node)
+        finally:
+            self._depth -= 1
+
+    def many(self, nodes: Iterable[TreeNode]) -> str:
+        """Return the texts of several, with commas between."""
+        return ", ".join(self.write(node) for node in nodes)
+
+    def reads(self, node: TreeNode) -> frozenset[str]:
+        """Return the names of the columns that an expression reads."""
+        return frozenset(self._column(found) for found in attribute_ids(node))
+
+    def call(self, node: TreeNode, *, before: str = "", behind: str = "") -> str:
+        """Return a function's call on all children of its expression."""
+        if evaluation_mode(node) == "TRY":
+            name = TRY_NAMES.get(node.name)
+        else:
+            check_mode(node, ansi=self.ansi)
+            name = self.functions.name_of(node.name)
+        if name is None:
+            raise NotRendered(f"the expression {node.name}")
+        check_settings(node)
+        return f"{name}({before}{self.many(node.children)}{behind})"
+
+    def _write(self, node: TreeNode) -> str:
+        name = node.name
+        if name == "AttributeReference":
+            return self._column(node.fields["exprId"])
+        if name == "Literal":
+            return literal_text(node, raw=self.raw_strings)
+        if node.fields.get("stale"):
+            return self._replacement(node)
+        if name in ("And", "Or"):
+            return self._logical(node)
+        if self._is_link(node):
+            return self._chain(node)
+        form = _FORMS.get(name)
+        if form is not None:
+            return form(self, node)
+        if name in _OPERATORS:
+            check_settings(node, ("legacyInterval",) if name.startswith("Subtract") else ())
+            left, right = (self.write(child) for child in node.children)
+            return f"({left} {_OPERATORS[name]} {right})"
+        if name in _PREFIXES:
+            check_mode(node, ansi=self.ansi)
+            return f"({_PREFIXES[name]}{self.write(node.children[0])})"
+        if name in _SUFFIXES:
+            return f"({self.write(node.children[0])}{_SUFFIXES[name]})"
+        return self._uncommon(node)
+
+    def _uncommon(self, node: TreeNode) -> str:
+        if node.name == "With":
+            return self._with(node)
+        if node.name == "CommonExpressionRef":
+            return self.write(self._commons[_common_id(node)])
+        if node.name == "ScalarSubquery":
+            column = self.subqueries.get(node.fields["exprId"])
+            if column is None:
+                raise NotRendered("a scalar subquery here")
+            return column
+        return self.call(node)
+
+    def _logical(self, node: TreeNode) -> str:
+        """Write a chain of ANDs or of ORs flat, however its operands are nested: Spark evaluates
+        and compares them in this order anyway, and its parser makes a balanced tree."""
+        operands: list[TreeNode] = []
+        waiting = [node]
+        while waiting:
+            found = waiting.pop()
+            if found.name == node.name:
+                waiting.extend(reversed(found.children))
+            else:
+                operands.append(found)
+        word = f" {_OPERATORS[node.name]} "
+        return f"({word.join(self.write(operand) for operand in operands)})"
+
+    def _is_link(self, node: TreeNode) -> bool:
+        """Return whether a node is written as an operator of a chain."""
+        if node.name not in _CHAINS or len(node.children) != 2:
+            return False
+        mode = evaluation_mode(node)
+        return mode is None or mode == ("ANSI" if self.ansi else "LEGACY")
+
+    def _chain(self, node: TreeNode) -> str:
+        """Write a left-deep chain of operators without parentheses within: Spark's parser allows
+        few levels of them."""
+        parts: list[str] = []
+        precedence = _CHAINS[node.name]
+        while self._is_link(node) and _CHAINS[node.name] == precedence:
+            left, right = node.children
+            operator = _ARITHMETIC.get(node.name) or _OPERATORS.get(node.name, "||")
+            parts.append(f" {operator} {self.write(right)}")
+            node = left
+        parts.append(self.write(node))
+        return f"({''.join(reversed(parts))})"
+
+    def _replacement(self, node: TreeNode) -> str:
+        """Write a replaceable function whose parameters are stale: what replaces it."""
+        made = node.children[0]
+        parameters = _parameters(node.name, made)
+        if parameters is None:
+            return self.write(made)
+        return self.write(TreeNode(node.full_name, {}, parameters))
+
+    def _with(self, node: TreeNode) -> str:
+        body, *definitions = node.children
+        for definition in definitions:
+            self._commons[_common_id(definition)] = definition.children[0]
+        return self.write(body)
+
+
+def _common_id(node: TreeNode) -> int:
+    return int(node.fields["id"]["id"])
+
+
+def _parameters(name: str, made: TreeNode) -> list[TreeNode] | None:
+    """Return the parameters of a replaceable function as its replacement has them now; None for
+    a function whose replacement can be written as it stands."""
+    if made.name != "With":
+        return None
+    body, *definitions = made.children
+    if len(definitions) != 1 or len(body.children) < 2:
+        return None
+    value = definitions[0].children[0]
+    if name == "Between":
+        low, high = body.children
+        if (low.name, high.name) == ("GreaterThanOrEqual", "LessThanOrEqual"):
+            return [value, low.children[1], high.children[1]]
+    if name == "NullIf" and body.name == "If" and body.children[0].name == "EqualTo":
+        return [value, body.children[0].children[1]]
+    return None

@@ -1,0 +1,179 @@
+"""Catalyst trees as Python nodes: the JSON that `PlanDump.java` writes, parsed.
+
+A dump is a flat list of nodes, each before its children. The parser keeps its own stack, so that
+a chain of a thousand ANDs is no recursion here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+_CHILDREN: Final = "num-children"
+_PRODUCT: Final = "product-class"
+_NO_FIELDS: Final = ("class", _CHILDREN)
+
+
+class PlanTreeRejected(Exception):
+    """Catalyst's tree is too large or too deep, or is no tree; the text says which."""
+
+
+class TreeNode:
+    """One node of a Catalyst tree, a plan or an expression.
+
+    `name` is the class without its package, `full_name` with it. `fields` are the arguments of
+    the case class by name: a node among the children is its index there, any other tree a
+    `TreeNode`, an expression id an integer, a type what Spark's JSON says. Beside them stand
+    `type`, `null` and `volatile`, which `PlanDump.java` adds, and `settings`: the names of
+    the fields that hold no node and are not empty.
+    """
+
+    __slots__ = ("children", "fields", "full_name", "name")
+
+    def __init__(
+        self, full_name: str, fields: dict[str, Any], children: list[TreeNode] | None = None
+    ) -> None:
+        self.full_name = full_name
+        self.name = simple_name(full_name)
+        self.fields = fields
+        self.children: list[TreeNode] = [] if children is None else children
+
+    def kid(self, field: str) -> TreeNode | None:
+        """Return the node that a field holds or points to; None where it holds none."""
+        if field in self.fields.get("settings", ()):
+            return None
+        return self._node(self.fields.get(field))
+
+    def kids(self, field: str) -> list[TreeNode]:
+        """Return the nodes that a field lists. Raises `PlanTreeRejected` for anything else."""
+        found = [self._node(value) for value in self.fields.get(field) or ()]
+        nodes = [node for node in found if node is not None]
+        if len(nodes) < len(found):
+            raise PlanTreeRejected(f"{self.name}.{field} is no list of nodes")
+        return nodes
+
+    def _node(self, value: object) -> TreeNode | None:
+        if isinstance(value, TreeNode):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self.children[value] if 0 <= value < len(self.children) else None
+        return None
+
+    def replaced(self, children: list[TreeNode]) -> TreeNode:
+        """Return the same node over other children."""
+        made = TreeNode.__new__(TreeNode)
+        made.full_name, made.name, made.fields = self.full_name, self.name, self.fields
+        made.children = children
+        return made
+
+    def __repr__(self) -> str:
+        return f"TreeNode({self.name}, {len(self.children)} children)"
+
+
+def simple_name(full_name: str) -> str:
+    """Return the name of a class, or of a Scala object, without what it stands in.
+
+    >>> simple_name("org.apache.spark.sql.catalyst.plans.Inner$")
+    'Inner'
+    >>> simple_name("org.apache.spark.sql.catalyst.expressions.Add")
+    'Add'
+    """
+    return full_name.rsplit(".", 1)[-1].rstrip("$").rsplit("$", 1)[-1]
+
+
+def parse_tree(encoded: bytes | str, *, nodes_max: int, depth_max: int) -> TreeNode:
+    """Return the tree that a dump holds.
+
+    Raises `PlanTreeRejected` when it has more than `nodes_max` nodes (those of trees within
+    fields counted), nests deeper than `depth_max`, or is no dump.
+    """
+    try:
+        decoded = msgspec.json.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise PlanTreeRejected(f"a dump that is no JSON: {error}") from None
+    if not _is_tree(decoded):
+        raise PlanTreeRejected("a dump that is no list of nodes")
+    return _TreeParser(nodes_max, depth_max).parse(decoded, 0)
+
+
+class _TreeParser:
+    def __init__(self, nodes_max: int, depth_max: int) -> None:
+        self._left = self._nodes_max = nodes_max
+        self._depth_max = depth_max
+
+    def parse(self, items: list[dict[str, Any]], depth: int) -> TreeNode:
+        self._left -= len(items)
+        if self._left < 0:
+            raise PlanTreeRejected(f"a plan of more than {self._nodes_max} nodes")
+        root: TreeNode | None = None
+        # Of each node that still lacks children: how many, and the depth of these.
+        open_nodes: list[tuple[TreeNode, int, int]] = []
+        for item in items:
+            parent = None
+            at = depth
+            if open_nodes:
+                parent, lacking, at = open_nodes.pop()
+                if lacking > 1:
+                    open_nodes.append((parent, lacking - 1, at))
+            node = TreeNode(item["class"], self._fields(item, at))
+            if parent is not None:
+                parent.children.append(node)
+            elif root is None:
+                root = node
+            else:
+                raise PlanTreeRejected("a dump with nodes behind its tree")
+            if item[_CHILDREN]:
+                open_nodes.append((node, item[_CHILDREN], at + 1))
+        if root is None or open_nodes:
+            raise PlanTreeRejected("a dump that ends within its tree")
+        return root
+
+    def _fields(self, item: dict[str, Any], depth: int) -> dict[str, Any]:
+        if depth > self._depth_max:
+            raise PlanTreeRejected(f"a plan nested deeper than {self._depth_max}")
+        return {
+            key: self._value(value, depth) if type(value) in (list, dict) else value
+            for key, value in item.items()
+            if key not in _NO_FIELDS
+        }
+
+    def _value(self, value: Any, depth: int) -> Any:
+        if type(value) is list:
+            if _is_tree(value):
+                return self.parse(value, depth + 1)
+            return [self._value(each, depth) for each in value]
+        if type(value) is not dict:
+            return value
+        if "object" in value:
+            return simple_name(value["object"])
+        if _PRODUCT in value:
+            made = {key: self._value(each, depth) for key, each in value.items()}
+            made[_PRODUCT] = simple_name(value[_PRODUCT])
+            return made
+        return value
+
+
+def _is_tree(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, dict) and _CHILDREN in item and "class" in item for item in value)
+    )
+
+
+def walk(node: TreeNode) -> Iterator[TreeNode]:
+    """Yield a node and all below it, parents first; not the trees within fields."""
+    waiting = [node]
+    while waiting:
+        found = waiting.pop()
+        yield found
+        waiting.extend(reversed(found.children))
+
+
+def attribute_ids(node: TreeNode) -> frozenset[int]:
+    """Return the ids of the columns that an expression reads."""
+    return frozenset(
+        found.fields["exprId"] for found in walk(node) if found.name == "AttributeReference"
+    )

@@ -1,0 +1,206 @@
+"""Expressions of Spark SQL written again by `ExpressionWriter`, and compared with the original.
+
+A program of its own (``python expression_lab.py FILE``), because it needs the inside of an
+engine. FILE holds JSON: for each setting of ANSI mode the expressions to write. Prints one JSON
+line: by function or expression, what was not rendered, and what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from actors.catalyst.expressions import ExpressionWriter
+from actors.catalyst.literals import NotRendered, quote_name
+from actors.catalyst.plan_tree import TreeNode, parse_tree, walk
+from actors.catalyst.special_forms import type_of
+from actors.spark.bridge import plan_inspector
+from actors.spark.function_names import function_names, plan_dump
+
+CHARACTERS_MAX = 10_000_000
+BATCH = 60
+COLUMNS = """
+    i int, j int, l bigint, h smallint, y tinyint, f float, d double, c decimal(10,2),
+    e decimal(38,18), s string, u string, b boolean, p boolean, x binary, t date, at timestamp,
+    n timestamp_ntz, ym interval year to month, dt interval day to second, ci interval,
+    a array<int>, sa array<string>, m map<string,int>, r struct<k:int,v:string>,
+    ra array<struct<k:int,v:string>>, aa array<array<int>>, v variant
+"""
+BEHIND = re.compile(r"\bFROM\b(?![^(]*\))", re.IGNORECASE)
+
+
+class ExpressionLab:
+    """One session, with one empty table `cols` of a column of each type."""
+
+    def __init__(self, session: SparkSession, ansi: bool) -> None:
+        self.session = session
+        self.ansi = ansi
+        session.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
+        gateway = session._sc._gateway
+        self.dump = plan_dump(gateway)
+        self.inspector = plan_inspector(gateway)
+        self.functions = function_names(session)
+        rows = session.sparkContext.emptyRDD()
+        session.createDataFrame(rows, COLUMNS).createOrReplaceTempView("cols")
+
+    def analyzed(self, text: str) -> Any:
+        return self.session._jsparkSession.sql(text).queryExecution().analyzed()
+
+    def tree(self, plan: Any) -> TreeNode:
+        dumped = self.dump.dump(plan, CHARACTERS_MAX)
+        return parse_tree(dumped, nodes_max=100_000, depth_max=5_000)
+
+    def written(self, text: str) -> tuple[list[str], Any]:
+        """Return the text of each expression of a SELECT, and the plan of the SELECT."""
+        plan = self.analyzed(text)
+        tree = self.tree(plan)
+        names: dict[int, str] = {}
+        for node in walk(tree):
+            for output in node.fields.get("output") or ():
+                names[output.fields["exprId"]] = quote_name(output.fields["name"])
+        writer = ExpressionWriter(self.functions, names.__getitem__, ansi=self.ansi)
+        found: list[str] = []
+        for expression in expressions_of(tree):
+            found.append(writer.write(expression))
+        return found, plan
+
+    def difference(self, plan: Any, texts: Sequence[str], behind: str) -> str:
+        listed = ", ".join(f"{text} AS x{at}" for at, text in enumerate(texts))
+        try:
+            again = self.analyzed(f"SELECT {listed} {behind}")
+        except PySparkException as error:
+            return str(error)[:300]
+        return str(self.inspector.difference(plan, again))
+
+    def check(self, select: str, behind: str) -> str:
+        """Return "" for one that is rendered, "-reason" for one that is not, else "!difference";
+        "?error" for one that Spark refuses."""
+        try:
+            texts, plan = self.written(f"SELECT {select} {behind}")
+        except NotRendered as refused:
+            return f"-{refused}"
+        except (KeyError, PySparkException) as error:
+            # Refused by Spark, or over columns that are no table's.
+            return f"?{str(error)[:150]}"
+        found = self.difference(plan, texts, behind)
+        return f"!{found} <<< {texts}" if found else ""
+
+    def check_all(self, selects: Sequence[str], behind: str) -> dict[str, str]:
+        """Check many in one SELECT; halves where not all of them are rendered the same."""
+        if not selects:
+            return {}
+        if len(selects) == 1:
+            return {selects[0]: self.check(selects[0], behind)}
+        listed = ", ".join(f"{select} AS x{at}" for at, select in enumerate(selects))
+        if self.check(listed, behind) == "":
+            return dict.fromkeys(selects, "")
+        half = len(selects) // 2
+        return {
+            **self.check_all(selects[:half], behind),
+            **self.check_all(selects[half:], behind),
+        }
+
+    def over_columns(self, expression: TreeNode) -> list[str]:
+        """Return texts of an expression with columns in the place of its literals."""
+        names: dict[int, str] = {}
+        columns = {json.dumps(kind): name for name, kind in self.column_types().items()}
+
+        def replaced(node: TreeNode, which: int | None, seen: list[int]) -> TreeNode:
+            if node.name == "Literal":
+                column = columns.get(json.dumps(type_of(node)))
+                seen.append(1)
+                if column is None or which is not None and len(seen) - 1 != which:
+                    return node
+                identity = 10_000_000 + len(names)
+                names[identity] = column
+                return TreeNode("x.AttributeReference", {"exprId": identity})
+            return node.replaced([replaced(child, which, seen) for child in node.children])
+
+        writer = ExpressionWriter(self.functions, names.__getitem__, ansi=self.ansi)
+        literals = sum(node.name == "Literal" for node in walk(expression))
+        wishes: list[int | None] = [None, *range(literals)] if literals > 1 else [None]
+        return [writer.write(replaced(expression, which, [])) for which in wishes[:5]]
+
+    def column_types(self) -> dict[str, Any]:
+        tree = self.tree(self.analyzed("SELECT * FROM cols"))
+        return {node.fields["name"]: type_of(node) for node in tree.kids("projectList")}
+
+
+def expressions_of(tree: TreeNode) -> list[TreeNode]:
+    """Return what a SELECT computes: its windows or generator where it has some."""
+    for node in walk(tree):
+        if node.name == "Window":
+            return node.kids("windowExpressions")
+        if node.name == "Generate":
+            generator = node.kid("generator")
+            return [] if generator is None else [generator]
+    if tree.name == "Aggregate":
+        return tree.kids("aggregateExpressions")
+    return tree.kids("projectList")
+
+
+def examples_of(lab: ExpressionLab, name: str) -> list[str]:
+    """Return the queries in a function's documentation."""
+    lines = lab.session.sql(f"DESCRIBE FUNCTION EXTENDED `{name}`").collect()
+    text = "\n".join(row[0] for row in lines)
+    return [found.strip() for found in re.findall(r"> (SELECT .*?);\n", text + "\n", re.DOTALL)]
+
+
+def split(query: str) -> tuple[str, str]:
+    """Return what a SELECT lists, and the rest from its FROM on."""
+    listed = query[len("SELECT ") :]
+    found = BEHIND.search(listed)
+    return (listed, "") if found is None else (listed[: found.start()], listed[found.start() :])
+
+
+def documented(lab: ExpressionLab) -> dict[str, list[str]]:
+    """Return, by function, the outcomes of its examples and of these over columns."""
+    outcomes: dict[str, list[str]] = {}
+    for name in sorted(lab.functions.all()):
+        found: list[str] = []
+        more: dict[str, None] = {}
+        for query in examples_of(lab, name)[:3]:
+            listed, behind = split(query)
+            outcome = lab.check(listed, behind)
+            found.append(outcome + (f" ({query})" if outcome else ""))
+            if outcome == "" and not behind:
+                tree = lab.tree(lab.analyzed(query))
+                for expression in expressions_of(tree):
+                    more.update(dict.fromkeys(lab.over_columns(expression)))
+        checked = lab.check_all(list(more), "FROM cols")
+        found += [f"{outcome} ({text})" if outcome else "" for text, outcome in checked.items()]
+        outcomes[name] = found
+    return outcomes
+
+
+def main() -> None:
+    """Reads what to do, and prints what came of it."""
+    wanted = json.loads(Path(sys.argv[1]).read_text())
+    session = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.session.timeZone", "Europe/Berlin")
+        .getOrCreate()
+    )
+    told: dict[str, Any] = {"listed": {}}
+    for ansi in (True, False):
+        lab = ExpressionLab(session, ansi)
+        outcomes = {}
+        for start in range(0, len(wanted["listed"]), BATCH):
+            outcomes.update(lab.check_all(wanted["listed"][start : start + BATCH], "FROM cols"))
+        told["listed"][str(ansi)] = outcomes
+        if ansi and wanted["documented"]:
+            told["documented"] = documented(lab)
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()
