@@ -223,7 +223,7 @@ public class PlanDump {
         out.append(type);
         writeName("null");
         out.append(nullable);
-      } catch (RuntimeException none) {
+      } catch (Exception none) {
         // Some have no type of their own (a list of a subquery, a sort order's frame).
       }
     }
@@ -272,7 +272,7 @@ public class PlanDump {
     writeName("sql");
     try {
       writeText(node.sql());
-    } catch (RuntimeException none) {
+    } catch (Exception none) {
       out.append("null");
     }
   }
