@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -36,6 +37,10 @@ COLUMNS = """
 BEHIND = re.compile(r"\bFROM\b(?![^(]*\))", re.IGNORECASE)
 
 
+class RefusedBySpark(Exception):
+    """Spark does not analyse a text."""
+
+
 class ExpressionLab:
     """One session, with one empty table `cols` of a column of each type."""
 
@@ -51,7 +56,10 @@ class ExpressionLab:
         session.createDataFrame(rows, COLUMNS).createOrReplaceTempView("cols")
 
     def analyzed(self, text: str) -> Any:
-        return self.session._jsparkSession.sql(text).queryExecution().analyzed()
+        try:
+            return self.session._jsparkSession.sql(text).queryExecution().analyzed()
+        except (PySparkException, Py4JJavaError) as error:
+            raise RefusedBySpark(str(error)[:300]) from None
 
     def tree(self, plan: Any) -> TreeNode:
         dumped = self.dump.dump(plan, CHARACTERS_MAX)
@@ -75,8 +83,8 @@ class ExpressionLab:
         listed = ", ".join(f"{text} AS x{at}" for at, text in enumerate(texts))
         try:
             again = self.analyzed(f"SELECT {listed} {behind}")
-        except PySparkException as error:
-            return str(error)[:300]
+        except RefusedBySpark as refused:
+            return str(refused)
         return str(self.inspector.difference(plan, again))
 
     def check(self, select: str, behind: str) -> str:
@@ -86,8 +94,8 @@ class ExpressionLab:
             texts, plan = self.written(f"SELECT {select} {behind}")
         except NotRendered as refused:
             return f"-{refused}"
-        except (KeyError, PySparkException) as error:
-            # Refused by Spark, or over columns that are no table's.
+        except (KeyError, RefusedBySpark) as error:
+            # Or over columns that are no table's.
             return f"?{str(error)[:150]}"
         found = self.difference(plan, texts, behind)
         return f"!{found} <<< {texts}" if found else ""
