@@ -85,19 +85,22 @@ class ExpressionLab:
             again = self.analyzed(f"SELECT {listed} {behind}")
         except RefusedBySpark as refused:
             return str(refused)
-        return str(self.inspector.difference(plan, again))
+        try:
+            return str(self.inspector.difference(plan, again))
+        except (PySparkException, Py4JJavaError) as error:
+            raise RefusedBySpark(f"computing constants: {str(error)[:200]}") from None
 
     def check(self, select: str, behind: str) -> str:
         """Return "" for one that is rendered, "-reason" for one that is not, else "!difference";
         "?error" for one that Spark refuses."""
         try:
             texts, plan = self.written(f"SELECT {select} {behind}")
+            found = self.difference(plan, texts, behind)
         except NotRendered as refused:
             return f"-{refused}"
         except (KeyError, RefusedBySpark) as error:
             # Or over columns that are no table's.
             return f"?{str(error)[:150]}"
-        found = self.difference(plan, texts, behind)
         return f"!{found} <<< {texts}" if found else ""
 
     def check_all(self, selects: Sequence[str], behind: str) -> dict[str, str]:
