@@ -8,6 +8,7 @@ line: by function or expression, what was not rendered, and what differs.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ COLUMNS = """
     a array<int>, sa array<string>, m map<string,int>, r struct<k:int,v:string>,
     ra array<struct<k:int,v:string>>, aa array<array<int>>, v variant
 """
+CLOCKS = frozenset(
+    "CurrentTimestamp CurrentDate CurDateExpressionBuilder Now LocalTimestamp CurrentTime".split()
+)
 BEHIND = re.compile(r"\bFROM\b(?![^(]*\))", re.IGNORECASE)
 
 
@@ -74,15 +78,18 @@ class ExpressionLab:
             for output in node.fields.get("output") or ():
                 names[output.fields["exprId"]] = quote_name(output.fields["name"])
         writer = ExpressionWriter(self.functions, names.__getitem__, ansi=self.ansi)
-        found: list[str] = []
-        for expression in expressions_of(tree):
-            found.append(writer.write(expression))
-        return found, plan
+        # What is computed below the root is written where it is used.
+        for node in reversed(list(walk(tree))):
+            if node is not tree and node.name in ("Project", "Window"):
+                listed = node.kids("projectList") + node.kids("windowExpressions")
+                for alias in listed:
+                    names.setdefault(alias.fields["exprId"], writer.write(alias))
+        return [writer.write(expression) for expression in expressions_of(tree)], plan
 
     def difference(self, plan: Any, texts: Sequence[str], behind: str) -> str:
-        listed = ", ".join(f"{text} AS x{at}" for at, text in enumerate(texts))
+        # Without names: a generator makes several columns.
         try:
-            again = self.analyzed(f"SELECT {listed} {behind}")
+            again = self.analyzed(f"SELECT {', '.join(texts)} {behind}")
         except RefusedBySpark as refused:
             return str(refused)
         try:
@@ -90,10 +97,21 @@ class ExpressionLab:
         except (PySparkException, Py4JJavaError) as error:
             raise RefusedBySpark(f"computing constants: {str(error)[:200]}") from None
 
+    def is_steady(self, plan: Any) -> bool:
+        """Return whether neither chance nor a clock is in a plan."""
+        return not any(
+            node.fields.get("volatile") or node.name in CLOCKS
+            for field in self.tree(plan).kids("projectList")
+            for node in walk(field)
+        )
+
     def check(self, select: str, behind: str) -> str:
         """Return "" for one that is rendered, "-reason" for one that is not, else "!difference";
-        "?error" for one that Spark refuses."""
+        "?error" for one that Spark refuses, "~" for what the clock or chance decides."""
         try:
+            plan = self.analyzed(f"SELECT {select} {behind}")
+            if not self.is_steady(plan):
+                return "~"
             texts, plan = self.written(f"SELECT {select} {behind}")
             found = self.difference(plan, texts, behind)
         except NotRendered as refused:
@@ -145,15 +163,15 @@ class ExpressionLab:
 
 
 def expressions_of(tree: TreeNode) -> list[TreeNode]:
-    """Return what a SELECT computes: its windows or generator where it has some."""
+    """Return what a SELECT computes: its generator where it has one."""
     for node in walk(tree):
-        if node.name == "Window":
-            return node.kids("windowExpressions")
         if node.name == "Generate":
             generator = node.kid("generator")
             return [] if generator is None else [generator]
     if tree.name == "Aggregate":
         return tree.kids("aggregateExpressions")
+    if tree.name != "Project":
+        raise RefusedBySpark(f"a {tree.name} is no plain SELECT")
     return tree.kids("projectList")
 
 
@@ -198,9 +216,11 @@ def main() -> None:
         SparkSession.builder.master("local[1]")
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")
+        .config("spark.sql.timeType.enabled", "true")
         .config("spark.sql.session.timeZone", "Europe/Berlin")
         .getOrCreate()
     )
+    logging.getLogger("SQLQueryContextLogger").disabled = True
     told: dict[str, Any] = {"listed": {}}
     for ansi in (True, False):
         lab = ExpressionLab(session, ansi)

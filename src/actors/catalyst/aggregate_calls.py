@@ -162,6 +162,7 @@ def _bound(writer: ExpressionText, node: TreeNode) -> str:
 
 
 _AGGREGATES: Final[dict[str, _AggregateForm]] = {
+    "AnyValue": _first_or_last("any_value"),
     "First": _first_or_last("first"),
     "HyperLogLogPlusPlus": _approximate_count,
     "Last": _first_or_last("last"),

@@ -23,6 +23,8 @@ from actors.catalyst.special_forms import SPECIAL_FORMS, SpecialForm
 
 DEPTH_MAX: Final = 120
 """Calls within calls. Each is some frames here, and many more in Spark's parser."""
+NESTED_LOGIC_MAX: Final = 16
+"""Operators of one chain of ANDs or ORs within each other, that are written so."""
 
 _FORMS: Final[dict[str, SpecialForm]] = {**SPECIAL_FORMS, **AGGREGATE_FORMS}
 _OPERATORS: Final = {
@@ -32,6 +34,7 @@ _OPERATORS: Final = {
     "BitwiseXor": "^",
     "DateAddInterval": "+",
     "DateAddYMInterval": "+",
+    "DatetimeSub": "-",
     "DivideDTInterval": "/",
     "DivideYMInterval": "/",
     "EqualNullSafe": "<=>",
@@ -47,7 +50,6 @@ _OPERATORS: Final = {
     "SubtractDates": "-",
     "SubtractTimestamps": "-",
     "TimeAddInterval": "+",
-    "TimestampAddInterval": "+",
     "TimestampAddYMInterval": "+",
 }
 _ARITHMETIC: Final = {
@@ -168,16 +170,20 @@ class ExpressionWriter:
         return self.call(node)
 
     def _logical(self, node: TreeNode) -> str:
-        """Write a chain of ANDs or of ORs flat, however its operands are nested: Spark evaluates
-        and compares them in this order anyway, and its parser makes a balanced tree."""
+        """Write a chain of ANDs or of ORs as it is nested, and one that is nested deep flat:
+        its value is the same, and Spark's parser makes a balanced tree of it."""
         operands: list[TreeNode] = []
-        waiting = [node]
+        waiting = [(node, 0)]
+        deepest = 0
         while waiting:
-            found = waiting.pop()
+            found, depth = waiting.pop()
             if found.name == node.name:
-                waiting.extend(reversed(found.children))
+                waiting.extend((child, depth + 1) for child in reversed(found.children))
             else:
                 operands.append(found)
+                deepest = max(deepest, depth)
+        if deepest <= NESTED_LOGIC_MAX:
+            operands = node.children
         word = f" {_OPERATORS[node.name]} "
         return f"({word.join(self.write(operand) for operand in operands)})"
 

@@ -27,8 +27,11 @@ _NAMES: Final = {
     "DatePart": "date_part",
     "StringLPad": "lpad",
     "StringRPad": "rpad",
-    "BinaryPad": "lpad",
+    "CounterDiffWithStartTime": "counter_diff",
+    "RoundCeil": "ceil",
+    "RoundFloor": "floor",
     "StringInstr": "instr",
+    "StringInstrWithOccurrence": "instr",
 }
 """Names that do not follow from the registry, by class."""
 TRY_NAMES: Final = {
@@ -53,8 +56,34 @@ _SET_BY_SPARK: Final = frozenset(
         "inputAggBufferOffset",
     }
 )
-_USUAL: Final[dict[tuple[str, str], Any]] = {}
-"""The value of a setting, by (class, field), that the function's plain call gives."""
+_USUAL: Final[dict[tuple[str, str], Any]] = {
+    ("ArrayExists", "followThreeValuedLogic"): True,
+    ("ArrayInsert", "legacyNegativeIndex"): False,
+    ("ArraySort", "allowNullComparisonResult"): False,
+    ("Base64", "chunkBase64"): True,
+    ("CollectList", "ignoreNulls"): True,
+    ("CollectSet", "ignoreNulls"): True,
+    ("CollectUnion", "ignoreNulls"): True,
+    ("CreateArray", "useStringTypeWhenEmpty"): False,
+    ("CreateMap", "useStringTypeWhenEmpty"): False,
+    ("Encode", "legacyCharsets"): False,
+    ("Encode", "legacyErrorAction"): False,
+    ("JsonToStructs", "variantAllowDuplicateKeys"): False,
+    ("Murmur3Hash", "seed"): 42,
+    ("PercentileDisc", "legacyCalculation"): False,
+    ("ToBinary", "nullOnInvalidFormat"): False,
+    # These two raise errors only as parts of other functions, whatever the session's mode.
+    ("UnBase64", "failOnError"): False,
+    ("Unhex", "failOnError"): False,
+    ("XxHash64", "seed"): 42,
+}
+"""The value of a setting, by (class, field), that the function's plain call gives. Many are what
+a setting for older behaviour is by default: with any other the view is not rendered."""
+_USUAL_EVERYWHERE: Final[dict[str, Any]] = {"nullOnDivideByZero": True}
+"""The same, for all classes with that field."""
+
+
+_NO_VALUE: Final = object()
 
 
 class FunctionNames:
@@ -126,7 +155,7 @@ def evaluation_mode(node: TreeNode) -> str | None:
     if isinstance(mode, str):
         return mode
     for field in ("failOnError", "ansiEnabled"):
-        if isinstance(fields.get(field), bool):
+        if (node.name, field) not in _USUAL and isinstance(fields.get(field), bool):
             return "ANSI" if fields[field] else "LEGACY"
     return None
 
@@ -142,9 +171,14 @@ def check_settings(node: TreeNode, told: Iterable[str] = ()) -> None:
     """Pass an expression whose settings follow from its call, or are in `told`: the text says
     them otherwise. Raises `NotRendered` naming another."""
     for field in node.fields.get("settings", ()):
-        if field in _MODES or field in _SET_BY_SPARK or field in told:
+        if (
+            field in _MODES
+            and (node.name, field) not in _USUAL
+            or field in _SET_BY_SPARK
+            or field in told
+        ):
             continue
         value = node.fields.get(field)
-        if (node.name, field) in _USUAL and _USUAL[node.name, field] == value:
+        if value == _USUAL.get((node.name, field), _USUAL_EVERYWHERE.get(field, _NO_VALUE)):
             continue
         raise NotRendered(f"{node.name} with {field} {str(value)[:40]}")

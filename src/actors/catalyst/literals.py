@@ -8,6 +8,7 @@ expression that is computed to it.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
@@ -20,6 +21,11 @@ _TYPE_NAMES: Final = {
     "short": "smallint",
     "byte": "tinyint",
 }
+_SIMPLE_TYPE: Final = re.compile(
+    r"(?:int|bigint|smallint|tinyint|float|double|boolean|string|binary|date|timestamp"
+    r"|timestamp_ntz|void|variant|interval(?: [a-z]+(?: to [a-z]+)?)?"
+    r"|(?:decimal|char|varchar|time)\(\d+(?:,\d+)?\))"
+)
 _INTEGER_SUFFIXES: Final = {"integer": "", "long": "L", "short": "S", "byte": "Y"}
 _EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 it counts, it is at no place
 _DAY_UNITS: Final = ("day", "hour", "minute", "second")
@@ -47,7 +53,10 @@ def type_text(kind: Any) -> str:
     'array<bigint>'
     """
     if isinstance(kind, str):
-        return _TYPE_NAMES.get(kind, kind)
+        name = _TYPE_NAMES.get(kind, kind)
+        if _SIMPLE_TYPE.fullmatch(name) is None:
+            raise NotRendered(f"the type {kind}")
+        return name
     match kind.get("type"):
         case "array":
             return f"array<{type_text(kind['elementType'])}>"
@@ -143,7 +152,9 @@ def _moment(value: str) -> str | None:
 def _timestamp(value: str) -> str:
     moment = _moment(value)
     # With a zone in the text: without, an hour that a clock shows twice has one reading only.
-    return f"timestamp_micros({_signed(value + 'L')})" if moment is None else f"TIMESTAMP'{moment}Z'"
+    return (
+        f"timestamp_micros({_signed(value + 'L')})" if moment is None else f"TIMESTAMP'{moment}Z'"
+    )
 
 
 def _timestamp_ntz(value: str) -> str:

@@ -28,13 +28,36 @@ def _child(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _cast(writer: ExpressionText, node: TreeNode) -> str:
+    child = node.children[0]
+    added = child.name in ("TimestampAddInterval", "DatetimeSub")
+    if added and type_of(child) == node.fields["dataType"]:
+        # Spark puts such a cast around a sum itself.
+        left, right = (writer.write(side) for side in _sides(child))
+        return f"({left} {'+' if child.name == 'TimestampAddInterval' else '-'} {right})"
     function = "CAST"
     if node.fields.get("evalMode") == "TRY":
         function = "TRY_CAST"
     else:
         check_mode(node, ansi=writer.ansi)
     target = type_text(node.fields["dataType"])
-    return f"{function}({writer.write(node.children[0])} AS {target})"
+    return f"{function}({writer.write(child)} AS {target})"
+
+
+def _sides(node: TreeNode) -> tuple[TreeNode, TreeNode]:
+    """Return a timestamp and what is added or subtracted."""
+    if node.fields.get("stale"):
+        start, interval = node.children[0].children
+        # A subtraction's replacement adds the negation.
+        return start, interval.children[0]
+    return node.children[0], node.children[1]
+
+
+def _timestamp_sum(writer: ExpressionText, node: TreeNode) -> str:
+    """Write what Spark puts no cast around: an interval of days or less added to a date."""
+    start, interval = node.children
+    if start.name == "Cast" and type_of(start.children[0]) == "date":
+        start = start.children[0]
+    return f"({writer.write(start)} + {writer.write(interval)})"
 
 
 def _case(writer: ExpressionText, node: TreeNode) -> str:
@@ -169,6 +192,66 @@ def _called(writer: ExpressionText, node: TreeNode, behind: str) -> str:
     return f"{name}({writer.write(node.children[0])}{behind})"
 
 
+def _flagged(field: str, plain: str, trying: str) -> SpecialForm:
+    """Write one of two functions, by a flag that is no matter of the session's mode."""
+
+    def write(writer: ExpressionText, node: TreeNode) -> str:
+        check_settings(node, (field, "targetType"))
+        name = plain if node.fields[field] else trying
+        kind = node.fields.get("targetType")
+        behind = "" if kind is None else f", '{type_text(kind)}'"
+        return f"{name}({writer.many(node.children)}{behind})"
+
+    return write
+
+
+def _session_flagged(plain: str, field: str = "failOnError") -> SpecialForm:
+    """Write a function, or its try_ form where a session in ANSI mode has the other flag; with
+    the kind of timestamp that it makes."""
+
+    def write(writer: ExpressionText, node: TreeNode) -> str:
+        check_settings(node, ("dataType",))
+        trying = writer.ansi and not node.fields[field]
+        if not trying:
+            check_mode(node, ansi=writer.ansi)
+        suffix = {None: "", "timestamp": "_ltz", "timestamp_ntz": "_ntz"}[
+            node.fields.get("dataType")
+        ]
+        if trying and plain == "to_timestamp":
+            if suffix != "_ltz":
+                raise NotRendered("try_to_timestamp without a time zone")
+            suffix = ""
+        name = f"{'try_' if trying else ''}{plain}{suffix}"
+        return f"{name}({writer.many(node.children)})"
+
+    return write
+
+
+def _collation(writer: ExpressionText, node: TreeNode) -> str:
+    return string_text(node.fields["collationName"].rsplit(".", 1)[-1], raw=True)
+
+
+def _binary_pad(writer: ExpressionText, node: TreeNode) -> str:
+    name = node.fields["funcName"]
+    if name not in ("lpad", "rpad"):
+        raise NotRendered(f"BinaryPad of {name}")
+    return f"{name}({writer.many(node.children)})"
+
+
+def _size(writer: ExpressionText, node: TreeNode) -> str:
+    # Of NULL: -1 without ANSI mode, by default.
+    if node.fields["legacySizeOfNull"] is writer.ansi:
+        raise NotRendered("size with the other size of NULL")
+    return f"size({writer.write(node.children[0])})"
+
+
+def _raise_error(writer: ExpressionText, node: TreeNode) -> str:
+    name, parameters = node.children
+    if name.fields.get("value") != "USER_RAISED_EXCEPTION" or len(parameters.children) != 2:
+        raise NotRendered("raise_error of a class")
+    return f"raise_error({writer.write(parameters.children[1])})"
+
+
 def _precise_conversion(writer: ExpressionText, node: TreeNode) -> str:
     """Write what a time window makes of its column. The functions round nothing either."""
     kinds = (node.fields["fromType"], node.fields["toType"])
@@ -182,7 +265,9 @@ def _precise_conversion(writer: ExpressionText, node: TreeNode) -> str:
 
 def _lambda(writer: ExpressionText, node: TreeNode) -> str:
     body, *variables = (writer.write(child) for child in node.children)
-    return f"({', '.join(variables)}) -> {body}"
+    # One variable in parentheses would be an expression.
+    listed = variables[0] if len(variables) == 1 else f"({', '.join(variables)})"
+    return f"{listed} -> {body}"
 
 
 def _lambda_variable(writer: ExpressionText, node: TreeNode) -> str:
@@ -199,6 +284,7 @@ def _refused(reason: str) -> SpecialForm:
 SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "Alias": _child,
     "Between": _between,
+    "BinaryPad": _binary_pad,
     "CaseWhen": _case,
     "Cast": _cast,
     "CsvToStructs": _from_text,
@@ -217,6 +303,18 @@ SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "Like": _like("LIKE"),
     "LikeAll": _like_several("LIKE ALL"),
     "LikeAny": _like_several("LIKE ANY"),
+    "MakeTimestamp": _session_flagged("make_timestamp"),
+    "ParseJson": _flagged("failOnError", "parse_json", "try_parse_json"),
+    "ParseToDate": _session_flagged("to_date", "ansiEnabled"),
+    "ParseToTimestamp": _session_flagged("to_timestamp"),
+    "RaiseError": _raise_error,
+    "ResolvedCollation": _collation,
+    "VariantArrayAppend": _flagged(
+        "failOnError", "variant_array_append", "try_variant_array_append"
+    ),
+    "VariantGet": _flagged("failOnError", "variant_get", "try_variant_get"),
+    "VariantInsert": _flagged("failOnError", "variant_insert", "try_variant_insert"),
+    "VariantSet": _flagged("failOnError", "variant_set", "try_variant_set"),
     "NamedLambdaVariable": _lambda_variable,
     "NotLikeAll": _like_several("NOT LIKE ALL"),
     "NotLikeAny": _like_several("NOT LIKE ANY"),
@@ -225,6 +323,7 @@ SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "PythonUDAF": _refused("an aggregate function in Python"),
     "PythonUDF": _refused("a function in Python"),
     "ScalaUDF": _refused("a function of the user's"),
+    "Size": _size,
     "StringTrim": _trim("BOTH"),
     "StringTrimLeft": _trim("LEADING"),
     "StringTrimRight": _trim("TRAILING"),
@@ -234,6 +333,7 @@ SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "TempResolvedColumn": _child,
     "TimestampAdd": _with_unit("timestampadd"),
     "TimestampDiff": _with_unit("timestampdiff"),
+    "TimestampAddInterval": _timestamp_sum,
     "UpCast": _cast,
     "XmlToStructs": _from_text,
 }
