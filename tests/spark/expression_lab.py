@@ -36,7 +36,7 @@ COLUMNS = """
     ra array<struct<k:int,v:string>>, aa array<array<int>>, v variant
 """
 CLOCKS = frozenset(
-    "CurrentTimestamp CurrentDate CurDateExpressionBuilder Now LocalTimestamp CurrentTime".split()
+    ["CurrentTimestamp", "CurrentDate", "CurDateExpressionBuilder", "Now", "LocalTimestamp", "CurrentTime"]
 )
 BEHIND = re.compile(r"\bFROM\b(?![^(]*\))", re.IGNORECASE)
 
@@ -145,7 +145,7 @@ class ExpressionLab:
             if node.name == "Literal":
                 column = columns.get(json.dumps(type_of(node)))
                 seen.append(1)
-                if column is None or which is not None and len(seen) - 1 != which:
+                if column is None or (which is not None and len(seen) - 1 != which):
                     return node
                 identity = 10_000_000 + len(names)
                 names[identity] = column

@@ -48,6 +48,8 @@ def _sides(node: TreeNode) -> tuple[TreeNode, TreeNode]:
     if node.fields.get("stale"):
         start, interval = node.children[0].children
         # A subtraction's replacement adds the negation.
+        if interval.name != "UnaryMinus":
+            raise NotRendered("a subtraction that adds")
         return start, interval.children[0]
     return node.children[0], node.children[1]
 
