@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from actors.spark.bridge import plan_inspector
 from actors.spark.function_names import function_names, plan_dump
 
 CHARACTERS_MAX = 10_000_000
-BATCH = 60
+BATCH = 32
+EXAMPLES = 2
 COLUMNS = """
     i int, j int, l bigint, h smallint, y tinyint, f float, d double, c decimal(10,2),
     e decimal(38,18), s string, u string, b boolean, p boolean, x binary, t date, at timestamp,
@@ -35,9 +37,7 @@ COLUMNS = """
     a array<int>, sa array<string>, m map<string,int>, r struct<k:int,v:string>,
     ra array<struct<k:int,v:string>>, aa array<array<int>>, v variant
 """
-CLOCKS = frozenset(
-    ["CurrentTimestamp", "CurrentDate", "CurDateExpressionBuilder", "Now", "LocalTimestamp", "CurrentTime"]
-)
+CLOCKS = ("CurrentTimestamp", "CurrentDate", "Now", "LocalTimestamp", "CurrentTime")
 BEHIND = re.compile(r"\bFROM\b(?![^(]*\))", re.IGNORECASE)
 
 
@@ -155,7 +155,12 @@ class ExpressionLab:
         writer = ExpressionWriter(self.functions, names.__getitem__, ansi=self.ansi)
         literals = sum(node.name == "Literal" for node in walk(expression))
         wishes: list[int | None] = [None, *range(literals)] if literals > 1 else [None]
-        return [writer.write(replaced(expression, which, [])) for which in wishes[:5]]
+        found = []
+        for which in wishes[:3]:
+            # What has a literal of one kind only is not rendered with a column instead.
+            with suppress(NotRendered):
+                found.append(writer.write(replaced(expression, which, [])))
+        return found
 
     def column_types(self) -> dict[str, Any]:
         tree = self.tree(self.analyzed("SELECT * FROM cols"))
@@ -175,37 +180,53 @@ def expressions_of(tree: TreeNode) -> list[TreeNode]:
     return tree.kids("projectList")
 
 
-def examples_of(lab: ExpressionLab, name: str) -> list[str]:
-    """Return the queries in a function's documentation."""
-    lines = lab.session.sql(f"DESCRIBE FUNCTION EXTENDED `{name}`").collect()
-    text = "\n".join(row[0] for row in lines)
-    return [found.strip() for found in re.findall(r"> (SELECT .*?);\n", text + "\n", re.DOTALL)]
+def examples_of(lab: ExpressionLab) -> dict[str, list[str]]:
+    """Return, by function, the first queries in its documentation."""
+    registry = lab.session._jsparkSession.sessionState().functionRegistry()
+    identifier = lab.session._jvm.org.apache.spark.sql.catalyst.FunctionIdentifier
+    found = {}
+    for name in sorted(lab.functions.all()):
+        text = registry.lookupFunction(identifier(name)).get().getExamples() + "\n"
+        found[name] = re.findall(r"> SELECT (.*?);\n", text, re.DOTALL)[:EXAMPLES]
+    return found
 
 
-def split(query: str) -> tuple[str, str]:
+def split(listed: str) -> tuple[str, str]:
     """Return what a SELECT lists, and the rest from its FROM on."""
-    listed = query[len("SELECT ") :]
     found = BEHIND.search(listed)
     return (listed, "") if found is None else (listed[: found.start()], listed[found.start() :])
 
 
-def documented(lab: ExpressionLab) -> dict[str, list[str]]:
+def batched(lab: ExpressionLab, selects: Sequence[str], behind: str) -> dict[str, str]:
+    """Check any number of expressions, a batch in a SELECT."""
+    outcomes: dict[str, str] = {}
+    for start in range(0, len(selects), BATCH):
+        outcomes.update(lab.check_all(selects[start : start + BATCH], behind))
+    return outcomes
+
+
+def documented(lab: ExpressionLab) -> dict[str, dict[str, str]]:
     """Return, by function, the outcomes of its examples and of these over columns."""
-    outcomes: dict[str, list[str]] = {}
-    for name in sorted(lab.functions.all()):
-        found: list[str] = []
-        more: dict[str, None] = {}
-        for query in examples_of(lab, name)[:3]:
+    examples = examples_of(lab)
+    outcomes: dict[str, dict[str, str]] = {name: {} for name in examples}
+    plain: dict[str, str] = {}
+    for name, queries in examples.items():
+        for query in queries:
             listed, behind = split(query)
-            outcome = lab.check(listed, behind)
-            found.append(outcome + (f" ({query})" if outcome else ""))
-            if outcome == "" and not behind:
-                tree = lab.tree(lab.analyzed(query))
-                for expression in expressions_of(tree):
-                    more.update(dict.fromkeys(lab.over_columns(expression)))
-        checked = lab.check_all(list(more), "FROM cols")
-        found += [f"{outcome} ({text})" if outcome else "" for text, outcome in checked.items()]
-        outcomes[name] = found
+            if behind:
+                outcomes[name][query] = lab.check(listed, behind)
+            else:
+                plain[listed] = name
+    over: dict[str, str] = {}
+    checked = batched(lab, list(plain), "")
+    for listed, outcome in checked.items():
+        outcomes[plain[listed]][listed] = outcome
+    for listed, outcome in checked.items():
+        if outcome == "":
+            for expression in expressions_of(lab.tree(lab.analyzed(f"SELECT {listed}"))):
+                over.update(dict.fromkeys(lab.over_columns(expression), plain[listed]))
+    for text, outcome in batched(lab, list(over), "FROM cols").items():
+        outcomes[over[text]][text] = outcome
     return outcomes
 
 
@@ -224,10 +245,7 @@ def main() -> None:
     told: dict[str, Any] = {"listed": {}}
     for ansi in (True, False):
         lab = ExpressionLab(session, ansi)
-        outcomes = {}
-        for start in range(0, len(wanted["listed"]), BATCH):
-            outcomes.update(lab.check_all(wanted["listed"][start : start + BATCH], "FROM cols"))
-        told["listed"][str(ansi)] = outcomes
+        told["listed"][str(ansi)] = batched(lab, wanted["listed"], "FROM cols")
         if ansi and wanted["documented"]:
             told["documented"] = documented(lab)
     sys.stdout.write(json.dumps(told) + "\n")

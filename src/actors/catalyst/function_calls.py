@@ -172,8 +172,7 @@ def check_settings(node: TreeNode, told: Iterable[str] = ()) -> None:
     them otherwise. Raises `NotRendered` naming another."""
     for field in node.fields.get("settings", ()):
         if (
-            (field in _MODES
-            and (node.name, field) not in _USUAL)
+            (field in _MODES and (node.name, field) not in _USUAL)
             or field in _SET_BY_SPARK
             or field in told
         ):
