@@ -183,11 +183,12 @@ def expressions_of(tree: TreeNode) -> list[TreeNode]:
 def examples_of(lab: ExpressionLab) -> dict[str, list[str]]:
     """Return, by function, the first queries in its documentation."""
     registry = lab.session._jsparkSession.sessionState().functionRegistry()
-    identifier = lab.session._jvm.org.apache.spark.sql.catalyst.FunctionIdentifier
     found = {}
-    for name in sorted(lab.functions.all()):
-        text = registry.lookupFunction(identifier(name)).get().getExamples() + "\n"
-        found[name] = re.findall(r"> SELECT (.*?);\n", text, re.DOTALL)[:EXAMPLES]
+    names = registry.listFunction().iterator()
+    while names.hasNext():
+        info = registry.lookupFunction(names.next()).get()
+        text = info.getExamples() + "\n"
+        found[info.getName()] = re.findall(r"> SELECT (.*?);\n", text, re.DOTALL)[:EXAMPLES]
     return found
 
 

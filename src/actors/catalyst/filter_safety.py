@@ -12,93 +12,36 @@ from typing import Any, Final
 from actors.catalyst.plan_tree import TreeNode, walk
 from actors.catalyst.special_forms import type_of
 
-_ALWAYS: Final = frozenset(
-    [
-        "Alias",
-        "AttributeReference",
-        "Literal",
-        "And",
-        "Or",
-        "Not",
-        "IsNull",
-        "IsNotNull",
-        "IsNaN",
-        "EqualTo",
-        "EqualNullSafe",
-        "LessThan",
-        "LessThanOrEqual",
-        "GreaterThan",
-        "GreaterThanOrEqual",
-        "Between",
-        "In",
-        "Coalesce",
-        "CaseWhen",
-        "If",
-        "Nvl",
-        "Nvl2",
-        "NullIf",
-        "EqualNull",
-        "KnownNullable",
-        "KnownNotNull",
-        "GetStructField",
-        "Greatest",
-        "Least",
-        "BitwiseAnd",
-        "BitwiseOr",
-        "BitwiseXor",
-        "BitwiseNot",
-        "Upper",
-        "Lower",
-        "InitCap",
-        "Length",
-        "OctetLength",
-        "BitLength",
-        "Ascii",
-        "StringTrim",
-        "StringTrimLeft",
-        "StringTrimRight",
-        "StringTrimBoth",
-        "StartsWith",
-        "EndsWith",
-        "Contains",
-        "StringInstr",
-        "StringLocate",
-        "Left",
-        "Right",
-        "Substring",
-        "Reverse",
-        "StringTranslate",
-        "SubstringIndex",
-        "Levenshtein",
-        "Year",
-        "Quarter",
-        "Month",
-        "DayOfMonth",
-        "DayOfWeek",
-        "WeekDay",
-        "DayOfYear",
-        "WeekOfYear",
-        "Hour",
-        "Minute",
-        "Second",
-        "Size",
-        "ArraySize",
-        "ArrayContains",
-        "MapKeys",
-        "MapValues",
-        "With",
-        "CommonExpressionDef",
-        "CommonExpressionRef",
-    ]
-)
+_ALWAYS_WORDS: Final = """
+Alias AttributeReference Literal
+And Or Not IsNull IsNotNull IsNaN
+EqualTo EqualNullSafe LessThan LessThanOrEqual GreaterThan GreaterThanOrEqual
+Between In Coalesce CaseWhen If Nvl Nvl2 NullIf EqualNull KnownNullable KnownNotNull
+GetStructField Greatest Least
+BitwiseAnd BitwiseOr BitwiseXor BitwiseNot
+Upper Lower InitCap Length OctetLength BitLength Ascii
+StringTrim StringTrimLeft StringTrimRight StringTrimBoth
+StartsWith EndsWith Contains StringInstr StringLocate Left Right Substring Reverse
+StringTranslate SubstringIndex Levenshtein
+Year Quarter Month DayOfMonth DayOfWeek WeekDay DayOfYear WeekOfYear
+Hour Minute Second
+Size ArraySize ArrayContains MapKeys MapValues
+With CommonExpressionDef CommonExpressionRef
+"""
+_ALWAYS: Final = frozenset(_ALWAYS_WORDS.split())
 """Classes that never raise, in ANSI mode or without, whatever the values of their types are.
 
 Left out on purpose: functions whose result can exceed a limit (concat, replace, the first day of
 the month at the end of all days), those that read a pattern or a format from a column,
 arithmetic, and casts of strings.
 """
-_ORDERED: Final = frozenset(
-    ["EqualTo", "EqualNullSafe", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"]
+_ORDERED: Final = (
+    "EqualTo",
+    "EqualNullSafe",
+    "LessThan",
+    "LessThanOrEqual",
+    "GreaterThan",
+    "GreaterThanOrEqual",
 )
 _WIDTHS: Final = {"byte": 1, "short": 2, "integer": 3, "long": 4, "float": 5, "double": 6}
 _DIGITS: Final = {"byte": 3, "short": 5, "integer": 10, "long": 20}
