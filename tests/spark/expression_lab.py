@@ -69,10 +69,11 @@ class ExpressionLab:
         dumped = self.dump.dump(plan, CHARACTERS_MAX)
         return parse_tree(dumped, nodes_max=100_000, depth_max=5_000)
 
-    def written(self, text: str) -> tuple[list[str], Any]:
-        """Return the text of each expression of a SELECT, and the plan of the SELECT."""
-        plan = self.analyzed(text)
-        tree = self.tree(plan)
+    def written(self, tree: TreeNode) -> list[str]:
+        """Return the text of each expression of a SELECT."""
+        kinds = {node.name for node in walk(tree)}
+        if "Expand" in kinds or ("Window" not in kinds and has_nested_project(tree)):
+            raise RefusedBySpark("no plain SELECT")
         names: dict[int, str] = {}
         for node in walk(tree):
             for output in node.fields.get("output") or ():
@@ -84,7 +85,10 @@ class ExpressionLab:
                 listed = node.kids("projectList") + node.kids("windowExpressions")
                 for alias in listed:
                     names.setdefault(alias.fields["exprId"], writer.write(alias))
-        return [writer.write(expression) for expression in expressions_of(tree)], plan
+        texts = [writer.write(expression) for expression in expressions_of(tree)]
+        if any(node.name == "Generate" and node.fields["outer"] for node in walk(tree)):
+            texts = [text.replace("(", "_outer(", 1) for text in texts]
+        return texts
 
     def difference(self, plan: Any, texts: Sequence[str], behind: str) -> str:
         # Without names: a generator makes several columns.
@@ -97,23 +101,19 @@ class ExpressionLab:
         except (PySparkException, Py4JJavaError) as error:
             raise RefusedBySpark(f"computing constants: {str(error)[:200]}") from None
 
-    def is_steady(self, plan: Any) -> bool:
-        """Return whether neither chance nor a clock is in a plan."""
-        return not any(
-            node.fields.get("volatile") or node.name in CLOCKS
-            for field in self.tree(plan).kids("projectList")
-            for node in walk(field)
-        )
-
     def check(self, select: str, behind: str) -> str:
         """Return "" for one that is rendered, "-reason" for one that is not, else "!difference";
         "?error" for one that Spark refuses, "~" for what the clock or chance decides."""
         try:
             plan = self.analyzed(f"SELECT {select} {behind}")
-            if not self.is_steady(plan):
+            tree = self.tree(plan)
+            if not is_steady(tree):
                 return "~"
-            texts, plan = self.written(f"SELECT {select} {behind}")
+            texts = self.written(tree)
             found = self.difference(plan, texts, behind)
+            if found and self.difference(plan, [select], behind):
+                # It differs from itself: it draws at random, or has arrays for constants.
+                return "~"
         except NotRendered as refused:
             return f"-{refused}"
         except (KeyError, RefusedBySpark) as error:
@@ -154,17 +154,30 @@ class ExpressionLab:
 
         writer = ExpressionWriter(self.functions, names.__getitem__, ansi=self.ansi)
         literals = sum(node.name == "Literal" for node in walk(expression))
-        wishes: list[int | None] = [None, *range(literals)] if literals > 1 else [None]
         found = []
-        for which in wishes[:3]:
+        for which in (0, None) if literals > 1 else (None,):
             # What has a literal of one kind only is not rendered with a column instead.
             with suppress(NotRendered):
                 found.append(writer.write(replaced(expression, which, [])))
-        return found
+        return found[:1]
 
     def column_types(self) -> dict[str, Any]:
         tree = self.tree(self.analyzed("SELECT * FROM cols"))
         return {node.fields["name"]: type_of(node) for node in tree.kids("projectList")}
+
+
+def is_steady(tree: TreeNode) -> bool:
+    """Return whether neither chance nor a clock is in a SELECT."""
+    return not any(
+        node.fields.get("volatile") or node.name in CLOCKS
+        for field in tree.kids("projectList")
+        for node in walk(field)
+    )
+
+
+def has_nested_project(tree: TreeNode) -> bool:
+    """Return whether one SELECT computes what another one computes with."""
+    return any(node.name == "Project" for node in walk(tree) if node is not tree)
 
 
 def expressions_of(tree: TreeNode) -> list[TreeNode]:
@@ -210,24 +223,26 @@ def documented(lab: ExpressionLab) -> dict[str, dict[str, str]]:
     """Return, by function, the outcomes of its examples and of these over columns."""
     examples = examples_of(lab)
     outcomes: dict[str, dict[str, str]] = {name: {} for name in examples}
-    plain: dict[str, str] = {}
+    plain: dict[str, list[str]] = {}
     for name, queries in examples.items():
         for query in queries:
             listed, behind = split(query)
             if behind:
                 outcomes[name][query] = lab.check(listed, behind)
             else:
-                plain[listed] = name
-    over: dict[str, str] = {}
+                plain.setdefault(listed, []).append(name)
+    over: dict[str, list[str]] = {}
     checked = batched(lab, list(plain), "")
     for listed, outcome in checked.items():
-        outcomes[plain[listed]][listed] = outcome
+        for name in plain[listed]:
+            outcomes[name][listed] = outcome
     for listed, outcome in checked.items():
         if outcome == "":
             for expression in expressions_of(lab.tree(lab.analyzed(f"SELECT {listed}"))):
                 over.update(dict.fromkeys(lab.over_columns(expression), plain[listed]))
     for text, outcome in batched(lab, list(over), "FROM cols").items():
-        outcomes[over[text]][text] = outcome
+        for name in over[text]:
+            outcomes[name][text] = outcome
     return outcomes
 
 
@@ -246,7 +261,10 @@ def main() -> None:
     told: dict[str, Any] = {"listed": {}}
     for ansi in (True, False):
         lab = ExpressionLab(session, ansi)
-        told["listed"][str(ansi)] = batched(lab, wanted["listed"], "FROM cols")
+        told["listed"][str(ansi)] = {
+            **batched(lab, wanted["listed"], "FROM cols"),
+            **batched(lab, wanted["aggregates"], "FROM cols"),
+        }
         if ansi and wanted["documented"]:
             told["documented"] = documented(lab)
     sys.stdout.write(json.dumps(told) + "\n")
