@@ -85,6 +85,12 @@ def _mode(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
     return f"mode({distinct}) WITHIN GROUP (ORDER BY {value}{'' if reverse else ' DESC'})"
 
 
+def _several_by(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
+    check_settings(node, ("reverse",))
+    name = "min_by" if node.fields["reverse"] else "max_by"
+    return f"{name}({distinct}{writer.many(node.children)})"
+
+
 def _list_aggregate(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
     check_settings(node)
     value, delimiter = (writer.write(child) for child in node.children[:2])
@@ -167,6 +173,7 @@ _AGGREGATES: Final[dict[str, _AggregateForm]] = {
     "HyperLogLogPlusPlus": _approximate_count,
     "Last": _first_or_last("last"),
     "ListAgg": _list_aggregate,
+    "MaxMinByK": _several_by,
     "Mode": _mode,
     "Percentile": _percentile,
     "PercentileCont": _within_group("percentile_cont"),
