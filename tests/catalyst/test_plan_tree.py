@@ -19,8 +19,8 @@ from actors.catalyst.plan_tree import (
 PACKAGE = "org.apache.spark.sql.catalyst."
 
 
-def item(name: str, children: int = 0, **fields: Any) -> dict[str, Any]:
-    return {"class": f"{PACKAGE}expressions.{name}", "num-children": children, **fields}
+def item(kind: str, count: int = 0, /, **fields: Any) -> dict[str, Any]:
+    return {"class": f"{PACKAGE}expressions.{kind}", "num-children": count, **fields}
 
 
 def parsed(*items: dict[str, Any], nodes_max: int = 10_000, depth_max: int = 5_000) -> TreeNode:
