@@ -62,7 +62,27 @@ def _percentile(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
     check_settings(node, ("reverse",))
     if node.fields["reverse"]:
         raise NotRendered("percentile of a descending order")
-    return f"percentile({distinct}{writer.many(node.children)})"
+    return f"percentile({distinct}{writer.many(_with_plain_percentages(node))})"
+
+
+def _approximate_percentile(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
+    check_settings(node)
+    return f"percentile_approx({distinct}{writer.many(_with_plain_percentages(node))})"
+
+
+def _with_plain_percentages(node: TreeNode) -> list[TreeNode]:
+    """Return the arguments without Spark's own cast of an array of percentages: its type has no
+    NULL elements, which no cast in SQL can say. Spark casts it again."""
+    value, percentages, *others = node.children
+    kind = percentages.fields.get("dataType")
+    if (
+        percentages.name == "Cast"
+        and isinstance(kind, dict)
+        and kind.get("elementType") == "double"
+        and not kind["containsNull"]
+    ):
+        percentages = percentages.children[0]
+    return [value, percentages, *others]
 
 
 def _within_group(name: str) -> _AggregateForm:
@@ -168,6 +188,7 @@ def _bound(writer: ExpressionText, node: TreeNode) -> str:
 
 
 _AGGREGATES: Final[dict[str, _AggregateForm]] = {
+    "ApproximatePercentile": _approximate_percentile,
     "AnyValue": _first_or_last("any_value"),
     "First": _first_or_last("first"),
     "HyperLogLogPlusPlus": _approximate_count,

@@ -242,7 +242,7 @@ def _binary_pad(writer: ExpressionText, node: TreeNode) -> str:
 
 def _try_eval(writer: ExpressionText, node: TreeNode) -> str:
     time = node.children[0]
-    if time.name != "ToTime" or time.fields.get("stale", True):
+    if time.name != "ToTime" or time.fields.get("stale"):
         raise NotRendered(f"TryEval of {time.name}")
     return f"try_to_time({writer.many(time.children)})"
 
