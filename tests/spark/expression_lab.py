@@ -128,7 +128,7 @@ class ExpressionLab:
         catalyst = jvm.org.apache.spark.sql.catalyst
         plan = self.analyzed(f"SELECT {select} FROM (SELECT {below} FROM cols)")
         plan = catalyst.analysis.EliminateSubqueryAliases.apply(plan)
-        plan = catalyst.optimizer.CollapseProject.apply(plan)
+        plan = catalyst.optimizer.CollapseProject.apply(plan, True)
         try:
             texts = self.written(self.tree(plan))
         except (NotRendered, KeyError) as refused:
