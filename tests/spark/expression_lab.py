@@ -48,9 +48,11 @@ class RefusedBySpark(Exception):
 class ExpressionLab:
     """One session, with one empty table `cols` of a column of each type."""
 
-    def __init__(self, session: SparkSession, ansi: bool) -> None:
+    def __init__(self, session: SparkSession, *, ansi: bool, raw: bool = False) -> None:
         self.session = session
         self.ansi = ansi
+        self.raw = raw
+        session.conf.set("spark.sql.parser.escapedStringLiterals", str(raw).lower())
         session.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
         gateway = session._sc._gateway
         self.dump = plan_dump(gateway)
@@ -78,7 +80,9 @@ class ExpressionLab:
         for node in walk(tree):
             for output in node.fields.get("output") or ():
                 names[output.fields["exprId"]] = quote_name(output.fields["name"])
-        writer = ExpressionWriter(self.functions, names.__getitem__, ansi=self.ansi)
+        writer = ExpressionWriter(
+            self.functions, names.__getitem__, ansi=self.ansi, raw_strings=self.raw
+        )
         # What is computed below the root is written where it is used.
         for node in reversed(list(walk(tree))):
             if node is not tree and node.name in ("Project", "Window"):
@@ -277,7 +281,7 @@ def main() -> None:
     logging.getLogger("SQLQueryContextLogger").disabled = True
     told: dict[str, Any] = {"listed": {}}
     for ansi in (True, False):
-        lab = ExpressionLab(session, ansi)
+        lab = ExpressionLab(session, ansi=ansi)
         told["listed"][str(ansi)] = {
             **batched(lab, wanted["listed"], "FROM cols"),
             **batched(lab, wanted["aggregates"], "FROM cols"),
@@ -288,6 +292,8 @@ def main() -> None:
             }
         if ansi and wanted["documented"]:
             told["documented"] = documented(lab)
+    lab = ExpressionLab(session, ansi=True, raw=True)
+    told["raw"] = batched(lab, wanted["raw"], "FROM cols")
     sys.stdout.write(json.dumps(told) + "\n")
 
 

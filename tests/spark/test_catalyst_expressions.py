@@ -427,6 +427,14 @@ CAST(at + dt AS timestamp)
 b AND p AND b AND p AND NOT b
 (b OR p) AND (p OR b) AND (b OR NOT p)
 """
+DEEP = [
+    "upper(" * 100 + "s" + ")" * 100,
+    "i" + " + 1" * 400,
+    "i" + " + 1 - j" * 200,
+    " OR ".join(f"i = {number}" for number in range(1_000)),
+    " AND ".join(f"(i <> {number} OR b)" for number in range(500)),
+    "s" + " || 'x'" * 400,
+]
 SUBSTITUTED = """
 nvl(q, 0)
 nvl(nvl(q, k), 2)
@@ -453,6 +461,16 @@ transform(a, e -> e BETWEEN q AND k)
 """
 """Over columns that rules replace by what makes them: the parameters of replaceable functions
 are stale then."""
+RAW = r"""
+s LIKE 'a\_b'
+s RLIKE '^\d\\$'
+s = 'it''s'
+s = "it's"
+s = 'a\tb'
+regexp_replace(s, '\s+', ' ')
+s = 'plain'
+"""
+"""Strings of a session whose backslashes stand for themselves."""
 BELOW = "i + j AS q, i * 2 AS k, l, upper(s) AS w, at + dt AS z, a"
 AGGREGATES = r"""
 count(*)
@@ -540,10 +558,11 @@ sum(i + j) * 2 - min(j)
 def outcomes(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> dict[str, Any]:
     """What one run of the laboratory says."""
     wanted = {
-        "listed": EXPRESSIONS.strip().splitlines(),
+        "listed": EXPRESSIONS.strip().splitlines() + DEEP,
         "aggregates": AGGREGATES.strip().splitlines(),
         "substituted": SUBSTITUTED.strip().splitlines(),
         "below": BELOW,
+        "raw": RAW.strip().splitlines(),
         "documented": True,
     }
     file = tmp_path_factory.mktemp("expressions") / "wanted.json"
@@ -576,6 +595,10 @@ def test_expressions_over_columns_of_every_type(outcomes: dict[str, Any], ansi: 
 def test_stale_parameters_are_not_written(outcomes: dict[str, Any]) -> None:
     told = outcomes["substituted"]
     assert {text: outcome for text, outcome in told.items() if outcome} == {}
+
+
+def test_strings_whose_backslashes_stand_for_themselves(outcomes: dict[str, Any]) -> None:
+    assert {text: outcome for text, outcome in outcomes["raw"].items() if outcome} == {}
 
 
 def test_no_documented_call_becomes_another(outcomes: dict[str, Any]) -> None:

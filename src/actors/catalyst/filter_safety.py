@@ -26,7 +26,7 @@ StringTranslate SubstringIndex Levenshtein
 Year Quarter Month DayOfMonth DayOfWeek WeekDay DayOfYear WeekOfYear
 Hour Minute Second
 Size ArraySize ArrayContains MapKeys MapValues
-With CommonExpressionDef CommonExpressionRef
+With CommonExpressionDef CommonExpressionRef NullIfResult
 """
 _ALWAYS: Final = frozenset(_ALWAYS_WORDS.split())
 """Classes that never raise, in ANSI mode or without, whatever the values of their types are.
