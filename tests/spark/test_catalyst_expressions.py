@@ -29,7 +29,7 @@ CLOCK = "a function of the clock: refused before it is rendered"
 CAST = "a cast, among EXPRESSIONS"
 PLAN = "no expression: the analysis makes plan nodes of it"
 LISTED = "its example is over a subquery: among EXPRESSIONS or AGGREGATES"
-ABSENT = "its example needs a module, a file, a view or a setting that is not there"
+ABSENT = "its example needs a module, a file, a view, a setting or a state that is not there"
 _NOT_SHOWN_BY_REASON = {
     CHANCE: """aes_encrypt input_file_block_length input_file_block_start input_file_name
         java_method monotonically_increasing_id rand randn random randstr reflect shuffle
@@ -38,11 +38,12 @@ _NOT_SHOWN_BY_REASON = {
     CAST: """bigint binary boolean date decimal double float int smallint string time timestamp
         tinyint""",
     PLAN: "grouping grouping_id session_window window window_time",
-    LISTED: """approx_top_k_combine counter_diff hll_union_agg kll_merge_agg_bigint
+    LISTED: """counter_diff hll_union_agg kll_merge_agg_bigint
         kll_merge_agg_double kll_merge_agg_float theta_intersection_agg theta_union_agg
         tuple_intersection_agg_double tuple_intersection_agg_integer tuple_union_agg_double
         tuple_union_agg_integer""",
-    ABSENT: "from_avro from_protobuf measure schema_of_avro to_avro to_protobuf unix_nanos",
+    ABSENT: """approx_top_k_combine from_avro from_protobuf measure schema_of_avro to_avro
+        to_protobuf unix_nanos""",
 }
 NOT_SHOWN = {
     name: reason for reason, names in _NOT_SHOWN_BY_REASON.items() for name in names.split()
@@ -625,7 +626,6 @@ def test_nearly_all_functions_are_rendered(outcomes: dict[str, Any]) -> None:
     documented = outcomes["documented"]
     shown = {name for name, told in documented.items() if "" in told.values()}
     assert documented.keys() - shown - NOT_RENDERED.keys() == NOT_SHOWN.keys()
-    steady = documented.keys() - {
-        name for name, reason in NOT_SHOWN.items() if reason in (CHANCE, CLOCK)
-    }
-    assert len(shown) / len(steady) > RENDERED_SHARE_MIN
+    refused = {name for name, reason in NOT_SHOWN.items() if reason in (CHANCE, CLOCK)}
+    listed = {name for name, reason in NOT_SHOWN.items() if reason in (CAST, LISTED)}
+    assert len(shown | listed) / len(documented.keys() - refused) > RENDERED_SHARE_MIN
