@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tracing",),
     ("kernel",),
     ("plan",),
+    ("catalyst",),
     ("protocol",),
     ("buckets",),
     ("persist",),
@@ -78,6 +79,7 @@ WITHIN = {
 SPARK_CHILD_MAY = (
     "spark",
     "plan",
+    "catalyst",
     "errors",
     "settings",
     "threshold_probes",

@@ -62,7 +62,27 @@ def _percentile(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
     check_settings(node, ("reverse",))
     if node.fields["reverse"]:
         raise NotRendered("percentile of a descending order")
-    return f"percentile({distinct}{writer.many(node.children)})"
+    return f"percentile({distinct}{writer.many(_with_plain_percentages(node))})"
+
+
+def _approximate_percentile(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
+    check_settings(node)
+    return f"percentile_approx({distinct}{writer.many(_with_plain_percentages(node))})"
+
+
+def _with_plain_percentages(node: TreeNode) -> list[TreeNode]:
+    """Return the arguments without Spark's own cast of an array of percentages: its type has no
+    NULL elements, which no cast in SQL can say. Spark casts it again."""
+    value, percentages, *others = node.children
+    kind = percentages.fields.get("dataType")
+    if (
+        percentages.name == "Cast"
+        and isinstance(kind, dict)
+        and kind.get("elementType") == "double"
+        and not kind["containsNull"]
+    ):
+        percentages = percentages.children[0]
+    return [value, percentages, *others]
 
 
 def _within_group(name: str) -> _AggregateForm:
@@ -83,6 +103,12 @@ def _mode(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
         return f"mode({distinct}{value})"
     # The builder turns the order around: of equal counts the first in this order wins.
     return f"mode({distinct}) WITHIN GROUP (ORDER BY {value}{'' if reverse else ' DESC'})"
+
+
+def _several_by(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
+    check_settings(node, ("reverse",))
+    name = "min_by" if node.fields["reverse"] else "max_by"
+    return f"{name}({distinct}{writer.many(node.children)})"
 
 
 def _list_aggregate(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
@@ -164,11 +190,13 @@ def _bound(writer: ExpressionText, node: TreeNode) -> str:
 
 
 _AGGREGATES: Final[dict[str, _AggregateForm]] = {
+    "ApproximatePercentile": _approximate_percentile,
     "AnyValue": _first_or_last("any_value"),
     "First": _first_or_last("first"),
     "HyperLogLogPlusPlus": _approximate_count,
     "Last": _first_or_last("last"),
     "ListAgg": _list_aggregate,
+    "MaxMinByK": _several_by,
     "Mode": _mode,
     "Percentile": _percentile,
     "PercentileCont": _within_group("percentile_cont"),

@@ -63,14 +63,16 @@ class CallCollector:
 
     def all_calls(self) -> tuple[AggregateCall, ...]:
         """Return the calls; where there is none, one that makes the group a row."""
-        rows = AggregateCall(self._fresh.take("a"), "count", None, "bigint", "bigint", False)
+        rows = AggregateCall(
+            self._fresh.take("a", "bigint"), "count", None, "bigint", "bigint", False
+        )
         return tuple(self.calls) or (rows,)
 
     def _number(self, node: TreeNode) -> int:
         call = self._call(node)
         if call not in self._known:
             number = self._known[call] = -1 - len(self._known)
-            named = msgspec.structs.replace(call, name=self._fresh.take("a"))
+            named = msgspec.structs.replace(call, name=self._fresh.take("a", call.type))
             self.calls.append(named)
             self.columns[number] = ColumnBinding(named.name, named.type, is_nullable(node))
         return self._known[call]

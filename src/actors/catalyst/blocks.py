@@ -43,15 +43,18 @@ class Conjunct(msgspec.Struct, frozen=True):
 
 
 class FreshIds:
-    """Column ids that are new in the whole plan: ``k0``, ``k1`` …, for each prefix."""
+    """Column ids that are new in the whole plan: ``k0``, ``k1`` …, for each prefix; and types."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
+        self.types: dict[str, str] = {}
+        """The Spark type of each column id."""
 
-    def take(self, prefix: str) -> str:
-        """Return the next id with a prefix."""
+    def take(self, prefix: str, kind: str) -> str:
+        """Return the next id with a prefix, of a column of this type."""
         number = self._next.get(prefix, 0)
         self._next[prefix] = number + 1
+        self.types[f"{prefix}{number}"] = kind
         return f"{prefix}{number}"
 
 
@@ -137,7 +140,7 @@ def keyed(
     made: list[Named] = []
     for side in sides:
         if side.text not in names:
-            names[side.text] = fresh.take("c")
+            names[side.text] = fresh.take("c", side.type)
             made.append(Named(names[side.text], side.text))
     if made:
         passed = tuple(Named(name, name) for name in columns)

@@ -239,6 +239,10 @@ def _parameters(name: str, made: TreeNode) -> list[TreeNode] | None:
         low, high = body.children
         if (low.name, high.name) == ("GreaterThanOrEqual", "LessThanOrEqual"):
             return [value, low.children[1], high.children[1]]
-    if name == "NullIf" and body.name == "If" and body.children[0].name == "EqualTo":
+    if (
+        name == "NullIf"
+        and body.name in ("NullIfResult", "If")
+        and body.children[0].name == "EqualTo"
+    ):
         return [value, body.children[0].children[1]]
     return None

@@ -30,6 +30,7 @@ from actors.catalyst.blocks import (
     keyed,
 )
 from actors.catalyst.expressions import ExpressionWriter, FunctionNames, NotRendered
+from actors.catalyst.filter_safety import is_surely_safe
 from actors.catalyst.plan_tree import TreeNode
 from actors.catalyst.tree_reading import conjuncts_of, is_nullable, type_of, without_aliases
 from actors.catalyst.window_calls import window_parts
@@ -67,6 +68,8 @@ _PASSING: Final = frozenset(
     }
 )
 """Nodes that change no rows: contents are a bag, whose order and partitions mean nothing."""
+SESSION_MARK: Final = "spark.sessionWindow"
+"""Spark's own key in the metadata of a column by which a grouping merges sessions."""
 _UNORDERED: Final = ("map<", "variant", "interval")
 _OUTER_KINDS: Final = {"LeftOuter": "left", "RightOuter": "right", "FullOuter": "full"}
 
@@ -95,7 +98,7 @@ class RelationalBuilder:
         self._ansi = ansi
         self._fresh = FreshIds()
         self._scans: dict[int, int] = {}
-        self._types: dict[str, str] = {}
+        self._types = self._fresh.types
 
     def build(self, root: TreeNode, names: Sequence[str]) -> Project:
         """Return the plan of a rewritten tree, with its output columns under `names`.
@@ -147,9 +150,8 @@ class RelationalBuilder:
         return found
 
     def _new_column(self, prefix: str, node: TreeNode) -> ColumnBinding:
-        bound = ColumnBinding(self._fresh.take(prefix), type_of(node), is_nullable(node))
-        self._types[bound.id] = bound.type
-        return bound
+        kind = type_of(node)
+        return ColumnBinding(self._fresh.take(prefix, kind), kind, is_nullable(node))
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -202,6 +204,7 @@ class RelationalBuilder:
         columns: dict[int, ColumnBinding] = {}
         computed: list[Named] = []
         output = []
+        inputs = list(block.inputs)
         for item in items:
             number = item.fields["exprId"]
             output.append(number)
@@ -210,12 +213,17 @@ class RelationalBuilder:
             inner = without_aliases(item)
             if inner.name == "AttributeReference":
                 columns[number] = self._bound(inner, block.columns)
-            else:
-                written = self._write(inner, block.columns)
-                columns[number] = self._new_column("c", item)
-                computed.append(Named(columns[number].id, written.text))
+                continue
+            written = self._write(inner, block.columns)
+            columns[number] = self._new_column("c", item)
+            made = Named(columns[number].id, written.text)
+            if len(inputs) == 1 or not (
+                is_surely_safe(inner) and _computed_at_one(inputs, made, written.reads)
+            ):
+                computed.append(made)
         if not computed:
-            return PlanBlock(block.inputs, block.conjuncts, output, columns)
+            return PlanBlock(inputs, block.conjuncts, output, columns)
+        block = PlanBlock(inputs, block.conjuncts, block.output, block.columns)
         plan = block.close(self._fresh)
         passed = {bound.id for bound in columns.values()} & set(columns_of(plan))
         named = [Named(id_, id_) for id_ in columns_of(plan) if id_ in passed]
@@ -307,9 +315,6 @@ class RelationalBuilder:
     ) -> tuple[Plan, Plan, tuple[Equal, ...]]:
         left, mine = keyed(left, [each for each, _, _ in equal], self._fresh)
         right, theirs = keyed(right, [each for _, each, _ in equal], self._fresh)
-        for one, other, _ in equal:
-            self._types[mine[one.text]] = one.type
-            self._types[theirs[other.text]] = other.type
         made = [Equal(mine[a.text], theirs[b.text], safe) for a, b, safe in equal]
         return left, right, tuple(dict.fromkeys(made))
 
@@ -325,6 +330,8 @@ class RelationalBuilder:
         keys: list[Key] = []
         columns: dict[int, ColumnBinding] = {}
         for each in node.kids("groupingExpressions"):
+            if SESSION_MARK in (each.fields.get("metadata") or {}):
+                raise NotTranslated("session_window()")
             if "map<" in type_of(each):
                 raise NotTranslated(f"GROUP BY over {type_of(each)}")
             bound = self._new_column("k", each)
@@ -338,7 +345,6 @@ class RelationalBuilder:
         items = [calls.replaced(each) for each in node.kids("aggregateExpressions")]
         for number, bound in calls.columns.items():
             columns[number] = bound
-            self._types[bound.id] = bound.type
         made: Plan
         if keys and not calls.calls:
             # Only the keys are read: each group is one row.
@@ -354,7 +360,8 @@ class RelationalBuilder:
             raise NotTranslated("UNION BY NAME")
         blocks = [self._block(each) for each in node.children]
         first = blocks[0]
-        ids = [self._fresh.take("u") for _ in first.output]
+        kinds = [first.columns[number].type for number in first.output]
+        ids = [self._fresh.take("u", kind) for kind in kinds]
         inputs = []
         for block in blocks:
             plan = block.close(self._fresh)
@@ -363,11 +370,10 @@ class RelationalBuilder:
             inputs.append(Project(plan, tuple(named)))
         columns: dict[int, ColumnBinding] = {}
         for position, (number, id_) in enumerate(zip(first.output, ids, strict=True)):
-            kinds = [block.columns[block.output[position]] for block in blocks]
-            self._types[id_] = kinds[0].type
+            places = [block.columns[block.output[position]] for block in blocks]
             # Of a column that stands twice in the first branch Catalyst means the first.
             columns.setdefault(
-                number, ColumnBinding(id_, kinds[0].type, any(k.nullable for k in kinds))
+                number, ColumnBinding(id_, kinds[position], any(p.nullable for p in places))
             )
         return PlanBlock([UnionAll(tuple(inputs))], [], first.output, columns)
 
@@ -413,8 +419,6 @@ class RelationalBuilder:
             keys := [self._write(each, block.columns) for each in node.kids("partitionSpec")],
             self._fresh,
         )
-        for key in keys:
-            self._types[names[key.text]] = key.type
         order = tuple(self._write(each, block.columns).text for each in node.kids("orderSpec"))
         types = tuple((id_, self._types[id_]) for id_ in columns_of(below))
         calls = []
@@ -552,6 +556,18 @@ def _check_ordered(types: Iterable[tuple[str, str]]) -> None:
     for id_, kind in types:
         if any(word in kind for word in _UNORDERED):
             raise NotTranslated(f"an order of rows with a column of type {kind} ({id_})")
+
+
+def _computed_at_one(inputs: list[Plan], made: Named, reads: frozenset[str]) -> bool:
+    """Compute a column at the one input that has all that it reads, if there is one: the join
+    stays one join of all inputs."""
+    for place, plan in enumerate(inputs):
+        names = columns_of(plan)
+        if reads and reads <= frozenset(names):
+            passed = tuple(Named(name, name) for name in names)
+            inputs[place] = Project(plan, (*passed, made))
+            return True
+    return False
 
 
 def _padded(block: PlanBlock) -> dict[int, ColumnBinding]:

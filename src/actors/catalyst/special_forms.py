@@ -240,6 +240,13 @@ def _binary_pad(writer: ExpressionText, node: TreeNode) -> str:
     return f"{name}({writer.many(node.children)})"
 
 
+def _try_eval(writer: ExpressionText, node: TreeNode) -> str:
+    time = node.children[0]
+    if time.name != "ToTime" or time.fields.get("stale"):
+        raise NotRendered(f"TryEval of {time.name}")
+    return f"try_to_time({writer.many(time.children)})"
+
+
 def _size(writer: ExpressionText, node: TreeNode) -> str:
     # Of NULL: -1 without ANSI mode, by default.
     if node.fields["legacySizeOfNull"] is writer.ansi:
@@ -325,6 +332,9 @@ SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "PythonUDAF": _refused("an aggregate function in Python"),
     "PythonUDF": _refused("a function in Python"),
     "ScalaUDF": _refused("a function of the user's"),
+    "SchemaOfCsv": _to_text,
+    "SchemaOfJson": _to_text,
+    "SchemaOfXml": _to_text,
     "Size": _size,
     "StringTrim": _trim("BOTH"),
     "StringTrimLeft": _trim("LEADING"),
@@ -336,6 +346,7 @@ SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "TimestampAdd": _with_unit("timestampadd"),
     "TimestampDiff": _with_unit("timestampdiff"),
     "TimestampAddInterval": _timestamp_sum,
+    "TryEval": _try_eval,
     "UpCast": _cast,
     "XmlToStructs": _from_text,
 }

@@ -17,14 +17,19 @@ import org.apache.spark.sql.catalyst.expressions.Exists;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.IsNotNull;
+import org.apache.spark.sql.catalyst.expressions.KnownNullable;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.Literal$;
+import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
+import org.apache.spark.sql.catalyst.expressions.PreciseTimestampConversion;
 import org.apache.spark.sql.catalyst.expressions.SubqueryExpression;
+import org.apache.spark.sql.catalyst.expressions.UnixMicros;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
+import org.apache.spark.sql.catalyst.optimizer.ColumnPruning$;
 import org.apache.spark.sql.catalyst.plans.Cross$;
 import org.apache.spark.sql.catalyst.plans.ExistenceJoin;
 import org.apache.spark.sql.catalyst.plans.FullOuter$;
@@ -48,6 +53,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Offset;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.Sort;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.types.LongType;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
@@ -59,6 +65,7 @@ import scala.jdk.javaapi.CollectionConverters;
  * Compiled by Janino, which comes with Spark and knows no generics and no lambdas.
  */
 public class PlanNormalizer {
+  private static final int PRUNING_ROUNDS_MAX = 20;
   /** Aggregates that pass over NULL: a FILTER is a CASE in their argument. */
   private static final List PASS_OVER_NULL = java.util.Arrays.asList(new String[] {
     "Count", "CountIf", "Sum", "Average", "Min", "Max", "StddevSamp", "StddevPop", "VarianceSamp",
@@ -76,8 +83,14 @@ public class PlanNormalizer {
 
   /** Returns the normal form of a plan that went through the rules. */
   public static LogicalPlan normalForm(LogicalPlan plan) {
-    Block block = visit(plan);
-    return projected(plan.output(), block);
+    LogicalPlan made = projected(plan.output(), visit(plan));
+    // What a filter above read is not read any more where it has moved into a union.
+    for (int round = 0; round < PRUNING_ROUNDS_MAX; round++) {
+      LogicalPlan before = made;
+      made = ColumnPruning$.MODULE$.apply(made);
+      if (made.fastEquals(before)) break;
+    }
+    return made;
   }
 
   private static Block visit(LogicalPlan plan) {
@@ -270,8 +283,43 @@ public class PlanNormalizer {
       LogicalPlan child = (LogicalPlan) given.next();
       children.add(projected(child.output(), visit(child)));
     }
-    LogicalPlan made = new Union(seq(children), plan.byName(), plan.allowMissingCol());
+    LogicalPlan made = new Union(seq(flat(children)), plan.byName(), plan.allowMissingCol());
     return renumbered(plan, made);
+  }
+
+  /** Returns the inputs of a union with those of unions below them in their places. */
+  private static List flat(List children) {
+    List made = new ArrayList();
+    for (int i = 0; i < children.size(); i++) {
+      Project child = (Project) children.get(i);
+      if (!(child.child() instanceof Union)) {
+        made.add(child);
+        continue;
+      }
+      List output = list(child.child().output());
+      Iterator inner = list(child.child().children()).iterator();
+      while (inner.hasNext()) {
+        Project branch = (Project) inner.next();
+        Map columns = branchColumns(output, branch);
+        List items = new ArrayList();
+        Iterator given = list(child.projectList()).iterator();
+        while (given.hasNext()) {
+          Expression item = substituted(withoutAlias(given.next()), columns);
+          items.add(alias(item, NamedExpression$.MODULE$.newExprId()));
+        }
+        made.add(new Project(seq(items), branch.child()));
+      }
+    }
+    return made;
+  }
+
+  private static Map branchColumns(List output, Project branch) {
+    Map columns = new HashMap();
+    List items = list(branch.projectList());
+    for (int i = 0; i < items.size(); i++) {
+      columns.put(((Attribute) output.get(i)).exprId(), withoutAlias(items.get(i)));
+    }
+    return columns;
   }
 
   /** An expansion is a union of projections of one input. */
@@ -290,7 +338,7 @@ public class PlanNormalizer {
       children.add(new Project(seq(items), below));
     }
     if (children.size() == 1) return renumbered(plan, (LogicalPlan) children.get(0));
-    return renumbered(plan, new Union(seq(children), false, false));
+    return renumbered(plan, new Union(seq(flat(children)), false, false));
   }
 
   /** What orders rows and takes some of them changes none. */
@@ -379,8 +427,36 @@ public class PlanNormalizer {
       LogicalPlan next = (LogicalPlan) block.plans.get(i);
       made = new Join(made, next, Inner$.MODULE$, none(), JoinHint$.MODULE$.NONE());
     }
-    Expression condition = conjunction(block.conjuncts, made);
-    return condition == null ? made : new Filter(condition, made);
+    return made instanceof Union && !block.conjuncts.isEmpty()
+        ? restricted((Union) made, block.conjuncts) : restricted(made, block.conjuncts);
+  }
+
+  private static LogicalPlan restricted(LogicalPlan plan, List conjuncts) {
+    List parts = new ArrayList(conjuncts);
+    LogicalPlan below = plan;
+    if (plan instanceof Filter && !conjuncts.isEmpty()) {
+      below = ((Filter) plan).child();
+      split(((Filter) plan).condition(), Collections.EMPTY_MAP, parts);
+    }
+    Expression condition = conjunction(parts, below);
+    return condition == null ? plan : new Filter(condition, below);
+  }
+
+  /** Tests of a union are tests of its inputs. */
+  private static LogicalPlan restricted(Union plan, List conjuncts) {
+    List children = new ArrayList();
+    List output = list(plan.output());
+    Iterator given = list(plan.children()).iterator();
+    while (given.hasNext()) {
+      Project child = (Project) given.next();
+      Map columns = branchColumns(output, child);
+      List parts = new ArrayList();
+      for (int i = 0; i < conjuncts.size(); i++) {
+        parts.add(substituted((Expression) conjuncts.get(i), columns));
+      }
+      children.add(new Project(child.projectList(), restricted(child.child(), parts)));
+    }
+    return (LogicalPlan) plan.withNewChildren(seq(children));
   }
 
   /** Returns the block's plan as a side that may be padded with NULL: what is computed of it is
@@ -476,10 +552,17 @@ public class PlanNormalizer {
   private static Expression substituted(Expression node, final Map columns) {
     Expression bare = (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object each) {
-        return each instanceof Alias;
+        return each instanceof Alias || each instanceof KnownNullable
+            || each instanceof PreciseTimestampConversion;
       }
       public Object applyOrElse(Object each, scala.Function1 otherwise) {
-        return each instanceof Alias ? ((Alias) each).child() : otherwise.apply(each);
+        if (each instanceof PreciseTimestampConversion) {
+          // What time windows are made of; SQL has these functions for it.
+          PreciseTimestampConversion it = (PreciseTimestampConversion) each;
+          return it.toType() instanceof LongType
+              ? new UnixMicros(it.child()) : new MicrosToTimestamp(it.child());
+        }
+        return isDefinedAt(each) ? ((Expression) each).children().head() : otherwise.apply(each);
       }
     });
     return (Expression) bare.transform(new scala.runtime.AbstractPartialFunction() {
