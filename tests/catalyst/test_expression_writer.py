@@ -53,6 +53,7 @@ def write(tree: TreeNode, **settings: bool) -> str:
 
 LITERALS = (
     ("it's \\ \n", "string", "'it\\'s \\\\ \\n'"),
+    ("${spark.master}", "string", "'\\u0024{spark.master}'"),
     (None, "string", "CAST(NULL AS string)"),
     (None, "void", "NULL"),
     ("-5", "integer", "(-5)"),
@@ -220,6 +221,7 @@ def test_subqueries_that_are_columns() -> None:
     made = writer()
     made.subqueries[8] = "s1"
     assert made.write(tree) == "(c1 + s1)"
+    assert made.reads(tree) == {"c1", "s1"}
 
 
 @pytest.mark.parametrize("name", ["PythonUDF", "ScalaUDF", "OuterReference", "Unheard"])

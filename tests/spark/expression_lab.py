@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ class ExpressionLab:
         self.functions = function_names(gateway, session._jsparkSession)
         rows = session.sparkContext.emptyRDD()
         session.createDataFrame(rows, COLUMNS).createOrReplaceTempView("cols")
+        tree = self.tree(self.analyzed("SELECT * FROM cols"))
+        self.columns = {
+            json.dumps(type_of(node)): node.fields["name"] for node in tree.kids("projectList")
+        }
 
     def analyzed(self, text: str) -> Any:
         try:
@@ -158,7 +162,7 @@ class ExpressionLab:
     def over_columns(self, expression: TreeNode) -> list[str]:
         """Return texts of an expression with columns in the place of its literals."""
         names: dict[int, str] = {}
-        columns = {json.dumps(kind): name for name, kind in self.column_types().items()}
+        columns = self.columns
 
         def replaced(node: TreeNode, which: int | None, seen: list[int]) -> TreeNode:
             if node.name == "Literal":
@@ -179,10 +183,6 @@ class ExpressionLab:
             with suppress(NotRendered):
                 found.append(writer.write(replaced(expression, which, [])))
         return found[:1]
-
-    def column_types(self) -> dict[str, Any]:
-        tree = self.tree(self.analyzed("SELECT * FROM cols"))
-        return {node.fields["name"]: type_of(node) for node in tree.kids("projectList")}
 
 
 def is_steady(tree: TreeNode) -> bool:
@@ -238,6 +238,22 @@ def batched(lab: ExpressionLab, selects: Sequence[str], behind: str) -> dict[str
     return outcomes
 
 
+def expressions_by_select(
+    lab: ExpressionLab, selects: Sequence[str]
+) -> Iterator[tuple[str, TreeNode]]:
+    """Yield the expressions of many SELECTs, a batch in one where that has one of each."""
+    for start in range(0, len(selects), BATCH):
+        batch = selects[start : start + BATCH]
+        with suppress(RefusedBySpark):
+            found = expressions_of(lab.tree(lab.analyzed(f"SELECT {', '.join(batch)}")))
+            if len(found) == len(batch):
+                yield from zip(batch, found, strict=True)
+                continue
+        for select in batch:
+            for expression in expressions_of(lab.tree(lab.analyzed(f"SELECT {select}"))):
+                yield select, expression
+
+
 def documented(lab: ExpressionLab) -> dict[str, dict[str, str]]:
     """Return, by function, the outcomes of its examples and of these over columns."""
     examples = examples_of(lab)
@@ -257,10 +273,9 @@ def documented(lab: ExpressionLab) -> dict[str, dict[str, str]]:
     for listed, outcome in checked.items():
         for name in plain[listed]:
             outcomes[name][listed] = outcome
-    for listed, outcome in checked.items():
-        if outcome == "":
-            for expression in expressions_of(lab.tree(lab.analyzed(f"SELECT {listed}"))):
-                over.update(dict.fromkeys(lab.over_columns(expression), plain[listed]))
+    passed = [listed for listed, outcome in checked.items() if outcome == ""]
+    for listed, expression in expressions_by_select(lab, passed):
+        over.update(dict.fromkeys(lab.over_columns(expression), plain[listed]))
     for text, outcome in batched(lab, list(over), "FROM cols").items():
         for name in over[text]:
             outcomes[name][text] = outcome

@@ -143,6 +143,7 @@ concat(s, u, s)
 ''
 ' a  '
 '%\\%'
+'\u0024{spark.master} x${spark.master}'
 r'raw\n' || s
 X'00FF' || x
 DATE'2020-02-29'

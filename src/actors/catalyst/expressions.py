@@ -18,7 +18,7 @@ from actors.catalyst.function_calls import (
     evaluation_mode,
 )
 from actors.catalyst.literals import NotRendered, literal_text
-from actors.catalyst.plan_tree import TreeNode, attribute_ids
+from actors.catalyst.plan_tree import TreeNode, attribute_ids, walk
 from actors.catalyst.special_forms import SPECIAL_FORMS, SpecialForm
 
 DEPTH_MAX: Final = 120
@@ -116,11 +116,20 @@ class ExpressionWriter:
         return ", ".join(self.write(node) for node in nodes)
 
     def reads(self, node: TreeNode) -> frozenset[str]:
-        """Return the names of the columns that an expression reads."""
-        return frozenset(self._column(found) for found in attribute_ids(node))
+        """Return the names of the columns that an expression reads, those of its scalar
+        subqueries among them."""
+        found = {self._column(identity) for identity in attribute_ids(node)}
+        for below in walk(node):
+            if below.name == "ScalarSubquery" and below.fields["exprId"] in self.subqueries:
+                found.add(self.subqueries[below.fields["exprId"]])
+        return frozenset(found)
 
-    def call(self, node: TreeNode, *, before: str = "", behind: str = "") -> str:
-        """Return a function's call on all children of its expression."""
+    def call(self, node: TreeNode, *, before: str = "") -> str:
+        """Return a function's call on all children of its expression, `before` them DISTINCT or
+        nothing."""
+        if node.fields.get("stale"):
+            # The only child is a replacement, which is no argument.
+            raise NotRendered(f"stale parameters of {node.name}")
         if evaluation_mode(node) == "TRY":
             name = TRY_NAMES.get(node.name)
         else:
@@ -129,7 +138,7 @@ class ExpressionWriter:
         if name is None:
             raise NotRendered(f"the expression {node.name}")
         check_settings(node)
-        return f"{name}({before}{self.many(node.children)}{behind})"
+        return f"{name}({before}{self.many(node.children)})"
 
     def _write(self, node: TreeNode) -> str:
         name = node.name
@@ -161,7 +170,10 @@ class ExpressionWriter:
         if node.name == "With":
             return self._with(node)
         if node.name == "CommonExpressionRef":
-            return self.write(self._commons[_common_id(node)])
+            definition = self._commons.get(_common_id(node))
+            if definition is None:
+                raise NotRendered("a common expression without its definition")
+            return self.write(definition)
         if node.name == "ScalarSubquery":
             column = self.subqueries.get(node.fields["exprId"])
             if column is None:

@@ -140,7 +140,7 @@ class ExpressionText(Protocol):
     def many(self, nodes: Iterable[TreeNode]) -> str:
         """Return the texts of several, with commas between."""
 
-    def call(self, node: TreeNode, *, before: str = "", behind: str = "") -> str:
+    def call(self, node: TreeNode, *, before: str = "") -> str:
         """Return a function's call on all children."""
 
 

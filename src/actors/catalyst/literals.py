@@ -30,6 +30,7 @@ _INTEGER_SUFFIXES: Final = {"integer": "", "long": "L", "short": "S", "byte": "Y
 _EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 it counts, it is at no place
 _DAY_UNITS: Final = ("day", "hour", "minute", "second")
 _MICROS: Final = 1_000_000
+_VARIABLE: Final = "${"
 _ESCAPES: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
 
 
@@ -81,10 +82,12 @@ def string_text(value: str, *, raw: bool) -> str:
     >>> print(string_text("it's", raw=False), string_text("a", raw=True))
     'it\\'s' 'a'
     """
-    if not any(character in _ESCAPES for character in value):
+    if not any(character in _ESCAPES for character in value) and _VARIABLE not in value:
         return f"'{value}'"
     if not raw:
-        return "'" + "".join(_ESCAPES.get(character, character) for character in value) + "'"
+        text = "".join(_ESCAPES.get(character, character) for character in value)
+        # Spark puts settings into a text before it parses it, into its strings, too.
+        return "'" + text.replace(_VARIABLE, "\\u0024{") + "'"
     # Which quotes can be escaped in a raw string depends on further settings.
     return f"CAST(X'{value.encode().hex().upper()}' AS string)"
 

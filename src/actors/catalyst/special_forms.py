@@ -46,11 +46,11 @@ def _cast(writer: ExpressionText, node: TreeNode) -> str:
 def _sides(node: TreeNode) -> tuple[TreeNode, TreeNode]:
     """Return a timestamp and what is added or subtracted."""
     if node.fields.get("stale"):
-        start, interval = node.children[0].children
+        made = node.children[0]
         # A subtraction's replacement adds the negation.
-        if interval.name != "UnaryMinus":
+        if made.name != "TimestampAddInterval" or made.children[1].name != "UnaryMinus":
             raise NotRendered("a subtraction that adds")
-        return start, interval.children[0]
+        return made.children[0], made.children[1].children[0]
     return node.children[0], node.children[1]
 
 
