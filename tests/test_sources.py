@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter as Bag
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -161,6 +162,23 @@ async def test_one_table_of_a_source_goes_alone_and_comes_again(tmp_path: Path) 
         upper = (await source(client, "m")).upper
         await client.wait_for("bid", upper + 100)
         assert [table.outside for table in (await source(client, "m")).tables] == ["bid"]
+
+
+async def test_what_is_dropped_ends_quietly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = ["bid", "person"]
+    async with running(tmp_path, source_tick_ms=5) as client:
+        caplog.clear()
+        for _ in range(5):
+            await client.create_source("s", {"kind": "nexmark", "rate": 5_000}, tables)
+            for name in tables:
+                await client.peek(name)  # it is at work
+            await client.drop("person")
+            await client.wait_for("bid", (await source(client, "s")).upper + 10)
+            await client.drop_source("s")
+        loud = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+        assert loud == []
 
 
 async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> None:

@@ -423,7 +423,8 @@ class StorageHalf:
             return
         if isinstance(told, IngestEnded):
             self._ended.add(told.number)
-            await self._feed(e.Failed(told.number, told.error, told.hint or None))
+            failed = e.Failed(told.number, told.error, told.hint or None, told.is_dropped)
+            await self._feed(failed)
             return
         ids = {export.outside: export.id for export in description.exports}
         uppers = {told.id: told.upper} | {ids[name]: upper for name, upper in told.sealed}

@@ -399,7 +399,11 @@ class StorageState:
         effects = self.tasks.failed(event.number)
         if not effects:
             return []
-        self.health.fail(self.tasks.running[event.number].rendering.id, event.error, event.hint)
+        # Of what is being dropped nothing is told. Should it not be dropped after all, the look-up
+        # before the restart fails, and is told.
+        if not event.is_dropped:
+            id = self.tasks.running[event.number].rendering.id
+            self.health.fail(id, event.error, event.hint)
         return effects + self.client.tell_health()
 
     def _restart(self, number: int) -> list[e.Effect]:
