@@ -46,8 +46,12 @@ from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
 
 _ROW_BY_ROW: Final = (
     "spark.sql.optimizer.excludedRules",
-    "org.apache.spark.sql.catalyst.optimizer.ConstantFolding",
+    "org.apache.spark.sql.catalyst.optimizer.ConstantFolding,"
+    "org.apache.spark.sql.catalyst.optimizer.PushDownPredicates",
 )
+"""No expression is computed before its rows are there: not of no row at all, and not by a filter
+that was moved below a GROUP BY, of rows whose diffs are not summed up yet. The price: filters run
+where the query has them, behind joins and groupings."""
 _UNSUMMED: Final = "__unsummed"
 _BRACKETS: Final = re.compile(r"""[()]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL)
 KEPT_BYTES: Final = 1 << 40
