@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,8 @@ from actors.plan.delta import (
     Weigh,
     Where,
 )
-from actors.plan.jobs import JobFailed, Prepare, Prepared, Rows, Step
+from actors.plan.jobs import Difference, JobFailed, Prepare, Prepared, Rows, Step
+from actors.plan.jobs import Select as SelectRows
 from actors.plan.relational import Named
 from actors.plan.schema import Column, Schema
 
@@ -44,6 +46,7 @@ LEFT, RIGHT = Input("d0", ("s",)), Input("d1", ("s",))
 NUMBERED = Select(RIGHT, (Named("m", "`s`"),))
 BEYOND = "CAST(`s` AS int) >= 7"
 BY_NUMBER = (("CAST(`s` AS int)", "CAST(`m` AS int)"),)
+BEYOND_SQL = "select s from t where cast(s as int) >= 7"
 LARGE_BYTES = 5 * 1024 * 1024
 """More than Spark is given as rows."""
 
@@ -118,3 +121,27 @@ def test_what_stands_above_sees_no_row_that_is_gone(
     found = table_of(answer)
     assert set(found["s"].to_pylist()) == {"7", *(row[0] for row in more)}
     assert sum(found["__diff"].to_pylist()) == 2 + len(more)
+
+
+@pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["few", "many"])
+def test_a_query_over_contents_sees_no_row_that_is_gone(
+    child: ChildProcess, tmp_path: Path, size: int
+) -> None:
+    more = [(str(10 + number), 1, 1) for number in range(size // 17)]
+    tables = [[("seven", 1, 1), ("7", 1, 1), *more], [("seven", 2, -1)]]
+    files = [str(tmp_path / f"{number}.parquet") for number in range(2)]
+    for path, table in zip(files, tables, strict=True):
+        pq.write_table(updates(WORDS, table), path, compression="none", use_dictionary=False)
+    given = (("t", Rows(WORDS, files=tuple(files), advance_to=4)),)
+    for job in (
+        Difference(job_id(), BEYOND_SQL, given, WORDS, 5),
+        SelectRows(job_id(), BEYOND_SQL, given, WORDS),
+    ):
+        answer = child.ask(job)
+        assert not isinstance(answer, JobFailed), answer.text
+        found = table_of(answer)["s"].to_pylist()
+        assert Counter(found) == Counter(["7", *(row[0] for row in more)])
+    wrong = "select s from t where cast(concat('x', s) as int) = 1"
+    answer = child.ask(SelectRows(job_id(), wrong, given, WORDS))
+    assert isinstance(answer, JobFailed)
+    assert "CAST_INVALID_INPUT" in answer.text
