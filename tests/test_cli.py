@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from actors import Client, cli, terminal
 from actors.errors import AddressInUse, BadSettings, UnknownObject
+from actors.settings import Settings
 from actors.watching import doing
 
 runner = CliRunner()
@@ -66,10 +67,40 @@ def test_set_pairs_become_flags() -> None:
         cli.parse_settings(["workers"])
 
 
+def test_a_setting_is_taken_from_its_option_or_from_set_but_not_from_both() -> None:
+    options = {"listen": None, "state_dir": "here", "workers": None}
+    assert cli.combine(options, ["listen=unix:/x", "workers=3"]) == {
+        "listen": "unix:/x",
+        "state_dir": "here",
+        "workers": 3,
+    }
+    with pytest.raises(BadSettings, match="--state-dir here and --set state_dir=there"):
+        cli.combine(options, ["state_dir=there"])
+
+
+def test_serve_takes_from_set_what_has_an_option_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[Settings] = []
+
+    async def serve(settings: Settings, metrics: object) -> None:
+        taken.append(settings)
+
+    monkeypatch.setattr(cli, "_serve", serve)
+    arguments = ["--set", "listen=unix:/x", "--set", "state_dir=there", "--workers", "3"]
+    monkeypatch.setattr(sys, "argv", ["penstock", "serve", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    (settings,) = taken
+    assert (settings.listen, settings.state_dir, settings.workers) == ("unix:/x", "there", 3)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["serve", "--set", "no_such_setting=1"],
+        ["serve", "--set", "workers=2", "--workers", "3"],
         ["serve", "--workers", "0"],
         ["serve", "--config", "no-such-file.toml"],
         ["serve", "--log-level", "loud"],

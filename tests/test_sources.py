@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter as Bag
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -14,8 +15,10 @@ import deltalake
 import pytest
 
 from actors.client import Client
+from actors.controller.ddl import CatalogStore
 from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, ObjectInUse, UnknownObject
 from actors.kernel import Address, System
+from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api_storage import Health, SourceStatus
 from actors.service import Service
@@ -161,6 +164,57 @@ async def test_one_table_of_a_source_goes_alone_and_comes_again(tmp_path: Path) 
         upper = (await source(client, "m")).upper
         await client.wait_for("bid", upper + 100)
         assert [table.outside for table in (await source(client, "m")).tables] == ["bid"]
+
+
+async def test_what_is_dropped_ends_quietly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = ["bid", "person"]
+    async with running(tmp_path, source_tick_ms=5) as client:
+        caplog.clear()
+        for _ in range(5):
+            await client.create_source("s", {"kind": "nexmark", "rate": 5_000}, tables)
+            for name in tables:
+                await client.peek(name)  # it is at work
+            await client.drop("person")
+            await client.wait_for("bid", (await source(client, "s")).upper + 10)
+            await client.drop_source("s")
+        loud = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+        assert loud == []
+
+
+async def test_what_is_looked_up_while_it_is_dropped_ends_quietly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shards are gone, and the controller hears late that they are."""
+    missed: list[str] = []
+    state, drop_all = PersistClient.state, CatalogStore.drop_all
+
+    async def noted(persist: PersistClient, shard: str) -> Any:
+        try:
+            return await state(persist, shard)
+        except UnknownObject:
+            missed.append(shard)
+            raise
+
+    async def late(store: CatalogStore, *given: Any) -> Any:
+        changed = await drop_all(store, *given)
+
+        async def is_missed() -> bool:
+            return bool(missed)
+
+        await until(is_missed)
+        return changed
+
+    async with running(tmp_path, source_tick_ms=5) as client:
+        await client.create_source("s", {"kind": "counter", "rate": 1_000})
+        await client.peek("s")
+        caplog.clear()
+        monkeypatch.setattr(PersistClient, "state", noted)
+        monkeypatch.setattr(CatalogStore, "drop_all", late)
+        await client.drop_source("s")
+        loud = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+        assert loud == []
 
 
 async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> None:

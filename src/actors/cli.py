@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from datetime import date
 from pathlib import Path
@@ -92,6 +92,20 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
     return flags
 
 
+def combine(options: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
+    """Return settings from options of their own and from ``--set``.
+
+    Raises `BadSettings` for a pair that is none, and for a setting that is given both ways."""
+    chosen = {name: value for name, value in options.items() if value is not None}
+    flags = parse_settings(given)
+    for name in chosen.keys() & flags.keys():
+        option = "--" + name.replace("_", "-")
+        raise BadSettings(
+            f"{option} {chosen[name]} and --set {name}={flags[name]}: give one of the two"
+        )
+    return chosen | flags
+
+
 def parse_day(text: str) -> date:
     """A day as YYYY-MM-DD. Raises `BadSettings`."""
     try:
@@ -150,7 +164,7 @@ def serve(
     the same state directory goes on where the last one stopped.
     """
     set_up_logging(log_level, traced=True)
-    flags = parse_settings(settings or []) | {
+    options = {
         "state_dir": state_dir,
         "listen": listen,
         "cluster_listen": cluster_listen,
@@ -165,7 +179,7 @@ def serve(
         "otlp": otlp,
         "trace_file": trace_file,
     }
-    chosen = load(config, flags=flags)
+    chosen = load(config, flags=combine(options, settings or []))
     with watched(chosen) as metrics:
         run_loop(lambda: _serve(chosen, metrics))
 

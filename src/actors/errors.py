@@ -165,6 +165,11 @@ class WalRemoved(WalRefused):
     may still have it."""
 
 
+class PeerRejected(WalRefused):
+    """An acceptor takes this peer not at all: a wrong token, another tenant, timeline, version or
+    system. To wait does not help."""
+
+
 class Unauthenticated(RemoteProtocolError):
     """One side did not prove to the other who it is: a certificate or a token was refused."""
 

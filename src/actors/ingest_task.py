@@ -25,7 +25,7 @@ import anyio
 import msgspec
 
 from actors.arrangement import ArrangementStatistics
-from actors.errors import Fenced, PenstockError
+from actors.errors import Fenced, PenstockError, UnknownObject
 from actors.ingest.contents import KeyedContents
 from actors.ingest.intake import Done, Intake, Work
 from actors.ingest.meters import OF_SOURCE, Meters
@@ -100,6 +100,8 @@ class IngestEnded(msgspec.Struct, frozen=True, gc=False):
     number: int
     error: str
     hint: str
+    is_dropped: bool = False
+    """A shard of it is gone: the source, or one of its tables, is being dropped."""
 
 
 class _Opened(msgspec.Struct, frozen=True, gc=False):
@@ -437,9 +439,8 @@ class IngestTask(Actor[_Message]):
         if isinstance(error, Fenced):
             hint = "it is opened again at what is durable"
         self._doing = f"ended: {error}"
-        self._owner.reply(
-            IngestEnded(self._id, self._number, f"{type(error).__name__}: {error}", hint)
-        )
+        text, is_dropped = f"{type(error).__name__}: {error}", isinstance(error, UnknownObject)
+        self._owner.reply(IngestEnded(self._id, self._number, text, hint, is_dropped))
         self.ctx.stop()
 
     def describe(self) -> str:

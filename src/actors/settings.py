@@ -273,6 +273,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of one Spark plan of strata that run together; larger ones are done in pieces."""
     engine_statement_bytes_max: int = 2 * 1024 * 1024
     """Of one SQL text; with a larger one a job is refused with `JobTooLarge`, and never sent."""
+    engine_nesting_max: int = 1_000
+    """Brackets within brackets in an SQL text: over several thousand Spark's parser works for
+    minutes before its stack overflows. Refused in the same way."""
     view_plan_nodes_max: int = 8_000
     """Of all pieces of a step in which all inputs change; a view that needs more is recomputed."""
     engine_attempts_max: int = 2
@@ -326,6 +329,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a proposer that never pauses sent is flushed so often at least."""
     wal_slow_ms: int = 5_000
     """A message that waits for room for so long is warned of."""
+    wal_sample_ms: int = 5_000
+    """The queue of each proposer's connection is measured so often."""
     wal_idle_timeout_ms: int = 600_000
     """A peer that sends nothing for so long is given up."""
     wal_save_ms: int = 300

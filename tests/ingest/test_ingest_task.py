@@ -218,6 +218,18 @@ async def test_two_tasks_of_one_source_cannot_both_write(stage: Isolation) -> No
     assert await house.check(transactions) == len(transactions)
 
 
+async def test_a_task_whose_shards_are_dropped_says_so(stage: Isolation) -> None:
+    house = await House.open(stage, source_tick_ms=100)
+    house.start(MadeUp(draw(5, 40), 1))
+    await stage.advance(1_000)
+    assert house.taken(IngestEnded) == []
+    assert await house.persist.drop_shards(["s-b"])
+    await stage.advance(1_000)
+    assert house.taken(IngestEnded) == [
+        IngestEnded("u1", 1, "UnknownObject: no shard s-b", "", is_dropped=True)
+    ]
+
+
 async def test_an_export_that_failed_stays_so_and_is_told(stage: Isolation) -> None:
     transactions = [*draw(2, 4), Transaction((), "b"), *draw(3, 1)]
     house = await House.open(stage)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from engine_child import ipc  # type: ignore[import-not-found]
 
 from actors.plan.delta import Consolidate, DeltaPlan, Input, Pair, Select, Stratum
@@ -33,7 +34,6 @@ from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, inspect
 from actors.spark.session import ThreadSessions, open_session, spark_conf
 from actors.spark.slots import SlotSet
-from actors.spark.steps import Slot
 from actors.spark.traces import _stages
 from actors.testing.check_views import for_short_lives
 
@@ -69,9 +69,7 @@ class Lab:
     def __init__(self, engine: Engine, sessions: ThreadSessions, steps: PreparedSteps) -> None:
         self.engine = engine
         slot = engine.slot()
-        inline, collected = slot.inline_bytes_max, slot.collected_bytes_max
-        nodes, text = slot.plan_nodes_max, slot.statement_bytes_max
-        self.slot = Slot(sessions, steps, slot.out, inline, collected, nodes, text, slot.canceled)
+        self.slot = msgspec.structs.replace(slot, sessions=sessions, steps=steps)
         self.plan = PreparedPlan(PLAN)
 
     def step(self, name: str, inputs: Mapping[str, Rows], lo: int) -> RowsDone:

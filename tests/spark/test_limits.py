@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from actors.errors import BadSettings
+from actors.errors import BadSettings, JobTooLarge
 from actors.settings import Settings
 from actors.spark.failures import describe
+from actors.spark.jobs import Engine
 from actors.spark.session import spark_conf
 from actors.spark.steps import nesting_of
 
@@ -40,6 +42,18 @@ def test_a_heap_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 )
 def test_brackets_are_counted_where_they_nest(text: str, depth: int) -> None:
     assert nesting_of(text) == depth
+
+
+def test_a_text_that_is_nested_deeper_than_the_settings_allow_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "_sessions", lambda _: None)
+    engine: Any = Engine.__new__(Engine)
+    engine.settings, engine.out, engine._steps = Settings(engine_nesting_max=2), tmp_path, None
+    slot = engine.slot()
+    slot.check_size("(a) + (b) + ((c))")
+    with pytest.raises(JobTooLarge, match="nested 3 deep, more than 2"):
+        slot.check_size("(((c)))")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +15,20 @@ from engine_child import (  # type: ignore[import-not-found]
     updates,
 )
 
-from actors.plan.delta import DeltaPlan, Input, Select, Stratum
-from actors.plan.jobs import JobFailed, Prepare, Prepared, Rows, Step
+from actors.plan.delta import (
+    DeltaPlan,
+    Input,
+    Match,
+    Node,
+    Pair,
+    Select,
+    Stratum,
+    Union,
+    Weigh,
+    Where,
+)
+from actors.plan.jobs import Difference, JobFailed, Prepare, Prepared, Rows, Step
+from actors.plan.jobs import Select as SelectRows
 from actors.plan.relational import Named
 from actors.plan.schema import Column, Schema
 
@@ -28,6 +41,12 @@ PLAN = DeltaPlan(
     ("t",), (TEXTS,), NUMBERS, "select cast(s as int) as n, f from t", "incremental", "",
     (Stratum((), NODE, ("d0",)),),
 )  # fmt: skip
+WORDS = Schema((Column("s", "string"),))
+LEFT, RIGHT = Input("d0", ("s",)), Input("d1", ("s",))
+NUMBERED = Select(RIGHT, (Named("m", "`s`"),))
+BEYOND = "CAST(`s` AS int) >= 7"
+BY_NUMBER = (("CAST(`s` AS int)", "CAST(`m` AS int)"),)
+BEYOND_SQL = "select s from t where cast(s as int) >= 7"
 LARGE_BYTES = 5 * 1024 * 1024
 """More than Spark is given as rows."""
 
@@ -62,3 +81,67 @@ def test_a_row_that_is_gone_raises_nothing(
     found = table_of(answer).to_pylist()
     assert len(found) == len(more) + 1
     assert {"n": 7, "f": 0.5, "__time": 4, "__diff": 1} in found
+
+
+ABOVE: dict[str, Node] = {
+    "a filter": Where(LEFT, BEYOND),
+    "a filter of a union": Where(Union((LEFT, Weigh(RIGHT, "-1"))), BEYOND),
+    "a filter of what is computed": Where(Select(LEFT, (Named("s", "`s`"),)), BEYOND),
+    "a join": Select(Pair(LEFT, NUMBERED, BY_NUMBER), (Named("s", "`s`"),)),
+    "a semi join": Match(LEFT, NUMBERED, "semi", BY_NUMBER),
+}
+
+
+@pytest.mark.parametrize("name", ABOVE)
+@pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["few", "many"])
+def test_what_stands_above_sees_no_row_that_is_gone(
+    child: ChildProcess, tmp_path: Path, name: str, size: int
+) -> None:
+    """Spark filters before it sums up, if it may, and the filter raises for such a row."""
+    given = [("seven", 1, 1), ("7", 1, 2), ("5", 1, 1)]
+    more = [(str(10 + number), 1, 1) for number in range(size // 17)]
+    deleted = [("seven", 2, -1)]
+    parts = {"d0": [given + more, deleted], "d1": [[("7", 1, 1), ("seven", 1, 1), *more], deleted]}
+    if "union" in name:
+        parts = {"d0": [given + more], "d1": [[("seven", 1, 1)]]}
+    inputs: dict[str, Rows] = {}
+    for index, tables in parts.items():
+        files = [str(tmp_path / f"{index}-{number}.parquet") for number in range(len(tables))]
+        for path, table in zip(files, tables, strict=True):
+            pq.write_table(updates(WORDS, table), path, compression="none", use_dictionary=False)
+        inputs[index] = Rows(WORDS, files=tuple(files), advance_to=4)
+    plan = DeltaPlan(
+        ("t", "u"), (WORDS, WORDS), WORDS, "select s from t", "incremental", "",
+        (Stratum((), ABOVE[name], ("d0", "d1")),),
+    )  # fmt: skip
+    view = job_id()
+    assert isinstance(child.ask(Prepare(job_id(), view, plan)), Prepared)
+    answer = child.ask(Step(job_id(), view, 0, 0, inputs, 0, 5, at_once=True))
+    assert not isinstance(answer, JobFailed), answer.text
+    found = table_of(answer)
+    assert set(found["s"].to_pylist()) == {"7", *(row[0] for row in more)}
+    assert sum(found["__diff"].to_pylist()) == 2 + len(more)
+
+
+@pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["few", "many"])
+def test_a_query_over_contents_sees_no_row_that_is_gone(
+    child: ChildProcess, tmp_path: Path, size: int
+) -> None:
+    more = [(str(10 + number), 1, 1) for number in range(size // 17)]
+    tables = [[("seven", 1, 1), ("7", 1, 1), *more], [("seven", 2, -1)]]
+    files = [str(tmp_path / f"{number}.parquet") for number in range(2)]
+    for path, table in zip(files, tables, strict=True):
+        pq.write_table(updates(WORDS, table), path, compression="none", use_dictionary=False)
+    given = (("t", Rows(WORDS, files=tuple(files), advance_to=4)),)
+    for job in (
+        Difference(job_id(), BEYOND_SQL, given, WORDS, 5),
+        SelectRows(job_id(), BEYOND_SQL, given, WORDS),
+    ):
+        answer = child.ask(job)
+        assert not isinstance(answer, JobFailed), answer.text
+        found = table_of(answer)["s"].to_pylist()
+        assert Counter(found) == Counter(["7", *(row[0] for row in more)])
+    wrong = "select s from t where cast(concat('x', s) as int) = 1"
+    answer = child.ask(SelectRows(job_id(), wrong, given, WORDS))
+    assert isinstance(answer, JobFailed)
+    assert "CAST_INVALID_INPUT" in answer.text

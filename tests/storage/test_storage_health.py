@@ -15,7 +15,7 @@ BROKEN = Condition("stalled", "no such host", "check the address")
 
 def source() -> Health:
     health = Health()
-    health.begin("u1", ("u1a", "u1b"))
+    health.begin("u1", {"u1a": "orders", "u1b": "lines"})
     health.changes(ALL)
     return health
 
@@ -68,14 +68,16 @@ def test_a_round_begins_afresh_and_then_only_gets_worse() -> None:
         assert health.shown("k1") == shown
 
 
-def test_one_exports_failure_shows_there_and_at_its_source_alone() -> None:
+def test_a_tables_failure_is_its_own_and_the_sources_only_when_no_table_goes_on() -> None:
     health = all_running()
     health.observe("u1a", 1, BROKEN)
+    assert health.changes(ALL) == [("u1a", BROKEN)]
+    assert health.shown("u1") == health.shown("u1b") == RUNNING
+    health.observe("u1b", 1, Condition("stalled", "no column c"))
     assert health.changes(ALL) == [
-        ("u1", Condition("stalled", "u1a: no such host", "check the address")),
-        ("u1a", BROKEN),
+        ("u1", Condition("stalled", "table orders: no such host", "check the address")),
+        ("u1b", Condition("stalled", "no column c")),
     ]
-    assert health.shown("u1b") == RUNNING
     health.observe("u1a", 2, RUNNING)
     assert health.changes(ALL) == [("u1", RUNNING), ("u1a", RUNNING)]
 
@@ -91,7 +93,7 @@ def test_a_sources_failure_is_its_exports_too() -> None:
 
 def test_what_is_removed_is_not_told_and_an_update_leaves_exports_out() -> None:
     health = all_running()
-    health.begin("u1", ("u1b", "u1c"))
+    health.begin("u1", {"u1b": "lines", "u1c": "parts"})
     assert health.shown("u1a") is None
     assert dict(health.changes(ALL | {"u1c"})) == dict.fromkeys(("u1", "u1b", "u1c"), STARTING)
     health.validate()
@@ -117,7 +119,7 @@ def test_what_a_client_was_told_last_is_what_is_shown(script: list[tuple[str, ob
     for what, said in script:
         if what == "begin":
             assert isinstance(said, str)
-            health.begin("u1", tuple(f"u1{each}" for each in said))
+            health.begin("u1", {f"u1{each}": each for each in said})
         else:
             assert isinstance(said, tuple)
             health.observe(what, said[0], Condition(said[1], "why"))
@@ -127,8 +129,6 @@ def test_what_a_client_was_told_last_is_what_is_shown(script: list[tuple[str, ob
             shown = health.shown(id)
             assert shown is None or shown == condition
         source = health.shown("u1")
-        for export in ("u1a", "u1b"):
-            shown = health.shown(export)
-            if shown is not None and shown.failed:
-                assert source is not None
-                assert source.failed
+        tables = [shown for each in ("u1a", "u1b") if (shown := health.shown(each)) is not None]
+        if tables and source is not None:
+            assert source.failed == all(shown.failed for shown in tables)

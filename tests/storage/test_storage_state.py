@@ -319,6 +319,30 @@ def test_a_failure_stalls_and_restarts_after_a_delay_that_grows() -> None:
     assert of(e.RestartLater, room.event(e.Failed(3, "x"))) == [e.RestartLater(3, 1, Retry(5))]
 
 
+def test_a_source_all_of_whose_tables_failed_names_one_as_people_call_it() -> None:
+    room = started(source("u1", "ab"))
+    failed = tuple(e.Observation(id, "stalled", "no column c") for id in ("u1a", "u1b"))
+    well = e.Observation("u1", "running")
+    told = responses(room.event(e.Observed(1, 1, (well, failed[0]))))
+    assert {each.id: each.status for each in told} == {"u1": "running", "u1a": "stalled"}
+    told = responses(room.event(e.Observed(1, 2, (well, *failed))))
+    assert told[0] == StatusUpdate("u1", "stalled", "table public.a: no column c", None, 77)
+
+
+def test_a_task_whose_shards_are_dropped_ends_quietly_unless_the_drop_does_not_come() -> None:
+    room = started(source("u1", "a"), source("u2", "a"))
+    for number in (1, 2):
+        effects = room.event(e.Failed(number, "no shard", None, is_dropped=True))
+        assert effects == [e.RestartLater(number, 1, Retry())]
+    told = responses(room.do(drop("u1")), StatusUpdate)
+    assert {each.status for each in told} == {"dropped"}
+    assert room.event(e.RestartDue(1)) == []
+    (look_up,) = of(e.LookUp, room.event(e.RestartDue(2)))
+    assert responses(room.event(e.ResumeFailed(look_up.ticket, "no shard"))) == [
+        StatusUpdate("u2", "stalled", "no shard", None, 77)
+    ]
+
+
 def test_what_was_dropped_meanwhile_is_not_recreated() -> None:
     room = started(source("u1"), sink("k1"))
     room.event(e.Failed(1, "x"))

@@ -78,6 +78,9 @@ class House:
         self.port = 0
         self.served: list[bytes] = []
         """The first word of every command."""
+        self.rejects = ""
+        """Why nobody is let in."""
+        self.rejected = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -105,6 +108,11 @@ class House:
             startup = await reader.readexactly(length - 4)
             assert f"-c timeline_id={TIMELINE} tenant_id={TENANT}".encode() in startup
             assert b"database\0replication\0" in startup
+            if self.rejects:
+                self.rejected += 1
+                text = b"C28P01\0M" + self.rejects.encode() + b"\0\0"
+                writer.write(b"E" + struct.pack("!I", len(text) + 4) + text)
+                return
             writer.write(READY)
             kind, body = await self._message(reader)
             assert kind == b"Q"

@@ -14,7 +14,7 @@ from proposer_house import (  # type: ignore[import-not-found]
     houses,
 )
 
-from actors.errors import BadSettings, Broken, Closed, InvalidUsage
+from actors.errors import BadSettings, Broken, Closed, InvalidUsage, PeerRejected
 from actors.settings import Settings, load
 from actors.wal.dialling import AcceptorAddress, parse_addresses
 from actors.wal.proposer import Effect, Phase, ProposerConfig
@@ -193,6 +193,44 @@ async def test_an_address_where_nobody_answers_does_not_stop_the_others() -> Non
         addresses = [nowhere, *(each.address for each in those)]
         async with propose(config(), addresses, timing=FAST) as log:
             assert await log.append(b"x" * 8) == START + 8
+
+
+async def test_a_writer_that_no_acceptor_takes_hears_what_each_said() -> None:
+    async with houses() as those:
+        for house in those:
+            house.rejects = f"{house.node_id} knows no such token"
+        async with leading(those) as log:
+            with anyio.fail_after(200), pytest.raises(PeerRejected) as failed:
+                await log.elected()
+        for house in those:
+            assert f"acceptor {house.address}: {house.rejects}" in str(failed.value)
+
+
+async def test_acceptors_that_may_come_back_are_waited_for_whatever_another_says() -> None:
+    async with houses() as those:
+        those[0].rejects = "no such token"
+        for house in those[1:]:
+            await house.down()
+        async with leading(those) as log:
+            await until(lambda: those[0].rejected > 3)
+            for house in those[1:]:
+                await house.up()
+            with anyio.fail_after(200):
+                assert await log.elected() == START
+
+
+async def test_a_leader_goes_on_when_all_acceptors_take_it_no_more_for_a_while() -> None:
+    async with houses() as those, leading(those) as log:
+        await log.append(b"before--")
+        for house in those:
+            await house.down()
+            house.rejects = "no such token"
+            await house.up()
+        await until(lambda: all(house.rejected > 1 for house in those))
+        for house in those:
+            house.rejects = ""
+        with anyio.fail_after(200):
+            assert await log.append(b"after---") == START + 16
 
 
 def test_addresses() -> None:

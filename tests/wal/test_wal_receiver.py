@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from wal_disks import Fault  # type: ignore[import-not-found]
 from wal_wires import ELECTED, GREETING, START, TIMELINE, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
@@ -21,7 +22,7 @@ from actors.settings import Settings
 from actors.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
 from actors.testing.isolation import Isolation, Subject
 from actors.wal import codec_v3
-from actors.wal.accepting import GATHERED_BYTES_MAX, gathered_max
+from actors.wal.accepting import GATHERED_BYTES_MAX, Queued, gathered_max
 from actors.wal.acceptor import AppendUnflushed, Message
 from actors.wal.messages import (
     WAL_BYTES_MAX,
@@ -102,6 +103,19 @@ async def test_a_proposer_is_greeted_elected_and_answered(stage: Isolation) -> N
     await stage.advance(0)
     assert await outcome.wait() == Outcome(CopyEnd.DONE)
     assert house.timeline.registry.count == 0
+
+
+async def test_the_queue_is_measured_as_often_as_the_settings_say(
+    stage: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[float] = []
+    clock = stage.system.clock
+    monkeypatch.setattr(Queued, "sample", lambda _: measured.append(clock.monotonic_ms()))
+    house = House(stage, msgspec.structs.replace(SMALL, wal_sample_ms=70))
+    began_ms = clock.monotonic_ms()
+    house.connect()
+    await stage.advance(220)
+    assert measured == pytest.approx([began_ms + 70 * n for n in (1, 2, 3)])
 
 
 async def test_an_election_is_in_the_log(

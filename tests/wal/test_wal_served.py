@@ -25,7 +25,7 @@ from wal_wires import (  # type: ignore[import-not-found]
 )
 
 from actors.cluster.security import Security
-from actors.errors import Broken, StateDirectoryError, WalRefused
+from actors.errors import Broken, PeerRejected, StateDirectoryError, Unauthenticated, WalRefused
 from actors.kernel import System, SystemClock
 from actors.kernel.threads import ThreadedClock
 from actors.settings import Settings
@@ -331,6 +331,36 @@ class Certified:
     def context(self, name: str, *, server: bool) -> ssl.SSLContext:
         path = self.files[name]
         return Security(path, path, self.authority).context(server=server)
+
+
+@pytest.mark.parametrize(
+    ("config", "token", "said"),
+    [
+        (ProposerConfig(TENANT, TIMELINE, START_LSN), "another", "none of this acceptor's tokens"),
+        (ProposerConfig("c" * 32, TIMELINE, START_LSN), "opensesame", "the token is of tenant"),
+        (
+            ProposerConfig(TENANT, TIMELINE, START_LSN, pg_version=150_000),
+            "opensesame",
+            "another major version",
+        ),
+    ],
+)
+async def test_a_writer_whom_to_wait_does_not_help_is_told(
+    tmp_path: Path, config: ProposerConfig, token: str, said: str
+) -> None:
+    def check(shown: bytes) -> Grant:
+        if shown != b"opensesame":
+            raise Unauthenticated("the password is none of this acceptor's tokens")
+        return Grant(TENANT)
+
+    async with served(tmp_path, check=check) as node:
+        first = ProposerConfig(TENANT, TIMELINE, START_LSN, pg_version=160_000)
+        with anyio.fail_after(60):
+            async with propose(first, [node.address], token="opensesame") as log:
+                await log.elected()
+            async with propose(config, [node.address], token=token) as log:
+                with pytest.raises(PeerRejected, match=said):
+                    await log.elected()
 
 
 async def test_a_token_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

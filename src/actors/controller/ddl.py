@@ -21,7 +21,15 @@ import msgspec
 
 from actors.arrangement.hashing import check_key_type
 from actors.controller.boot import latest
-from actors.controller.catalog import CATALOG_KEY, INDEX, TABLE, VIEW, Catalog, CatalogObject
+from actors.controller.catalog import (
+    CATALOG_KEY,
+    INDEX,
+    OUTSIDE,
+    TABLE,
+    VIEW,
+    Catalog,
+    CatalogObject,
+)
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.names import check_name, fold
 from actors.controller.rows import check_key_columns
@@ -247,7 +255,8 @@ class CatalogStore:
             done = await self._persist.compare_and_set(cas)
         if not done:
             raise _fenced(seqno)
-        await self._forget_hydrations(shards)
+        if entry.kind not in OUTSIDE:  # of which none is hydrated, and whose tasks want to hear it
+            await self._forget_hydrations(shards)
         return Changed(smaller, _after(seqno), dropped=entry, also=also)
 
     async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:

@@ -8,7 +8,7 @@ keep the bits of a row (see `actors.spark.translate`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -17,11 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from actors.errors import DefiniteError
 from actors.plan.jobs import Difference, Query, Rows, RowsDone
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema, query
 from actors.spark.bridge import CHAR_LENGTH, Bridge
+from actors.spark.failures import describe
 from actors.spark.rows import Loaded, done, frame, load
 from actors.spark.steps import Slot, is_small
 from actors.spark.translate import consolidated, holds_floats, quote
@@ -36,9 +38,30 @@ def run_difference(slot: Slot, job: Difference) -> RowsDone:
 
     Raises `QueryRejected` when the query does not make `job.output`, and Spark's own errors.
     """
+    return retry_apart(lambda apart: _run_difference(slot, job, apart=apart))
+
+
+def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
+    """Run a query over contents, and, if its data make it raise, once more over contents that
+    Spark sums up before it computes anything of them: what raised may be a row that is gone.
+
+    The second run costs as much as the first, and the filters that Spark would have moved below
+    the sums; only a query that raises pays it.
+    """
+    # The rule that moves filters is not left out here, as it is of steps (`steps.run_step`): a
+    # user's query may have the conditions of its joins in WHERE.
+    try:
+        return run(False)
+    except Exception as error:
+        if describe(error)[0] != DefiniteError.__name__:
+            raise
+    return run(True)
+
+
+def _run_difference(slot: Slot, job: Difference, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
     old = None if job.old is None else load(job.old)
-    with over_contents(slot, job.tables, job.conf, old) as opened:
+    with over_contents(slot, job.tables, job.conf, old, apart=apart) as opened:
         bridge = opened.bridge
         found = query(bridge, job.sql)
         check_types(output_schema(found.schema), job.output, "the query", names=False)
@@ -71,9 +94,11 @@ def over_contents(
     tables: Sequence[tuple[str, Rows]],
     conf: tuple[tuple[str, str], ...],
     old: Loaded | None = None,
+    *,
+    apart: bool = False,
 ) -> Iterator[Opened]:
     """A session in which texts may name the contents of the tables; and whether all of it, `old`
-    included, is small."""
+    included, is small. `apart`: see `retry_apart`."""
     loaded = {name: load(rows) for name, rows in tables}
     all_rows = [*loaded.values(), *([] if old is None else [old])]
     read = sum(rows.bytes for rows in all_rows)
@@ -88,7 +113,7 @@ def over_contents(
             table = ready[name]
             schema = rows.rows.schema
             if table is None:
-                made = _contents_in_spark(bridge, schema, raw[name])
+                made = _contents_in_spark(bridge, schema, raw[name], apart=apart)
             else:
                 made = bridge.table(table)
             contents[name] = _with_char_lengths(made, schema)
@@ -127,9 +152,9 @@ def floats_of(schema: Schema) -> set[str]:
     return {column.name for column in schema.columns if holds_floats(column.type)}
 
 
-def _contents_in_spark(bridge: Bridge, schema: Schema, view: str) -> DataFrame:
-    rows = f"SELECT * FROM {quote(view)}"
-    text = consolidated(rows, schema.names, floats_of(schema), by_time=False, keep="> 0")
+def _contents_in_spark(bridge: Bridge, schema: Schema, view: str, *, apart: bool) -> DataFrame:
+    rows, floats = f"SELECT * FROM {quote(view)}", floats_of(schema)
+    text = consolidated(rows, schema.names, floats, by_time=False, keep="> 0", apart=apart)
     repeated = f"explode(sequence(1L, {DIFF})) AS {DIFF}"
     return bridge.sql(text).selectExpr(*map(quote, schema.names), repeated).drop(DIFF)
 

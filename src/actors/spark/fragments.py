@@ -107,9 +107,16 @@ def from_rows(rows: str) -> str:
 
 
 def consolidated(
-    rows: str, names: Sequence[str], floats: set[str], *, by_time: bool = True, keep: str = "<> 0"
+    rows: str,
+    names: Sequence[str],
+    floats: set[str],
+    *,
+    by_time: bool = True,
+    keep: str = "<> 0",
+    apart: bool = False,
 ) -> str:
-    """Sums the diffs of equal rows (at equal times); keeps those whose sum is `keep`."""
+    """Sums the diffs of equal rows (at equal times); keeps those whose sum is `keep`. `apart`:
+    no filter of what stands above is computed of rows that were not summed up yet."""
     grouped = [quote(name) for name in names]
     items = [f"any_value({quote(n)}) AS {quote(n)}" if n in floats else quote(n) for n in names]
     if by_time:
@@ -117,6 +124,8 @@ def consolidated(
         items.append(TIME)
     exact = [f"CAST({quote(name)} AS string)" for name in names if name in floats]
     items.append(f"sum({DIFF}) AS {DIFF}")
+    if apart:  # true of every sum that is kept: Spark moves no filter below one that may change
+        keep += f" AND rand(0) < abs({DIFF})"
     groups = ", ".join([*grouped, *exact])
     tail = f"GROUP BY {groups} " if groups else ""
     summed = f"SELECT {', '.join(items)} {from_rows(rows)} {tail}"

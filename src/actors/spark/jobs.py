@@ -84,7 +84,17 @@ class Engine:
         inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
         nodes, text = limits.engine_plan_nodes_max, limits.engine_statement_bytes_max
         sessions, canceled = self._sessions(), threading.Event()
-        return Slot(sessions, self._steps, self.out, inline, collected, nodes, text, canceled)
+        return Slot(
+            sessions,
+            self._steps,
+            self.out,
+            inline,
+            collected,
+            nodes,
+            text,
+            limits.engine_nesting_max,
+            canceled,
+        )
 
     def run(self, slot: Slot, ticket: Ticket, pool: str) -> Answer:
         """The answer to a job. Raises `SparkGone` when Spark did not answer or has stopped."""

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from actors.errors import InvalidUsage
 from actors.plan.jobs import RowsDone, Select
 from actors.spark.analysis import check_types, output_schema, query
-from actors.spark.difference import over_contents
+from actors.spark.difference import over_contents, retry_apart
 from actors.spark.files import too_large, write_files
 from actors.spark.rows import done
 from actors.spark.steps import Slot
@@ -27,8 +27,12 @@ from actors.threshold_probes import COLLECTED
 def run_select(slot: Slot, job: Select) -> RowsDone:
     """The query's rows. Raises `QueryRejected` when it does not make `job.output`,
     `InvalidUsage` when they are too many, and Spark's own errors."""
+    return retry_apart(lambda apart: _run_select(slot, job, apart=apart))
+
+
+def _run_select(slot: Slot, job: Select, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
-    with over_contents(slot, job.tables, job.conf) as opened:
+    with over_contents(slot, job.tables, job.conf, apart=apart) as opened:
         bridge = opened.bridge
         found = query(bridge, job.sql)
         check_types(output_schema(found.schema), job.output, "the query", names=False)

@@ -46,12 +46,13 @@ from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
 
 _ROW_BY_ROW: Final = (
     "spark.sql.optimizer.excludedRules",
-    "org.apache.spark.sql.catalyst.optimizer.ConstantFolding",
+    "org.apache.spark.sql.catalyst.optimizer.ConstantFolding,"
+    "org.apache.spark.sql.catalyst.optimizer.PushDownPredicates",
 )
+"""No expression is computed before its rows are there: not of no row at all, and not by a filter
+that was moved below a GROUP BY, of rows whose diffs are not summed up yet. The price: filters run
+where the query has them, behind joins and groupings."""
 _UNSUMMED: Final = "__unsummed"
-NESTING_MAX: Final = 1_000
-"""Brackets in an SQL text: over several thousand Spark's parser works for minutes before its stack
-overflows."""
 _BRACKETS: Final = re.compile(r"""[()]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL)
 KEPT_BYTES: Final = 1 << 40
 """Taken as the size of rows that stay in Spark, which nobody has counted."""
@@ -77,6 +78,7 @@ class Slot(msgspec.Struct):
     collected_bytes_max: int
     plan_nodes_max: int
     statement_bytes_max: int
+    nesting_max: int
     canceled: threading.Event
     """Of the job at hand."""
     group: str = ""
@@ -96,9 +98,12 @@ class Slot(msgspec.Struct):
                 f"its SQL text has {size} bytes, more than {self.statement_bytes_max} "
                 "(engine_statement_bytes_max)"
             )
-        depth = nesting_of(text) if text.count("(") > NESTING_MAX else 0
-        if depth > NESTING_MAX:
-            raise JobTooLarge(f"its SQL text is nested {depth} deep, more than {NESTING_MAX}")
+        depth = nesting_of(text) if text.count("(") > self.nesting_max else 0
+        if depth > self.nesting_max:
+            raise JobTooLarge(
+                f"its SQL text is nested {depth} deep, more than {self.nesting_max} "
+                "(engine_nesting_max)"
+            )
 
 
 def run_step(slot: Slot, prepared: PreparedPlan, job: Step) -> RowsDone:

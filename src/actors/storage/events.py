@@ -95,6 +95,8 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
     number: int
     error: str
     hint: str | None = None
+    is_dropped: bool = False
+    """A shard of the source is gone; the command that drops it is on its way."""
 
 
 class RestartDue(msgspec.Struct, frozen=True, gc=False):

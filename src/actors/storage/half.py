@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from actors.arrangement import ArrangementStatistics
 from actors.channel_adapter import StorageGone, StoragePassed
-from actors.errors import Broken, Closed, PenstockError
+from actors.errors import Broken, Closed, PenstockError, UnknownObject
 from actors.ingest.shards import ExportShard, IngestShards
 from actors.ingest_task import Ingested, IngestEnded, IngestRunning, IngestTask, Reconfigure
 from actors.kernel import STOP, Actor, Address, Context, Effect, Lane
@@ -258,15 +258,24 @@ class StorageHalf:
                 pass  # holds are the controller's, and a sink's its task's
 
     def _look_up(self, effect: e.LookUp) -> None:
-        description = effect.description
+        description, persist, settings = effect.description, self._persist, self._settings
 
-        async def look_up() -> ResumeState:
-            if effect.attempt:
-                await anyio.sleep(self._settings.retry_delay_ms(effect.attempt) / 1000)
-            persist = self._persist
+        async def look() -> ResumeState:
             remap = await persist.state(description.remap_shard)
             uppers = [(each.id, await persist.upper(each.shard)) for each in description.exports]
             return ResumeState(remap.since, remap.upper, tuple(uppers))
+
+        async def look_up() -> ResumeState:
+            if effect.attempt:
+                await anyio.sleep(settings.retry_delay_ms(effect.attempt) / 1000)
+                return await look()
+            try:
+                return await look()
+            except UnknownObject:
+                # It is being dropped: the command that cancels this look-up is on its way, and
+                # nothing is told of it unless that does not come.
+                await anyio.sleep(settings.retry_delay_ms_max / 1000)
+            return await look()
 
         self._look_ups[effect.ticket] = self._ctx.effect(
             look_up,
@@ -423,7 +432,8 @@ class StorageHalf:
             return
         if isinstance(told, IngestEnded):
             self._ended.add(told.number)
-            await self._feed(e.Failed(told.number, told.error, told.hint or None))
+            failed = e.Failed(told.number, told.error, told.hint or None, told.is_dropped)
+            await self._feed(failed)
             return
         ids = {export.outside: export.id for export in description.exports}
         uppers = {told.id: told.upper} | {ids[name]: upper for name, upper in told.sealed}

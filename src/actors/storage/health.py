@@ -47,6 +47,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 STARTING: Final = Condition("starting")
+_NO_EXPORTS: Final[Mapping[ObjectId, str]] = {}
 
 
 class _Object(msgspec.Struct):
@@ -61,13 +62,15 @@ class Health:
 
     def __init__(self) -> None:
         self._objects: dict[ObjectId, _Object] = {}
-        self._exports: dict[ObjectId, tuple[ObjectId, ...]] = {}
+        self._exports: dict[ObjectId, Mapping[ObjectId, str]] = {}
+        """By source: its exports, and how people call them."""
         self._source_of: dict[ObjectId, ObjectId] = {}
         self._told: dict[ObjectId, Condition] = {}
 
-    def begin(self, id: ObjectId, exports: tuple[ObjectId, ...] = ()) -> None:
-        """The object was rendered, afresh if it was before: it and its exports start."""
-        for gone in set(self._exports.get(id, ())) - set(exports):
+    def begin(self, id: ObjectId, exports: Mapping[ObjectId, str] = _NO_EXPORTS) -> None:
+        """The object was rendered, afresh if it was before: it and its exports (id → table's name)
+        start."""
+        for gone in self._exports.get(id, _NO_EXPORTS).keys() - exports.keys():
             self._remove(gone)
         self._exports[id] = exports
         self._source_of |= dict.fromkeys(exports, id)
@@ -114,10 +117,10 @@ class Health:
             return above if SEVERITY[above.status] > SEVERITY[own.status] else own
         if own.failed:
             return own
-        for export in self._exports.get(id, ()):
-            below = self._objects[export].condition
-            if below.failed:
-                return Condition("stalled", f"{export}: {below.error}", below.hint)
+        tables = [(name, self._objects[e].condition) for e, name in self._exports[id].items()]
+        if tables and all(below.failed for _, below in tables):
+            name, below = tables[0]
+            return Condition("stalled", f"table {name}: {below.error}", below.hint)
         return own
 
     def changes(self, known: Container[ObjectId]) -> list[tuple[ObjectId, Condition]]:

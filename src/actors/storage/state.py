@@ -352,7 +352,7 @@ class StorageState:
         if not self._mine(rendering.id):
             return []
         if kind != "oneshot":
-            self.health.begin(rendering.id, rendering.ids[1:])
+            self.health.begin(rendering.id, _tables(rendering))
         effects = self.tasks.begin(rendering, former)
         if rendering.complete:
             for id in rendering.ids:
@@ -399,7 +399,11 @@ class StorageState:
         effects = self.tasks.failed(event.number)
         if not effects:
             return []
-        self.health.fail(self.tasks.running[event.number].rendering.id, event.error, event.hint)
+        # Of what is being dropped nothing is told. Should it not be dropped after all, the look-up
+        # before the restart fails, and is told.
+        if not event.is_dropped:
+            id = self.tasks.running[event.number].rendering.id
+            self.health.fail(id, event.error, event.hint)
         return effects + self.client.tell_health()
 
     def _restart(self, number: int) -> list[e.Effect]:
@@ -451,6 +455,13 @@ class StorageState:
             current = self.renderings.current.get(task.rendering.id)
             assert current is not None, "a task of something that is not rendered"
             assert current.number == number, "a task of a former rendering"
+
+
+def _tables(rendering: Rendering) -> dict[ObjectId, str]:
+    """Return the exports of a source, and how people call them."""
+    what = rendering.what
+    exports = what.exports if isinstance(what, IngestionDescription) else ()
+    return {export.id: export.name or export.outside for export in exports}
 
 
 def _kind(rendering: Rendering) -> Kind:

@@ -1,14 +1,15 @@
 """What an acceptor refuses, before it does anything: `acceptor` asks here first.
 
 Pure functions of the acceptor's state and one message. Each raises `WalRefused` with what came and
-what is here, and changes nothing; after a refusal the connection is closed.
+what is here, and changes nothing; after a refusal the connection is closed. What will be refused
+again, however often it is said, is `PeerRejected`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from actors.errors import InvalidUsage, WalRefused
+from actors.errors import InvalidUsage, PeerRejected, WalRefused
 from actors.wal.history import check_history, highest_common_point, history_text, visible
 from actors.wal.lsn import check_segment_bytes, lsn_text
 from actors.wal.messages import AppendRequest, Membership, ProposerElected, ProposerGreeting
@@ -23,27 +24,27 @@ def check_greeting(node_id: int, state: ControlState, message: ProposerGreeting)
     """Another log, or another configuration than this acceptor can follow."""
     version = message.pg_version
     if version and not PG_VERSION_MIN <= version <= PG_VERSION_MAX:
-        raise WalRefused(
+        raise PeerRejected(
             f"PostgreSQL {version} is not known here: {PG_VERSION_MIN} to {PG_VERSION_MAX},"
             " or 0 where it is unknown"
         )
     if state.pg_version and version // 10_000 != state.pg_version // 10_000:
-        raise WalRefused(
+        raise PeerRejected(
             f"a log of PostgreSQL {version}, this one is of {state.pg_version}: another major"
             " version writes another log"
         )
     for what in ("tenant", "timeline"):
         ours, theirs = getattr(state, what), getattr(message, what)
         if ours != theirs:
-            raise WalRefused(f"a proposer of {what} {theirs}, this is {what} {ours}")
+            raise PeerRejected(f"a proposer of {what} {theirs}, this is {what} {ours}")
     if state.segment_bytes and message.segment_bytes != state.segment_bytes:
-        raise WalRefused(
+        raise PeerRejected(
             f"segments of {message.segment_bytes} bytes, this log has {state.segment_bytes}"
         )
     try:
         check_segment_bytes(message.segment_bytes)
     except InvalidUsage as error:
-        raise WalRefused(str(error)) from None
+        raise PeerRejected(str(error)) from None
     _check_membership(node_id, state.membership, message.membership)
 
 

@@ -2,11 +2,12 @@
 
 Rules: a length is judged before any of the body is kept; every wait for the peer is bounded, but
 for `receive`, whose caller decides; what an acceptor answers with an error is raised as
-`WalRefused` with its text (`WalRemoved` where it says by its code that the log is no longer
-kept), an end of the stream as `Broken`, bytes that are no messages as `MalformedFrame`. One task
-receives, one sends. A token is shown to acceptors of this machine, and to others over TLS alone.
-With TLS nothing else is spoken: an acceptor that has none is an error; its certificate must be of
-the authority that is trusted, and for the host that was dialled.
+`WalRefused` with its text (by its code as `WalRemoved` where the log is no longer kept, and as
+`PeerRejected` where to come again does not help), an end of the stream as `Broken`, bytes that are
+no messages as `MalformedFrame`. One task receives, one sends. A token is shown to acceptors of this
+machine, and to others over TLS alone. With TLS nothing else is spoken: an acceptor that has none is
+an error; its certificate must be of the authority that is trusted, and for the host that was
+dialled.
 
 Source: PostgreSQL's documentation, "Message Formats"; the parameters are those of Neon's proposer.
 """
@@ -18,7 +19,7 @@ import ipaddress
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,12 +29,13 @@ from actors.errors import (
     FrameTooLarge,
     InvalidUsage,
     MalformedFrame,
+    PeerRejected,
     WalRefused,
     WalRemoved,
 )
 from actors.wal.lsn import lsn_text
 from actors.wal.messages import WAL_BYTES_MAX
-from actors.wal.startup import REMOVED
+from actors.wal.startup import NO_PASSWORD, REJECTED, REMOVED
 
 PORT: Final = 5454
 BODY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
@@ -41,6 +43,11 @@ BODY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
 _HEADER: Final = struct.Struct("!cI")
 _U32: Final = struct.Struct("!I")
 _VERSION_3: Final = 3 << 16
+_REFUSED_AS: Final[Mapping[str, type[WalRefused]]] = {
+    NO_PASSWORD: PeerRejected,
+    REJECTED: PeerRejected,
+    REMOVED: WalRemoved,
+}
 _SSL_REQUEST: Final = struct.pack("!II", 8, 80877103)
 
 
@@ -149,10 +156,10 @@ class AcceptorConnection:
                 return
             if kind == b"R" and body != _U32.pack(0):
                 if body != _U32.pack(3) or not token:
-                    raise WalRefused(f"acceptor {self.address} wants a token: give it one")
+                    raise PeerRejected(f"acceptor {self.address} wants a token: give it one")
                 is_safe = self._writer.get_extra_info("ssl_object") is not None
                 if not is_safe and not is_of_this_machine(self._writer.get_extra_info("peername")):
-                    raise WalRefused(
+                    raise PeerRejected(
                         f"acceptor {self.address} wants a token, which would cross the network in"
                         " the clear: set tls_certificate, tls_key and tls_authority"
                     )
@@ -183,7 +190,7 @@ class AcceptorConnection:
         except OSError as error:
             raise Broken(f"acceptor {self.address}: {error}") from None
         if kind == b"E":
-            refused = WalRemoved if _error_field(body, b"C") == REMOVED else WalRefused
+            refused = _REFUSED_AS.get(_error_field(body, b"C"), WalRefused)
             text = _error_field(body, b"M") or "an error without a text"
             raise refused(f"acceptor {self.address}: {text}")
         return kind, body
@@ -259,7 +266,8 @@ async def _open_encrypted(
     address: AcceptorAddress, tls: ssl.SSLContext
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Asks for TLS and begins it. Of what comes in the clear one byte is read and no more, so that
-    nothing that somebody put behind it counts as said over TLS. Raises `OSError`, `WalRefused`."""
+    nothing that somebody put behind it counts as said over TLS. Raises `OSError` and
+    `PeerRejected`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     failure = OSError(f"no address of {address.host}")
@@ -271,7 +279,9 @@ async def _open_encrypted(
             await loop.sock_sendall(sock, _SSL_REQUEST)
             answer = await loop.sock_recv(sock, 1)
             if answer != b"S":
-                raise WalRefused(f"acceptor {address} has no TLS, and it is asked for: not spoken")
+                raise PeerRejected(
+                    f"acceptor {address} has no TLS, and it is asked for: not spoken"
+                )
             return await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=address.host)
         except OSError as error:
             sock.close()

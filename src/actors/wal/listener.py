@@ -24,6 +24,7 @@ import anyio.abc
 
 from actors.errors import (
     Broken,
+    PeerRejected,
     PenstockError,
     Unauthenticated,
     WalRefused,
@@ -44,6 +45,7 @@ from actors.wal.startup import (
     INTERNAL_ERROR,
     NO_PASSWORD,
     READY,
+    REJECTED,
     REMOVED,
     SYNTAX_ERROR,
     AskPeerStatus,
@@ -139,8 +141,7 @@ class WalListener:
         except Broken as error:
             log.info("connection of %s ended: %s", stream.peer, error)
         except PenstockError as error:
-            code = REMOVED if isinstance(error, WalRemoved) else INTERNAL_ERROR
-            last = error_response(str(error), code)
+            last = error_response(str(error), code_of(error))
             log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
         except Exception as error:  # a fault of ours ends this connection alone
             last = error_response(f"a fault of this acceptor: {type(error).__name__}: {error}")
@@ -273,9 +274,9 @@ class WalListener:
             raise WalRefused(f"a {type(greeting).__name__} came first: a greeting must")
         asked = (target.tenant or greeting.tenant, target.timeline or greeting.timeline)
         if asked != (greeting.tenant, greeting.timeline):
-            raise WalRefused("the greeting is about another timeline than the connection")
+            raise PeerRejected("the greeting is about another timeline than the connection")
         if greeting.segment_bytes != SEGMENT_BYTES:
-            raise WalRefused(f"segments of {greeting.segment_bytes} bytes: only {SEGMENT_BYTES}")
+            raise PeerRejected(f"segments of {greeting.segment_bytes} bytes: only {SEGMENT_BYTES}")
         timeline = await self._timelines.obtain(greeting, may_create=command.allow_creation)
         if timeline is None:
             log.info("%s: there is no timeline %s, and it may not be made", stream.peer, asked[1])
@@ -305,12 +306,19 @@ class WalListener:
             raise group.exceptions[0] from None
 
 
+def code_of(error: PenstockError) -> str:
+    """Return what tells a peer whether it is to come again, as a code of PostgreSQL's."""
+    if isinstance(error, WalRemoved):
+        return REMOVED
+    return REJECTED if isinstance(error, PeerRejected) else INTERNAL_ERROR
+
+
 def farewell(outcome: Outcome) -> bytes:
     """What a proposer is told at the end of its stream; nothing where nobody listens."""
     error = outcome.error
     if error is not None:
         if outcome.from_acceptor:
-            return error_response(f"WAL acceptor: {type(error).__name__}: {error}", INTERNAL_ERROR)
+            return error_response(f"WAL acceptor: {type(error).__name__}: {error}", code_of(error))
         return b"" if isinstance(error, Broken) else error_response(str(error))
     match outcome.end:
         case CopyEnd.DONE:

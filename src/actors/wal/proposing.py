@@ -8,7 +8,8 @@ loop is one append to it, so that of many who were woken by one commit the next 
 
 Rules: `append` returns when a quorum has it on disk; those who append wait in order while there is
 no room; what the core calls fatal ends all of them with an error that says that it may have
-happened; of a connection that ended nothing is told to the core any more.
+happened; of a connection that ended nothing is told to the core any more. Before the election an
+end comes too when each acceptor has said, as its last word, that to come again does not help.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from actors.errors import Broken, Closed, InvalidUsage, PenstockError
+from actors.errors import Broken, Closed, InvalidUsage, PeerRejected, PenstockError
 from actors.settings import Settings
 from actors.wal import codec_v3
 from actors.wal.dialling import (
@@ -121,6 +122,8 @@ class LeadingProposer:
         self._waiting: list[tuple[int, int, anyio.Event]] = []
         self._numbers = itertools.count()
         self._error: PenstockError | None = None
+        self._rejections: dict[int, PeerRejected] = {}
+        """Of the acceptors whose last word it was."""
 
     # -- for those who append --
 
@@ -135,14 +138,15 @@ class LeadingProposer:
         return self.core.end_lsn + self._gathered_bytes
 
     async def elected(self) -> int:
-        """Waits for the election; where the log goes on. Raises `Broken` when it was lost."""
+        """Waits for the election; where the log goes on. Raises `Broken` when it was lost, and
+        `PeerRejected` with what each acceptor said when none takes this proposer."""
         await self._elected.wait()
         self._check()
         return self.core.start_lsn
 
     async def synced(self) -> int:
         """In sync mode: waits until the acceptors agree; where their log ends (0: there is none).
-        Raises `Broken`."""
+        Raises as `elected`."""
         await self._synced.wait()
         self._check()
         return self.core.start_lsn
@@ -281,6 +285,7 @@ class LeadingProposer:
             try:
                 await self._converse(acceptor)
             except PenstockError as error:
+                self._note_rejection(acceptor, error)
                 # Once a reason: what stays wrong must be seen, and fills no log.
                 level = logging.INFO if str(error) == warned else logging.WARNING
                 warned = str(error)
@@ -289,6 +294,16 @@ class LeadingProposer:
                 delay_ms = self._timing.retry_delay_ms_min  # it had lasted
             await anyio.sleep(delay_ms / 1000)
             delay_ms = min(2 * delay_ms, self._timing.retry_delay_ms_max)
+
+    def _note_rejection(self, acceptor: int, error: PenstockError) -> None:
+        self._rejections.pop(acceptor, None)
+        if not isinstance(error, PeerRejected):
+            return
+        self._rejections[acceptor] = error
+        # A leader stays: its acceptors took it once, and what they miss may be mended.
+        if len(self._rejections) == len(self._addresses) and not self._elected.is_set():
+            said = "; ".join(str(self._rejections[n]) for n in sorted(self._rejections))
+            self._stop(PeerRejected(f"no acceptor takes this writer: {said}"))
 
     async def _dial(self, acceptor: int) -> AcceptorConnection:
         config = self.core.config

@@ -30,7 +30,7 @@ import enum
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol, TypeAlias, assert_never
+from typing import Protocol, TypeAlias, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -58,9 +58,6 @@ from actors.wal.registry import Feed, Guard
 from actors.wal.timeline import Timeline
 
 log = logging.getLogger("penstock.wal")
-
-SAMPLE_MS: Final = 5_000
-"""How often the depth of a connection's queue is measured."""
 
 
 class CopyEnd(enum.Enum):
@@ -267,7 +264,7 @@ class Receiver(Actor[_ReceiverMessage]):
         self.ctx.watch(self._acceptor, _AcceptorGone())
         self.ctx.watch(self._writer, _WriterGone())
         self._reading = self.ctx.effect(self._read_all, done=lambda ended: ended)
-        self.ctx.after(SAMPLE_MS, _Sample())
+        self.ctx.after(self._settings.wal_sample_ms, _Sample())
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -317,7 +314,7 @@ class Receiver(Actor[_ReceiverMessage]):
                 )
             case _Sample():  # here, and not in the acceptor: it waits for the disk
                 self._queued.sample()
-                self.ctx.after(SAMPLE_MS, _Sample())
+                self.ctx.after(self._settings.wal_sample_ms, _Sample())
             case _ReadEnded():
                 self._read = message
                 self._tell(self._acceptor, Disconnected())

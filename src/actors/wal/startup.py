@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.errors import FrameTooLarge, MalformedFrame, Unauthenticated, WalRefused
+from actors.errors import FrameTooLarge, MalformedFrame, PeerRejected, Unauthenticated, WalRefused
 from actors.wal.lsn import parse_lsn
 from actors.wal.messages import WAL_BYTES_MAX
 
@@ -200,9 +200,9 @@ def parse_target(options: str) -> Target:
 
 
 def checked_id(name: str, value: str) -> str:
-    """An id as it names a folder. Raises `WalRefused`."""
+    """An id as it names a folder. Raises `PeerRejected`."""
     if len(value) != 32 or not _HEX.issuperset(value):
-        raise WalRefused(f"the {name} id {value[:64]!r} is none: give 32 hexadecimal digits")
+        raise PeerRejected(f"the {name} id {value[:64]!r} is none: give 32 hexadecimal digits")
     return value
 
 
@@ -441,6 +441,8 @@ INTERNAL_ERROR: Final = "XX000"
 NO_PASSWORD: Final = "28P01"
 SYNTAX_ERROR: Final = "42601"
 COPY_FAILED: Final = "00000"
+REJECTED: Final = "08004"
+"""As PostgreSQL says that it does not let a peer connect."""
 REMOVED: Final = "58P01"
 """As PostgreSQL says that a segment was removed already."""
 
