@@ -20,9 +20,10 @@ import msgspec
 
 from actors.kernel import System
 from actors.settings import Settings
-from actors.testing.check_views import for_short_lives, place_on_spark
+from actors.testing.check_views import place_on_spark
 from actors.testing.conformance import (
     Judgement,
+    for_few_steps,
     judge_corpus,
     judged_wrong,
     summary,
@@ -62,7 +63,7 @@ async def run(given: argparse.Namespace) -> list[Judgement]:
     scales = [given.scale, given.scale * GROWTH] if given.growth else [given.scale]
     with tempfile.TemporaryDirectory(prefix="penstock-conformance-") as folder:
         async with System(seed=given.seed) as system:
-            place = place_on_spark(system, for_short_lives(Settings()), Path(folder))
+            place = place_on_spark(system, for_few_steps(Settings()), Path(folder))
             for queries in corpora:
                 found += await judge_corpus(queries, place, scales, given.changes, given.seed, show)
     return found

@@ -10,8 +10,8 @@ import pytest
 
 from actors.kernel import System
 from actors.settings import Settings
-from actors.testing.check_views import for_short_lives, place_on_spark
-from actors.testing.conformance import Conformance, Judgement, judged_wrong
+from actors.testing.check_views import place_on_spark
+from actors.testing.conformance import Conformance, Judgement, for_few_steps, judged_wrong
 from actors.testing.corpora import make_tables, read_queries
 
 FOLDER = Path(__file__).parent.parent / "corpora"
@@ -36,13 +36,13 @@ async def judge_sample() -> list[Judgement]:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         async with System(seed=1) as system:
-            place = place_on_spark(system, for_short_lives(Settings()), scratch)
+            place = place_on_spark(system, for_few_steps(Settings()), scratch)
             for corpus, names in SAMPLE.items():
                 queries = [query for query in read_queries(FOLDER, corpus) if query.name in names]
                 assert len(queries) == len(names)
                 tables = make_tables(corpus, SCALES[corpus], 1, scratch, queries)
                 over = Conformance(corpus, tables, place, CHANGES, 1)
-                found += await over.judge(queries, empties=False)
+                found += await over.judge(queries, brief=True)
     return found
 
 

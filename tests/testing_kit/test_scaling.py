@@ -19,7 +19,7 @@ from actors.testing.check_views import Report, check_scripts, read, script_files
 from actors.testing.checking import Checked, Options, Place, ViewResult
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.scaling import measured, moved
-from actors.testing.view_scripts import parse_script
+from actors.testing.view_scripts import Update, parse_script
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IN_MEMORY_OPTIONS = Options(exact_decimals=False)
