@@ -29,13 +29,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.settings import Settings
 from actors.testing.base_check import BaseCheck
 from actors.testing.check_views import failed_results, for_plans_run_once, for_short_lives
-from actors.testing.checking import Checked, Options, Place
+from actors.testing.checking import Checked, Options, Place, first_line
 from actors.testing.corpora import CORPORA, Query, make_tables, tables_of
+from actors.testing.maintain import Engine
 from actors.testing.view_scripts import Script, Update, ViewText
+from actors.views.compile import compile_view
 
 TIMES: Final = (10, 20, 21, 22, 30)
 """The first is that of the rows that the view is hydrated from."""
@@ -230,6 +233,30 @@ def for_few_steps(settings: Settings) -> Settings:
     """Return settings for an engine of which every plan makes a few steps: neither the JVM nor
     Spark compiles more than it must. Steps' plans are kept all the same."""
     return for_plans_run_once(for_short_lives(settings), 0)
+
+
+async def compile_queries(queries: Sequence[Query], place: Place) -> list[Judgement]:
+    """Compile queries, and run none: each is ``compiled`` with its mode, or ``refused``."""
+    analyze = Engine(place.executor, "modes").analyze()
+    found = []
+    for query in queries:
+        judged = Judgement(query.corpus, query.name, query.shape, "compiled", "refused")
+        try:
+            plan = await compile_view(query.sql, tables_of(query), analyze)
+            judged.mode, judged.reason = plan.mode, plan.reason
+        except InvalidUsage as error:
+            judged.verdict, judged.detail = "refused", first_line(error)
+        found.append(judged)
+    return found
+
+
+async def output_schemas(corpus: str, queries: Sequence[Query], place: Place) -> list[Schema]:
+    """Return the schemas of the queries' answers, as Spark's analysis over empty tables has them.
+    Raises `QueryRejected` for a text that it does not accept."""
+    analyze = Engine(place.executor, "texts").analyze()
+    tables = tuple(CORPORA[corpus].tables.items())
+    analyzed = await analyze(tables, tuple(query.sql for query in queries), (), ())
+    return list(analyzed.schemas)
 
 
 async def judge_corpus(
