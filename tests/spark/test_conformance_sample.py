@@ -37,7 +37,7 @@ SAMPLE = {
     # below a filter; a full join
     "tpcds": ("q10", "q12", "q28", "q36", "q38", "q41", "q44", "q77", "q87", "q93", "q97"),
 }
-SCALES = {"tpch": 0.001, "nexmark": 0.0002, "tpcds": 0.0005}
+SCALES = {"tpch": 0.0005, "nexmark": 0.0002, "tpcds": 0.0005}
 CHANGES = 60
 QUERIES = 149
 

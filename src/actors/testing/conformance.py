@@ -235,6 +235,14 @@ def for_few_steps(settings: Settings) -> Settings:
     return for_plans_run_once(for_short_lives(settings), 0)
 
 
+def _add(first: Judgement, judged: Judgement, scale: float) -> None:
+    """Tell of a query what was found of it at another scale."""
+    first.reads += judged.reads
+    if judged.verdict == "WRONG" and first.verdict != "WRONG":
+        first.verdict = "WRONG"
+        first.detail = f"at scale {scale:g}: {judged.detail}"
+
+
 async def compile_queries(queries: Sequence[Query], place: Place) -> list[Judgement]:
     """Compile queries, and run none: each is ``compiled`` with its mode, or ``refused``."""
     analyze = Engine(place.executor, "modes").analyze()
@@ -276,17 +284,13 @@ async def judge_corpus(
             made = await place.system.clock.run_blocking(make)
         over = Conformance(queries[0].corpus, made, place, changes, seed)
         for query in queries:
-            if number and found[query.name].verdict == "refused":
-                continue
-            (judged,) = await over.judge([query], brief=number > 0)
-            first = found.setdefault(query.name, judged)
-            if number:
-                first.reads += judged.reads
-                if judged.verdict == "WRONG" and first.verdict != "WRONG":
-                    first.verdict = "WRONG"
-                    first.detail = f"at scale {scale:g}: {judged.detail}"
+            if number == 0:
+                (found[query.name],) = await over.judge([query])
+            elif found[query.name].verdict != "refused":
+                (judged,) = await over.judge([query], brief=True)
+                _add(found[query.name], judged, scale)
             if number == len(scales) - 1:
-                show(first)
+                show(found[query.name])
     return list(found.values())
 
 
