@@ -42,6 +42,7 @@ from actors.catalyst.tree_reading import (
 from actors.catalyst.window_calls import window_parts
 from actors.plan.relational import (
     Aggregate,
+    AggregateCall,
     Distinct,
     Equal,
     Expansion,
@@ -76,6 +77,10 @@ _PASSING: Final = frozenset(
 """Nodes that change no rows: contents are a bag, whose order and partitions mean nothing."""
 SESSION_MARK: Final = "spark.sessionWindow"
 """Spark's own key in the metadata of a column by which a grouping merges sessions."""
+TOO_MANY_ROWS: Final = (
+    "[SCALAR_SUBQUERY_TOO_MANY_ROWS] More than one row "
+    "returned by a subquery used as an expression."
+)
 _UNORDERED: Final = ("map<", "variant", "interval")
 _OUTER_KINDS: Final = {"LeftOuter": "left", "RightOuter": "right", "FullOuter": "full"}
 
@@ -155,13 +160,36 @@ class RelationalBuilder:
             return block, node.replaced(children)
         number = node.fields["exprId"]
         if number not in block.columns:
+            if node.children:
+                raise NotTranslated("a correlated subquery that is no join")
             plan = node.fields["plan"]
-            if node.children or not is_one_row(plan):
-                raise NotTranslated("a scalar subquery of which there may be no row, or two")
             inner = self._block(plan)
-            bound = {number: inner.columns[inner.output[0]]}
-            block = block.merged(PlanBlock(inner.inputs, inner.conjuncts, [], bound), [])
+            bound = inner.columns[inner.output[0]]
+            if not is_one_row(plan):
+                inner, bound = self._single_value(inner, bound)
+            columns = {number: bound}
+            block = block.merged(PlanBlock(inner.inputs, inner.conjuncts, [], columns), [])
         return block, attribute_in_place_of(node, number)
+
+    def _single_value(
+        self, block: PlanBlock, bound: ColumnBinding
+    ) -> tuple[PlanBlock, ColumnBinding]:
+        """Return one row with the only value of a column: NULL where there is no row, an error
+        where there are two."""
+        if any(word in bound.type for word in _UNORDERED):
+            raise NotTranslated(f"a scalar subquery of type {bound.type}")
+        count, value, made = (
+            self._fresh.take(prefix, kind)
+            for prefix, kind in (("a", "bigint"), ("a", bound.type), ("c", bound.type))
+        )
+        calls = (
+            AggregateCall(count, "count", None, "bigint", "bigint", False),
+            AggregateCall(value, "max", bound.id, bound.type, bound.type, bound.nullable),
+        )
+        grouped = Aggregate(block.close(self._fresh), (), calls, self._ansi)
+        text = f"CASE WHEN ({count} > 1L) THEN raise_error('{TOO_MANY_ROWS}') ELSE {value} END"
+        plan = Project(grouped, (Named(made, text),))
+        return PlanBlock([plan], [], [], {}), ColumnBinding(made, bound.type, True)
 
     def _conjuncts(
         self, condition: TreeNode | None, columns: Mapping[int, ColumnBinding]
@@ -527,7 +555,7 @@ class RelationalBuilder:
 
     def _window(self, node: TreeNode) -> PlanBlock:
         block = self._block(node.children[0])
-        below = block.close(self._fresh)
+        below = self._closed_narrow(block)
         below, names = keyed(
             below,
             keys := [self._write(each, block.columns) for each in node.kids("partitionSpec")],
@@ -551,6 +579,15 @@ class RelationalBuilder:
         output = [*block.output, *_numbers(node.kids("windowExpressions"))]
         return PlanBlock([plan], [], output, columns)
 
+    def _closed_narrow(self, block: PlanBlock) -> Plan:
+        """Return the block as a plan of its output alone: all of its columns decide over the
+        order of rows."""
+        plan = block.close(self._fresh)
+        ids = tuple(dict.fromkeys(block.columns[number].id for number in block.output))
+        if ids == columns_of(plan):
+            return plan
+        return Project(plan, tuple(Named(id_, id_) for id_ in ids))
+
     def _limit(self, node: TreeNode) -> PlanBlock:
         """LIMIT and OFFSET over an order, which may stand below projections."""
         count = None
@@ -573,7 +610,7 @@ class RelationalBuilder:
             sorts = sort.kids("order")
         else:
             block, sorts, projects = self._block(node), [], []
-        below = block.close(self._fresh)
+        below = self._closed_narrow(block)
         order = tuple(self._write(each, block.columns).text for each in sorts)
         types = tuple((id_, self._types[id_]) for id_ in columns_of(below))
         _check_ordered(types)

@@ -12,12 +12,14 @@ import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.CaseWhen;
+import org.apache.spark.sql.catalyst.expressions.Cast$;
 import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.Exists;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GreaterThan;
 import org.apache.spark.sql.catalyst.expressions.IsNotNull;
 import org.apache.spark.sql.catalyst.expressions.IsNull;
 import org.apache.spark.sql.catalyst.expressions.KnownNullable;
@@ -28,12 +30,14 @@ import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
 import org.apache.spark.sql.catalyst.expressions.Or;
 import org.apache.spark.sql.catalyst.expressions.PreciseTimestampConversion;
+import org.apache.spark.sql.catalyst.expressions.RaiseError;
 import org.apache.spark.sql.catalyst.expressions.ScalarSubquery;
 import org.apache.spark.sql.catalyst.expressions.SubqueryExpression;
 import org.apache.spark.sql.catalyst.expressions.UnixMicros;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
 import org.apache.spark.sql.catalyst.optimizer.BooleanSimplification$;
 import org.apache.spark.sql.catalyst.optimizer.ColumnPruning$;
 import org.apache.spark.sql.catalyst.optimizer.PruneFilters$;
@@ -60,6 +64,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Offset;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.Sort;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.LongType;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -73,6 +78,8 @@ import scala.jdk.javaapi.CollectionConverters;
  */
 public class PlanNormalizer {
   private static final int PRUNING_ROUNDS_MAX = 20;
+  private static final String TOO_MANY_ROWS = "[SCALAR_SUBQUERY_TOO_MANY_ROWS] More than one row "
+      + "returned by a subquery used as an expression.";
   /** Aggregates that pass over NULL: a FILTER is a CASE in their argument. */
   private static final List PASS_OVER_NULL = java.util.Arrays.asList(new String[] {
     "Count", "CountIf", "Sum", "Average", "Min", "Max", "StddevSamp", "StddevPop", "VarianceSamp",
@@ -277,7 +284,7 @@ public class PlanNormalizer {
   private static Expression lifted(Expression node, final Block block) {
     return (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object each) {
-        return each instanceof ScalarSubquery && isOneRow((ScalarSubquery) each);
+        return each instanceof ScalarSubquery && ((ScalarSubquery) each).children().isEmpty();
       }
       public Object applyOrElse(Object each, scala.Function1 otherwise) {
         if (!isDefinedAt(each)) return otherwise.apply(each);
@@ -285,20 +292,46 @@ public class PlanNormalizer {
         if (!block.columns.containsKey(it.exprId())) {
           LogicalPlan plan = (LogicalPlan) it.plan();
           Block inner = visit(plan);
-          block.plans.addAll(inner.plans);
-          block.conjuncts.addAll(inner.conjuncts);
           Attribute output = (Attribute) plan.output().head();
           Object stands = inner.columns.get(output.exprId());
-          block.columns.put(it.exprId(), stands == null ? output : stands);
+          Expression value = (Expression) (stands == null ? output : stands);
+          block.columns.put(it.exprId(), isOneRow(plan) ? value : singleValue(inner, value));
+          block.plans.addAll(inner.plans);
+          block.conjuncts.addAll(inner.conjuncts);
         }
         return block.columns.get(it.exprId());
       }
     });
   }
 
-  private static boolean isOneRow(ScalarSubquery node) {
-    if (!node.children().isEmpty()) return false;
-    LogicalPlan plan = (LogicalPlan) node.plan();
+  /** Makes a block one row, and returns the only value there is: NULL for none, an error for
+   *  two. */
+  private static Expression singleValue(Block block, Expression value) {
+    LogicalPlan below = closed(block);
+    Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
+    Count count = new Count(seq(Collections.singletonList(one)));
+    Map sorted = new java.util.TreeMap();
+    AggregateFunction[] functions = new AggregateFunction[] {count, new Max(value)};
+    Alias[] columns = new Alias[2];
+    for (int i = 0; i < 2; i++) {
+      AggregateExpression call = functions[i].toAggregateExpression();
+      columns[i] = alias(call, NamedExpression$.MODULE$.newExprId());
+      sorted.put("call " + keyOf(call, below), columns[i]);
+    }
+    List items = new ArrayList(sorted.values());
+    block.plans.clear();
+    block.conjuncts.clear();
+    block.plans.add(new Aggregate(seq(new ArrayList()), seq(items), below, none()));
+    Expression rows = columns[0].toAttribute();
+    Expression many = new GreaterThan(rows, Literal$.MODULE$.apply(Long.valueOf(1L)));
+    Expression error = Cast$.MODULE$.apply(new RaiseError(Literal$.MODULE$.apply(TOO_MANY_ROWS)),
+        value.dataType(), SQLConf.get().ansiEnabled());
+    return new CaseWhen(seq(Collections.singletonList(new scala.Tuple2(many, error))),
+        scala.Option.apply(columns[1].toAttribute()));
+  }
+
+  private static boolean isOneRow(LogicalPlan given) {
+    LogicalPlan plan = given;
     while (plan instanceof Project) plan = ((Project) plan).child();
     return plan instanceof Aggregate && ((Aggregate) plan).groupingExpressions().isEmpty();
   }
