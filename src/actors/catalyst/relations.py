@@ -29,8 +29,10 @@ from actors.catalyst.blocks import (
     filtered,
     keyed,
 )
-from actors.catalyst.expressions import ExpressionWriter, FunctionNames, NotRendered
+from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.filter_safety import is_surely_safe
+from actors.catalyst.function_calls import FunctionNames
+from actors.catalyst.literals import NotRendered
 from actors.catalyst.plan_tree import TreeNode, walk
 from actors.catalyst.tree_reading import (
     attribute_in_place_of,
@@ -298,10 +300,10 @@ class RelationalBuilder:
         block = self._block(node.children[0])
         condition = node.kid("condition")
         assert condition is not None, "a filter has a condition"
-        plain, tests = [], []
-        for part in conjuncts_of(condition):
-            (plain if existence_of(part) is None else tests).append(part)
-        found = []
+        parts = conjuncts_of(condition)
+        tests = [part for part in parts if existence_of(part) is not None]
+        plain = [part for part in parts if existence_of(part) is None]
+        found: list[Conjunct] = []
         for part in plain:
             block, bare = self._lifted(block, part)
             found += self._conjuncts(bare, block.columns)
