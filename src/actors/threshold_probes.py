@@ -371,6 +371,11 @@ CUT_ROWS: Final = KernelLimit(
     "a fetched part is cut on the event loop",
     "it is in a thread",
 )  # fmt: skip
+LIMIT_RESERVE: Final = KernelLimit(
+    "limit_reserve_rows", 256,
+    "the rows that a view's LIMIT keeps beyond its own last",
+    "they are used up: the whole input is read",
+)  # fmt: skip
 COLD_STEPS: Final = KernelLimit(
     "policy_cold_steps", 5,
     "the time of a first step that is planned anew says nothing",

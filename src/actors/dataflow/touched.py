@@ -29,7 +29,7 @@ from actors.plan.delta import DeltaPlan, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, set_column
 from actors.progress import Frontier, ShardId, Time
-from actors.threshold_probes import HIDDEN_ROWS
+from actors.threshold_probes import HIDDEN_ROWS, LIMIT_RESERVE
 
 
 class Imports:
@@ -246,9 +246,10 @@ class Lookups:
 
     def _is_wanted(self, lookup: Lookup) -> bool:
         """Whether a lookup without a key reads anything: it has no condition, or that holds."""
-        places = range(len(lookup.origins))
-        found = (self._origin_rows(lookup, place) for place in places)
-        return not lookup.origins or any(rows is not None and rows.num_rows for rows in found)
+        if not lookup.origins:
+            return True
+        found = (self._origin_rows(lookup, place) for place in range(len(lookup.origins)))
+        return LIMIT_RESERVE.crossed(any(rows is not None and rows.num_rows for rows in found))
 
     def _origin_rows(self, lookup: Lookup, place: int) -> pa.Table | None:
         """The rows of an origin: those that the lookups which fill it returned."""

@@ -218,6 +218,53 @@ class RecomputeRows(msgspec.Struct, frozen=True, tag=True):
     calls: tuple[WindowColumn, ...]
 
 
+class Gate(msgspec.Struct, frozen=True, tag=True):
+    """The updates of the input where `switch` has a row; with `closes` where it has none."""
+
+    input: Node
+    switch: Node
+    closes: bool
+
+
+class TopCovered(msgspec.Struct, frozen=True, tag=True):
+    """The `changes` up to the row of `edge` in an order (peers of it among them); all of them where
+    `edge` has no row. `order` are all of the columns' sort orders."""
+
+    changes: Node
+    edge: Node
+    order: tuple[str, ...]
+
+
+class TopShortage(msgspec.Struct, frozen=True, tag=True):
+    """One row, with the one column ``short``, where at some time fewer than `count` rows are left
+    of `candidates` and the `changes` since, and `edge` has a row; else none."""
+
+    changes: Node
+    candidates: Node
+    edge: Node
+    count: int
+
+
+class TopCandidates(msgspec.Struct, frozen=True, tag=True):
+    """What becomes of the candidates of a limit at the end of a step (`views.rule_top`).
+
+    The rows of `old` and `changes` together are the new candidates. Where they are more than
+    `most`, or `shortage` has a row, the first `kept` of them stay (with the peers of the last).
+    Emits, at the last time of `changes`, how they differ from `candidates`; with `edges` instead
+    how the last of those that stay, where others were left out, differs from `edge`.
+    """
+
+    old: Node
+    changes: Node
+    candidates: Node
+    edge: Node
+    shortage: Node
+    order: tuple[str, ...]
+    kept: int
+    most: int
+    edges: bool
+
+
 class Consolidate(msgspec.Struct, frozen=True, tag=True):
     """Sums the diffs of equal (row, time) and drops zeros; rows compare null-safe."""
 
@@ -238,6 +285,10 @@ Node: TypeAlias = (
     | Accumulate
     | Recompute
     | RecomputeRows
+    | Gate
+    | TopCovered
+    | TopShortage
+    | TopCandidates
     | Consolidate
 )
 
@@ -247,7 +298,7 @@ def columns_of(node: Node) -> tuple[str, ...]:
     match node:
         case Input(columns=columns):
             return columns
-        case Where() | Weigh() | Consolidate():
+        case Where() | Weigh() | Consolidate() | Gate():
             return columns_of(node.input)
         case Select():
             return tuple(column.name for column in node.columns)
@@ -270,6 +321,23 @@ def columns_of(node: Node) -> tuple[str, ...]:
             return (*node.keys, *(call.name for call in node.calls))
         case RecomputeRows():
             return (*columns_of(node.changes), *(call.name for call in node.calls))
+        case TopShortage():
+            return ("short",)
+        case TopCovered() | TopCandidates():
+            return columns_of(node.changes)
+
+
+def tops(node: Gate | TopCovered | TopShortage | TopCandidates) -> tuple[Node, ...]:
+    """The nodes that a part of a limit reads."""
+    match node:
+        case Gate():
+            return node.input, node.switch
+        case TopCovered():
+            return node.changes, node.edge
+        case TopShortage():
+            return node.changes, node.candidates, node.edge
+        case TopCandidates():
+            return node.old, node.changes, node.candidates, node.edge, node.shortage
 
 
 def inputs_below(node: Node) -> Iterator[Input]:
@@ -291,6 +359,9 @@ def inputs_below(node: Node) -> Iterator[Input]:
         case Recompute() | RecomputeRows():
             yield from inputs_below(node.old)
             yield from inputs_below(node.changes)
+        case Gate() | TopCovered() | TopShortage() | TopCandidates():
+            for child in tops(node):
+                yield from inputs_below(child)
 
 
 class Lookup(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
+    Gate,
     Generate,
     Input,
     Match,
@@ -34,10 +35,14 @@ from actors.plan.delta import (
     RecomputeRows,
     Reduce,
     Select,
+    TopCandidates,
+    TopCovered,
+    TopShortage,
     Union,
     Weigh,
     Where,
     columns_of,
+    tops,
 )
 
 SHARED_NODES_MIN: Final = 4
@@ -74,6 +79,8 @@ def children(node: Node) -> tuple[Node, ...]:
             return node.contributions, node.hidden
         case Recompute() | RecomputeRows():
             return node.old, node.changes
+        case Gate() | TopCovered() | TopShortage() | TopCandidates():
+            return tops(node)
 
 
 def with_children(node: Node, made: Sequence[Node]) -> Node:
@@ -91,6 +98,15 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
             return msgspec.structs.replace(node, contributions=made[0], hidden=made[1])
         case Recompute() | RecomputeRows():
             return msgspec.structs.replace(node, old=made[0], changes=made[1])
+        case Gate():
+            return msgspec.structs.replace(node, input=made[0], switch=made[1])
+        case TopCovered():
+            return msgspec.structs.replace(node, changes=made[0], edge=made[1])
+        case TopShortage():
+            return TopShortage(made[0], made[1], made[2], node.count)
+        case TopCandidates():
+            names = ("old", "changes", "candidates", "edge", "shortage")
+            return msgspec.structs.replace(node, **dict(zip(names, made, strict=True)))
 
 
 def divided(strata: Sequence[Node]) -> tuple[Strata, tuple[int, ...]]:

@@ -21,6 +21,7 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
+    Gate,
     Generate,
     Input,
     Match,
@@ -30,6 +31,9 @@ from actors.plan.delta import (
     RecomputeRows,
     Reduce,
     Select,
+    TopCandidates,
+    TopCovered,
+    TopShortage,
     Union,
     Weigh,
     Where,
@@ -52,8 +56,12 @@ def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
             return reduces(node.input, strata)
         case Accumulate():
             return reduces(node.contributions, strata)
-        case RecomputeRows():
+        case RecomputeRows() | TopCovered():
             return reduces(node.changes, strata)
+        case Gate():
+            return reduces(node.input, strata)
+        case TopShortage() | TopCandidates():
+            return True
         case Pair() | Match():
             return reduces(node.left, strata) and reduces(node.right, strata)
         case Union():

@@ -27,6 +27,7 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
+    Gate,
     Generate,
     Input,
     Match,
@@ -36,6 +37,9 @@ from actors.plan.delta import (
     RecomputeRows,
     Reduce,
     Select,
+    TopCandidates,
+    TopCovered,
+    TopShortage,
     Union,
     Weigh,
     Where,
@@ -57,6 +61,7 @@ from actors.spark.fragments import (
     times_diff,
 )
 from actors.spark.groups import Groups
+from actors.spark.tops import Tops
 from actors.threshold_probes import BROADCAST
 
 __all__ = [
@@ -72,7 +77,7 @@ __all__ = [
 ]
 
 
-class Translator(Groups):
+class Translator(Groups, Tops):
     """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
     `one_time`: all changes are at one time. `at_once`: so they are, and there is nothing before:
     the text has them at time 0."""
@@ -139,6 +144,14 @@ class Translator(Groups):
                 return self._recompute(node)
             case RecomputeRows():
                 return self._recompute_rows(node)
+            case Gate():
+                return self._gate(node)
+            case TopCovered():
+                return self._top_covered(node)
+            case TopShortage():
+                return self._top_shortage(node)
+            case TopCandidates():
+                return self._top_candidates(node)
             case Consolidate():
                 return self._consolidate(node)
 
@@ -300,8 +313,13 @@ class Translator(Groups):
                 return alone or self._empty(node.left)
             case Recompute():
                 return bool(node.keys or self._lo) and self._empty(node.changes)
-            case RecomputeRows():
+            case RecomputeRows() | TopCovered() | TopCandidates():
                 return self._empty(node.changes)
+            case Gate():
+                opened = node.closes or not self._empty(node.switch)
+                return not opened or self._empty(node.input)
+            case TopShortage():
+                return self._empty(node.changes) or self._empty(node.edge)
             case Pair():
                 return self._empty(node.left) or self._empty(node.right)
             case Union():

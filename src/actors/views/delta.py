@@ -53,7 +53,8 @@ from actors.views.rule_linear import (
 )
 from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
-from actors.views.rule_window import WindowOperator, limit
+from actors.views.rule_top import limit
+from actors.views.rule_window import WindowOperator
 from actors.views.trees import quote
 
 OUTPUT_PREFIX: Final = "o_"
@@ -89,6 +90,8 @@ def _mode(
 ) -> tuple[str, str]:
     for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
         if lookup.origins and all(name in context.seldom for name, _ in lookup.origins):
+            continue
+        if lookup.target in context.bounded:
             continue
         number = int(lookup.target[1:])
         if lookup.target[0] == "s" and not lookup.key:
@@ -132,7 +135,6 @@ def _operator(context: Context, plan: Plan) -> Operator:
             context.keyed.append("window functions: touched partitions are computed afresh")
             return WindowOperator(context, plan, _operator(context, plan.input))
         case Limit():
-            context.keyed.append("LIMIT: the first rows are computed afresh")
             return limit(context, plan, _operator(context, plan.input))
         case Opaque():
             raise Unsupported(plan.reason)

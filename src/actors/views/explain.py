@@ -11,6 +11,7 @@ from actors.plan.delta import (
     Consolidate,
     DeltaPlan,
     Expand,
+    Gate,
     Generate,
     Input,
     Lookup,
@@ -21,9 +22,13 @@ from actors.plan.delta import (
     RecomputeRows,
     Reduce,
     Select,
+    TopCandidates,
+    TopCovered,
+    TopShortage,
     Union,
     Weigh,
     Where,
+    tops,
 )
 from actors.plan.relational import (
     Aggregate,
@@ -131,6 +136,15 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             calls = ", ".join(f"{call.name} = {call.function}" for call in node.calls)
             title = f"RecomputeRows by ({', '.join(node.keys)}) {calls}"
             return title, (node.old, node.changes)
+        case Gate():
+            return f"Gate {'closed' if node.closes else 'opened'} by a row", tops(node)
+        case TopCovered():
+            return f"TopCovered by {', '.join(node.order)}", tops(node)
+        case TopShortage():
+            return f"TopShortage below {node.count}", tops(node)
+        case TopCandidates():
+            what = "edge" if node.edges else "candidates"
+            return f"TopCandidates {what}: {node.kept} of more than {node.most}", tops(node)
         case Consolidate():
             return "Consolidate", (node.input,)
 
@@ -181,7 +195,7 @@ def _title(plan: Plan, sources: tuple[str, ...]) -> str:
             return f"WindowFunctions {calls} [keyed: touched partitions are computed afresh]"
         case Limit():
             order = f" by {', '.join(plan.order)}" if plan.order else ""
-            return f"Limit {plan.count} behind {plan.offset}{order}"
+            return f"Limit {plan.count} behind {plan.offset}{order} [incremental, with a reserve]"
         case Opaque():
             return f"Opaque ({plan.reason})"
 

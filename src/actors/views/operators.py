@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
-from actors.plan.delta import Accumulate, Consolidate, Hidden, Input, Node, Select, Stratum, Union
+from actors.plan.delta import Consolidate, Hidden, Input, Node, Select, Stratum, Union
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
 from actors.threshold_probes import CUT_NODES
@@ -45,12 +45,14 @@ class Context:
         self.schemas = schemas
         self.lookups = Lookups()
         self.cuts: list[Node] = []
-        self.hidden: list[tuple[Hidden, Accumulate]] = []
+        self.hidden: list[tuple[Hidden, Node]] = []
         self.keyed: list[str] = []
         """Why groups are computed afresh, for each grouping that is."""
         self.seldom: set[str] = set()
         """Runs that have rows only where one value changes: what is read whole for these costs
         little."""
+        self.bounded: set[str] = set()
+        """Hidden states of few rows, whatever is in the tables: reading them whole costs little."""
         self._asked: list[set[Wanted]] = []
         self._names = 0
 

@@ -62,6 +62,7 @@ class GroupOperator(Operator):
         self._by = by
         self._schema = _schema(keys, self._measures)
         self._cut_keys: str | None = None
+        self._totals: Accumulate | None = None
         self.number = -1
         """Which hidden state it is; known once the delta was derived."""
 
@@ -78,8 +79,8 @@ class GroupOperator(Operator):
     def totals(self) -> Accumulate:
         """The hidden rows before and after each touched (group, time); registers the state."""
         context = self.context
-        if self.number >= 0:
-            return context.hidden[self.number][1]
+        if self._totals is not None:
+            return self._totals
         below = self._below.delta()
         keys = tuple(Named(key.name, key.expression) for key in self._keys)
         contributions: Node = Reduce(below, keys, self._measures)
@@ -92,7 +93,7 @@ class GroupOperator(Operator):
         measures = tuple(measure.name for measure in self._measures)
         self.number = len(context.hidden)
         state = Input(f"h{self.number}", names)
-        made = Accumulate(contributions, state, self._names, measures)
+        self._totals = made = Accumulate(contributions, state, self._names, measures)
         context.hidden.append((Hidden(self._schema, self._names), made))
         after = frozenset() if self._cut_keys else self._below.delta_asked()
         key, origins = known

@@ -1,4 +1,4 @@
-"""Window functions and limits: the rows of touched partitions are computed afresh.
+"""Window functions: the rows of touched partitions are computed afresh.
 
 Theory of operation. A change of one row may change what a window function says of every row of its
 partition. So the partition's rows are read, and the functions computed over them, before and after
@@ -9,34 +9,17 @@ columns (a DISTINCT with counts), which is kept for it. Mode *keyed*.
 Values must have the same bits whenever they are computed. Where a window's order leaves rows equal
 and a function depends on which comes first, the order of all columns decides. Without an order of
 its own a window is therefore computed over its rows in that order.
-
-A limit is the filter of a row number over the one partition of all rows.
 """
 
 from __future__ import annotations
 
 from actors.plan.delta import Consolidate, Input, Node, RecomputeRows, Weigh, Where, WindowColumn
-from actors.plan.relational import Filter, Key, Limit, Named, WindowCall, WindowFunctions
+from actors.plan.relational import Key, WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, select
 from actors.views.rule_group import ROWS, GroupOperator
-from actors.views.rule_linear import FilterOperator, ProjectOperator
 
 WHOLE_PARTITION = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
-
-
-def limit(context: Context, plan: Limit, below: Operator) -> Operator:
-    """The operators of a limit: of rows in order those behind `offset`, at most `count`."""
-    number = f"{context.prefix()}rank"
-    call = WindowCall(number, "row_number()", "", "int", by_row=True)
-    ranked = WindowOperator(
-        context, WindowFunctions(plan.input, (), plan.order, (call,), plan.types), below
-    )
-    tests = [f"{number} > {plan.offset}"] if plan.offset else []
-    if plan.count is not None:
-        tests.append(f"{number} <= {plan.offset + plan.count}")
-    kept = FilterOperator(context, Filter(plan.input, " AND ".join(tests) or "true"), ranked)
-    return ProjectOperator(context, tuple(Named(id_, id_) for id_ in below.columns), kept)
 
 
 class WindowOperator(Operator):

@@ -1,0 +1,149 @@
+"""Limits as SQL text: which changes matter, whether the reserve is used up, what is kept.
+
+Everything is a window over few rows: no join, so that a step can be prepared.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from actors.plan.delta import (
+    Gate,
+    Node,
+    TopCandidates,
+    TopCovered,
+    TopShortage,
+    columns_of,
+)
+from actors.plan.schema import DIFF, TIME
+from actors.spark.fragments import UNION, Types, from_rows, holds_floats, quote
+
+
+class Tops(ABC):
+    """The part of `translate.Translator` that renders limits."""
+
+    _types: Types
+
+    @abstractmethod
+    def _select(self, items: Sequence[str], below: Node) -> str: ...
+
+    @abstractmethod
+    def _hint(self, *hints: str) -> str: ...
+
+    @abstractmethod
+    def _empty(self, node: Node) -> bool: ...
+
+    @abstractmethod
+    def text(self, node: Node) -> str:
+        """The SELECT that makes a node's updates."""
+
+    def _united(self, parts: Sequence[str]) -> str:
+        return f"SELECT {self._hint()}* {from_rows(UNION.join(parts))}"
+
+    def _gate(self, node: Gate) -> str:
+        names = [quote(name) for name in columns_of(node)]
+        if self._empty(node.switch):
+            kept = "" if node.closes else " WHERE false"
+            return self._select([*names, TIME, DIFF], node.input) + kept
+        # The first branch has the types: its columns are the input's.
+        rows = self._select([*names, TIME, DIFF, "0 AS __gate"], node.input)
+        nulls = [f"NULL AS {name}" for name in names]
+        switch = self._select(
+            [*nulls, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __gate"], node.switch
+        )
+        both = self._united([rows, switch])
+        told = f"SELECT *, max(__gate) OVER () AS __any {from_rows(both)}"
+        wanted = 0 if node.closes else 1
+        return (
+            f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(told)} "
+            f"WHERE __gate = 0 AND __any = {wanted}"
+        )
+
+    def _top_covered(self, node: TopCovered) -> str:
+        names = [quote(name) for name in columns_of(node)]
+        changes = self._select([*names, TIME, DIFF, "0 AS __edge"], node.changes)
+        if self._empty(node.edge):
+            return self._select([*names, TIME, DIFF], node.changes)
+        edge = self._select([*names, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __edge"], node.edge)
+        order = ", ".join(node.order)
+        told = (
+            "SELECT *, max(__edge) OVER () AS __any, "
+            f"max(__edge) OVER (ORDER BY {order} RANGE BETWEEN CURRENT ROW AND "
+            f"UNBOUNDED FOLLOWING) AS __behind {from_rows(self._united([changes, edge]))}"
+        )
+        return (
+            f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(told)} "
+            "WHERE __edge = 0 AND (__behind = 1 OR __any = 0)"
+        )
+
+    def _top_shortage(self, node: TopShortage) -> str:
+        if self._empty(node):
+            return f"SELECT 1 AS short, 0L AS {TIME}, 1L AS {DIFF} WHERE false"
+        changes = self._select([f"{TIME} AS __at", f"{DIFF} AS __n", "0 AS __edge"], node.changes)
+        rows = self._select(["-1L AS __at", f"{DIFF} AS __n", "0 AS __edge"], node.candidates)
+        edge = self._select(["-1L AS __at", "0L AS __n", "1 AS __edge"], node.edge)
+        told = (
+            "SELECT *, max(__edge) OVER () AS __any, max(__at) OVER () AS __last, "
+            "sum(__n) OVER (ORDER BY __at RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) "
+            f"AS __left {from_rows(self._united([changes, rows, edge]))}"
+        )
+        return (
+            f"SELECT 1 AS short, __last AS {TIME}, 1L AS {DIFF} {from_rows(told)} "
+            f"WHERE __any = 1 AND __at >= 0 AND __left < {node.count} GROUP BY __last"
+        )
+
+    def _top_candidates(self, node: TopCandidates) -> str:
+        names = [quote(name) for name in columns_of(node)]
+        told = self._weighed_candidates(node, names)
+        cut = f"(__total > {node.most} OR __is_short = 1)"
+        kept = f"CASE WHEN NOT {cut} OR __upto - __peers < {node.kept} THEN __new ELSE 0L END"
+        stays = f"SELECT *, {cut} AS __cut, {kept} AS __kept {from_rows(told)}"
+        if not node.edges:
+            changed = f"SELECT {', '.join(names)}, __last AS {TIME}, __kept - __was AS {DIFF}"
+            return f"SELECT * {from_rows(f'{changed} {from_rows(stays)}')} WHERE {DIFF} <> 0"
+        # The last that stays is the edge where others do not; of peers any one.
+        reversed_place = (
+            "SELECT *, sum(__kept) OVER () AS __all_kept, row_number() OVER (PARTITION BY "
+            f"__kept > 0 ORDER BY __upto DESC) AS __place {from_rows(stays)}"
+        )
+        new = "CASE WHEN __kept > 0 AND __place = 1 AND __all_kept < __total THEN 1L ELSE 0L END"
+        diff = f"CASE WHEN __cut THEN {new} - __edge ELSE 0L END"
+        changed = f"SELECT {', '.join(names)}, __last AS {TIME}, {diff} AS {DIFF}"
+        return f"SELECT * {from_rows(f'{changed} {from_rows(reversed_place)}')} WHERE {DIFF} <> 0"
+
+    def _weighed_candidates(self, node: TopCandidates, names: Sequence[str]) -> str:
+        """Each row once, with its weights among the new candidates and the old, and in the edge;
+        and how much weight comes up to it and in all."""
+
+        def part(below: Node, at: str, new: str, was: str, edge: str) -> str:
+            weights = [f"{at} AS __at", f"{new} AS __new", f"{was} AS __was", f"{edge} AS __edge"]
+            return self._select([*names, *weights, "0 AS __short"], below)
+
+        parts = [
+            part(node.changes, TIME, DIFF, "0L", "0L"),
+            part(node.old, "-1L", DIFF, "0L", "0L"),
+            part(node.candidates, "-1L", "0L", DIFF, "0L"),
+            part(node.edge, "-1L", "0L", "0L", DIFF),
+        ]
+        nulls = [f"NULL AS {name}" for name in names]
+        zeros = ["-1L AS __at", "0L AS __new", "0L AS __was", "0L AS __edge", "1 AS __short"]
+        parts.append(self._select([*nulls, *zeros], node.shortage))
+        kinds = self._types(node.changes)
+        floats = {quote(name) for name, kind in kinds.items() if holds_floats(kind)}
+        items = [f"any_value({name}) AS {name}" if name in floats else name for name in names]
+        exact = [f"CAST({name} AS string)" for name in names if name in floats]
+        sums = [f"CAST(sum({each}) AS bigint) AS {each}" for each in ("__new", "__was", "__edge")]
+        sums += ["max(__at) AS __at", "max(__short) AS __short"]
+        rows = (
+            f"SELECT {', '.join([*items, *sums])} {from_rows(self._united(parts))} "
+            f"GROUP BY {', '.join([*names, *exact])}"
+        )
+        order = ", ".join(node.order)
+        return (
+            "SELECT *, sum(__new) OVER () AS __total, max(__short) OVER () AS __is_short, "
+            "max(__at) OVER () AS __last, "
+            f"sum(__new) OVER (PARTITION BY {', '.join(names)}) AS __peers, "
+            f"sum(__new) OVER (ORDER BY {order} RANGE BETWEEN UNBOUNDED PRECEDING AND "
+            f"CURRENT ROW) AS __upto {from_rows(rows)}"
+        )
