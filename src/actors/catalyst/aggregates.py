@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from actors.catalyst.blocks import ColumnBinding, FreshIds, WrittenExpression
-from actors.catalyst.expressions import NotRendered
+from actors.catalyst.literals import NotRendered
 from actors.catalyst.plan_tree import TreeNode
 from actors.catalyst.tree_reading import is_nullable, type_of
 from actors.plan.relational import AggregateCall

@@ -29,8 +29,10 @@ from actors.catalyst.blocks import (
     filtered,
     keyed,
 )
-from actors.catalyst.expressions import ExpressionWriter, FunctionNames, NotRendered
+from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.filter_safety import is_surely_safe
+from actors.catalyst.function_calls import FunctionNames
+from actors.catalyst.literals import NotRendered
 from actors.catalyst.plan_tree import TreeNode
 from actors.catalyst.tree_reading import conjuncts_of, is_nullable, type_of, without_aliases
 from actors.catalyst.window_calls import window_parts
@@ -239,7 +241,8 @@ class RelationalBuilder:
         block = self._block(node.children[0])
         condition = node.kid("condition")
         assert condition is not None, "a filter has a condition"
-        plain, tests = [], []
+        plain: list[TreeNode] = []
+        tests: list[TreeNode] = []
         for part in conjuncts_of(condition):
             (plain if existence_of(part) is None else tests).append(part)
         found = [each for part in plain for each in self._conjuncts(part, block.columns)]
@@ -343,8 +346,7 @@ class RelationalBuilder:
             lambda each: self._write(each, block.columns), self._fresh, ansi=self._ansi
         )
         items = [calls.replaced(each) for each in node.kids("aggregateExpressions")]
-        for number, bound in calls.columns.items():
-            columns[number] = bound
+        columns |= calls.columns
         made: Plan
         if keys and not calls.calls:
             # Only the keys are read: each group is one row.

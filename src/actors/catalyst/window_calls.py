@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from actors.catalyst.aggregate_calls import OWN_FRAME, window_frame, window_function
-from actors.catalyst.expressions import ExpressionWriter, NotRendered
+from actors.catalyst.expressions import ExpressionWriter
+from actors.catalyst.literals import NotRendered
 from actors.catalyst.plan_tree import TreeNode
 from actors.catalyst.tree_reading import type_of
 

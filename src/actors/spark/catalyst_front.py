@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from actors.catalyst.expressions import FunctionNames
+from actors.catalyst.function_calls import FunctionNames
 from actors.catalyst.plan_tree import PlanTreeRejected, parse_tree
 from actors.catalyst.relations import NotTranslated, RelationalBuilder
 from actors.catalyst.rules import ONCE, REPEATED, rule_names
