@@ -35,6 +35,7 @@ from actors.catalyst.function_calls import FunctionNames
 from actors.catalyst.literals import NotRendered
 from actors.catalyst.plan_tree import TreeNode
 from actors.catalyst.tree_reading import conjuncts_of, is_nullable, type_of, without_aliases
+from actors.catalyst.widening import compared
 from actors.catalyst.window_calls import window_parts
 from actors.plan.relational import (
     Aggregate,
@@ -146,7 +147,7 @@ class RelationalBuilder:
             written = self._write(part, columns)
             sides = None
             if part.name in ("EqualTo", "EqualNullSafe"):
-                left, right = (self._write(each, columns) for each in part.children)
+                left, right = (self._write(each, columns) for each in compared(part))
                 sides = (left, right)
             found.append(Conjunct(written, sides, part.name == "EqualNullSafe"))
         return found
