@@ -106,9 +106,9 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
             yield "no partitions", replace(plan, keys=())
             turned = tuple(turned_around(each) for each in plan.order)
             yield "other order", replace(plan, order=turned)
-            for place, call in enumerate(plan.calls):
-                if call.frame:
-                    wide = replace(call, frame=call.frame.replace("2", "3"))
+            for place, window in enumerate(plan.calls):
+                if window.frame:
+                    wide = replace(window, frame=window.frame.replace("2", "3"))
                     yield "other frame", replace(plan, calls=put(plan.calls, place, wide))
         case Limit():
             assert plan.count is not None
