@@ -276,6 +276,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_nesting_max: int = 1_000
     """Brackets within brackets in an SQL text: over several thousand Spark's parser works for
     minutes before its stack overflows. Refused in the same way."""
+    view_tree_nodes_max: int = 100_000
+    """Of the plan that Spark makes of a view's text, expressions among them; one of more is
+    recomputed."""
     view_plan_nodes_max: int = 8_000
     """Of all pieces of a step in which all inputs change; a view that needs more is recomputed."""
     engine_attempts_max: int = 2

@@ -1,7 +1,7 @@
 """The queries of TPC-H, NEXMark and TPC-DS as views, each judged by plain Spark.
 
     python tests/proof/conformance.py [--corpus tpch] [--only q01,q14a] [--scale 0.001]
-        [--changes 100] [--seed 0] [--growth] [--json F] [--write docs/conformance.md]
+        [--changes 100] [--seed 0] [--growth] [--modes] [--json F] [--write docs/conformance.md]
 
 Prints a line a query and a summary; exit status 1 when one of them is wrong. With ``--growth``
 each is judged at ten times the data, too, and ``--write`` tells the rows read at both.
@@ -20,9 +20,11 @@ import msgspec
 
 from actors.kernel import System
 from actors.settings import Settings
-from actors.testing.check_views import for_short_lives, place_on_spark
+from actors.testing.check_views import place_on_spark
 from actors.testing.conformance import (
     Judgement,
+    compile_queries,
+    for_few_steps,
     judge_corpus,
     judged_wrong,
     summary,
@@ -62,8 +64,13 @@ async def run(given: argparse.Namespace) -> list[Judgement]:
     scales = [given.scale, given.scale * GROWTH] if given.growth else [given.scale]
     with tempfile.TemporaryDirectory(prefix="penstock-conformance-") as folder:
         async with System(seed=given.seed) as system:
-            place = place_on_spark(system, for_short_lives(Settings()), Path(folder))
+            place = place_on_spark(system, for_few_steps(Settings()), Path(folder))
             for queries in corpora:
+                if given.modes:
+                    for judged in await compile_queries(queries, place):
+                        found.append(judged)
+                        show(judged)
+                    continue
                 found += await judge_corpus(queries, place, scales, given.changes, given.seed, show)
     return found
 
@@ -77,6 +84,7 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--modes", action="store_true", help="compile only, and judge nothing")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()

@@ -47,6 +47,7 @@ TABLES = (
     ("a", Schema((Column("k", "int"), Column("g", "string"), Column("v", "int")))),
     ("b", Schema((Column("k", "int"), Column("c", "int"), Column("w", "int")))),
 )
+NODES_MAX = 10_000
 QUERIES = {
     "arguments": "select substr(g, 2, 3) as s, round(v, 1) as r from a",
     "filter": "select k from a where v > 3 and substr(g, 1, 2) = 'x'",
@@ -173,9 +174,13 @@ class WrongFront(CatalystFront):
         self.instead: Project | None = None
 
     def _built(
-        self, rewritten: Any, found: DataFrame, tables: Sequence[tuple[str, Schema]]
+        self,
+        rewritten: Any,
+        found: DataFrame,
+        tables: Sequence[tuple[str, Schema]],
+        nodes_max: int,
     ) -> Project:
-        made = super()._built(rewritten, found, tables)
+        made = super()._built(rewritten, found, tables, nodes_max)
         self.built = made
         return self.instead or made
 
@@ -191,7 +196,7 @@ def main() -> None:
 
     def said(text: str, instead: Project | None) -> str:
         front.instead = instead
-        told = analyze(bridge, Analyze("j", TABLES, (text,), (), (), True)).translation
+        told = analyze(bridge, Analyze("j", TABLES, (text,), (), (), True), NODES_MAX).translation
         assert told is not None
         return told.reason
 

@@ -10,7 +10,7 @@ import msgspec
 from actors.catalyst.blocks import ColumnBinding, FreshIds, WrittenExpression
 from actors.catalyst.literals import NotRendered
 from actors.catalyst.plan_tree import TreeNode
-from actors.catalyst.tree_reading import is_nullable, type_of
+from actors.catalyst.tree_reading import attribute_in_place_of, is_nullable, type_of
 from actors.plan.relational import AggregateCall
 
 _FUNCTIONS: Final = {
@@ -55,7 +55,7 @@ class CallCollector:
         """
         if node.name == "AggregateExpression":
             number = self._number(node)
-            return TreeNode("AttributeReference", {"exprId": number, "name": ""})
+            return attribute_in_place_of(node, number)
         if not node.children:
             return node
         children = [self.replaced(each) for each in node.children]

@@ -33,12 +33,19 @@ from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.filter_safety import is_surely_safe
 from actors.catalyst.function_calls import FunctionNames
 from actors.catalyst.literals import NotRendered
-from actors.catalyst.plan_tree import TreeNode
-from actors.catalyst.tree_reading import conjuncts_of, is_nullable, type_of, without_aliases
+from actors.catalyst.plan_tree import TreeNode, walk
+from actors.catalyst.tree_reading import (
+    attribute_in_place_of,
+    conjuncts_of,
+    is_nullable,
+    type_of,
+    without_aliases,
+)
 from actors.catalyst.widening import compared
 from actors.catalyst.window_calls import window_parts
 from actors.plan.relational import (
     Aggregate,
+    AggregateCall,
     Distinct,
     Equal,
     Expansion,
@@ -73,6 +80,10 @@ _PASSING: Final = frozenset(
 """Nodes that change no rows: contents are a bag, whose order and partitions mean nothing."""
 SESSION_MARK: Final = "spark.sessionWindow"
 """Spark's own key in the metadata of a column by which a grouping merges sessions."""
+TOO_MANY_ROWS: Final = (
+    "[SCALAR_SUBQUERY_TOO_MANY_ROWS] More than one row "
+    "returned by a subquery used as an expression."
+)
 _UNORDERED: Final = ("map<", "variant", "interval")
 _OUTER_KINDS: Final = {"LeftOuter": "left", "RightOuter": "right", "FullOuter": "full"}
 
@@ -138,6 +149,50 @@ class RelationalBuilder:
         read: set[str] = set()
         text = self._writer(columns, read).write(node)
         return WrittenExpression(text, frozenset(read), type_of(node))
+
+    def _lifted(self, block: PlanBlock, node: TreeNode) -> tuple[PlanBlock, TreeNode]:
+        """Return an expression without scalar subqueries, over a block that has their values: a
+        subquery of just one row is one more input."""
+        if not any(each.name == "ScalarSubquery" for each in walk(node)):
+            return block, node
+        if node.name != "ScalarSubquery":
+            children = []
+            for each in node.children:
+                block, made = self._lifted(block, each)
+                children.append(made)
+            return block, node.replaced(children)
+        number = node.fields["exprId"]
+        if number not in block.columns:
+            if node.children:
+                raise NotTranslated("a correlated subquery that is no join")
+            plan = node.fields["plan"]
+            inner = self._block(plan)
+            bound = inner.columns[inner.output[0]]
+            if not is_one_row(plan):
+                inner, bound = self._single_value(inner, bound)
+            columns = {number: bound}
+            block = block.merged(PlanBlock(inner.inputs, inner.conjuncts, [], columns), [])
+        return block, attribute_in_place_of(node, number)
+
+    def _single_value(
+        self, block: PlanBlock, bound: ColumnBinding
+    ) -> tuple[PlanBlock, ColumnBinding]:
+        """Return one row with the only value of a column: NULL where there is no row, an error
+        where there are two."""
+        if any(word in bound.type for word in _UNORDERED):
+            raise NotTranslated(f"a scalar subquery of type {bound.type}")
+        count, value, made = (
+            self._fresh.take(prefix, kind)
+            for prefix, kind in (("a", "bigint"), ("a", bound.type), ("c", bound.type))
+        )
+        calls = (
+            AggregateCall(count, "count", None, "bigint", "bigint", False),
+            AggregateCall(value, "max", bound.id, bound.type, bound.type, bound.nullable),
+        )
+        grouped = Aggregate(block.close(self._fresh), (), calls, self._ansi)
+        text = f"CASE WHEN ({count} > 1L) THEN raise_error('{TOO_MANY_ROWS}') ELSE {value} END"
+        plan = Project(grouped, (Named(made, text),))
+        return PlanBlock([plan], [], [], {}), ColumnBinding(made, bound.type, True)
 
     def _conjuncts(
         self, condition: TreeNode | None, columns: Mapping[int, ColumnBinding]
@@ -207,8 +262,12 @@ class RelationalBuilder:
         columns: dict[int, ColumnBinding] = {}
         computed: list[Named] = []
         output = []
-        inputs = list(block.inputs)
+        lifted = []
         for item in items:
+            block, bare = self._lifted(block, item)
+            lifted.append(bare)
+        inputs = list(block.inputs)
+        for item in lifted:
             number = item.fields["exprId"]
             output.append(number)
             if number in columns:
@@ -242,11 +301,13 @@ class RelationalBuilder:
         block = self._block(node.children[0])
         condition = node.kid("condition")
         assert condition is not None, "a filter has a condition"
-        plain: list[TreeNode] = []
-        tests: list[TreeNode] = []
-        for part in conjuncts_of(condition):
-            (plain if existence_of(part) is None else tests).append(part)
-        found = [each for part in plain for each in self._conjuncts(part, block.columns)]
+        parts = conjuncts_of(condition)
+        tests = [part for part in parts if existence_of(part) is not None]
+        plain = [part for part in parts if existence_of(part) is None]
+        found: list[Conjunct] = []
+        for part in plain:
+            block, bare = self._lifted(block, part)
+            found += self._conjuncts(bare, block.columns)
         block = PlanBlock(block.inputs, [*block.conjuncts, *found], block.output, block.columns)
         for part in tests:
             plan, anti = existence_of(part) or (part, False)
@@ -259,13 +320,80 @@ class RelationalBuilder:
         kind = join_kind(node)
         left, right = (self._block(each) for each in node.children)
         condition = node.kid("condition")
+        if kind == "anti":
+            parts = [] if condition is None else conjuncts_of(condition)
+            return self._anti_join(left, right, parts)
         conjuncts = self._conjuncts(condition, left.columns | right.columns)
         if kind == "inner":
             return left.merged(right, conjuncts)
-        if kind in ("semi", "anti"):
-            _refuse_null_aware(condition, kind)
-            return self._semi_join(left, right, conjuncts, anti=kind == "anti")
+        if kind == "mark":
+            return self._mark_join(left, right, conjuncts, node.fields["joinType"]["exists"])
+        if kind == "semi":
+            return self._semi_join(left, right, conjuncts, anti=False)
         return self._outer_join(left, right, conjuncts, kind)
+
+    def _anti_join(self, left: PlanBlock, right: PlanBlock, parts: Sequence[TreeNode]) -> PlanBlock:
+        """An anti join; one by ``a = b OR (a = b) IS NULL`` (NOT IN) as one for each reason for
+        which a row of the left goes: an equal value, a NULL on the right, and a NULL of its own
+        where there is any row on the right."""
+        aware = [part for part in parts if is_null_aware(part)]
+        both = left.columns | right.columns
+        plain = [each for p in parts if p not in aware for each in self._conjuncts(p, both)]
+        if len(aware) > 1:
+            raise NotTranslated("NOT IN of several columns where a NULL can occur")
+        if not aware:
+            return self._semi_join(left, right, plain, anti=True)
+        equality = aware[0].children[0]
+        mine, theirs = (self._write(each, both) for each in equality.children)
+        nullable = [is_nullable(each) for each in equality.children]
+        names = {bound.id for bound in left.columns.values()}
+        if not mine.reads <= names:
+            mine, theirs, nullable = theirs, mine, nullable[::-1]
+        tests = [*plain, *self._conjuncts(equality, both)]
+        made = self._semi_join(left, right, tests, anti=True)
+        if nullable[1]:
+            made, null = self._with_column(made, "NULL", theirs.type)
+            tests = [*plain, equal_to(null, theirs, null_safe=True)]
+            made = self._semi_join(made, right, tests, anti=True)
+        if nullable[0]:
+            marked = f"CASE WHEN ({mine.text} IS NULL) THEN 1 END"
+            made, mark = self._with_column(made, marked, "int")
+            ones, one = self._with_column(right, "1", "int")
+            tests = [*plain, equal_to(mark, one, null_safe=False)]
+            made = self._semi_join(made, ones, tests, anti=True)
+        return made
+
+    def _with_column(
+        self, block: PlanBlock, text: str, kind: str
+    ) -> tuple[PlanBlock, WrittenExpression]:
+        """Return a block with one more column, and the column."""
+        plan = block.close(self._fresh)
+        id_ = self._fresh.take("c", kind)
+        passed = tuple(Named(name, name) for name in columns_of(plan))
+        made = Project(plan, (*passed, Named(id_, text)))
+        written = WrittenExpression(id_, frozenset({id_}), kind)
+        return PlanBlock([made], [], block.output, block.columns), written
+
+    def _mark_join(
+        self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], mark: TreeNode
+    ) -> PlanBlock:
+        """Rows of the left with whether they have a match: those that have one, marked true, and
+        those that have none, marked false."""
+        kinds = [left.columns[number].type for number in left.output]
+        ids = [self._fresh.take("u", kind) for kind in (*kinds, "boolean")]
+        sides = []
+        for anti in (False, True):
+            block = self._semi_join(left, right, conjuncts, anti=anti)
+            own = [block.columns[number].id for number in block.output]
+            texts = [*own, "false" if anti else "true"]
+            named = (Named(id_, text) for id_, text in zip(ids, texts, strict=True))
+            sides.append(Project(block.close(self._fresh), tuple(named)))
+        columns: dict[int, ColumnBinding] = {}
+        for number, id_ in zip(left.output, ids, strict=False):
+            columns.setdefault(number, msgspec.structs.replace(left.columns[number], id=id_))
+        number = mark.fields["exprId"]
+        columns[number] = ColumnBinding(ids[-1], "boolean", False)
+        return PlanBlock([UnionAll(tuple(sides))], [], [*left.output, number], columns)
 
     def _outer_join(
         self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], kind: str
@@ -330,6 +458,10 @@ class RelationalBuilder:
 
     def _aggregate(self, node: TreeNode) -> PlanBlock:
         block = self._block(node.children[0])
+        results = []
+        for each in node.kids("aggregateExpressions"):
+            block, result = self._lifted_in_calls(block, each)
+            results.append(result)
         below = block.close(self._fresh)
         keys: list[Key] = []
         columns: dict[int, ColumnBinding] = {}
@@ -346,7 +478,7 @@ class RelationalBuilder:
         calls = CallCollector(
             lambda each: self._write(each, block.columns), self._fresh, ansi=self._ansi
         )
-        items = [calls.replaced(each) for each in node.kids("aggregateExpressions")]
+        items = [calls.replaced(each) for each in results]
         columns |= calls.columns
         made: Plan
         if keys and not calls.calls:
@@ -357,6 +489,16 @@ class RelationalBuilder:
         else:
             made = Aggregate(below, tuple(keys), calls.all_calls(), self._ansi)
         return self._projected(PlanBlock([made], [], list(columns), columns), items)
+
+    def _lifted_in_calls(self, block: PlanBlock, node: TreeNode) -> tuple[PlanBlock, TreeNode]:
+        """Lift what aggregates read; what is read beside them is lifted above the grouping."""
+        if node.name == "AggregateExpression":
+            return self._lifted(block, node)
+        children = []
+        for each in node.children:
+            block, made = self._lifted_in_calls(block, each)
+            children.append(made)
+        return block, node.replaced(children)
 
     def _union(self, node: TreeNode) -> PlanBlock:
         if node.fields.get("byName"):
@@ -416,7 +558,7 @@ class RelationalBuilder:
 
     def _window(self, node: TreeNode) -> PlanBlock:
         block = self._block(node.children[0])
-        below = block.close(self._fresh)
+        below = self._closed_narrow(block)
         below, names = keyed(
             below,
             keys := [self._write(each, block.columns) for each in node.kids("partitionSpec")],
@@ -440,6 +582,15 @@ class RelationalBuilder:
         output = [*block.output, *_numbers(node.kids("windowExpressions"))]
         return PlanBlock([plan], [], output, columns)
 
+    def _closed_narrow(self, block: PlanBlock) -> Plan:
+        """Return the block as a plan of its output alone: all of its columns decide over the
+        order of rows."""
+        plan = block.close(self._fresh)
+        ids = tuple(dict.fromkeys(block.columns[number].id for number in block.output))
+        if ids == columns_of(plan):
+            return plan
+        return Project(plan, tuple(Named(id_, id_) for id_ in ids))
+
     def _limit(self, node: TreeNode) -> PlanBlock:
         """LIMIT and OFFSET over an order, which may stand below projections."""
         count = None
@@ -462,7 +613,7 @@ class RelationalBuilder:
             sorts = sort.kids("order")
         else:
             block, sorts, projects = self._block(node), [], []
-        below = block.close(self._fresh)
+        below = self._closed_narrow(block)
         order = tuple(self._write(each, block.columns).text for each in sorts)
         types = tuple((id_, self._types[id_]) for id_ in columns_of(below))
         _check_ordered(types)
@@ -488,19 +639,19 @@ def column_id(prefix: str, name: str, names: Sequence[str]) -> str:
 
 
 def join_kind(node: TreeNode) -> str:
-    """Return ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``. Raises
-    `NotTranslated`."""
+    """Return ``inner``, ``left``, ``right``, ``full``, ``semi``, ``anti`` or ``mark`` (a semi join
+    that keeps all rows and says which have a match). Raises `NotTranslated`."""
     kind = node.fields["joinType"]
     known = {"Inner": "inner", "Cross": "inner", "LeftSemi": "semi", "LeftAnti": "anti"}
+    if isinstance(kind, dict) and isinstance(kind.get("exists"), TreeNode):
+        return "mark"
     found = (known | _OUTER_KINDS).get(kind) if isinstance(kind, str) else None
     if found is None:
-        word = kind if isinstance(kind, str) else "ExistenceJoin"
-        raise NotTranslated(_JOINS.get(word, f"a join of kind {word}"))
+        raise NotTranslated(_JOINS.get(str(kind), f"a join of kind {kind}"))
     return found
 
 
 _JOINS: Final = {
-    "ExistenceJoin": "EXISTS or IN inside an expression",
     "LeftSingle": "a correlated subquery of which there may be two rows",
 }
 _CONSTRUCTS: Final = {
@@ -527,11 +678,26 @@ def existence_of(node: TreeNode) -> tuple[TreeNode, bool] | None:
     return (plan, anti) if isinstance(plan, TreeNode) and not inner.children else None
 
 
-def _refuse_null_aware(condition: TreeNode | None, kind: str) -> None:
-    """Raises `NotTranslated` for NOT IN where a NULL can occur: ``a = b OR (a = b) IS NULL``."""
-    for part in [] if condition is None or kind != "anti" else conjuncts_of(condition):
-        if part.name == "Or" and part.children[1].name == "IsNull":
-            raise NotTranslated("NOT IN where a NULL can occur")
+def is_null_aware(node: TreeNode) -> bool:
+    """Return whether a predicate is ``a = b OR (a = b) IS NULL``, as NOT IN makes it."""
+    if node.name != "Or" or node.children[1].name != "IsNull":
+        return False
+    return node.children[0].name == "EqualTo"
+
+
+def equal_to(left: WrittenExpression, right: WrittenExpression, *, null_safe: bool) -> Conjunct:
+    """Return an equality of two expressions."""
+    sign = "<=>" if null_safe else "="
+    text = f"({left.text} {sign} {right.text})"
+    written = WrittenExpression(text, left.reads | right.reads)
+    return Conjunct(written, (left, right), null_safe)
+
+
+def is_one_row(node: TreeNode) -> bool:
+    """Return whether a plan has just one row, whatever is in its tables."""
+    while node.name == "Project" or node.name in _PASSING:
+        node = node.children[0]
+    return node.name == "Aggregate" and not node.kids("groupingExpressions")
 
 
 def _numbers(attributes: Sequence[TreeNode]) -> list[int]:

@@ -38,3 +38,9 @@ def is_nullable(node: TreeNode) -> bool:
         return node.fields["value"] is None
     found = node.fields.get("null")
     return bool(node.fields.get("nullable", True) if found is None else found)
+
+
+def attribute_in_place_of(node: TreeNode, number: int) -> TreeNode:
+    """Return an attribute of this number with the type of an expression."""
+    fields = {"exprId": number, "name": "", "dataType": node.fields["type"], "nullable": True}
+    return TreeNode("AttributeReference", fields)

@@ -231,7 +231,10 @@ class Lookups:
                 found, earlier = self._settled(target, touched.scan(target)), None
                 self._whole.add(target)
             else:
-                found = touched.find(target, lookup.key, self._keys(lookup))
+                if lookup.key or self._is_wanted(lookup):
+                    found = touched.find(target, lookup.key, self._keys(lookup))
+                else:
+                    found = touched.schema(target).arrow_updates().empty_table()
                 found = self._settled(target, found)
                 self._found.setdefault(lookup.number, []).append(found)
             self._rows[target] = found if earlier is None else _each_once(earlier, found)
@@ -241,16 +244,28 @@ class Lookups:
         shape = self._touched.schema(target).arrow_updates()
         return consolidate(_at(rows.select(shape.names).cast(shape), self._state_time))
 
+    def _is_wanted(self, lookup: Lookup) -> bool:
+        """Whether a lookup without a key reads anything: it has no condition, or that holds."""
+        places = range(len(lookup.origins))
+        found = (self._origin_rows(lookup, place) for place in places)
+        return not lookup.origins or any(rows is not None and rows.num_rows for rows in found)
+
+    def _origin_rows(self, lookup: Lookup, place: int) -> pa.Table | None:
+        """The rows of an origin: those that the lookups which fill it returned."""
+        name = lookup.origins[place][0]
+        rows = self._rows.get(name)
+        if name not in self._whole and lookup.fills and lookup.fills[place]:
+            found = [each for n in lookup.fills[place] for each in self._found.get(n, ())]
+            rows = concat(found, self._touched.schema(name).arrow_updates()) if found else None
+        if rows is None and name[0] in "sh":
+            raise InvalidUsage(f"lookup of {lookup.target} by rows of {name}, not looked up")
+        return rows
+
     def _keys(self, lookup: Lookup) -> list[pa.Table]:
         shape = self._touched.schema(lookup.target).arrow()
         tables = []
-        for index, (name, columns) in enumerate(lookup.origins):
-            rows = self._rows.get(name)
-            if name not in self._whole and lookup.fills and lookup.fills[index]:
-                found = [each for n in lookup.fills[index] for each in self._found.get(n, ())]
-                rows = concat(found, self._touched.schema(name).arrow_updates()) if found else None
-            if rows is None and name[0] in "sh":
-                raise InvalidUsage(f"lookup of {lookup.target} by rows of {name}, not looked up")
+        for index, (_, columns) in enumerate(lookup.origins):
+            rows = self._origin_rows(lookup, index)
             if rows is None or not rows.num_rows or not columns:
                 continue
             if not lookup.nulls and not all(columns):

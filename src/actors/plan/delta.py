@@ -299,8 +299,9 @@ class Lookup(msgspec.Struct, frozen=True):
     `key` are columns of the target (its own names). `origins` say where key values come from:
     each is (input name, columns): ``d2`` for the delta of import 2, ``s1`` for rows of import 1
     that an earlier lookup of this plan returned, ``r0`` for the output of stratum 0; an empty
-    column name there stands for NULL. An empty `key` asks for the whole state. A lookup returns
-    at least what Spark would match, NULL matching NULL.
+    column name there stands for NULL. An empty `key` asks for the whole state; with origins only
+    where any of these has a row: a small side of a join without equality seldom changes. A lookup
+    returns at least what Spark would match, NULL matching NULL.
     """
 
     target: str

@@ -12,24 +12,35 @@ import org.apache.spark.sql.catalyst.expressions.And;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.CaseWhen;
+import org.apache.spark.sql.catalyst.expressions.Cast$;
 import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
+import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
+import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.Exists;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GreaterThan;
 import org.apache.spark.sql.catalyst.expressions.IsNotNull;
+import org.apache.spark.sql.catalyst.expressions.IsNull;
 import org.apache.spark.sql.catalyst.expressions.KnownNullable;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.Literal$;
 import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
+import org.apache.spark.sql.catalyst.expressions.Or;
 import org.apache.spark.sql.catalyst.expressions.PreciseTimestampConversion;
+import org.apache.spark.sql.catalyst.expressions.RaiseError;
+import org.apache.spark.sql.catalyst.expressions.ScalarSubquery;
 import org.apache.spark.sql.catalyst.expressions.SubqueryExpression;
 import org.apache.spark.sql.catalyst.expressions.UnixMicros;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
+import org.apache.spark.sql.catalyst.optimizer.BooleanSimplification$;
 import org.apache.spark.sql.catalyst.optimizer.ColumnPruning$;
+import org.apache.spark.sql.catalyst.optimizer.PruneFilters$;
 import org.apache.spark.sql.catalyst.plans.Cross$;
 import org.apache.spark.sql.catalyst.plans.ExistenceJoin;
 import org.apache.spark.sql.catalyst.plans.FullOuter$;
@@ -53,6 +64,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Offset;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.Sort;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.LongType;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -66,6 +78,8 @@ import scala.jdk.javaapi.CollectionConverters;
  */
 public class PlanNormalizer {
   private static final int PRUNING_ROUNDS_MAX = 20;
+  private static final String TOO_MANY_ROWS = "[SCALAR_SUBQUERY_TOO_MANY_ROWS] More than one row "
+      + "returned by a subquery used as an expression.";
   /** Aggregates that pass over NULL: a FILTER is a CASE in their argument. */
   private static final List PASS_OVER_NULL = java.util.Arrays.asList(new String[] {
     "Count", "CountIf", "Sum", "Average", "Min", "Max", "StddevSamp", "StddevPop", "VarianceSamp",
@@ -84,9 +98,12 @@ public class PlanNormalizer {
   /** Returns the normal form of a plan that went through the rules. */
   public static LogicalPlan normalForm(LogicalPlan plan) {
     LogicalPlan made = projected(plan.output(), visit(plan));
-    // What a filter above read is not read any more where it has moved into a union.
+    // What a filter above read is not read any more where it has moved into a union, and it may
+    // hold there always.
     for (int round = 0; round < PRUNING_ROUNDS_MAX; round++) {
       LogicalPlan before = made;
+      made = (LogicalPlan) BooleanSimplification$.MODULE$.apply(made);
+      made = (LogicalPlan) PruneFilters$.MODULE$.apply(made);
       made = ColumnPruning$.MODULE$.apply(made);
       if (made.fastEquals(before)) break;
     }
@@ -97,7 +114,7 @@ public class PlanNormalizer {
     if (plan instanceof Project) return visitProject((Project) plan);
     if (plan instanceof Filter) {
       Block block = visit(((Filter) plan).child());
-      addConjuncts(block, ((Filter) plan).condition());
+      addConjuncts(block, lifted(((Filter) plan).condition(), block));
       return block;
     }
     if (plan instanceof Join) return visitJoin((Join) plan);
@@ -117,7 +134,8 @@ public class PlanNormalizer {
     Iterator items = list(plan.projectList()).iterator();
     while (items.hasNext()) {
       NamedExpression item = (NamedExpression) items.next();
-      made.put(item.exprId(), substituted(withoutAlias(item), block.columns));
+      Expression bare = lifted(withoutAlias(item), block);
+      made.put(item.exprId(), substituted(bare, block.columns));
     }
     block.columns.clear();
     block.columns.putAll(made);
@@ -130,6 +148,14 @@ public class PlanNormalizer {
     Block left = visit(turned ? plan.right() : plan.left());
     Block right = visit(turned ? plan.left() : plan.right());
     if (turned) type = LeftOuter$.MODULE$;
+    if (type instanceof ExistenceJoin) return visitMark(plan, left, right);
+    if (type == LeftAnti$.MODULE$ && plan.condition().isDefined()) {
+      List parts = new ArrayList();
+      split((Expression) plan.condition().get(), Collections.EMPTY_MAP, parts);
+      for (int i = 0; i < parts.size(); i++) {
+        if (isNullAware((Expression) parts.get(i))) return visitNotIn(left, right, parts, i);
+      }
+    }
     if (type == Inner$.MODULE$ || type == Cross$.MODULE$) {
       left.plans.addAll(right.plans);
       left.conjuncts.addAll(right.conjuncts);
@@ -139,9 +165,10 @@ public class PlanNormalizer {
     }
     Map both = new HashMap(left.columns);
     both.putAll(right.columns);
-    boolean one = type == LeftSemi$.MODULE$ || type == LeftAnti$.MODULE$
-        || type instanceof ExistenceJoin;
-    LogicalPlan mine = type == FullOuter$.MODULE$ ? padded(left) : closed(left);
+    boolean one = type == LeftSemi$.MODULE$ || type == LeftAnti$.MODULE$;
+    // Tests of rows that a join keeps may stand above it as well as below.
+    boolean full = type == FullOuter$.MODULE$;
+    LogicalPlan mine = full ? padded(left) : product(left);
     LogicalPlan theirs = one ? closed(right) : padded(right);
     scala.Option condition = plan.condition();
     if (condition.isDefined()) {
@@ -152,20 +179,182 @@ public class PlanNormalizer {
     }
     Block block = new Block();
     block.plans.add(new Join(mine, theirs, type, condition, JoinHint$.MODULE$.NONE()));
+    if (!full) block.conjuncts.addAll(left.conjuncts);
     block.columns.putAll(left.columns);
-    if (type instanceof ExistenceJoin) {
-      Attribute mark = ((ExistenceJoin) type).exists();
-      block.columns.put(mark.exprId(), mark);
-    } else if (!one) {
-      block.columns.putAll(right.columns);
-    }
+    if (!one) block.columns.putAll(right.columns);
     return block;
+  }
+
+  /** A semi join that keeps all rows is the rows with a match, and those without one. */
+  private static Block visitMark(Join plan, Block left, Block right) {
+    Map both = new HashMap(left.columns);
+    both.putAll(right.columns);
+    List parts = new ArrayList();
+    if (plan.condition().isDefined()) {
+      split((Expression) plan.condition().get(), both, parts);
+    }
+    LogicalPlan mine = product(left);
+    LogicalPlan theirs = closed(right);
+    List output = list(plan.left().output());
+    List children = new ArrayList();
+    for (int side = 0; side < 2; side++) {
+      LogicalPlan joined = restricted(joined(mine, theirs, side == 0, parts), left.conjuncts);
+      List items = new ArrayList();
+      for (int i = 0; i < output.size(); i++) {
+        Expression item = substituted((Expression) output.get(i), left.columns);
+        items.add(alias(item, NamedExpression$.MODULE$.newExprId()));
+      }
+      Expression mark = Literal$.MODULE$.apply(Boolean.valueOf(side == 0));
+      items.add(alias(mark, NamedExpression$.MODULE$.newExprId()));
+      children.add(new Project(seq(items), joined));
+    }
+    Block block = new Block();
+    LogicalPlan union = new Union(seq(flat(children)), false, false);
+    block.plans.add(union);
+    List made = list(union.output());
+    for (int i = 0; i < output.size(); i++) {
+      Object id = ((Attribute) output.get(i)).exprId();
+      if (!block.columns.containsKey(id)) block.columns.put(id, made.get(i));
+    }
+    Object mark = ((ExistenceJoin) plan.joinType()).exists().exprId();
+    block.columns.put(mark, made.get(output.size()));
+    return block;
+  }
+
+  /** ``a = b OR (a = b) IS NULL``, as NOT IN makes it. */
+  private static boolean isNullAware(Expression part) {
+    return part instanceof Or && ((Or) part).left() instanceof EqualTo
+        && ((Or) part).right() instanceof IsNull;
+  }
+
+  /** An anti join for each reason for which a row goes: an equal value, a NULL on the right, a
+   *  NULL of its own where there is any row on the right. */
+  private static Block visitNotIn(Block left, Block right, List parts, int place) {
+    Map both = new HashMap(left.columns);
+    both.putAll(right.columns);
+    LogicalPlan mine = product(left);
+    LogicalPlan theirs = closed(right);
+    EqualTo given = (EqualTo) ((Or) parts.get(place)).left();
+    Expression a = substituted(given.left(), both);
+    Expression b = substituted(given.right(), both);
+    boolean aMayBeNull = given.left().nullable();
+    boolean bMayBeNull = given.right().nullable();
+    if (!a.references().subsetOf(mine.outputSet())) {
+      Expression other = a;
+      a = b;
+      b = other;
+      aMayBeNull = given.right().nullable();
+      bMayBeNull = given.left().nullable();
+    }
+    List plain = new ArrayList();
+    for (int i = 0; i < parts.size(); i++) {
+      if (i != place) plain.add(substituted((Expression) parts.get(i), both));
+    }
+    List conditions = new ArrayList();
+    conditions.add(new EqualTo(a, b));
+    if (bMayBeNull) {
+      conditions.add(new EqualNullSafe(Literal$.MODULE$.create(null, b.dataType()), b));
+    }
+    if (aMayBeNull) {
+      Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
+      conditions.add(new EqualTo(when(new IsNull(a), one), one));
+    }
+    for (int i = 0; i < conditions.size(); i++) {
+      List all = new ArrayList(plain);
+      all.add(conditions.get(i));
+      mine = joined(mine, theirs, false, all);
+    }
+    Block block = new Block();
+    block.plans.add(mine);
+    block.conjuncts.addAll(left.conjuncts);
+    block.columns.putAll(left.columns);
+    return block;
+  }
+
+  private static LogicalPlan joined(
+      LogicalPlan mine, LogicalPlan theirs, boolean semi, List parts) {
+    JoinType type = LeftAnti$.MODULE$;
+    if (semi) type = LeftSemi$.MODULE$;
+    Join product = new Join(mine, theirs, Inner$.MODULE$, none(), JoinHint$.MODULE$.NONE());
+    scala.Option condition = scala.Option.apply(conjunction(parts, product));
+    return new Join(mine, theirs, type, condition, JoinHint$.MODULE$.NONE());
+  }
+
+  /** Returns an expression in which a scalar subquery of just one row is a column of the block. */
+  private static Expression lifted(Expression node, final Block block) {
+    return (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object each) {
+        return each instanceof ScalarSubquery && ((ScalarSubquery) each).children().isEmpty();
+      }
+      public Object applyOrElse(Object each, scala.Function1 otherwise) {
+        if (!isDefinedAt(each)) return otherwise.apply(each);
+        ScalarSubquery it = (ScalarSubquery) each;
+        if (!block.columns.containsKey(it.exprId())) {
+          LogicalPlan plan = (LogicalPlan) it.plan();
+          Block inner = visit(plan);
+          Attribute output = (Attribute) plan.output().head();
+          Object stands = inner.columns.get(output.exprId());
+          Expression value = (Expression) (stands == null ? output : stands);
+          block.columns.put(it.exprId(), isOneRow(plan) ? value : singleValue(inner, value));
+          block.plans.addAll(inner.plans);
+          block.conjuncts.addAll(inner.conjuncts);
+        }
+        return block.columns.get(it.exprId());
+      }
+    });
+  }
+
+  /** Makes a block one row, and returns the only value there is: NULL for none, an error for
+   *  two. */
+  private static Expression singleValue(Block block, Expression value) {
+    LogicalPlan below = closed(block);
+    Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
+    Count count = new Count(seq(Collections.singletonList(one)));
+    Map sorted = new java.util.TreeMap();
+    AggregateFunction[] functions = new AggregateFunction[] {count, new Max(value)};
+    Alias[] columns = new Alias[2];
+    for (int i = 0; i < 2; i++) {
+      AggregateExpression call = functions[i].toAggregateExpression();
+      columns[i] = alias(call, NamedExpression$.MODULE$.newExprId());
+      sorted.put("call " + keyOf(call, below), columns[i]);
+    }
+    List items = new ArrayList(sorted.values());
+    block.plans.clear();
+    block.conjuncts.clear();
+    block.plans.add(new Aggregate(seq(new ArrayList()), seq(items), below, none()));
+    Expression rows = columns[0].toAttribute();
+    Expression many = new GreaterThan(rows, Literal$.MODULE$.apply(Long.valueOf(1L)));
+    Expression error = Cast$.MODULE$.apply(new RaiseError(Literal$.MODULE$.apply(TOO_MANY_ROWS)),
+        value.dataType(), SQLConf.get().ansiEnabled());
+    return new CaseWhen(seq(Collections.singletonList(new scala.Tuple2(many, error))),
+        scala.Option.apply(columns[1].toAttribute()));
+  }
+
+  private static boolean isOneRow(LogicalPlan given) {
+    LogicalPlan plan = given;
+    while (plan instanceof Project) plan = ((Project) plan).child();
+    return plan instanceof Aggregate && ((Aggregate) plan).groupingExpressions().isEmpty();
+  }
+
+  /** Lifts what aggregates read; what is read beside them is lifted above the grouping. */
+  private static Expression liftedInCalls(Expression node, final Block block) {
+    return (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object each) {
+        return each instanceof AggregateExpression;
+      }
+      public Object applyOrElse(Object each, scala.Function1 otherwise) {
+        return isDefinedAt(each) ? lifted((Expression) each, block) : otherwise.apply(each);
+      }
+    });
   }
 
   /** Calls and keys become columns of the grouping, in an order that does not depend on the text;
    *  expressions over them stand where they are used. */
   private static Block visitAggregate(Aggregate plan) {
     final Block block = visit(plan.child());
+    List bare = new ArrayList();
+    Iterator written = list(plan.aggregateExpressions()).iterator();
+    while (written.hasNext()) bare.add(liftedInCalls(withoutAlias(written.next()), block));
     LogicalPlan below = closed(block);
     final Map places = new HashMap();
     List keys = new ArrayList();
@@ -180,7 +369,7 @@ public class PlanNormalizer {
     Iterator results = list(plan.aggregateExpressions()).iterator();
     while (results.hasNext()) {
       NamedExpression item = (NamedExpression) results.next();
-      Expression made = substituted(withoutAlias(item), block.columns);
+      Expression made = substituted((Expression) bare.get(items.size()), block.columns);
       final List calls = new ArrayList();
       made.foreach(new scala.runtime.AbstractFunction1() {
         public Object apply(Object node) {
@@ -207,7 +396,7 @@ public class PlanNormalizer {
     made.plans.add(grouped);
     for (int i = 0; i < items.size(); i++) {
       Object[] item = (Object[]) items.get(i);
-      made.columns.put(item[0], overCalls((Expression) item[1], places, below));
+      made.columns.put(item[0], lifted(overCalls((Expression) item[1], places, below), made));
     }
     return made;
   }
@@ -422,24 +611,45 @@ public class PlanNormalizer {
   }
 
   private static LogicalPlan closed(Block block) {
+    return restricted(product(block), block.conjuncts);
+  }
+
+  private static LogicalPlan product(Block block) {
     LogicalPlan made = (LogicalPlan) block.plans.get(0);
     for (int i = 1; i < block.plans.size(); i++) {
       LogicalPlan next = (LogicalPlan) block.plans.get(i);
       made = new Join(made, next, Inner$.MODULE$, none(), JoinHint$.MODULE$.NONE());
     }
-    return made instanceof Union && !block.conjuncts.isEmpty()
-        ? restricted((Union) made, block.conjuncts) : restricted(made, block.conjuncts);
+    return made;
   }
 
+  /** Returns the rows of a plan that pass all tests, each tested as far down as it can be. */
   private static LogicalPlan restricted(LogicalPlan plan, List conjuncts) {
+    if (conjuncts.isEmpty()) return plan;
+    if (plan instanceof Union) return restricted((Union) plan, conjuncts);
     List parts = new ArrayList(conjuncts);
-    LogicalPlan below = plan;
-    if (plan instanceof Filter && !conjuncts.isEmpty()) {
-      below = ((Filter) plan).child();
+    if (plan instanceof Filter) {
       split(((Filter) plan).condition(), Collections.EMPTY_MAP, parts);
+      return restricted(((Filter) plan).child(), parts);
+    }
+    LogicalPlan below = plan;
+    if (plan instanceof Join && keepsLeft(((Join) plan).joinType())) {
+      Join it = (Join) plan;
+      List left = new ArrayList();
+      for (int i = parts.size() - 1; i >= 0; i--) {
+        Expression part = (Expression) parts.get(i);
+        boolean own = part.references().subsetOf(it.left().outputSet());
+        if (own && !part.references().isEmpty()) left.add(parts.remove(i));
+      }
+      LogicalPlan mine = restricted(it.left(), left);
+      below = new Join(mine, it.right(), it.joinType(), it.condition(), it.hint());
     }
     Expression condition = conjunction(parts, below);
-    return condition == null ? plan : new Filter(condition, below);
+    return condition == null ? below : new Filter(condition, below);
+  }
+
+  private static boolean keepsLeft(JoinType type) {
+    return type == LeftOuter$.MODULE$ || type == LeftSemi$.MODULE$ || type == LeftAnti$.MODULE$;
   }
 
   /** Tests of a union are tests of its inputs. */

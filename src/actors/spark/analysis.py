@@ -35,8 +35,9 @@ def query(bridge: Bridge, text: str) -> DataFrame:
     return bridge.query(text)
 
 
-def analyze(bridge: Bridge, job: Analyze) -> Analyzed:
-    """Return the schemas of all texts, and what Spark says of the first one.
+def analyze(bridge: Bridge, job: Analyze, nodes_max: int) -> Analyzed:
+    """Return the schemas of all texts, and what Spark says of the first one; with its relational
+    plan, where one is wanted and its tree has at most `nodes_max` nodes.
 
     Raises `QueryRejected` or Spark's own error for a text that is refused; a rendition that is
     refused differs.
@@ -54,7 +55,7 @@ def analyze(bridge: Bridge, job: Analyze) -> Analyzed:
         differences = (_difference(bridge, frames[0], text) for text in job.renditions)
         difference = "" if volatility else next(filter(None, differences), "")
         if job.translate and not volatility:
-            translation = bridge.translate(frames[0], job.tables)
+            translation = bridge.translate(frames[0], job.tables, nodes_max)
     named = bridge.names_volatility
     return Analyzed(job.job_id, tuple(schemas), volatility, named, difference, translation)
 

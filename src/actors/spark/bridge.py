@@ -136,7 +136,7 @@ class Bridge(ABC):
         """Return how the plans of two analysed frames differ; empty when they are one query."""
 
     def translate(
-        self, found: DataFrame, tables: Sequence[tuple[str, Schema]]
+        self, found: DataFrame, tables: Sequence[tuple[str, Schema]], nodes_max: int
     ) -> Translation | None:
         """Return the relational plan of an analysed frame over tables (made by `numbered`); None
         where plans are not to be seen."""
@@ -174,6 +174,7 @@ class ClassicBridge(Bridge):
         self._catalog = self.engine.catalog()
         self._python = self.jvm.PythonSQLUtils
         self._class = getattr(self.jvm, "org.apache.spark.sql.classic.SparkSession")
+        self._front: CatalystFront | None = None
 
     def activate(self) -> None:
         """See `Bridge.activate`."""
@@ -240,10 +241,12 @@ class ClassicBridge(Bridge):
         return DataFrame(rows, self.session)
 
     def translate(
-        self, found: DataFrame, tables: Sequence[tuple[str, Schema]]
+        self, found: DataFrame, tables: Sequence[tuple[str, Schema]], nodes_max: int
     ) -> Translation | None:
         """See `Bridge.translate`."""
-        return CatalystFront(self).translate(found, tables)
+        if self._front is None:  # it asks for all functions of the session
+            self._front = CatalystFront(self)
+        return self._front.translate(found, tables, nodes_max)
 
     def numbered(self, schema: Schema, number: int) -> DataFrame:
         """See `Bridge.numbered`."""

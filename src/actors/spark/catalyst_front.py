@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from actors.catalyst.function_calls import FunctionNames
@@ -30,9 +29,8 @@ from actors.spark.function_names import function_names
 if TYPE_CHECKING:
     from actors.spark.bridge import ClassicBridge
 
-NODES_MAX: Final = 100_000
-DEPTH_MAX: Final = 2_000
-CHARACTERS_MAX: Final = 64 * 1024 * 1024
+NODE_CHARACTERS: Final = 1_000
+"""No node of a dump has more on average."""
 _ONCE: Final = rule_names(ONCE)
 _REPEATED: Final = rule_names(REPEATED)
 
@@ -47,11 +45,14 @@ class CatalystFront:
         self._dump = bridge.java("PlanDump")
         self._functions: FunctionNames = function_names(gateway, bridge.engine)
 
-    def translate(self, found: DataFrame, tables: Sequence[tuple[str, Schema]]) -> Translation:
-        """Return the relational plan of a query over `tables`, or why there is none."""
+    def translate(
+        self, found: DataFrame, tables: Sequence[tuple[str, Schema]], nodes_max: int
+    ) -> Translation:
+        """Return the relational plan of a query over `tables`, or why there is none: one of more
+        than `nodes_max` nodes is refused."""
         try:
             rewritten = self._rewritten(found)
-            root = self._built(rewritten, found, tables)
+            root = self._built(rewritten, found, tables, nodes_max)
         except (NotTranslated, PlanTreeRejected, RecursionError) as error:
             return Translation(None, str(error) or "a query that is nested too deeply")
         difference = self._difference(rewritten, found, root, [name for name, _ in tables])
@@ -69,15 +70,19 @@ class CatalystFront:
             raise NotTranslated(f"rules fail on it: {short_text(str(error))}") from None
 
     def _built(
-        self, rewritten: Any, found: DataFrame, tables: Sequence[tuple[str, Schema]]
+        self,
+        rewritten: Any,
+        found: DataFrame,
+        tables: Sequence[tuple[str, Schema]],
+        nodes_max: int,
     ) -> Project:
         try:
-            dumped = self._dump.dump(rewritten, CHARACTERS_MAX)
+            dumped = self._dump.dump(rewritten, nodes_max * NODE_CHARACTERS)
         except Exception as error:
             if is_gone(error):
                 raise
             raise NotTranslated(f"its plan cannot be read: {short_text(str(error))}") from None
-        tree = parse_tree(dumped, nodes_max=NODES_MAX, depth_max=DEPTH_MAX)
+        tree = parse_tree(dumped, nodes_max=nodes_max, depth_max=nodes_max)
         ansi = self._bridge.session.conf.get("spark.sql.ansi.enabled") == "true"
         columns = [schema.names for _, schema in tables]
         names = [field.name for field in found.schema.fields]
@@ -92,7 +97,7 @@ class CatalystFront:
             again = self._bridge.query(text)
         except QueryRejected as error:
             return str(error)
-        except PySparkException as error:
+        except Exception as error:
             if is_gone(error):
                 raise
             return f"as written again it is refused: {short_text(str(error))}"
@@ -102,6 +107,13 @@ class CatalystFront:
         )
         if wanted != made:
             return f"its columns are {', '.join(made)}, not {', '.join(wanted)}"
-        normalizer = self._bridge.java("PlanNormalizer")
-        mine, theirs = (normalizer.normalForm(plan) for plan in (rewritten, self._rewritten(again)))
-        return str(self._bridge.java("PlanInspector").difference(mine, theirs))
+        normalizer, inspector = map(self._bridge.java, ("PlanNormalizer", "PlanInspector"))
+        try:
+            mine, theirs = (
+                normalizer.normalForm(plan) for plan in (rewritten, self._rewritten(again))
+            )
+            return str(inspector.difference(mine, theirs))
+        except Exception as error:
+            if is_gone(error):
+                raise
+            return f"it has no normal form: {short_text(str(error))}"

@@ -88,7 +88,7 @@ class Groups(ABC):
             once = self._summed(node, changes, [f"CAST(sum({DIFF}) AS bigint) AS __w"])
             return f"SELECT *, 1L AS {DIFF} {from_rows(once)} WHERE __w > 0"
         old = self._select([*columns[:-2], f"-1L AS {TIME}", DIFF], node.old)
-        touched = f"SELECT DISTINCT {', '.join([*keys, TIME])} {from_rows(changes)}"
+        touched = self._touched(node, changes)
         renamed = [f"{key} AS {quote(f'__k{i}')}" for i, key in enumerate(keys)]
         rows = f"SELECT {', '.join([*renamed, *values, f'{TIME} AS __at', DIFF])}"
         whole = changes if self._empty(node.old) else f"{changes}{UNION}{old}"
@@ -114,6 +114,17 @@ class Groups(ABC):
             f"named_struct('side', -1L, 'w', __before), named_struct('side', 1L, 'w', __after))) "
             f"__e AS __x WHERE __x.w > 0"
         )
+
+    def _touched(self, node: Recompute | RecomputeRows, changes: str) -> str:
+        """The touched (group, time)s; without keys the last time too where nothing is before: the
+        one group is there from then on, also without rows."""
+        touched = f"SELECT {', '.join([*map(quote, node.keys), TIME])} {from_rows(changes)}"
+        if self._is_first(node):
+            touched += f"{UNION}SELECT CAST({self._hi - 1} AS bigint) AS {TIME}"
+        return f"SELECT DISTINCT * {from_rows(touched)}"
+
+    def _is_first(self, node: Recompute | RecomputeRows) -> bool:
+        return isinstance(node, Recompute) and not node.keys and not self._lo
 
     def _summed(self, node: Recompute | RecomputeRows, rows: str, weights: list[str]) -> str:
         """Equal rows of a group once for each time, with sums of their diffs."""
@@ -141,10 +152,29 @@ class Groups(ABC):
         """The aggregates over rows that count ``__w`` times, for each group, time and diff."""
         keys = [quote(key) for key in node.keys]
         repeated = self._repeated(sides, [*keys, *values])
+        if not keys:
+            repeated = self._with_empty_sides(node, repeated, values)
         calls = [f"CAST({call.text} AS {call.type}) AS {quote(call.name)}" for call in node.calls]
         return (
             f"SELECT {', '.join([*keys, *calls, TIME, DIFF])} {from_rows(repeated)} "
             f"GROUP BY {', '.join([*keys, TIME, DIFF])}"
+        )
+
+    def _with_empty_sides(self, node: Recompute, repeated: str, values: Sequence[str]) -> str:
+        """The rows of the one group, before and after each touched time, padded where there is
+        none: every aggregate computed afresh passes over NULL."""
+        times = self._touched(node, self._select([TIME], node.changes))
+        before = f"SELECT {TIME}, -1L AS {DIFF} {from_rows(times)}"
+        if self._is_first(node):
+            # Before the first time there was no group.
+            first = f"SELECT min({TIME}) {from_rows(times)}"
+            before += f" WHERE {TIME} > ({first})"
+        sides = f"{before}{UNION}SELECT {TIME}, 1L AS {DIFF} {from_rows(times)}"
+        rows = [*values, f"{TIME} AS __at", f"{DIFF} AS __side"]
+        return (
+            f"SELECT {', '.join([*values, TIME, DIFF])} FROM (\n{sides}\n) AS __l LEFT JOIN "
+            f"(\nSELECT {', '.join(rows)} {from_rows(repeated)}\n) AS __r "
+            f"ON {TIME} = __at AND {DIFF} = __side"
         )
 
     def _reduce(self, node: Reduce) -> str:

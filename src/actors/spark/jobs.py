@@ -93,6 +93,7 @@ class Engine:
             nodes,
             text,
             limits.engine_nesting_max,
+            limits.view_tree_nodes_max,
             canceled,
         )
 
@@ -196,7 +197,7 @@ def dispatch(slot: Slot, ticket: Ticket) -> Answer:
         slot.check_size(text)
     match job:
         case Analyze():
-            return analyze(slot.sessions.get(job.conf, small=True), job)
+            return analyze(slot.sessions.get(job.conf, small=True), job, slot.tree_nodes_max)
         case Prepare() if ticket.prepared is not None:
             bridge = slot.sessions.get(job.plan.conf, small=True)
             return prepare(bridge, ticket.prepared, job)

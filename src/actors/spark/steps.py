@@ -79,6 +79,7 @@ class Slot(msgspec.Struct):
     plan_nodes_max: int
     statement_bytes_max: int
     nesting_max: int
+    tree_nodes_max: int
     canceled: threading.Event
     """Of the job at hand."""
     group: str = ""

@@ -298,7 +298,9 @@ class Translator(Groups):
                     return self._empty(node.left) and self._empty(node.right)
                 alone = node.kind == "semi" and self._empty(node.right)
                 return alone or self._empty(node.left)
-            case Recompute() | RecomputeRows():
+            case Recompute():
+                return bool(node.keys or self._lo) and self._empty(node.changes)
+            case RecomputeRows():
                 return self._empty(node.changes)
             case Pair():
                 return self._empty(node.left) or self._empty(node.right)

@@ -122,6 +122,7 @@ class BaseCheck:
         self._base: dict[str, pa.Table] = {}
         self._files: dict[str, str] = {}
         self._groups: list[list[int]] = []
+        self._restarts = True
         self.reads: dict[str, list[int]] = {name: [] for name in plans}
         """Rows of state that lookups returned in the last step of each group; -1: the view was
         computed whole."""
@@ -151,10 +152,13 @@ class BaseCheck:
             for name in self._plans:
                 self._checked.note(name, f"over a base of {count} rows")
 
-    async def take(self, base: Mapping[str, pa.Table], groups: Sequence[Sequence[int]]) -> None:
+    async def take(
+        self, base: Mapping[str, pa.Table], groups: Sequence[Sequence[int]], *, restart: bool = True
+    ) -> None:
         """Stand on these updates of the first time, a table each, in place of made-up rows; write
-        the times in these groups."""
+        the times in these groups, and start anew after one of them or not."""
         self._base = dict(base)
+        self._restarts = restart
         self._groups = [list(times) for times in groups]
         await self._place.system.clock.run_blocking(self._write)
 
@@ -264,7 +268,7 @@ class BaseCheck:
             await self._compare(stage, times[-1])
             if choose.random() < 0.5:
                 await stage.compact(times[-1])
-            if number == restart:
+            if self._restarts and number == restart:
                 await stage.stop()
                 await stage.start(as_of, settings)
             lo = hi

@@ -29,19 +29,23 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF, TIME, Schema
+from actors.settings import Settings
 from actors.testing.base_check import BaseCheck
-from actors.testing.check_views import failed_results
-from actors.testing.checking import Checked, Options, Place
+from actors.testing.check_views import failed_results, for_plans_run_once, for_short_lives
+from actors.testing.checking import Checked, Options, Place, first_line
 from actors.testing.corpora import CORPORA, Query, make_tables, tables_of
+from actors.testing.maintain import Engine
 from actors.testing.view_scripts import Script, Update, ViewText
+from actors.views.compile import compile_view
 
 TIMES: Final = (10, 20, 21, 22, 30)
 """The first is that of the rows that the view is hydrated from."""
 GROUPS: Final = ((10,), (20, 21, 22), (30,))
 """What is written together; after the last of them all rows are deleted."""
-MEASURED: Final = 2
-"""The group of one time, of which the rows read are told."""
+GROUPS_BRIEF: Final = ((10,), (20,))
+"""One step, of one time."""
 NULL_SHARE: Final = 0.2
 """Of the updated values of a column that may hold NULL."""
 MODES: Final = ("incremental", "keyed", "opaque", "refused")
@@ -84,11 +88,15 @@ class Conformance:
         self._changes = changes
         self._seed = seed
 
-    async def judge(self, queries: Sequence[Query], *, empties: bool = True) -> list[Judgement]:
+    async def judge(
+        self, queries: Sequence[Query], *, brief: bool = False, empties: bool = True
+    ) -> list[Judgement]:
         """Judge queries, all of them views over the same tables at the same time.
 
         Args:
             queries: Several share the tables' shards, so they are judged faster together.
+            brief: All changes come in one step of one time, without a restart before it, and the
+                rows stay.
             empties: Whether all rows are deleted at last.
         """
         schemas: dict[str, Schema] = {}
@@ -96,9 +104,12 @@ class Conformance:
             schemas.update(tables_of(query))
         views = [ViewText(query.name, query.sql, 1, materialized=True) for query in queries]
         name = f"{self._corpus.name}-{'-'.join(query.name for query in queries)[:60]}"
-        script = Script(name, schemas, views, times=list(TIMES))
+        groups = GROUPS_BRIEF if brief else GROUPS
+        times = [time for group in groups for time in group]
+        script = Script(name, schemas, views, times=times)
         check = Checked(script, self._place, Options(seed=self._seed), name)
-        base, updates = divided(schemas, self._tables, self._changes, self._seed)
+        base, drawn = divided(schemas, self._tables, self._changes, self._seed)
+        updates = [update for update in drawn if update.time <= times[-1]]
         reads: dict[str, list[int]] = {}
         try:
             await check.compile(updates)
@@ -106,8 +117,8 @@ class Conformance:
             if check.plans:
                 seed = f"{self._seed}-{name}"
                 over = BaseCheck(check, check.plans, self._place, seed)
-                end = [[check.times[-1]]] if empties else []
-                await over.take(base, [*GROUPS, *end])
+                end = [[check.times[-1]]] if empties and not brief else []
+                await over.take(base, [*groups, *end], restart=not brief)
                 await over.run()
                 reads = over.reads
             await check.forget()
@@ -123,7 +134,7 @@ class Conformance:
                 result.mode,
                 result.reason,
                 result.detail,
-                reads.get(result.view, [])[MEASURED : MEASURED + 1],
+                reads.get(result.view, [])[len(groups) - 1 : len(groups)],
             )
             for result in results
         ]
@@ -218,6 +229,44 @@ class _Changing:
         return tuple(values)
 
 
+def for_few_steps(settings: Settings) -> Settings:
+    """Return settings for an engine of which every plan makes a few steps: neither the JVM nor
+    Spark compiles more than it must. Steps' plans are kept all the same."""
+    return for_plans_run_once(for_short_lives(settings), 0)
+
+
+def _add(first: Judgement, judged: Judgement, scale: float) -> None:
+    """Tell of a query what was found of it at another scale."""
+    first.reads += judged.reads
+    if judged.verdict == "WRONG" and first.verdict != "WRONG":
+        first.verdict = "WRONG"
+        first.detail = f"at scale {scale:g}: {judged.detail}"
+
+
+async def compile_queries(queries: Sequence[Query], place: Place) -> list[Judgement]:
+    """Compile queries, and run none: each is ``compiled`` with its mode, or ``refused``."""
+    analyze = Engine(place.executor, "modes").analyze()
+    found = []
+    for query in queries:
+        judged = Judgement(query.corpus, query.name, query.shape, "compiled", "refused")
+        try:
+            plan = await compile_view(query.sql, tables_of(query), analyze)
+            judged.mode, judged.reason = plan.mode, plan.reason
+        except InvalidUsage as error:
+            judged.verdict, judged.detail = "refused", first_line(error)
+        found.append(judged)
+    return found
+
+
+async def output_schemas(corpus: str, queries: Sequence[Query], place: Place) -> list[Schema]:
+    """Return the schemas of the queries' answers, as Spark's analysis over empty tables has them.
+    Raises `QueryRejected` for a text that it does not accept."""
+    analyze = Engine(place.executor, "texts").analyze()
+    tables = tuple(CORPORA[corpus].tables.items())
+    analyzed = await analyze(tables, tuple(query.sql for query in queries), (), ())
+    return list(analyzed.schemas)
+
+
 async def judge_corpus(
     queries: Sequence[Query],
     place: Place,
@@ -235,17 +284,13 @@ async def judge_corpus(
             made = await place.system.clock.run_blocking(make)
         over = Conformance(queries[0].corpus, made, place, changes, seed)
         for query in queries:
-            if number and found[query.name].verdict == "refused":
-                continue
-            (judged,) = await over.judge([query], empties=number == 0)
-            first = found.setdefault(query.name, judged)
-            if number:
-                first.reads += judged.reads
-                if judged.verdict == "WRONG" and first.verdict != "WRONG":
-                    first.verdict = "WRONG"
-                    first.detail = f"at scale {scale:g}: {judged.detail}"
+            if number == 0:
+                (found[query.name],) = await over.judge([query])
+            elif found[query.name].verdict != "refused":
+                (judged,) = await over.judge([query], brief=True)
+                _add(found[query.name], judged, scale)
             if number == len(scales) - 1:
-                show(first)
+                show(found[query.name])
     return list(found.values())
 
 

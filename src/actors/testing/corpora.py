@@ -9,7 +9,8 @@ their returns, and of the large dimensions what these refer to.
 Rules
 - The same scale and seed give the same rows.
 - At small scales few rows pass the queries' filters, and an empty view checks little. So every
-  other value of a filtered column of a dimension is one that the queries ask for (`sharpened`).
+  other value of a filtered column of a dimension is one that the queries ask for (`sharpened`),
+  and sales of TPC-DS crowd in months and customers.
 """
 
 from __future__ import annotations
@@ -143,9 +144,12 @@ def make_tables(
                 tables = _share(tables, scale / TPCDS_SCALE_MIN)
         case _:
             tables = _nexmark(int(scale * NEXMARK_EVENTS), seed)
+    queries = list(queries)
     literals = asked_literals(query.sql for query in queries)
     for name in CORPORA[corpus].sharpened if literals else ():
         tables[name] = sharpened(tables[name], CORPORA[corpus].tables[name], literals, seed)
+    if corpus == "tpcds" and literals:
+        tables = _crowded(tables, [query.sql for query in queries])
     return tables
 
 
@@ -206,6 +210,40 @@ def _share(tables: Mapping[str, pa.Table], share: float) -> dict[str, pa.Table]:
             kept = pc.or_(kept, pc.and_(pc.greater_equal(year, first), pc.less_equal(year, last)))
         taken[name] = tables[name].filter(kept)
     return taken
+
+
+_FACT_DATE: Final = re.compile(r"(ss|cs|ws)_(sold|ship)_date_sk|(sr|cr|wr)_returned_date_sk")
+_FACT_CUSTOMER: Final = re.compile(r"(ss|sr|cs|cr|ws|wr)_(\w+_)?customer_sk")
+_MONTH: Final = re.compile(
+    r"d_year = (\d+) and (?:\w+\.)?d_moy = (\d+)|d_moy = (\d+) and (?:\w+\.)?d_year = (\d+)"
+)
+CROWD: Final = 40
+"""Customers who have every other sale."""
+
+
+def _crowded(tables: Mapping[str, pa.Table], texts: Sequence[str]) -> dict[str, pa.Table]:
+    """Move every other date of the facts into months that texts ask for, and every other customer
+    into a crowd. A date or a customer is moved wherever it stands, so what belongs together stays
+    together."""
+    months = {
+        (int(found[1] or found[4]), int(found[2] or found[3]))
+        for text in texts
+        for found in _MONTH.finditer(text)
+    }
+    days = tables["date_dim"].select(["d_date_sk", "d_year", "d_moy"]).to_pylist()
+    hot = np.array([d["d_date_sk"] for d in days if (d["d_year"], d["d_moy"]) in months], np.int64)
+    made = dict(tables)
+    for name in _SHARED_BY:
+        for index, column in enumerate(made[name].schema.names):
+            is_date = _FACT_DATE.fullmatch(column) is not None
+            if (is_date and len(hot)) or _FACT_CUSTOMER.fullmatch(column):
+                old = made[name][column]
+                numbers = pc.fill_null(old, 0).to_numpy().astype(np.int64)
+                moved = hot[numbers % len(hot)] if is_date else numbers % CROWD + 1
+                chosen = np.where(numbers * _HASH % 8 < 4, moved, numbers)
+                array = pa.array(chosen, mask=pc.is_null(old).to_numpy()).cast(old.type)
+                made[name] = made[name].set_column(index, column, array)
+    return made
 
 
 # -- values that the queries ask for --------------------------------------------------------------

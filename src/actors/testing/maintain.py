@@ -373,6 +373,11 @@ class Maintained:
             runs.append(last)
         return runs
 
+    def _have_rows(self, lookup: Lookup, found: dict[str, Relation]) -> bool:
+        """Whether an origin has a row; one that this very run makes may have."""
+        relations = (found.get(name) for name, _ in lookup.origins)
+        return any(relation is None or bool(relation.updates) for relation in relations)
+
     def _look_up(
         self,
         lookup: Lookup,
@@ -401,7 +406,9 @@ class Maintained:
                 keys |= _key_values(relation, columns)
         if keys is not None and not lookup.nulls:
             keys = {key for key in keys if None not in key}
-        picked = state.all() if keys is None else state.find(lookup.key, keys)
+        wanted = lookup.key or not lookup.origins or self._have_rows(lookup, found)
+        picked = state.find(lookup.key, keys) if keys is not None else state.all()
+        picked = picked if wanted else set()
         chosen |= picked
         by_lookup.setdefault(lookup.number, set()).update(picked)
         found[lookup.target] = _relation(state.schema, state.weighted(chosen, max(lo - 1, 0)))

@@ -88,6 +88,8 @@ def _mode(
     sources: tuple[str, ...],
 ) -> tuple[str, str]:
     for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
+        if lookup.origins and all(name in context.seldom for name, _ in lookup.origins):
+            continue
         number = int(lookup.target[1:])
         if lookup.target[0] == "s" and not lookup.key:
             return "opaque", f"no equality leads to {sources[number]}: all of it is read"

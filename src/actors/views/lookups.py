@@ -93,7 +93,11 @@ class Lookups:
 
     def by_stratum(self, count: int) -> list[tuple[Lookup, ...]]:
         """The lookups of each of `count` strata, each after those that it needs."""
-        whole = {target for target, key, *_ in self._needs if not key}
+        whole = {
+            target
+            for (target, key, *_), need in self._needs.items()
+            if not key and not need.origins
+        }
         strata: list[list[Lookup]] = [[] for _ in range(count)]
         strata[0] += [Lookup(target, (), ()) for target in sorted(whole)]
         levels: dict[Wanted, set[int]] = {}

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
-from actors.plan.delta import Accumulate, Hidden, Input, Node, Select, Stratum, Union
+from actors.plan.delta import Accumulate, Consolidate, Hidden, Input, Node, Select, Stratum, Union
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
 from actors.threshold_probes import CUT_NODES
@@ -48,6 +48,9 @@ class Context:
         self.hidden: list[tuple[Hidden, Accumulate]] = []
         self.keyed: list[str] = []
         """Why groups are computed afresh, for each grouping that is."""
+        self.seldom: set[str] = set()
+        """Runs that have rows only where one value changes: what is read whole for these costs
+        little."""
         self._asked: list[set[Wanted]] = []
         self._names = 0
 
@@ -62,7 +65,8 @@ class Context:
     ) -> frozenset[Wanted]:
         """Asks for state; whoever records hears of it.
 
-        By the columns whose equal values a lookup finds; by none, for everything.
+        By the columns whose equal values a lookup finds; by none, for everything: where an origin
+        has a row, or always where there are no origins.
         """
         kept = [
             i
@@ -71,8 +75,6 @@ class Context:
         ]
         if len(kept) < len(key):
             key, origins = narrowed(key, origins, kept)
-            if not key:
-                origins, after, nulls = (), (), False
         wanted = self.lookups.ask(target, key, origins, after, nulls=nulls)
         for record in self._asked:
             record.add(wanted)
@@ -181,6 +183,10 @@ class Operator(ABC):
         """Sets of columns that are a PRIMARY KEY of the table that they come from."""
         return ()
 
+    def is_one_row(self) -> bool:
+        """Whether there is never more than one row."""
+        return False
+
     # -- what follows -----------------------------------------------------------------------------
 
     def delta(self, *, shared: bool = False) -> Node:
@@ -203,6 +209,15 @@ class Operator(ABC):
             made = self.context.cut(self.delta(), self.columns)
             self._cut, self._delta = made.name, made
             self._delta_asked = frozenset()
+
+    def cut_changes(self) -> None:
+        """Has the delta made by a run of its own, without what stays the same: whoever reads
+        much where it has a row then seldom does."""
+        if self._cut is None:
+            self._delta = Consolidate(self.delta())
+            self.cut()
+            assert self._cut is not None
+            self.context.seldom.add(self._cut)
 
     def new(self) -> Node:
         """The state below `hi`."""

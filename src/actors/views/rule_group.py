@@ -168,8 +168,6 @@ class GroupOperator(Operator):
         key = tuple(name for name in self._names if name in at)
         _, narrow = narrowed(ids, origins, [at[name] for name in key])
         target = f"h{self.number}"
-        if not key:
-            return self.context.ask(target, (), (), (), nulls=False)
         return self.context.ask(target, key, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
@@ -193,6 +191,10 @@ class GroupOperator(Operator):
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """A group occurs once."""
         return (frozenset(self._names),) if self._names else ()
+
+    def is_one_row(self) -> bool:
+        """Without keys."""
+        return not self._names
 
 
 def aggregate(context: Context, plan: Aggregate, below: Operator) -> GroupOperator:

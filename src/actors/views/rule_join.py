@@ -155,6 +155,10 @@ class JoinOperator(Operator):
             ]
         return tuple(dict.fromkeys(found))
 
+    def is_one_row(self) -> bool:
+        """Where each input is."""
+        return all(each.is_one_row() for each in self.inputs)
+
     def kind(self, id_: str) -> str | None:
         """The owner's."""
         return self.inputs[self.owner[id_]].kind(id_)
@@ -207,6 +211,9 @@ class _Term:
     def delta(self) -> Node:
         """The pairs of the start's delta with the others' states."""
         inputs, start = self._join.inputs, self._start
+        if inputs[start].is_one_row():
+            # Others are read whole, but only where its row changes.
+            inputs[start].cut_changes()
         inputs[start].delta(shared=start < len(inputs) - 1)
         order = []
         while len(self._joined) < len(inputs):
@@ -295,12 +302,23 @@ class _Term:
             if origins is not None:
                 best, best_rank = (known, key, origins, nulls), rank
         if best is None:
-            return target.seek((), (), frozenset(), nulls=False)
+            return self._ask_for_all(target, of_delta=of_delta)
         known, key, origins, nulls = best
         after = self._joined[known]
         if of_delta:
             after |= self._join.inputs[known].delta_asked()
         return target.seek(key, origins, after, nulls=nulls)
+
+    def _ask_for_all(self, target: Operator, *, of_delta: bool) -> frozenset[Wanted]:
+        """Seeks all of a state, where what it is joined with has any row."""
+        start = self._join.inputs[self._start]
+        origins = start.keys_of_delta(()) if of_delta else start.old_origins(())
+        if not origins:
+            return target.seek((), (), frozenset(), nulls=False)
+        after = self._joined[self._start]
+        if of_delta:
+            after |= start.delta_asked()
+        return target.seek((), origins, after, nulls=False)
 
     def _origins(self, known: int, columns: Ids, *, of_delta: bool) -> Origins | None:
         """Where the values of joined columns come from in this walk."""

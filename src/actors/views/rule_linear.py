@@ -72,8 +72,6 @@ class ScanOperator(Operator):
         key = tuple(sorted(at))
         _, picked = narrowed(ids, origins, [at[own] for own in key])
         target = f"s{self.source}"
-        if not key:
-            return self.context.ask(target, (), (), (), nulls=False)
         return self.context.ask(target, key, picked, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
@@ -137,6 +135,10 @@ class FilterOperator(Operator):
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """The input's."""
         return self._below.unique_ids()
+
+    def is_one_row(self) -> bool:
+        """The input's."""
+        return self._below.is_one_row()
 
     def kind(self, id_: str) -> str | None:
         """The input's."""
@@ -208,6 +210,10 @@ class ProjectOperator(Operator):
             for ids in self._below.unique_ids()
             if ids <= back.keys()
         )
+
+    def is_one_row(self) -> bool:
+        """The input's."""
+        return self._below.is_one_row()
 
     def kind(self, id_: str) -> str | None:
         """The input's, of a column that is passed on."""

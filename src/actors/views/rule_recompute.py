@@ -10,7 +10,7 @@ The value before a change must have the same bits as when it was inserted. Sums 
 variances of whatever type, which Spark computes in floats, depend on the order of rows: they are
 therefore folded over the sorted values, a function of the bag alone.
 
-It does not do groupings without keys: their one group is everything.
+Without keys the one group is everything: all rows are read whenever one changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from actors.plan.delta import Call, Input, Node, Recompute, Weigh, Where
 from actors.plan.relational import Aggregate, AggregateCall, Key, Named
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, is_name, narrowed, select
-from actors.views.resolve import Unsupported
 from actors.views.rule_group import ROWS, GroupOperator
 from actors.views.rule_linear import ProjectOperator
 
@@ -33,9 +32,6 @@ class RecomputeOperator(Operator):
         super().__init__(
             context, (*(key.name for key in plan.keys), *(call.name for call in plan.calls))
         )
-        if not plan.keys:
-            functions = ", ".join(sorted({call.function for call in plan.calls}))
-            raise Unsupported(f"{functions} over all rows: without a key all of them are read")
         self._keys = tuple(key.name for key in plan.keys)
         self._kinds = {key.name: key.type for key in plan.keys}
         self._calls = tuple(_call(call, i) for i, call in enumerate(plan.calls))
@@ -48,7 +44,8 @@ class RecomputeOperator(Operator):
         self._rows = ProjectOperator(context, (*keys, *arguments), below)
         self._group: GroupOperator | None = None
         by_name = all(is_name(key.expression) for key in plan.keys)
-        if not (by_name and below.seekable(tuple(key.expression for key in plan.keys))):
+        keyed = tuple(key.expression for key in plan.keys)
+        if plan.keys and not (by_name and below.seekable(keyed)):
             columns = [
                 *plan.keys,
                 *(
@@ -126,6 +123,10 @@ class RecomputeOperator(Operator):
     def kind(self, id_: str) -> str | None:
         """A key's type."""
         return self._kinds.get(id_)
+
+    def is_one_row(self) -> bool:
+        """Without keys."""
+        return not self._keys
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """A group occurs once."""
