@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actors.plan.delta import Consolidate, RecomputeRows, WindowColumn
 from actors.plan.jobs import Analyzed, Translation
 from actors.plan.relational import (
     Aggregate,
@@ -22,6 +23,9 @@ from actors.plan.relational import (
 from actors.plan.schema import Column, Schema
 from actors.views.compile import compile_view
 from actors.views.explain import explain
+from actors.views.operators import Context
+from actors.views.rule_linear import ScanOperator
+from actors.views.rule_window import WindowOperator
 
 KEYED = Schema((Column("k", "int"), Column("x", "int"), Column("l", "array<int>")), ("k", "x"))
 SCAN = Scan(0, (("i0_k", "k"), ("i0_x", "x"), ("i0_l", "l")))
@@ -65,6 +69,21 @@ async def test_partitions_that_nothing_leads_to_are_kept_in_a_hidden_state() -> 
     assert mode == "keyed"
     assert any("lookup h0 by (c0) from " in line for line in lines)
     assert not any("lookup s0" in line for line in lines)
+
+
+@pytest.mark.parametrize("order", [(), ("i0_x DESC",)])
+async def test_a_window_keeps_its_frame_and_gets_an_order_of_all_columns(
+    order: tuple[str, ...],
+) -> None:
+    """A frame of ROWS without an order is not the whole partition."""
+    frame = "ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"
+    call = WindowCall("w0", "count(1)", frame, "bigint", by_row=True)
+    plan = WindowFunctions(PAIRS, ("i0_k",), order, (call,), TYPES)
+    context = Context((KEYED,))
+    made = WindowOperator(context, plan, ScanOperator(context, PAIRS)).delta()
+    assert isinstance(made, Consolidate)
+    assert isinstance(made.input, RecomputeRows)
+    assert made.input.calls == (WindowColumn("w0", "count(1)", (*order, "i0_x"), frame),)
 
 
 async def test_one_partition_of_all_rows_is_read_whole() -> None:

@@ -22,8 +22,6 @@ from actors.views.operators import Context, Ids, Operator, Origins, both, narrow
 from actors.views.rule_group import ROWS, GroupOperator
 from actors.views.rule_linear import FilterOperator, ProjectOperator
 
-WHOLE_PARTITION = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
-
 
 def limit(context: Context, plan: Limit, below: Operator) -> Operator:
     """The operators of a limit: of rows in order those behind `offset`, at most `count`."""
@@ -134,5 +132,5 @@ def _column(plan: WindowFunctions, call: WindowCall, columns: Ids) -> WindowColu
     if plan.order:
         order = (*plan.order, *whole) if call.by_row else plan.order
         return WindowColumn(call.name, call.function, order, call.frame)
-    frame = WHOLE_PARTITION if call.frame else ""
-    return WindowColumn(call.name, call.function, whole, frame)
+    # Spark says the frame of a window without an order, too: mostly the whole partition.
+    return WindowColumn(call.name, call.function, whole, call.frame)
