@@ -44,7 +44,7 @@ VIEWS = {
 OPAQUE = {"opaque"}
 
 
-async def _analyze(tables: Any, texts: Any, *_: Any) -> Analyzed:
+async def _analyze(tables: Any, texts: Any, *_: Any, **__: Any) -> Analyzed:
     return analyzed("", texts, dict(tables))
 
 

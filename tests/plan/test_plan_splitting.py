@@ -106,7 +106,9 @@ async def plans(seed: int, scripts: int) -> list[DeltaPlan]:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...],
+        renditions: tuple[str, ...] = (),
+        *,
+        translate: bool = False,
     ) -> Analyzed:
         return analyzed("", texts, dict(tables))
 

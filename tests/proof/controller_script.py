@@ -117,7 +117,7 @@ def view_at(time: int) -> Counter[Row]:
 async def compiled() -> DeltaPlan:
     """The view's plan: the same in every process."""
 
-    async def answer(tables: Any, texts: Any, *_: Any) -> Analyzed:
+    async def answer(tables: Any, texts: Any, *_: Any, **__: Any) -> Analyzed:
         return analyzed("", texts, dict(tables))
 
     return await compile_view(SQL, {"t": TABLE}, answer)

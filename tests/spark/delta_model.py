@@ -13,9 +13,12 @@ from typing import Any, TypeAlias
 from actors.plan.delta import (
     Accumulate,
     Consolidate,
+    Expand,
+    Generate,
     Input,
     Node,
     Pair,
+    RecomputeRows,
     Reduce,
     Select,
     Union,
@@ -24,7 +27,9 @@ from actors.plan.delta import (
 
 Row: TypeAlias = dict[str, Any]
 Updates: TypeAlias = list[tuple[Row, int, int]]
-Meanings: TypeAlias = Mapping[str, Callable[[Row], Any]]
+Meanings: TypeAlias = Mapping[str, Callable[[Any], Any]]
+"""Of an expression the value for a row; of a generator the rows that it makes of one; of a window
+function the values for the rows of one partition, in order."""
 
 
 class Model:
@@ -60,6 +65,16 @@ class Model:
                 return as_updates(consolidated(self.run(node.input)))
             case Pair():
                 return self.pair(node)
+            case Expand():
+                return [
+                    (row | {node.tag: tag}, time, diff)
+                    for row, time, diff in self.run(node.input)
+                    for tag in range(node.count)
+                ]
+            case Generate():
+                return self.generate(node)
+            case RecomputeRows():
+                return self.recompute_rows(node)
             case Reduce():
                 return self.reduce(node)
             case Accumulate():
@@ -78,6 +93,42 @@ class Model:
                 if node.residual is not None and self.value(node.residual, row) is not True:
                     continue
                 made.append((row, max(left_time, right_time), left_diff * right_diff))
+        return made
+
+    def generate(self, node: Generate) -> Updates:
+        made: Updates = []
+        for row, time, diff in self.run(node.input):
+            rows = self.value(node.generator, row)
+            if not rows and node.outer:
+                rows = [(None,) * len(node.columns)]
+            made += [
+                (row | dict(zip(node.columns, each, strict=True)), time, diff) for each in rows
+            ]
+        return made
+
+    def recompute_rows(self, node: RecomputeRows) -> Updates:
+        """Partition by partition and time by time, from the contents before and after."""
+
+        def key_of(row: Row) -> tuple[Any, ...]:
+            return tuple(row[key] for key in node.keys)
+
+        changes = self.run(node.changes)
+        updates = [(row, self.lo - 1, diff) for row, _, diff in self.run(node.old)] + changes
+        made: Updates = []
+        for key, time in {(key_of(row), time) for row, time, _ in changes}:
+            for sign, end in ((-1, time - 1), (1, time)):
+                weights: Counter[Any] = Counter()
+                for row, at, diff in updates:
+                    if key_of(row) == key and at <= end:
+                        weights[tuple(row.items())] += diff
+                rows = [dict(each) for each, weight in weights.items() for _ in range(weight)]
+                for call in node.calls:
+                    rows = _ordered(rows, call.order)
+                    values = self.meanings[call.function](rows)
+                    rows = [
+                        row | {call.name: value} for row, value in zip(rows, values, strict=True)
+                    ]
+                made += [(row, time, sign) for row in rows]
         return made
 
     def reduce(self, node: Reduce) -> Updates:
@@ -125,6 +176,11 @@ class Model:
                 if total["n"] != 0 or not node.keys:
                     made.append((names | total, time, 1))
         return made
+
+
+def _ordered(rows: list[Row], columns: tuple[str, ...]) -> list[Row]:
+    """Ascending, NULL first."""
+    return sorted(rows, key=lambda row: [(row[c] is not None, row[c]) for c in columns])
 
 
 def consolidated(updates: Updates) -> Counter[Any]:

@@ -24,16 +24,20 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     DeltaPlan,
+    Expand,
+    Generate,
     Hidden,
     Input,
     Measure,
     Node,
     Pair,
+    RecomputeRows,
     Reduce,
     Select,
     Stratum,
     Union,
     Where,
+    WindowColumn,
 )
 from actors.plan.jobs import Forget, JobFailed, Prepare, Prepared, Rows, Step
 from actors.plan.relational import Named
@@ -70,6 +74,11 @@ MEANINGS = {
     "a_v < b_w": lambda row: (
         None if row["a_v"] is None or row["b_w"] is None else row["a_v"] < row["b_w"]
     ),
+    "explode(array_compact(array(a_k, a_v)))": lambda row: [
+        (value,) for value in (row["a_k"], row["a_v"]) if value is not None
+    ],
+    "row_number()": lambda rows: range(1, len(rows) + 1),
+    "count(a_v)": lambda rows: [sum(row["a_v"] is not None for row in rows)] * len(rows),
 }
 
 
@@ -176,6 +185,15 @@ JOIN = Consolidate(
 RESIDUAL = Pair(LEFT_IN, RIGHT_IN, (("a_k", "b_k"),), "a_v < b_w")
 CROSS = Pair(LEFT_IN, RIGHT_IN, (), None)
 REDUCE = Reduce(LEFT_IN, (Named("g", "upper(a_s)"),), MEASURES)
+EXPAND = Expand(LEFT_IN, "tag", 3)
+GENERATE = Generate(LEFT_IN, "explode(array_compact(array(a_k, a_v)))", False, ("e",))
+PADDED = Generate(LEFT_IN, "explode(array_compact(array(a_k, a_v)))", True, ("e",))
+CALLS = (
+    WindowColumn("place", "row_number()", ("a_v", "a_s", "a_k"), ""),
+    WindowColumn("present", "count(a_v)", (), ""),
+)
+WINDOWS = Consolidate(RecomputeRows(LEFT_OLD, LEFT_IN, ("a_k",), CALLS))
+ONE_WINDOW = Consolidate(RecomputeRows(LEFT_OLD, LEFT_IN, (), CALLS))
 HIDDEN_IN = Input("h0", HIDDEN.names)
 KEYED = Accumulate(Input("r0", HIDDEN.names), HIDDEN_IN, ("g",), ("m_c", "m_s"))
 GLOBAL_NAMES = ("n", "m_c", "m_s")
@@ -184,7 +202,20 @@ GLOBAL_HIDDEN = Schema(HIDDEN.columns[1:])
 
 
 @pytest.mark.parametrize(
-    "node", [LINEAR, JOIN, RESIDUAL, CROSS, REDUCE], ids=lambda n: type(n).__name__
+    "node",
+    [
+        LINEAR,
+        JOIN,
+        RESIDUAL,
+        CROSS,
+        REDUCE,
+        EXPAND,
+        GENERATE,
+        PADDED,
+        WINDOWS,
+        ONE_WINDOW,
+    ],
+    ids=lambda n: type(n).__name__,
 )
 def test_nodes_equal_the_model(child: ChildProcess, node: Node) -> None:
     lab = Lab(child, node)

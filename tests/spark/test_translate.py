@@ -7,13 +7,16 @@ import pytest
 from actors.errors import InvalidUsage
 from actors.plan.delta import (
     Accumulate,
+    Generate,
     Input,
     Measure,
     Node,
     Pair,
+    RecomputeRows,
     Reduce,
     Select,
     Where,
+    WindowColumn,
     columns_of,
 )
 from actors.plan.relational import Named
@@ -57,6 +60,28 @@ def test_an_input_without_rows_is_an_empty_select() -> None:
 
 def test_a_predicate_that_is_one_name_is_no_alias() -> None:
     assert ") AS __t WHERE (\nflag\n)" in translator(small=True).text(Where(SOURCE, "flag"))
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_generator_stands_beside_the_rows_that_it_is_applied_to(outer: bool) -> None:
+    node = Generate(SOURCE, "posexplode(array(k))", outer, ("p", "c d"))
+    assert columns_of(node) == ("k", "a b", "p", "c d")
+    word = "OUTER " if outer else ""
+    text = translator(small=True).text(node)
+    assert f"LATERAL VIEW {word}posexplode(array(k)) __e AS `p`, `c d`" in text
+
+
+def test_a_windows_partition_is_one_side_of_one_time() -> None:
+    """Rows before and after a change stand in one relation."""
+    call = WindowColumn("n", "ntile(2)", ("`a b` DESC", "k"), "")
+    node = RecomputeRows(Input("s1", ("k", "a b")), SOURCE, ("k",), (call,))
+    assert columns_of(node) == ("k", "a b", "n")
+    assert list(leaves(node)) == ["s1", "d0"]
+    over = "ntile(2) OVER (PARTITION BY `k`, __time, __diff ORDER BY `a b` DESC, k) AS `n`"
+    assert over in translator(small=True).text(node)
+    whole = RecomputeRows(node.old, SOURCE, (), (WindowColumn("n", "count(k)", (), "ROWS 1"),))
+    text = translator(small=True).text(whole)
+    assert "count(k) OVER (PARTITION BY __time, __diff ROWS 1) AS `n`" in text
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from actors.errors import PenstockError
 from actors.kernel import System
 from actors.plan.delta import DeltaPlan, Where
-from actors.plan.jobs import Answer, Difference, Job, Prepare
+from actors.plan.jobs import Analyzed, Answer, Difference, Job, Prepare, Translation
 from actors.plan.updates import from_ipc
 from actors.settings import Settings
 from actors.testing import check_views
@@ -91,6 +91,36 @@ async def test_a_failed_expectation_is_told(tmp_path: Path) -> None:
     assert report.summary() == (
         "2 views: 2 exact, 0 wrong, 0 refused; 2 incremental, 0 keyed, 0 opaque"
     )
+
+
+@pytest.mark.parametrize("shows_plans", [False, True])
+async def test_an_engine_without_plans_has_expectations_of_its_own(
+    shows_plans: bool, tmp_path: Path
+) -> None:
+    """`v` is told for both, `w` for one: what is not told apart holds everywhere."""
+    script = tmp_path / "s.view"
+    script.write_text(
+        "--! expect v keyed\n--! expect-parsed v opaque INTERSECT\n--! expect w refused\n"
+        "create table t (a int);\n"
+        "create materialized view v as select a from t intersect select a from t;\n"
+        "create materialized view w as select a from t;\n@ 1\n+ t (1)\n"
+    )
+    v, w = (await checked_by(Showing if shows_plans else InMemoryExecutor, script)).views
+    assert "expected refused, found" in w.failed
+    if shows_plans:
+        assert "expected keyed, found opaque" in v.failed
+    else:
+        assert (v.mode, v.failed) == ("opaque", "")
+
+
+class Showing(InMemoryExecutor):
+    """An engine that shows its plans, and knows no query."""
+
+    def answer(self, job: Job) -> Answer:
+        told = super().answer(job)
+        if isinstance(told, Analyzed):
+            return msgspec.structs.replace(told, translation=Translation(None, "no rule"))
+        return told
 
 
 async def test_a_script_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:

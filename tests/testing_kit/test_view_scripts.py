@@ -78,6 +78,13 @@ def test_plain_views_are_inlined_before_the_views_own_expressions() -> None:
         ("create table t (a int);\n@ 1\n+ t 1", 3, "a change is"),
         ("--! expect v wrong", 1, "unknown directive"),
         ("--! expect v incremental", 1, "no view"),
+        ("--! expect-parsed v wrong", 1, "unknown directive"),
+        (
+            "--! expect-parsed v opaque\ncreate table t (a int);\n"
+            "create materialized view v as select a from t;",
+            1,
+            "no --! expect v of an engine with plans",
+        ),
         ("--! random 1 2 x", 1, "whole number"),
     ],
 )

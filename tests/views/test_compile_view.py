@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from actors.errors import QueryRejected, UnknownObject
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed
+from actors.plan.jobs import Analyzed, Translation
+from actors.plan.relational import Filter, Named, Project, Scan
 from actors.plan.schema import Column, Schema
 from actors.testing import tpch
 from actors.testing.analysis import analyzed
-from actors.views.compile import compile_view
+from actors.views.compile import Analyze, compile_view
 from actors.views.explain import explain
 from actors.views.fingerprint import fingerprint
 from actors.views.lookups import Origin
@@ -35,7 +37,9 @@ async def answers(
     tables: tuple[tuple[str, Schema], ...],
     texts: tuple[str, ...],
     conf: tuple[tuple[str, str], ...],
-    renditions: tuple[str, ...],
+    renditions: tuple[str, ...] = (),
+    *,
+    translate: bool = False,
 ) -> Analyzed:
     return analyzed("a", texts, dict(tables))
 
@@ -340,23 +344,69 @@ async def test_the_fingerprint_follows_plan_conf_and_engine() -> None:
     assert fingerprint(plan, "4.3.0") != fingerprint(plan, "4.4.0")
 
 
-async def test_the_text_and_what_is_asked_of_it_are_one_analysis() -> None:
-    asked: list[tuple[str, ...]] = []
+async def test_an_engine_without_plans_is_asked_for_the_text_and_then_for_its_parts() -> None:
+    """The first answer says that there is no plan; only then are probes and renditions sent."""
+    asked: list[tuple[tuple[str, ...], tuple[str, ...], bool]] = []
 
     async def counted(
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...],
+        renditions: tuple[str, ...] = (),
+        *,
+        translate: bool = False,
     ) -> Analyzed:
-        asked.append(texts)
+        asked.append((texts, renditions, translate))
         return await answers(tables, texts, conf, renditions)
 
     sql = "select carrier, count(*) as n from flights group by carrier"
     assert (await compile_view(sql, TABLES, counted)).mode == "incremental"
-    ((first, *probes),) = asked
-    assert first == sql
+    first, ((again, *probes), written_again, translate) = asked
+    assert first == ((sql,), (), True)
+    assert again == sql
     assert probes
+    assert written_again
+    assert not translate
+
+
+def translating(found: Translation, asked: list[tuple[str, ...]]) -> Analyze:
+    """An engine that shows its plan; it notes what it is asked."""
+
+    async def answer(
+        tables: tuple[tuple[str, Schema], ...],
+        texts: tuple[str, ...],
+        conf: tuple[tuple[str, str], ...],
+        renditions: tuple[str, ...] = (),
+        *,
+        translate: bool = False,
+    ) -> Analyzed:
+        asked.append(texts)
+        told = analyzed("a", texts, dict(tables))
+        return msgspec.structs.replace(told, translation=found if translate else None)
+
+    return answer
+
+
+async def test_a_translated_plan_is_the_views_and_the_engine_is_asked_once() -> None:
+    """The answer is another query's plan, so that the view's own text cannot have made it."""
+    asked: list[tuple[str, ...]] = []
+    columns = (("i0_id", "id"), ("i0_carrier", "Carrier"))
+    only = Filter(Scan(0, columns), "i0_id > 7")
+    root = Project(only, (Named("id", "i0_id"),))
+    sql = "select id from flights where id > 5"
+    plan = await compile_view(sql, TABLES, translating(Translation(root), asked))
+    assert (plan.mode, asked) == ("incremental", [(sql,)])
+    assert "i0_id > 7" in explain(plan)
+    assert "> 5" not in explain(plan)
+
+
+async def test_a_view_that_is_not_translated_is_opaque_for_that_reason() -> None:
+    """The parser would know this view: a refused translation must not fall back to it."""
+    asked: list[tuple[str, ...]] = []
+    refused = translating(Translation(None, "a plan that is not the text's: x"), asked)
+    plan = await compile_view("select id from flights", TABLES, refused)
+    assert (plan.mode, plan.reason) == ("opaque", "a plan that is not the text's: x")
+    assert len(asked) == 1
 
 
 async def test_an_expression_that_is_no_scalar_is_not_taken_for_one() -> None:
@@ -367,7 +417,9 @@ async def test_an_expression_that_is_no_scalar_is_not_taken_for_one() -> None:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...],
+        renditions: tuple[str, ...] = (),
+        *,
+        translate: bool = False,
     ) -> Analyzed:
         asked.append(texts)
         if any("WHERE" in text and "hll_sketch_agg" in text.lower() for text in texts):
@@ -378,7 +430,9 @@ async def test_an_expression_that_is_no_scalar_is_not_taken_for_one() -> None:
     plan = await compile_view(sql, TABLES, refused)
     assert plan.mode == "opaque"
     assert "not a scalar of the resolved query: [INVALID_WHERE" in plan.reason
-    assert asked[1:] == [(sql,)]
+    first, (again, *probes) = asked
+    assert (first, again) == ((sql,), sql)
+    assert probes
 
 
 async def test_the_refusal_of_the_text_is_the_answer() -> None:
@@ -386,7 +440,9 @@ async def test_the_refusal_of_the_text_is_the_answer() -> None:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...],
+        renditions: tuple[str, ...] = (),
+        *,
+        translate: bool = False,
     ) -> Analyzed:
         raise QueryRejected("of the probe" if len(texts) > 1 else "of the text")
 

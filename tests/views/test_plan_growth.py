@@ -37,7 +37,9 @@ def compiled(sql: str, limits: PlanLimits = LIMITS) -> DeltaPlan:
         tables: tuple[tuple[str, Schema], ...],
         texts: tuple[str, ...],
         conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...],
+        renditions: tuple[str, ...] = (),
+        *,
+        translate: bool = False,
     ) -> Analyzed:
         return analyzed("", texts, dict(tables))
 

@@ -33,7 +33,9 @@ async def answers(
     tables: tuple[tuple[str, Schema], ...],
     texts: tuple[str, ...],
     conf: tuple[tuple[str, str], ...],
-    renditions: tuple[str, ...],
+    renditions: tuple[str, ...] = (),
+    *,
+    translate: bool = False,
 ) -> Analyzed:
     return analyzed("a", texts, dict(tables))
 

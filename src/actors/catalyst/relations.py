@@ -41,6 +41,7 @@ from actors.catalyst.tree_reading import (
     type_of,
     without_aliases,
 )
+from actors.catalyst.widening import compared
 from actors.catalyst.window_calls import window_parts
 from actors.plan.relational import (
     Aggregate,
@@ -201,7 +202,7 @@ class RelationalBuilder:
             written = self._write(part, columns)
             sides = None
             if part.name in ("EqualTo", "EqualNullSafe"):
-                left, right = (self._write(each, columns) for each in part.children)
+                left, right = (self._write(each, columns) for each in compared(part))
                 sides = (left, right)
             found.append(Conjunct(written, sides, part.name == "EqualNullSafe"))
         return found

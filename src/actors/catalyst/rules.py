@@ -50,6 +50,7 @@ ONCE: Final[tuple[tuple[str, str], ...]] = (
     (_OPTIMIZER + "RemoveRepetitionFromGroupExpressions", "A key counts once."),
     (_OPTIMIZER + "OptimizeOneRowRelationSubquery", "A subquery without FROM is an expression."),
     (_OPTIMIZER + "PullupCorrelatedPredicates", "Correlation becomes the condition of a join."),
+    (_OPTIMIZER + "BooleanSimplification", "NOT NOT IN is IN, while it is no join yet."),
 )
 """(class, reason) of what is applied once."""
 

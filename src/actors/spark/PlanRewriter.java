@@ -1,5 +1,13 @@
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.EqualTo;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.IsNotNull;
+import org.apache.spark.sql.catalyst.expressions.IsNull;
+import org.apache.spark.sql.catalyst.expressions.Or;
 import org.apache.spark.sql.catalyst.expressions.SubqueryExpression;
+import org.apache.spark.sql.catalyst.plans.LeftAnti$;
 import org.apache.spark.sql.catalyst.plans.logical.GlobalLimit;
+import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.LocalLimit;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Offset;
@@ -58,6 +66,7 @@ public class PlanRewriter {
       LogicalPlan before = made;
       made = withSubqueries(made, once, repeated);
       for (int i = 0; i < repeated.length; i++) made = (LogicalPlan) repeated[i].apply(made);
+      made = withoutUnknowns(made);
       if (made.fastEquals(before)) return made;
     }
     throw new IllegalStateException("rules do not come to an end");
@@ -79,6 +88,61 @@ public class PlanRewriter {
         return withoutOrder((LogicalPlan) child, below);
       }
     });
+  }
+
+  /** NOT IN becomes an anti join on `a = b OR (a = b) IS NULL`. Where neither can be NULL, the
+   *  equality is all of it. Spark's own rule for that, NullPropagation, would also fold what has
+   *  to be written again. */
+  private static LogicalPlan withoutUnknowns(LogicalPlan plan) {
+    return (LogicalPlan) plan.transformDown(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return isAntiJoin(node);
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        if (!isAntiJoin(node)) return otherwise.apply(node);
+        final Join join = (Join) node;
+        Expression condition = (Expression) join.condition().get();
+        Object made = condition.transformDown(new scala.runtime.AbstractPartialFunction() {
+          public boolean isDefinedAt(Object each) {
+            return isKnown(each, join);
+          }
+          public Object applyOrElse(Object each, scala.Function1 otherwise) {
+            return isKnown(each, join) ? ((Or) each).left() : otherwise.apply(each);
+          }
+        });
+        if (made == condition) return join;
+        return new Join(
+            join.left(), join.right(), join.joinType(), new scala.Some(made), join.hint());
+      }
+    });
+  }
+
+  private static boolean isAntiJoin(Object node) {
+    return node instanceof Join && ((Join) node).joinType() == LeftAnti$.MODULE$
+        && ((Join) node).condition().isDefined();
+  }
+
+  /** Whether this is `a = b OR (a = b) IS NULL` of values that are not NULL. */
+  private static boolean isKnown(Object node, Join join) {
+    if (!(node instanceof Or) || !(((Or) node).left() instanceof EqualTo)) return false;
+    Or or = (Or) node;
+    if (!(or.right() instanceof IsNull)) return false;
+    EqualTo equal = (EqualTo) or.left();
+    return ((IsNull) or.right()).child().semanticEquals(equal)
+        && isNeverNull(equal.left(), join) && isNeverNull(equal.right(), join);
+  }
+
+  /** Whether a side's type says so, or the rows that are joined were filtered by it. */
+  private static boolean isNeverNull(Expression side, Join join) {
+    if (!side.nullable()) return true;
+    if (!(side instanceof Attribute)) return false;
+    Expression test = new IsNotNull(side);
+    return isAmong(test, join.left()) || isAmong(test, join.right());
+  }
+
+  private static boolean isAmong(Expression test, LogicalPlan plan) {
+    return plan.outputSet().contains((Attribute) ((IsNotNull) test).child())
+        && plan.constraints().contains(test);
   }
 
   /** Rules do not go into the plans of subqueries by themselves: nested correlation would stay. */

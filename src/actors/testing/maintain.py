@@ -55,6 +55,8 @@ class Engine:
         self._executor = executor
         self._name = name
         self._jobs = 0
+        self.shows_plans = False
+        """Whether any analysis came with a plan of the engine's own."""
 
     def job_id(self) -> str:
         """A fresh job id."""
@@ -84,6 +86,7 @@ class Engine:
             job = Analyze(self.job_id(), tables, texts, conf, renditions, translate)
             answer = await self.run(job)
             assert isinstance(answer, Analyzed)
+            self.shows_plans |= answer.translation is not None
             return answer
 
         return analyze

@@ -46,7 +46,10 @@ class ViewText(msgspec.Struct, frozen=True):
 
 
 class Expectation(msgspec.Struct, frozen=True):
-    """``--! expect``: a mode (or refusal), or an error in ``start <= t < end``."""
+    """``--! expect``: a mode (or refusal), or an error in ``start <= t < end``.
+
+    ``--! expect-parsed``: the mode in place of that one, on an engine that shows no plans.
+    """
 
     view: str
     kind: str
@@ -54,6 +57,11 @@ class Expectation(msgspec.Struct, frozen=True):
     line: int
     start: int = 0
     end: int = 0
+    parsed: bool = False
+
+    def is_mode(self) -> bool:
+        """Whether it says what the mode is on an engine that shows its plans."""
+        return self.kind != "error" and not self.parsed
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -149,6 +157,9 @@ def _directive(script: Script, words: list[str], line: int) -> None:
         elif name == "expect" and len(rest) >= 2 and rest[1] in MODES:
             text = " ".join(rest[2:])
             script.expectations.append(Expectation(rest[0], rest[1], text, line))
+        elif name == "expect-parsed" and len(rest) >= 2 and rest[1] in MODES:
+            text = " ".join(rest[2:])
+            script.expectations.append(Expectation(rest[0], rest[1], text, line, parsed=True))
         elif name == "policy" and " ".join(rest[1:]) in POLICIES:
             script.policies[rest[0]] = " ".join(rest[1:])
         elif name == "conf" and len(rest) >= 2:
@@ -260,9 +271,13 @@ def _schema(script: Script, text: str, line: int) -> Schema:
 
 def _check_names(script: Script) -> None:
     views = {view.name for view in script.views}
+    told = {each.view.lower() for each in script.expectations if each.is_mode()}
     for expectation in script.expectations:
-        if expectation.view.lower() not in views:
-            raise _wrong(script, expectation.line, f"no view named {expectation.view!r}")
+        name = expectation.view
+        if name.lower() not in views:
+            raise _wrong(script, expectation.line, f"no view named {name!r}")
+        if expectation.parsed and name.lower() not in told:
+            raise _wrong(script, expectation.line, f"no --! expect {name} of an engine with plans")
     if script.random is not None and script.changes:
         raise _wrong(script, script.changes[0].line, "a script has changes or --! random, not both")
 

@@ -19,8 +19,6 @@ from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, select
 from actors.views.rule_group import ROWS, GroupOperator
 
-WHOLE_PARTITION = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
-
 
 class WindowOperator(Operator):
     """Window functions over the rows of one partition."""
@@ -117,5 +115,5 @@ def _column(plan: WindowFunctions, call: WindowCall, columns: Ids) -> WindowColu
     if plan.order:
         order = (*plan.order, *whole) if call.by_row else plan.order
         return WindowColumn(call.name, call.function, order, call.frame)
-    frame = WHOLE_PARTITION if call.frame else ""
-    return WindowColumn(call.name, call.function, whole, frame)
+    # Spark says the frame of a window without an order, too: mostly the whole partition.
+    return WindowColumn(call.name, call.function, whole, call.frame)

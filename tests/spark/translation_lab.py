@@ -1,0 +1,218 @@
+"""Translations made wrong on purpose: the proof that a plan is the text's must refuse each.
+
+A program of its own (``python translation_lab.py FOLDER``), because it needs the inside of an
+engine. Each query's relational plan is changed in one place at a time, between the front end's
+builder and its proof. Prints one JSON line: by query what was said of the right plan, and by change
+what was said of the wrong one; an empty text is a plan that was accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame
+
+from actors.plan.jobs import Analyze
+from actors.plan.relational import (
+    Aggregate,
+    Distinct,
+    Equal,
+    Expansion,
+    Filter,
+    Generation,
+    Join,
+    Limit,
+    OuterJoin,
+    Plan,
+    Project,
+    SemiJoin,
+    UnionAll,
+    WindowFunctions,
+)
+from actors.plan.relational_walk import inputs_of, with_inputs
+from actors.plan.schema import Column, Schema
+from actors.settings import Settings
+from actors.spark.analysis import analyze
+from actors.spark.bridge import ClassicBridge
+from actors.spark.catalyst_front import CatalystFront
+from actors.spark.session import open_session, spark_conf
+
+TABLES = (
+    ("a", Schema((Column("k", "int"), Column("g", "string"), Column("v", "int")))),
+    ("b", Schema((Column("k", "int"), Column("c", "int"), Column("w", "int")))),
+)
+NODES_MAX = 10_000
+QUERIES = {
+    "arguments": "select substr(g, 2, 3) as s, round(v, 1) as r from a",
+    "filter": "select k from a where v > 3 and substr(g, 1, 2) = 'x'",
+    "join": "select a.v, b.w from a join b on a.k = b.k and a.v = b.c and a.v + b.w > 2",
+    "null safe": "select a.v, b.w from a join b on a.k <=> b.k",
+    "left": "select a.v, b.w from a left join b on a.k = b.k and a.v < b.w",
+    "full": "select a.v, b.w from a full join b on a.k = b.k and a.v < b.w",
+    "semi": "select v from a where exists (select 1 from b where a.k = b.k and a.v < b.w)",
+    "anti": "select v from a where not exists (select 1 from b where a.k = b.k and a.v < b.w)",
+    "except": "select k from a except select k from b",
+    "groups": "select g, k, min(v) as m, count(distinct v) as n from a group by g, k",
+    "union": "select k from a union all select c from b union all select w from b",
+    "distinct": "select distinct g, v from a",
+    "sets": "select g, k, sum(v) as s from a group by grouping sets ((g, k), (g), ())",
+    "explode": "select k, e from a lateral view explode(array(v, k)) q as e",
+    "outer": "select k, e from a lateral view outer explode(array(v, k)) q as e",
+    "window": "select k, sum(v) over (partition by g order by k rows 2 preceding) as s from a",
+    "rank": "select k, rank() over (partition by g order by v desc) as r from a",
+    "limit": "select k from a order by v limit 3 offset 2",
+}
+
+
+def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Yield what one node can be made into, and what was done."""
+    replace = msgspec.structs.replace
+    match plan:
+        case Filter() | Distinct():
+            yield "left out", plan.input
+        case Join():
+            yield from wrong_conditions(plan, plan.equal, plan.residual)
+        case OuterJoin():
+            yield "other kind", replace(plan, kind="full" if plan.kind == "left" else "left")
+            yield from wrong_conditions(plan, plan.equal, plan.residual)
+        case SemiJoin():
+            yield "negated", replace(plan, anti=not plan.anti)
+            yield from wrong_conditions(plan, plan.equal, plan.residual)
+        case Aggregate():
+            yield "one key less", replace(plan, keys=plan.keys[:-1])
+            for place, call in enumerate(plan.calls):
+                other = {"min": "max", "sum": "max", "count": "count"}[call.function]
+                wrong = (
+                    replace(call, distinct=False)
+                    if call.distinct
+                    else replace(call, function=other)
+                )
+                yield "other aggregate", replace(plan, calls=put(plan.calls, place, wrong))
+        case UnionAll():
+            yield "one input less", replace(plan, inputs=plan.inputs[:-1])
+            yield "one input twice", replace(plan, inputs=(*plan.inputs, plan.inputs[0]))
+        case Expansion():
+            yield "one set less", replace(plan, rows=plan.rows[:-1])
+            yield "one set twice", replace(plan, rows=(*plan.rows, plan.rows[0]))
+        case Generation():
+            yield "other padding", replace(plan, outer=not plan.outer)
+            yield "other rows", replace(plan, generator=less_arguments(plan.generator))
+        case WindowFunctions():
+            yield "no partitions", replace(plan, keys=())
+            turned = tuple(turned_around(each) for each in plan.order)
+            yield "other order", replace(plan, order=turned)
+            for place, window in enumerate(plan.calls):
+                if window.frame:
+                    wide = replace(window, frame=window.frame.replace("2", "3"))
+                    yield "other frame", replace(plan, calls=put(plan.calls, place, wide))
+        case Limit():
+            assert plan.count is not None
+            yield "one row more", replace(plan, count=plan.count + 1)
+            yield "one row further", replace(plan, offset=plan.offset + 1)
+            yield "other order", replace(plan, order=tuple(map(turned_around, plan.order)))
+        case Project():
+            for place, column in enumerate(plan.columns):
+                text = less_arguments(column.expression)
+                if text != column.expression:
+                    made = put(plan.columns, place, replace(column, expression=text))
+                    yield "an argument less", replace(plan, columns=made)
+
+
+def wrong_conditions(
+    plan: Join | OuterJoin | SemiJoin, equal: Sequence[Equal], residual: str | None
+) -> Iterator[tuple[str, Plan]]:
+    """Yield a join with another condition."""
+    for place, each in enumerate(equal):
+        others = (*equal[:place], *equal[place + 1 :])
+        yield "an equality less", msgspec.structs.replace(plan, equal=others)
+        turned = msgspec.structs.replace(each, null_safe=not each.null_safe)
+        yield "other NULLs", msgspec.structs.replace(plan, equal=put(equal, place, turned))
+    if residual is not None:
+        yield "no residual", msgspec.structs.replace(plan, residual=None)
+
+
+def put(items: Sequence[Any], place: int, item: Any) -> tuple[Any, ...]:
+    """Return the items with another one in a place."""
+    return (*items[:place], item, *items[place + 1 :])
+
+
+def less_arguments(text: str) -> str:
+    """Leave out the last argument of the last call that has several."""
+    return re.sub(r",\s*[^,()]+\)(?!.*,)", ")", text)
+
+
+def turned_around(order: str) -> str:
+    """Return an order the other way around."""
+    words = {"ASC": "DESC", "DESC": "ASC"}
+    return re.sub(r"\b(ASC|DESC)\b", lambda found: words[found[0]], order)
+
+
+def wrong_plans(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Yield the plan with one node changed, wherever it stands."""
+    kind = type(plan).__name__
+    for what, made in wrong_nodes(plan):
+        if made != plan:
+            yield f"{kind}: {what}", made
+    inputs = inputs_of(plan)
+    for place, each in enumerate(inputs):
+        for what, made in wrong_plans(each):
+            yield what, with_inputs(plan, put(inputs, place, made))
+
+
+class WrongFront(CatalystFront):
+    """A front end whose builder answers what it is told to."""
+
+    def __init__(self, bridge: ClassicBridge) -> None:
+        super().__init__(bridge)
+        self.built: Plan | None = None
+        self.instead: Project | None = None
+
+    def _built(
+        self,
+        rewritten: Any,
+        found: DataFrame,
+        tables: Sequence[tuple[str, Schema]],
+        nodes_max: int,
+    ) -> Project:
+        made = super()._built(rewritten, found, tables, nodes_max)
+        self.built = made
+        return self.instead or made
+
+
+def main() -> None:
+    """Prints what is said of each query's plan and of each wrong one."""
+    scratch = Path(sys.argv[1])
+    session = open_session(spark_conf(Settings(spark_master="local[1]"), scratch), scratch)
+    bridge = ClassicBridge(session, scratch)
+    bridge.activate()
+    front = WrongFront(bridge)
+    bridge.translate = front.translate  # type: ignore[method-assign]
+
+    def said(text: str, instead: Project | None) -> str:
+        front.instead = instead
+        told = analyze(bridge, Analyze("j", TABLES, (text,), (), (), True), NODES_MAX).translation
+        assert told is not None
+        return told.reason
+
+    right: dict[str, str] = {}
+    wrong: dict[str, dict[str, str]] = {}
+    for name, text in QUERIES.items():
+        right[name] = said(text, None)
+        root = front.built
+        assert isinstance(root, Project)
+        wrong[name] = {
+            f"{number} {what}": said(text, made)
+            for number, (what, made) in enumerate(wrong_plans(root))
+            if isinstance(made, Project)
+        }
+    print(json.dumps({"right": right, "wrong": wrong}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

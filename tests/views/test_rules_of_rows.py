@@ -1,0 +1,134 @@
+"""What becomes of windows, limits, expansions and generators: the plan of their changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.plan.delta import Consolidate, RecomputeRows, WindowColumn
+from actors.plan.jobs import Analyzed, Translation
+from actors.plan.relational import (
+    Aggregate,
+    AggregateCall,
+    Expansion,
+    Generation,
+    Key,
+    Limit,
+    Named,
+    Plan,
+    Project,
+    Scan,
+    WindowCall,
+    WindowFunctions,
+)
+from actors.plan.schema import Column, Schema
+from actors.views.compile import compile_view
+from actors.views.explain import explain
+from actors.views.operators import Context
+from actors.views.rule_linear import ScanOperator
+from actors.views.rule_window import WindowOperator
+
+KEYED = Schema((Column("k", "int"), Column("x", "int"), Column("l", "array<int>")), ("k", "x"))
+SCAN = Scan(0, (("i0_k", "k"), ("i0_x", "x"), ("i0_l", "l")))
+PAIRS = Scan(0, (("i0_k", "k"), ("i0_x", "x")))
+TYPES = (("i0_k", "int"), ("i0_x", "int"))
+
+
+async def changes_of(plan: Plan, *columns: str) -> tuple[str, list[str]]:
+    """The mode, and the nodes of all strata as `explain` tells them."""
+    output = Schema(tuple(Column(name, "int") for name in columns))
+    root = Project(plan, tuple(Named(name, name) for name in columns))
+
+    async def answer(*_: object, **__: object) -> Analyzed:
+        return Analyzed("a", (output,), translation=Translation(root))
+
+    made = await compile_view("select 1 from t", {"t": KEYED}, answer)
+    lines = explain(made).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("stratum 0"))
+    return made.mode, lines[start:]
+
+
+def ranks(keys: tuple[str, ...], *, by_row: bool) -> WindowFunctions:
+    call = WindowCall("w0", "rank()", "", "int", by_row)
+    return WindowFunctions(PAIRS, keys, ("i0_x DESC",), (call,), TYPES)
+
+
+async def test_touched_partitions_are_read_by_their_keys_and_computed_afresh() -> None:
+    mode, lines = await changes_of(ranks(("i0_k",), by_row=False), "i0_k", "w0")
+    assert mode == "keyed"
+    assert "  lookup s0 of t by (k) from d0(k)" in lines
+    assert any("RecomputeRows by (i0_k) w0 = rank()" in line for line in lines)
+
+
+async def test_partitions_that_nothing_leads_to_are_kept_in_a_hidden_state() -> None:
+    """A computed key cannot be sought in the table."""
+    computed = (Named("c0", "i0_k % 2"), Named("i0_x", "i0_x"))
+    call = WindowCall("w0", "rank()", "", "int", by_row=False)
+    types = (("c0", "int"), ("i0_x", "int"))
+    plan = WindowFunctions(Project(PAIRS, computed), ("c0",), ("i0_x",), (call,), types)
+    mode, lines = await changes_of(plan, "c0", "w0")
+    assert mode == "keyed"
+    assert any("lookup h0 by (c0) from " in line for line in lines)
+    assert not any("lookup s0" in line for line in lines)
+
+
+@pytest.mark.parametrize("order", [(), ("i0_x DESC",)])
+async def test_a_window_keeps_its_frame_and_gets_an_order_of_all_columns(
+    order: tuple[str, ...],
+) -> None:
+    """A frame of ROWS without an order is not the whole partition."""
+    frame = "ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"
+    call = WindowCall("w0", "count(1)", frame, "bigint", by_row=True)
+    plan = WindowFunctions(PAIRS, ("i0_k",), order, (call,), TYPES)
+    context = Context((KEYED,))
+    made = WindowOperator(context, plan, ScanOperator(context, PAIRS)).delta()
+    assert isinstance(made, Consolidate)
+    assert isinstance(made.input, RecomputeRows)
+    assert made.input.calls == (WindowColumn("w0", "count(1)", (*order, "i0_x"), frame),)
+
+
+async def test_one_partition_of_all_rows_is_read_whole() -> None:
+    mode, lines = await changes_of(ranks((), by_row=False), "w0")
+    assert mode == "opaque"
+    assert "  lookup s0 of t: whole state" in lines
+
+
+@pytest.mark.parametrize(
+    ("count", "offset", "test"),
+    [(3, 0, "rank <= 3"), (3, 2, "rank > 2 AND "), (None, 2, "rank > 2"), (0, 0, "rank <= 0")],
+)
+async def test_a_limit_is_the_filter_of_a_row_number(
+    count: int | None, offset: int, test: str
+) -> None:
+    _, lines = await changes_of(Limit(PAIRS, ("i0_x",), count, offset, TYPES), "i0_x")
+    (where,) = (line for line in lines if "Where" in line and "rank" in line)
+    assert test in where
+    assert any("RecomputeRows by () " in line and "row_number()" in line for line in lines)
+
+
+async def test_an_expansion_is_one_row_for_each_grouping_set() -> None:
+    """Expressions that all sets share are not told apart by the tag."""
+    columns = (Key("e0", "e0", "int"), Key("e1", "e1", "int"), Key("e2", "e2", "bigint"))
+    rows = (("i0_k", "i0_x", "0L"), ("CAST(NULL AS int)", "i0_x", "1L"))
+    grouped = Aggregate(
+        Expansion(PAIRS, columns, rows),
+        (Key("k0", "e0", "int"), Key("k1", "e2", "bigint")),
+        (AggregateCall("a0", "sum", "e1", "bigint", "int"),),
+        True,
+    )
+    mode, lines = await changes_of(grouped, "k0", "a0")
+    assert mode == "incremental"
+    (expand,) = (place for place, line in enumerate(lines) if "Expand" in line)
+    assert "below 2" in lines[expand]
+    select = lines[expand - 1]
+    assert "WHEN 0 THEN i0_k WHEN 1 THEN CAST(NULL AS int) END AS int)" in select
+    assert "e1 = i0_x" in select
+
+
+@pytest.mark.parametrize("outer", [False, True])
+async def test_a_generator_is_applied_to_the_changes_alone(outer: bool) -> None:
+    made = Generation(SCAN, "explode(i0_l)", outer, (Key("g0", "g0", "int"),))
+    mode, lines = await changes_of(made, "i0_k", "g0")
+    assert mode == "incremental"
+    assert not any("lookup" in line for line in lines)
+    word = "outer " if outer else ""
+    assert any(line.strip() == f"Generate {word}explode(i0_l)" for line in lines)
