@@ -183,14 +183,15 @@ class Recompute(msgspec.Struct, frozen=True, tag=True):
     At each (group, t) that `changes` touch it emits the aggregates over the group's rows before
     t with diff -1 (if there were any) and those up to t with diff +1 (if there are any); a row
     of weight w counts w times. Output columns: keys, then calls. Without keys the one group has
-    a row also when it is empty, from the first hydration (``lo = 0``) on, as in `Accumulate`.
-    Groups compare null-safe.
+    a row also when it is empty, from the first hydration (``lo = 0``) on, as in `Accumulate`; with
+    `begins` from time 0 on, as if nothing were before `changes`. Groups compare null-safe.
     """
 
     old: Node
     changes: Node
     keys: tuple[str, ...]
     calls: tuple[Call, ...]
+    begins: bool = False
 
 
 class WindowColumn(msgspec.Struct, frozen=True):

@@ -119,12 +119,13 @@ class Groups(ABC):
         """The touched (group, time)s; without keys the last time too where nothing is before: the
         one group is there from then on, also without rows."""
         touched = f"SELECT {', '.join([*map(quote, node.keys), TIME])} {from_rows(changes)}"
-        if self._is_first(node):
-            touched += f"{UNION}SELECT CAST({self._hi - 1} AS bigint) AS {TIME}"
+        if isinstance(node, Recompute) and self._is_first(node):
+            first = 0 if node.begins else self._hi - 1
+            touched += f"{UNION}SELECT CAST({first} AS bigint) AS {TIME}"
         return f"SELECT DISTINCT * {from_rows(touched)}"
 
     def _is_first(self, node: Recompute | RecomputeRows) -> bool:
-        return isinstance(node, Recompute) and not node.keys and not self._lo
+        return isinstance(node, Recompute) and not node.keys and (node.begins or not self._lo)
 
     def _summed(self, node: Recompute | RecomputeRows, rows: str, weights: list[str]) -> str:
         """Equal rows of a group once for each time, with sums of their diffs."""

@@ -312,7 +312,9 @@ class Translator(Groups, Tops):
                 alone = node.kind == "semi" and self._empty(node.right)
                 return alone or self._empty(node.left)
             case Recompute():
-                return bool(node.keys or self._lo) and self._empty(node.changes)
+                # Without keys there is a row from the first time on.
+                begins = not node.keys and (node.begins or not self._lo)
+                return not begins and self._empty(node.changes)
             case RecomputeRows() | TopCovered() | TopCandidates():
                 return self._empty(node.changes)
             case Gate():

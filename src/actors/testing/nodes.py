@@ -350,10 +350,11 @@ class Runner:
             steps.setdefault(time, {}).setdefault(key, []).append((row, time, diff))
             groups.setdefault(key, _Bag(tuple(_positive_zero(row[i]) for i in order)))
         if not node.keys:
-            always = self._lo > 0
+            always = self._lo > 0 and not node.begins
             groups.setdefault((), _Bag(())).exists = always
             if not always:
-                steps.setdefault(self._hi - 1, {}).setdefault((), [])
+                first = 0 if node.begins else self._hi - 1
+                steps.setdefault(first, {}).setdefault((), [])
         for row, _, diff in _ordered(old, names):
             bag = groups.get(group_key(row[i] for i in order))
             if bag is not None:

@@ -21,7 +21,6 @@ from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, is_name, narrowed, select
 from actors.views.rule_group import ROWS, GroupOperator
 from actors.views.rule_linear import ProjectOperator
-from actors.views.trees import Unsupported
 
 _FOLDED = ("float", "double", "string")
 
@@ -79,12 +78,10 @@ class RecomputeOperator(Operator):
 
     def old(self) -> Node:
         """The aggregates over the old rows of the groups that were sought."""
-        if not self._keys:
-            # Without keys the group is there before its first row, which this would take back.
-            raise Unsupported("the old value of an aggregate over all rows that is no sum")
         self.delta()
         rows = self._old_rows()
-        return Recompute(Where(rows, "1 = 0"), rows, self._keys, self._calls)
+        # Nothing is taken back: of the group without keys neither its empty row.
+        return Recompute(Where(rows, "1 = 0"), rows, self._keys, self._calls, begins=True)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Of keys: the changed rows'."""
