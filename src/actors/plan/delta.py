@@ -184,7 +184,8 @@ class Recompute(msgspec.Struct, frozen=True, tag=True):
     t with diff -1 (if there were any) and those up to t with diff +1 (if there are any); a row
     of weight w counts w times. Output columns: keys, then calls. Without keys the one group has
     a row also when it is empty, from the first hydration (``lo = 0``) on, as in `Accumulate`; with
-    `begins` from time 0 on, as if nothing were before `changes`. Groups compare null-safe.
+    `begins`, for an old state, from time 0 on where there is one (``lo > 0``). Groups compare
+    null-safe.
     """
 
     old: Node

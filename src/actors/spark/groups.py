@@ -125,7 +125,9 @@ class Groups(ABC):
         return f"SELECT DISTINCT * {from_rows(touched)}"
 
     def _is_first(self, node: Recompute | RecomputeRows) -> bool:
-        return isinstance(node, Recompute) and not node.keys and (node.begins or not self._lo)
+        """Whether the one group without keys is there from now on: at the first time of all, and
+        in an old state, which there is none of before that."""
+        return isinstance(node, Recompute) and not node.keys and node.begins == bool(self._lo)
 
     def _summed(self, node: Recompute | RecomputeRows, rows: str, weights: list[str]) -> str:
         """Equal rows of a group once for each time, with sums of their diffs."""

@@ -313,8 +313,7 @@ class Translator(Groups, Tops):
                 return alone or self._empty(node.left)
             case Recompute():
                 # Without keys there is a row from the first time on.
-                begins = not node.keys and (node.begins or not self._lo)
-                return not begins and self._empty(node.changes)
+                return not self._is_first(node) and self._empty(node.changes)
             case RecomputeRows() | TopCovered() | TopCandidates():
                 return self._empty(node.changes)
             case Gate():

@@ -349,7 +349,7 @@ class Runner:
             key = group_key(row[i] for i in order)
             steps.setdefault(time, {}).setdefault(key, []).append((row, time, diff))
             groups.setdefault(key, _Bag(tuple(_positive_zero(row[i]) for i in order)))
-        if not node.keys:
+        if not node.keys and (self._lo > 0 or not node.begins):
             always = self._lo > 0 and not node.begins
             groups.setdefault((), _Bag(())).exists = always
             if not always:
