@@ -125,7 +125,7 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def wrong_conditions(
-    plan: Join | OuterJoin | SemiJoin, equal: Sequence[Equal], residual: str | None
+    plan: Join | OuterJoin | SemiJoin, equal: Sequence[Equal], residual: Sequence[str]
 ) -> Iterator[tuple[str, Plan]]:
     """Yield a join with another condition."""
     for place, each in enumerate(equal):
@@ -133,8 +133,8 @@ def wrong_conditions(
         yield "an equality less", msgspec.structs.replace(plan, equal=others)
         turned = msgspec.structs.replace(each, null_safe=not each.null_safe)
         yield "other NULLs", msgspec.structs.replace(plan, equal=put(equal, place, turned))
-    if residual is not None:
-        yield "no residual", msgspec.structs.replace(plan, residual=None)
+    if residual:
+        yield "no residual", msgspec.structs.replace(plan, residual=())
 
 
 def put(items: Sequence[Any], place: int, item: Any) -> tuple[Any, ...]:

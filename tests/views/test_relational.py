@@ -103,7 +103,7 @@ def expressions(node: Plan) -> list[str]:
             return [column.expression for column in node.columns]
         case Join() | OuterJoin() | SemiJoin():
             sides = [side for e in node.equal for side in (e.left, e.right)]
-            return sides + ([node.residual] if node.residual else [])
+            return sides + list(node.residual)
         case Aggregate():
             found = [key.expression for key in node.keys]
             return found + [call.argument for call in node.calls if call.argument is not None]

@@ -121,7 +121,7 @@ class PlanBlock(msgspec.Struct):
             assert each.sides is not None
             one, other = (side.text for side in each.sides)
             equal.append(Equal(names[left][one], names[right][other], each.null_safe))
-        return Join(tuple(inputs), tuple(dict.fromkeys(equal)), all_of(residual))
+        return Join(tuple(inputs), tuple(dict.fromkeys(equal)), tuple(residual))
 
 
 def filtered(plan: Plan, predicate: str) -> Plan:
@@ -146,8 +146,3 @@ def keyed(
         passed = tuple(Named(name, name) for name in columns)
         plan = Project(plan, (*passed, *made))
     return plan, names
-
-
-def all_of(predicates: Iterable[str]) -> str | None:
-    """Return one predicate that is true where all are; None for none."""
-    return " AND ".join(predicates) or None

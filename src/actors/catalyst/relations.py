@@ -25,7 +25,6 @@ from actors.catalyst.blocks import (
     FreshIds,
     PlanBlock,
     WrittenExpression,
-    all_of,
     filtered,
     keyed,
 )
@@ -418,7 +417,7 @@ class RelationalBuilder:
             theirs,
             "full" if kind == "full" else "left",
             tied,
-            all_of(rest),
+            tuple(rest),
             self._types_of(mine, theirs),
         )
         return PlanBlock([made], [], output, columns)
@@ -436,7 +435,7 @@ class RelationalBuilder:
             for predicate in own:
                 mine = filtered(mine, predicate)
         mine, theirs, tied = self._tied(mine, theirs, equal)
-        made = SemiJoin(mine, theirs, anti, tied, all_of(rest), self._types_of(mine, theirs))
+        made = SemiJoin(mine, theirs, anti, tied, tuple(rest), self._types_of(mine, theirs))
         return PlanBlock([made], [], left.output, left.columns)
 
     def _tied(

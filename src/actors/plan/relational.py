@@ -59,13 +59,13 @@ class Equal(msgspec.Struct, frozen=True):
 class Join(msgspec.Struct, frozen=True, tag=True):
     """Inner join of any number of inputs; no input is an inner join itself.
 
-    Each `Equal` ties two different inputs. Without any it is a product. Output: all columns of
-    all inputs.
+    Each `Equal` ties two different inputs. Without any it is a product. All predicates of
+    `residual` must be true as well. Output: all columns of all inputs.
     """
 
     inputs: tuple[Plan, ...]
     equal: tuple[Equal, ...]
-    residual: str | None = None
+    residual: tuple[str, ...] = ()
 
 
 class OuterJoin(msgspec.Struct, frozen=True, tag=True):
@@ -79,7 +79,7 @@ class OuterJoin(msgspec.Struct, frozen=True, tag=True):
     right: Plan
     kind: str
     equal: tuple[Equal, ...]
-    residual: str | None = None
+    residual: tuple[str, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
     """(column id, Spark type) of both sides."""
 
@@ -92,7 +92,7 @@ class SemiJoin(msgspec.Struct, frozen=True, tag=True):
     right: Plan
     anti: bool
     equal: tuple[Equal, ...]
-    residual: str | None = None
+    residual: tuple[str, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
     """(column id, Spark type) of both sides."""
 

@@ -206,8 +206,7 @@ def _made(column: Named | Key) -> str:
     return _name(name) if name == expression else f"{expression} AS {_name(name)}"
 
 
-def _tests(equal: tuple[Equal, ...], residual: str | None) -> str:
+def _tests(equal: tuple[Equal, ...], residual: tuple[str, ...]) -> str:
     tests = [f"{e.left} {'<=>' if e.null_safe else '='} {e.right}" for e in equal]
-    if residual is not None:
-        tests.append(f"({residual})")
+    tests += (f"({each})" for each in residual)
     return " AND ".join(tests)

@@ -90,12 +90,12 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
             kept = tuple(name for name in columns_of(plan) if name in needed)
             return UnionAll(tuple(_exactly(each, kept) for each in plan.inputs))
         case Join():
-            read = needed | words_of(plan.residual) | {e.left for e in plan.equal}
+            read = needed | _union(plan.residual) | {e.left for e in plan.equal}
             read |= {e.right for e in plan.equal}
             inputs = tuple(pruned(each, read) for each in plan.inputs)
             return msgspec.structs.replace(plan, inputs=inputs)
         case OuterJoin() | SemiJoin():
-            read = needed | words_of(plan.residual) | {e.left for e in plan.equal}
+            read = needed | _union(plan.residual) | {e.left for e in plan.equal}
             read |= {e.right for e in plan.equal}
             return with_inputs(plan, (pruned(plan.left, read), pruned(plan.right, read)))
         case Expansion():

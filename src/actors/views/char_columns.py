@@ -41,7 +41,7 @@ def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:
             case Filter():
                 read = reads(node.predicate)
             case Join() | OuterJoin() | SemiJoin():
-                read = reads(node.residual)
+                read = _union(node.residual)
                 read |= _union(side for each in node.equal for side in (each.left, each.right))
             case Project() | Distinct():
                 read = _read_and_named(chars, node.columns)

@@ -179,7 +179,7 @@ def _joined(context: Context, plan: Aggregate, sums: Operator, afresh: Operator)
     columns += [Named(name, name) for name in afresh.columns if name not in names]
     equal = tuple(Equal(name, f"{prefix}{name}", True) for name in names)
     inputs = (sums, ProjectOperator(context, tuple(columns), afresh))
-    whole = JoinOperator(context, inputs, equal, None)
+    whole = JoinOperator(context, inputs, equal, ())
     made = tuple(Named(name, name) for name in (*names, *(call.name for call in plan.calls)))
     return ProjectOperator(context, made, whole)
 

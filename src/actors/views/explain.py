@@ -217,9 +217,9 @@ def _plain(call: AggregateCall) -> AggregateCall:
     return msgspec.structs.replace(call, distinct=False)
 
 
-def _tests(equal: tuple[Equal, ...], residual: str | None) -> str:
+def _tests(equal: tuple[Equal, ...], residual: tuple[str, ...]) -> str:
     tests = [f"{e.left} {'<=>' if e.null_safe else '='} {e.right}" for e in equal]
-    rest = f" where {residual}" if residual else ""
+    rest = f" where {' AND '.join(residual)}" if residual else ""
     return f"{' and '.join(tests) or 'all pairs'}{rest}"
 
 

@@ -162,8 +162,7 @@ def _restricted(plan: Join, tree: Tree, read: set[str]) -> Plan:
         # Both are columns, of two inputs: one input would have decided it.
         equal = Equal(sides[0].name, sides[1].name, isinstance(tree, exp.NullSafeEQ))
         return msgspec.structs.replace(plan, equal=(*plan.equal, equal))
-    rest = f"({text(tree)})" if plan.residual is None else f"{plan.residual} AND ({text(tree)})"
-    return msgspec.structs.replace(plan, residual=rest)
+    return msgspec.structs.replace(plan, residual=(*plan.residual, text(tree)))
 
 
 def keyed(plan: Plan, trees: list[Tree], fresh: Fresh) -> tuple[Plan, dict[str, str]]:

@@ -19,14 +19,11 @@ What it does not do: order by cost; keep intermediate joins.
 
 from __future__ import annotations
 
-import sqlglot
-
 from actors.plan.delta import Node, Pair, Union
 from actors.plan.relational import Equal
+from actors.plan.relational_text import words_of
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, narrowed
-from actors.views.parse import DIALECT
-from actors.views.resolve import conjuncts_of, ids, text
 
 
 class JoinOperator(Operator):
@@ -37,7 +34,7 @@ class JoinOperator(Operator):
         context: Context,
         inputs: tuple[Operator, ...],
         equal: tuple[Equal, ...],
-        residual: str | None,
+        residual: tuple[str, ...],
     ) -> None:
         super().__init__(context, tuple(name for each in inputs for name in each.columns))
         self.inputs = inputs
@@ -204,9 +201,10 @@ class _Term:
         self._join = join
         self._start = start
         self._joined: dict[int, frozenset[Wanted]] = {start: frozenset()}
-        self._residual = (
-            conjuncts_of(sqlglot.parse_one(join.residual, dialect=DIALECT)) if join.residual else []
-        )
+        self._residual = [
+            (text, {join.owner[word] for word in words_of(text) if word in join.owner})
+            for text in join.residual
+        ]
 
     def delta(self) -> Node:
         """The pairs of the start's delta with the others' states."""
@@ -275,14 +273,11 @@ class _Term:
         return max(rest, key=lambda leaf: (len(self._edges(leaf)), -leaf))
 
     def _take_residual(self, leaf: int) -> str | None:
+        """The predicates that can be tested from now on."""
         joined = {*self._joined, leaf}
-        ready = [
-            tree
-            for tree in self._residual
-            if all(self._join.owner[name] in joined for name in ids(tree))
-        ]
-        self._residual = [tree for tree in self._residual if tree not in ready]
-        return " AND ".join(f"({text(tree)})" for tree in ready) or None
+        ready = [text for text, places in self._residual if places <= joined]
+        self._residual = [each for each in self._residual if not each[1] <= joined]
+        return " AND ".join(f"({text})" for text in ready) or None
 
     def _ask(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
         """Seeks the state of `leaf` that the rows joined so far can match.

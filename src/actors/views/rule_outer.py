@@ -41,7 +41,7 @@ class _Matched:
         left: Operator,
         right: Operator,
         equal: tuple[Equal, ...],
-        residual: str | None,
+        residual: tuple[str, ...],
         types: dict[str, str],
     ) -> None:
         prefix = context.prefix()
@@ -50,7 +50,7 @@ class _Matched:
             left = ProjectOperator(context, (Named(f"{prefix}any", "0"),), left)
             types = types | {f"{prefix}any": "int"}
         self._left = left
-        if residual is None and equal:
+        if not residual and equal:
             pairs = tuple(dict.fromkeys((e.left, e.right) for e in equal))
             below: Operator = right
             # Of two tests of one pair the stricter holds: a NULL that is the same is not equal.
@@ -212,8 +212,9 @@ class OuterOperator(Operator):
         """The outer join of the old states."""
         equal = tuple((e.left, e.right) for e in self._plan.equal if not e.null_safe)
         same = tuple((e.left, e.right) for e in self._plan.equal if e.null_safe)
-        kind, residual = self._plan.kind, self._plan.residual
-        return Match(self._left.old(), self._right.old(), kind, equal, residual, same)
+        kind = self._plan.kind
+        residual = " AND ".join(f"({each})" for each in self._plan.residual)
+        return Match(self._left.old(), self._right.old(), kind, equal, residual or None, same)
 
     def _only(self, side: Operator, ids: Ids) -> Ids:
         return tuple(id_ if id_ in side.columns else "" for id_ in ids)

@@ -142,9 +142,9 @@ def _disjuncts(tree: Tree) -> list[Tree]:
     return [tree]
 
 
-def all_of(trees: list[Tree]) -> str | None:
-    """One predicate's text of several; None for none."""
-    return " AND ".join(f"({text(tree)})" for tree in trees) or None
+def all_of(trees: list[Tree]) -> tuple[str, ...]:
+    """The texts of predicates."""
+    return tuple(text(tree) for tree in trees)
 
 
 def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
