@@ -219,7 +219,8 @@ def _plain(call: AggregateCall) -> AggregateCall:
 
 def _tests(equal: tuple[Equal, ...], residual: tuple[str, ...]) -> str:
     tests = [f"{e.left} {'<=>' if e.null_safe else '='} {e.right}" for e in equal]
-    rest = f" where {' AND '.join(residual)}" if residual else ""
+    others = (each if each.startswith("(") else f"({each})" for each in residual)
+    rest = f" where {' AND '.join(others)}" if residual else ""
     return f"{' and '.join(tests) or 'all pairs'}{rest}"
 
 
