@@ -1,4 +1,4 @@
-"""A sample of the public corpora's queries, most shapes among them, judged; all of them analysed.
+"""A sample of the public corpora's queries, judged; all of them analysed.
 
 `make proof` judges all.
 """
@@ -26,17 +26,14 @@ from actors.testing.corpora import make_tables, read_queries
 
 FOLDER = Path(__file__).parent.parent / "corpora"
 SAMPLE = {
-    # sums; a correlated minimum; EXISTS; an outer join counted; a scalar maximum; NOT IN;
-    # EXISTS and NOT EXISTS with an inequality
-    "tpch": ("q01", "q02", "q04", "q13", "q15", "q16", "q21"),
-    # hopping windows; a frame of rows; sessions; a table function; distinct counts with filters;
-    # the first ten of a partition; a join
-    "nexmark": ("q05", "q06", "q11", "q13", "q15", "q19", "q20"),
-    # EXISTS OR EXISTS; a window over sums; one-row tables; a rank over ROLLUP; INTERSECT; a
-    # correlated count; ranks without a partition; ROLLUP over a cross join; EXCEPT; an outer join
-    # below a filter; a full join
-    "tpcds": ("q10", "q12", "q28", "q36", "q38", "q41", "q44", "q77", "q87", "q93", "q97"),
+    # NOT IN over a join
+    "tpch": ("q16",),
+    # the first ten of a partition
+    "nexmark": ("q19",),
+    # INTERSECT; a full join
+    "tpcds": ("q38", "q97"),
 }
+"""Few, as each takes seconds; `tests/proof/conformance.py` judges all."""
 SCALES = {"tpch": 0.0005, "nexmark": 0.0002, "tpcds": 0.0005}
 CHANGES = 60
 QUERIES = 149

@@ -744,14 +744,17 @@ public class PlanNormalizer {
     org.apache.spark.sql.catalyst.expressions.package$AttributeSeq columns =
         new org.apache.spark.sql.catalyst.expressions.package$AttributeSeq(over.output());
     Expression made = QueryPlan$.MODULE$.normalizeExpressions(node, columns).canonicalized();
+    final StringBuilder types = new StringBuilder();
     made.foreach(new scala.runtime.AbstractFunction1() {
       public Object apply(Object each) {
         // One function under two names (stddev, stddev_samp) is one function.
         ((Expression) each).unsetTagValue(FunctionRegistry$.MODULE$.FUNC_ALIAS());
+        // A literal's text does not say of which type it is.
+        if (each instanceof Literal) types.append(((Literal) each).dataType().catalogString());
         return null;
       }
     });
-    return made.toString();
+    return made.toString() + " " + types;
   }
 
   private static Expression withoutAlias(Object item) {

@@ -94,10 +94,11 @@ def _mode(
         if lookup.target in context.bounded:
             continue
         number = int(lookup.target[1:])
+        when = " when what is beside it changes" if lookup.origins else ""
         if lookup.target[0] == "s" and not lookup.key:
-            return "opaque", f"no equality leads to {sources[number]}: all of it is read"
+            return "opaque", f"no equality leads to {sources[number]}: all of it is read{when}"
         if lookup.target[0] == "h" and not lookup.key and hidden[number].keys:
-            return "opaque", "no equality leads to the groups below: all of them are read"
+            return "opaque", f"no equality leads to the groups below: all of them are read{when}"
     if context.keyed:
         return "keyed", "; ".join(dict.fromkeys(context.keyed))
     return "incremental", ""

@@ -49,8 +49,7 @@ class Context:
         self.keyed: list[str] = []
         """Why groups are computed afresh, for each grouping that is."""
         self.seldom: set[str] = set()
-        """Runs that have rows only where one value changes: what is read whole for these costs
-        little."""
+        """Runs that seldom have a row: what is read whole where they have one costs little."""
         self.bounded: set[str] = set()
         """Hidden states of few rows, whatever is in the tables: reading them whole costs little."""
         self._asked: list[set[Wanted]] = []
@@ -218,8 +217,6 @@ class Operator(ABC):
         if self._cut is None:
             self._delta = Consolidate(self.delta())
             self.cut()
-            assert self._cut is not None
-            self.context.seldom.add(self._cut)
 
     def new(self) -> Node:
         """The state below `hi`."""
