@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -125,3 +126,13 @@ def default_kernel_limits() -> Iterator[None]:
     """A service that a test starts sets the limits of this process: the next test's are its own."""
     yield
     use_kernel_limits({})
+
+
+@pytest.fixture(autouse=True)
+def root_logger_as_it_was() -> Iterator[None]:
+    """A command that a test runs sets what is logged: the next test's lines must not be lost."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
