@@ -79,7 +79,7 @@ class Ingested(msgspec.Struct, frozen=True, gc=False):
     outside_ms: int | None = None
     """When the newest of what came was committed outside."""
     held: tuple[tuple[str, ArrangementStatistics], ...] = ()
-    """What is kept of the contents of exports, to find old rows in."""
+    """Rows of the exports, kept to find old rows in."""
     operators: tuple[OperatorStatistics, ...] = ()
 
 

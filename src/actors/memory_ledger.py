@@ -33,7 +33,7 @@ _ARENAS: Final = re.compile(rb"# bytes in allocated blocks\s+=\s+([\d,]+)")
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """What one holder has: `bytes_memory` in memory, `bytes_mapped` in files that are mapped."""
+    """Memory of one holder: `bytes_memory` in memory, `bytes_mapped` in files that are mapped."""
 
     kind: str
     id: str
@@ -115,7 +115,7 @@ def release() -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """As glibc's mallinfo2 has it."""
+    """Mirrors glibc's `struct mallinfo2`."""
 
     _fields_ = [
         (name, ctypes.c_size_t)

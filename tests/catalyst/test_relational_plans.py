@@ -8,7 +8,12 @@ import pytest
 
 from actors.catalyst.function_calls import FunctionNames
 from actors.catalyst.plan_tree import TreeNode
-from actors.catalyst.relations import TABLE_METADATA, NotTranslated, RelationalBuilder
+from actors.catalyst.relations import (
+    SESSION_MARK,
+    TABLE_METADATA,
+    NotTranslated,
+    RelationalBuilder,
+)
 from actors.plan.relational import (
     Equal,
     Expansion,
@@ -262,6 +267,15 @@ def test_generators_keep_what_is_read_of_their_input(outer: bool) -> None:
     ("root", "reason"),
     [
         (node("Tail", A), "LIMIT"),
+        (
+            node(
+                "Aggregate",
+                A,
+                groupingExpressions=[column(1, metadata={SESSION_MARK: True})],
+                aggregateExpressions=[column(1)],
+            ),
+            "session_window",
+        ),
         (node("Intersect", A, B), "INTERSECT ALL"),
         (node("MapElements", A), "the plan node MapElements"),
         (node("LocalRelation", output=[column(1)]), "VALUES"),

@@ -30,14 +30,14 @@ from actors.testing.conformance import (
     summary,
     write_page,
 )
-from actors.testing.corpora import CORPORA, Query, read_queries
+from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
 
 FOLDER = Path(__file__).resolve().parent.parent / "corpora"
 GROWTH = 10
 SCALE = 0.001
 
 
-def chosen(corpora: list[str], only: str) -> list[list[Query]]:
+def chosen(corpora: list[str], only: str) -> list[list[CorpusQuery]]:
     """Return the queries that were asked for, a list a corpus."""
     names = set(filter(None, only.split(",")))
     found = []

@@ -33,7 +33,9 @@ from actors.testing.view_scripts import Script, rows_of
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCRIPTS_ON_SPARK = (
     "join_natural_without_common_names",
+    "limit_of_rows_that_go",
     "min_max_deletes",
+    "scalar_subqueries",
     "spark_distinct_of_columns_and_filters",
 )
 SCRIPTS_OVER_A_BASE = (

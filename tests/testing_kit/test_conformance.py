@@ -21,18 +21,20 @@ from actors.testing.conformance import (
     compile_queries,
     judge_corpus,
 )
-from actors.testing.corpora import Query, make_tables
+from actors.testing.corpora import CorpusQuery, make_tables
 from actors.testing.engine import InMemoryExecutor
 
-SALES = Query(
+SALES = CorpusQuery(
     "nexmark",
     "sales",
     "A join.",
     "select p.state, a.category, count(*) as n from auction as a join person as p "
     "on p.id = a.seller group by p.state, a.category",
 )
-BIDS = Query("nexmark", "bids", "A filter.", "select auction, price from bid where auction > 1010")
-REFUSED = Query("nexmark", "drawn", "Volatile.", "select auction, rand() as r from bid")
+BIDS = CorpusQuery(
+    "nexmark", "bids", "A filter.", "select auction, price from bid where auction > 1010"
+)
+REFUSED = CorpusQuery("nexmark", "drawn", "Volatile.", "select auction, rand() as r from bid")
 
 
 class Liar(InMemoryExecutor):
@@ -49,7 +51,10 @@ class Liar(InMemoryExecutor):
 
 
 async def judged(
-    tmp_path: Path, engine: Callable[[], InMemoryExecutor], *queries: Query, brief: bool = False
+    tmp_path: Path,
+    engine: Callable[[], InMemoryExecutor],
+    *queries: CorpusQuery,
+    brief: bool = False,
 ) -> dict[str, Judgement]:
     with anyio.fail_after(100):
         async with System(seed=1) as system:

@@ -16,7 +16,7 @@ from actors.plan.schema import Column, Schema
 from actors.testing.conformance import TIMES, Judgement, divided, summary, write_page
 from actors.testing.corpora import (
     CORPORA,
-    Query,
+    CorpusQuery,
     asked_literals,
     make_tables,
     read_queries,
@@ -149,5 +149,5 @@ def test_the_page_tells_each_query() -> None:
 
 
 def test_tables_are_found_by_whole_words() -> None:
-    query = Query("tpcds", "x", "", "select * from store_sales join item on true")
+    query = CorpusQuery("tpcds", "x", "", "select * from store_sales join item on true")
     assert sorted(tables_of(query)) == ["item", "store_sales"]

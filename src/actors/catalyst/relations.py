@@ -465,7 +465,7 @@ class RelationalBuilder:
         keys: list[Key] = []
         columns: dict[int, ColumnBinding] = {}
         for each in node.kids("groupingExpressions"):
-            if SESSION_MARK in (each.fields.get("metadata") or {}):
+            if any(SESSION_MARK in (part.fields.get("metadata") or {}) for part in walk(each)):
                 raise NotTranslated("session_window()")
             if "map<" in type_of(each):
                 raise NotTranslated(f"GROUP BY over {type_of(each)}")

@@ -28,8 +28,8 @@ Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
 
 
 class NoContentsYet(Exception):
-    """What a request reads stands on a source's table that has no contents yet: the request is
-    served when it has."""
+    """Says that a request reads a source's table that has no contents yet. The request is served
+    when the table has."""
 
     def __init__(self, table: CatalogObject) -> None:
         super().__init__(table.name)

@@ -87,7 +87,7 @@ class _Pending(msgspec.Struct):
     peek: Peek | None = None
     """What will be asked, but for its uuid and, where an index serves, its target."""
     serve: Callable[[], None] | None = None
-    """What serves the request that waits for a table's first contents."""
+    """Serves the request, which waits for a table's first contents."""
     ready: bool = False
     """Checks are done; it waits for its time to be sealed."""
     uuid: str | None = None

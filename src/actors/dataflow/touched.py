@@ -245,7 +245,7 @@ class Lookups:
         return consolidate(_at(rows.select(shape.names).cast(shape), self._state_time))
 
     def _is_wanted(self, lookup: Lookup) -> bool:
-        """Whether a lookup without a key reads anything: it has no condition, or that holds."""
+        """Return whether a lookup without a key reads anything: always, or its condition holds."""
         if not lookup.origins:
             return True
         found = (self._origin_rows(lookup, place) for place in range(len(lookup.origins)))

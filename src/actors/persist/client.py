@@ -123,7 +123,7 @@ class PersistClient:
             None if alone else settings.blob_orphan_grace_ms // 2,
         )
         self.ledger = MemoryLedger(self._parts.memory)
-        """Who of those that use this client holds memory."""
+        """Memory that users of this client hold."""
         self.critical = CriticalReaders(self._machine, self._parts.writer, self._calls)
         """Holds with an owner."""
         self.stashed = StashedBlobs(blob, self._parts.writer)

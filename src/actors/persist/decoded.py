@@ -49,7 +49,7 @@ class DecodedParts:
 
     @property
     def rows(self) -> int:
-        """Of the tables kept."""
+        """Return the number of rows of all tables that are kept."""
         return sum(table.num_rows for table, _ in self._tables.values())
 
     async def get(self, part: Part, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:

@@ -13,7 +13,7 @@ from actors.progress import ObjectId, Time
 MANIFEST: Final = "_manifest.json"
 MANIFEST_BYTES_MAX: Final = 64 << 20
 VERSION: Final = 1
-"""Of the manifest."""
+"""Version of the manifest's format."""
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a whole copy consists of. Paths lie below the manifest's own folder."""
+    """Lists the files of a whole copy. Paths lie below the manifest's own folder."""
 
     version: int
     copy: ObjectId

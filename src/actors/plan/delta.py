@@ -220,7 +220,7 @@ class RecomputeRows(msgspec.Struct, frozen=True, tag=True):
     calls: tuple[WindowColumn, ...]
 
 
-class Gate(msgspec.Struct, frozen=True, tag=True):
+class TopGate(msgspec.Struct, frozen=True, tag=True):
     """The updates of the input where `switch` has a row; with `closes` where it has none."""
 
     input: Node
@@ -287,7 +287,7 @@ Node: TypeAlias = (
     | Accumulate
     | Recompute
     | RecomputeRows
-    | Gate
+    | TopGate
     | TopCovered
     | TopShortage
     | TopCandidates
@@ -300,7 +300,7 @@ def columns_of(node: Node) -> tuple[str, ...]:
     match node:
         case Input(columns=columns):
             return columns
-        case Where() | Weigh() | Consolidate() | Gate():
+        case Where() | Weigh() | Consolidate() | TopGate():
             return columns_of(node.input)
         case Select():
             return tuple(column.name for column in node.columns)
@@ -329,10 +329,10 @@ def columns_of(node: Node) -> tuple[str, ...]:
             return columns_of(node.changes)
 
 
-def tops(node: Gate | TopCovered | TopShortage | TopCandidates) -> tuple[Node, ...]:
+def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node, ...]:
     """The nodes that a part of a limit reads."""
     match node:
-        case Gate():
+        case TopGate():
             return node.input, node.switch
         case TopCovered():
             return node.changes, node.edge
@@ -361,7 +361,7 @@ def inputs_below(node: Node) -> Iterator[Input]:
         case Recompute() | RecomputeRows():
             yield from inputs_below(node.old)
             yield from inputs_below(node.changes)
-        case Gate() | TopCovered() | TopShortage() | TopCandidates():
+        case TopGate() | TopCovered() | TopShortage() | TopCandidates():
             for child in tops(node):
                 yield from inputs_below(child)
 

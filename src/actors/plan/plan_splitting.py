@@ -25,7 +25,6 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
-    Gate,
     Generate,
     Input,
     Match,
@@ -37,6 +36,7 @@ from actors.plan.delta import (
     Select,
     TopCandidates,
     TopCovered,
+    TopGate,
     TopShortage,
     Union,
     Weigh,
@@ -79,7 +79,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return node.contributions, node.hidden
         case Recompute() | RecomputeRows():
             return node.old, node.changes
-        case Gate() | TopCovered() | TopShortage() | TopCandidates():
+        case TopGate() | TopCovered() | TopShortage() | TopCandidates():
             return tops(node)
 
 
@@ -98,7 +98,7 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
             return msgspec.structs.replace(node, contributions=made[0], hidden=made[1])
         case Recompute() | RecomputeRows():
             return msgspec.structs.replace(node, old=made[0], changes=made[1])
-        case Gate():
+        case TopGate():
             return msgspec.structs.replace(node, input=made[0], switch=made[1])
         case TopCovered():
             return msgspec.structs.replace(node, changes=made[0], edge=made[1])

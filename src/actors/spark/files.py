@@ -21,7 +21,6 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
-    Gate,
     Generate,
     Input,
     Match,
@@ -33,6 +32,7 @@ from actors.plan.delta import (
     Select,
     TopCandidates,
     TopCovered,
+    TopGate,
     TopShortage,
     Union,
     Weigh,
@@ -58,7 +58,7 @@ def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
             return reduces(node.contributions, strata)
         case RecomputeRows() | TopCovered():
             return reduces(node.changes, strata)
-        case Gate():
+        case TopGate():
             return reduces(node.input, strata)
         case TopShortage() | TopCandidates():
             return True

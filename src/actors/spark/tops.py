@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from actors.plan.delta import (
-    Gate,
     Node,
     TopCandidates,
     TopCovered,
+    TopGate,
     TopShortage,
     columns_of,
 )
@@ -41,7 +41,7 @@ class Tops(ABC):
     def _united(self, parts: Sequence[str]) -> str:
         return f"SELECT {self._hint()}* {from_rows(UNION.join(parts))}"
 
-    def _gate(self, node: Gate) -> str:
+    def _gate(self, node: TopGate) -> str:
         names = [quote(name) for name in columns_of(node)]
         if self._empty(node.switch):
             kept = "" if node.closes else " WHERE false"

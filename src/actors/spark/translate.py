@@ -27,7 +27,6 @@ from actors.plan.delta import (
     Accumulate,
     Consolidate,
     Expand,
-    Gate,
     Generate,
     Input,
     Match,
@@ -39,6 +38,7 @@ from actors.plan.delta import (
     Select,
     TopCandidates,
     TopCovered,
+    TopGate,
     TopShortage,
     Union,
     Weigh,
@@ -144,7 +144,7 @@ class Translator(Groups, Tops):
                 return self._recompute(node)
             case RecomputeRows():
                 return self._recompute_rows(node)
-            case Gate():
+            case TopGate():
                 return self._gate(node)
             case TopCovered():
                 return self._top_covered(node)
@@ -316,7 +316,7 @@ class Translator(Groups, Tops):
                 return not self._is_first(node) and self._empty(node.changes)
             case RecomputeRows() | TopCovered() | TopCandidates():
                 return self._empty(node.changes)
-            case Gate():
+            case TopGate():
                 opened = node.closes or not self._empty(node.switch)
                 return not opened or self._empty(node.input)
             case TopShortage():

@@ -35,7 +35,7 @@ from actors.settings import Settings
 from actors.testing.base_check import BaseCheck
 from actors.testing.check_views import failed_results, for_plans_run_once, for_short_lives
 from actors.testing.checking import Checked, Options, Place, first_line
-from actors.testing.corpora import CORPORA, Query, make_tables, tables_of
+from actors.testing.corpora import CORPORA, CorpusQuery, make_tables, tables_of
 from actors.testing.maintain import Engine
 from actors.testing.view_scripts import Script, Update, ViewText
 from actors.views.compile import compile_view
@@ -89,7 +89,7 @@ class Conformance:
         self._seed = seed
 
     async def judge(
-        self, queries: Sequence[Query], *, brief: bool = False, empties: bool = True
+        self, queries: Sequence[CorpusQuery], *, brief: bool = False, empties: bool = True
     ) -> list[Judgement]:
         """Judge queries, all of them views over the same tables at the same time.
 
@@ -243,7 +243,7 @@ def _add(first: Judgement, judged: Judgement, scale: float) -> None:
         first.detail = f"at scale {scale:g}: {judged.detail}"
 
 
-async def compile_queries(queries: Sequence[Query], place: Place) -> list[Judgement]:
+async def compile_queries(queries: Sequence[CorpusQuery], place: Place) -> list[Judgement]:
     """Compile queries, and run none: each is ``compiled`` with its mode, or ``refused``."""
     analyze = Engine(place.executor, "modes").analyze()
     found = []
@@ -258,7 +258,7 @@ async def compile_queries(queries: Sequence[Query], place: Place) -> list[Judgem
     return found
 
 
-async def output_schemas(corpus: str, queries: Sequence[Query], place: Place) -> list[Schema]:
+async def output_schemas(corpus: str, queries: Sequence[CorpusQuery], place: Place) -> list[Schema]:
     """Return the schemas of the queries' answers, as Spark's analysis over empty tables has them.
     Raises `QueryRejected` for a text that it does not accept."""
     analyze = Engine(place.executor, "texts").analyze()
@@ -268,7 +268,7 @@ async def output_schemas(corpus: str, queries: Sequence[Query], place: Place) ->
 
 
 async def judge_corpus(
-    queries: Sequence[Query],
+    queries: Sequence[CorpusQuery],
     place: Place,
     scales: Sequence[float],
     changes: int,

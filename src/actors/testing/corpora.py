@@ -71,7 +71,7 @@ class Corpus(NamedTuple):
     sharpened: tuple[str, ...] = ()
 
 
-class Query(msgspec.Struct, frozen=True):
+class CorpusQuery(msgspec.Struct, frozen=True):
     """A view's text; `shape` says in a line what it is."""
 
     corpus: str
@@ -102,25 +102,25 @@ CORPORA: Final = {
 """By name."""
 
 
-def read_queries(folder: Path, corpus: str) -> list[Query]:
+def read_queries(folder: Path, corpus: str) -> list[CorpusQuery]:
     """Return the queries of ``folder/corpus/*.sql`` in order."""
     found = []
     for path in sorted((folder / corpus).glob("*.sql")):
         head, _, sql = path.read_text().partition("\n")
         if not head.startswith("-- "):
             raise InvalidUsage(f"{path}: the first line must say what shape the query is")
-        found.append(Query(corpus, path.stem, head[3:], sql.strip()))
+        found.append(CorpusQuery(corpus, path.stem, head[3:], sql.strip()))
     return found
 
 
-def tables_of(query: Query) -> dict[str, Schema]:
+def tables_of(query: CorpusQuery) -> dict[str, Schema]:
     """Return the tables whose names stand in a query."""
     words = set(re.findall(r"\w+", query.sql.lower()))
     return {n: s for n, s in CORPORA[query.corpus].tables.items() if n in words}
 
 
 def make_tables(
-    corpus: str, scale: float, seed: int, scratch: Path, queries: Iterable[Query] = ()
+    corpus: str, scale: float, seed: int, scratch: Path, queries: Iterable[CorpusQuery] = ()
 ) -> dict[str, pa.Table]:
     """Return the rows of all tables in the types of their schemas; blocking.
 

@@ -45,7 +45,7 @@ from actors.plan.updates import from_ipc, to_ipc
 from actors.testing.engine import TO, table_of
 from actors.testing.nodes import Relation, consolidated, frozen, group_key
 from actors.testing.nodes import Update as Row
-from actors.views.compile import Analyze as AnalyzeQueries
+from actors.views.compile import AnalyzeQueries
 
 
 class Engine:

@@ -39,7 +39,7 @@ Conf: TypeAlias = tuple[tuple[str, str], ...]
 Tables: TypeAlias = tuple[tuple[str, Schema], ...]
 
 
-class Analyze(Protocol):
+class AnalyzeQueries(Protocol):
     """Asks the engine what texts are over (empty) tables under settings."""
 
     def __call__(
@@ -73,7 +73,7 @@ they read names, literals, keys and aggregates as Spark does by default."""
 async def compile_view(
     sql: str,
     tables: Mapping[str, Schema],
-    analyze: Analyze,
+    analyze: AnalyzeQueries,
     conf: Conf = (),
     limits: PlanLimits = DEFAULT_LIMITS,
 ) -> DeltaPlan:
@@ -126,7 +126,7 @@ def _translated(found: Translation, sources: tuple[str, ...], output: Schema) ->
 
 
 async def _parsed(
-    sql: str, tree: Tree, given: Tables, output: Schema, analyze: Analyze, conf: Conf
+    sql: str, tree: Tree, given: Tables, output: Schema, analyze: AnalyzeQueries, conf: Conf
 ) -> ViewPlan:
     """The plan by a parser of our own, for an engine that shows none. Raises `Unsupported`."""
     sources = tuple(name for name, _ in given)

@@ -11,7 +11,6 @@ from actors.plan.delta import (
     Consolidate,
     DeltaPlan,
     Expand,
-    Gate,
     Generate,
     Input,
     Lookup,
@@ -24,6 +23,7 @@ from actors.plan.delta import (
     Select,
     TopCandidates,
     TopCovered,
+    TopGate,
     TopShortage,
     Union,
     Weigh,
@@ -136,8 +136,8 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             calls = ", ".join(f"{call.name} = {call.function}" for call in node.calls)
             title = f"RecomputeRows by ({', '.join(node.keys)}) {calls}"
             return title, (node.old, node.changes)
-        case Gate():
-            return f"Gate {'closed' if node.closes else 'opened'} by a row", tops(node)
+        case TopGate():
+            return f"TopGate {'closed' if node.closes else 'opened'} by a row", tops(node)
         case TopCovered():
             return f"TopCovered by {', '.join(node.order)}", tops(node)
         case TopShortage():

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 from actors.plan.delta import (
     Consolidate,
-    Gate,
     Hidden,
     Input,
     Node,
     RecomputeRows,
     TopCandidates,
     TopCovered,
+    TopGate,
     TopShortage,
     Union,
     Where,
@@ -94,8 +94,8 @@ class TopOperator(Operator):
         changes = self._below.delta(shared=True)
         covered = TopCovered(changes, edge, self._order)
         rows = self._below.old()
-        old = Union((Gate(candidates, shortage, True), Gate(rows, shortage, False)))
-        taken = Union((Gate(covered, shortage, True), Gate(changes, shortage, False)))
+        old = Union((TopGate(candidates, shortage, True), TopGate(rows, shortage, False)))
+        taken = Union((TopGate(covered, shortage, True), TopGate(changes, shortage, False)))
         for state, edges in ((candidates, False), (edge, True)):
             number = int(state.name[1:])
             hidden, _ = self.context.hidden[number]
