@@ -12,7 +12,7 @@ from actors.plan.relational import Filter, Named, Project, Scan
 from actors.plan.schema import Column, Schema
 from actors.testing import tpch
 from actors.testing.analysis import analyzed
-from actors.views.compile import Analyze, compile_view
+from actors.views.compile import AnalyzeQueries, compile_view
 from actors.views.explain import explain
 from actors.views.fingerprint import fingerprint
 from actors.views.lookups import Origin
@@ -369,7 +369,7 @@ async def test_an_engine_without_plans_is_asked_for_the_text_and_then_for_its_pa
     assert not translate
 
 
-def translating(found: Translation, asked: list[tuple[str, ...]]) -> Analyze:
+def translating(found: Translation, asked: list[tuple[str, ...]]) -> AnalyzeQueries:
     """An engine that shows its plan; it notes what it is asked."""
 
     async def answer(
