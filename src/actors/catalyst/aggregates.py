@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from actors.catalyst.aggregate_formulas import (
+    WriteExpression,
+    filter_text,
+    formula_call,
+    is_trying,
+    values_of_rows,
+)
 from actors.catalyst.blocks import ColumnBinding, FreshIds, WrittenExpression
 from actors.catalyst.literals import NotRendered
-from actors.catalyst.plan_tree import TreeNode
+from actors.catalyst.plan_tree import TreeNode, walk
 from actors.catalyst.tree_reading import attribute_in_place_of, is_nullable, type_of
 from actors.plan.relational import AggregateCall
 
@@ -37,16 +44,18 @@ class CallCollector:
     """Collects the aggregate calls of a grouping; `replaced` puts columns in their places."""
 
     def __init__(
-        self, write: Callable[[TreeNode], WrittenExpression], fresh: FreshIds, *, ansi: bool
+        self, write: WriteExpression, fresh: FreshIds, items: Iterable[TreeNode], *, ansi: bool
     ) -> None:
-        """`write`: writes an expression over the columns below the grouping."""
-        self._write = write
+        """`items`: the expressions of the grouping's output."""
+        self._write_over = write
         self._fresh = fresh
         self._ansi = ansi
         self._known: dict[AggregateCall, int] = {}
         self.calls: list[AggregateCall] = []
         self.columns: dict[int, ColumnBinding] = {}
         """The results of the calls, by numbers below those of any attribute of Catalyst's."""
+        found = (each for item in items for each in walk(item))
+        self._rows = values_of_rows((e for e in found if e.name == "AggregateExpression"), write)
 
     def replaced(self, node: TreeNode) -> TreeNode:
         """Return an expression with an attribute in the place of each aggregate.
@@ -63,6 +72,10 @@ class CallCollector:
 
     def all_calls(self) -> tuple[AggregateCall, ...]:
         """Return the calls; where there is none, one that makes the group a row."""
+        several = {call.argument for call in self.calls if call.formula and call.distinct}
+        if len(several) > 1:
+            # Spark repeats all rows for each of them.
+            raise NotRendered("DISTINCT in several aggregates that are no sums")
         rows = AggregateCall(
             self._fresh.take("a", "bigint"), "count", None, "bigint", "bigint", False
         )
@@ -77,14 +90,16 @@ class CallCollector:
             self.columns[number] = ColumnBinding(named.name, named.type, is_nullable(node))
         return self._known[call]
 
+    def _write(self, node: TreeNode) -> WrittenExpression:
+        return self._write_over(node, {})
+
     def _call(self, node: TreeNode) -> AggregateCall:
         """Return the call without a name."""
         inner, *conditions = node.children
         function = _FUNCTIONS.get(inner.name)
-        if function is None:
-            raise NotRendered(f"the aggregate {inner.name}")
-        if is_trying(inner):
-            raise NotRendered(f"the aggregate try_{function}")
+        if function is None or is_trying(inner):
+            row = self._rows.get(filter_text(node, self._write_over), ())
+            return formula_call(node, self._write_over, row)
         distinct = bool(node.fields["isDistinct"]) and function not in _SAME_DISTINCT
         argument = self._argument(inner, distinct=distinct)
         if conditions:
@@ -130,12 +145,3 @@ class CallCollector:
         fields = ", ".join(f"'c{index}', {each.text}" for index, each in enumerate(written))
         kind = ",".join(f"c{index}:{each.type}" for index, each in enumerate(written))
         return f"CASE WHEN {present} THEN named_struct({fields}) END", f"struct<{kind}>", True
-
-
-def is_trying(node: TreeNode) -> bool:
-    """Return whether an expression gives NULL where it would raise (``try_sum``)."""
-    mode = node.fields.get("evalMode")
-    context = node.fields.get("evalContext")
-    if isinstance(context, dict):
-        mode = context.get("evalMode", mode)
-    return mode == "TRY" or (isinstance(mode, str) and mode.endswith("TRY"))

@@ -475,7 +475,10 @@ class RelationalBuilder:
             if each.name == "AttributeReference":
                 columns[each.fields["exprId"]] = bound
         calls = CallCollector(
-            lambda each: self._write(each, block.columns), self._fresh, ansi=self._ansi
+            lambda each, more: self._write(each, block.columns | more),
+            self._fresh,
+            results,
+            ansi=self._ansi,
         )
         items = [calls.replaced(each) for each in results]
         columns |= calls.columns

@@ -42,5 +42,6 @@ def is_nullable(node: TreeNode) -> bool:
 
 def attribute_in_place_of(node: TreeNode, number: int) -> TreeNode:
     """Return an attribute of this number with the type of an expression."""
-    fields = {"exprId": number, "name": "", "dataType": node.fields["type"], "nullable": True}
+    kind = node.fields["dataType" if "type" not in node.fields else "type"]
+    fields = {"exprId": number, "name": "", "dataType": kind, "nullable": True}
     return TreeNode("AttributeReference", fields)

@@ -106,13 +106,32 @@ class Key(msgspec.Struct, frozen=True):
     nullable: bool = True
 
 
+class AggregateFormula(msgspec.Struct, frozen=True):
+    """An aggregate that Spark alone knows how to compute: ``max_by(x, y)``.
+
+    `written` is the call as the query has it, `chosen` one with the same meaning whose value the
+    bag of rows determines: where Spark takes any of several, it says which. Both have ``{0}``,
+    ``{1}`` … in the places of the arguments, and other braces doubled.
+
+    >>> formula = AggregateFormula("first({0})", "min({0})", ("upper(s)",))
+    >>> formula.written.format(*formula.arguments)
+    'first(upper(s))'
+    """
+
+    written: str
+    chosen: str
+    arguments: tuple[str, ...]
+    """Expressions over the columns below the grouping."""
+
+
 class AggregateCall(msgspec.Struct, frozen=True):
     """One aggregate over one argument.
 
-    `function` is Spark's name in lower case: ``count``, ``sum``, ``avg``, ``min``, ``max``,
-    ``stddev_samp``, ``stddev_pop``, ``var_samp``, ``var_pop``, ``bool_and``, ``bool_or``. All of
-    them pass over NULL arguments, so a FILTER is a CASE in the argument. ``count`` without an
-    argument counts rows.
+    `function` is Spark's name in lower case. ``count``, ``sum``, ``avg``, ``min``, ``max``,
+    ``stddev_samp``, ``stddev_pop``, ``var_samp``, ``var_pop``, ``bool_and`` and ``bool_or`` pass
+    over NULL arguments, so a FILTER is a CASE in the argument. ``count`` without an argument counts
+    rows. Any other one has a `formula`: its argument is the formula's only one, or a struct
+    of them.
     """
 
     name: str
@@ -124,6 +143,7 @@ class AggregateCall(msgspec.Struct, frozen=True):
     argument_nullable: bool = True
     distinct: bool = False
     """Over the distinct values of the argument."""
+    formula: AggregateFormula | None = None
 
 
 class Aggregate(msgspec.Struct, frozen=True, tag=True):

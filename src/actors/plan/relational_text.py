@@ -169,6 +169,8 @@ class _Writer:
 
 def call_text(call: AggregateCall) -> str:
     """An aggregate as Spark writes it."""
+    if call.formula is not None:
+        return call.formula.written.format(*call.formula.arguments)
     word = "DISTINCT " if call.distinct else ""
     return f"{call.function}({word}{'*' if call.argument is None else call.argument})"
 

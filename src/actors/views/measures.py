@@ -68,6 +68,8 @@ def not_additive(call: AggregateCall, *, ansi: bool) -> str:
     """Why a call's result is no function of sums; empty when it is."""
     kind = call.argument_type.lower()
     what = f"{call.function}({kind})"
+    if call.formula is not None:
+        return f"{call.function} is no sum"
     if call.distinct and call.function not in ("min", "max", "bool_and", "bool_or"):
         return f"{call.function}(DISTINCT …) is no sum"
     if call.function in ("count", "bool_and", "bool_or"):

@@ -8,7 +8,8 @@ for it. Cost follows the size of the touched groups: mode *keyed*.
 
 The value before a change must have the same bits as when it was inserted. Sums of floats, and
 variances of whatever type, which Spark computes in floats, depend on the order of rows: they are
-therefore folded over the sorted values, a function of the bag alone.
+therefore folded over the sorted values, a function of the bag alone. Other aggregates come with a
+formula that says what they choose (`catalyst.chosen_values`).
 
 Without keys the one group is everything: all rows are read whenever one changes.
 """
@@ -138,6 +139,10 @@ def _call(call: AggregateCall, index: int) -> Call:
     argument = f"__a{index}"
     if call.argument is None:
         return Call(call.name, "count(*)", call.type)
+    if call.formula is not None:
+        fields = [f"{argument}.c{place}" for place in range(len(call.formula.arguments))]
+        places = fields if len(fields) > 1 else [argument]
+        return Call(call.name, call.formula.chosen.format(*places), call.type)
     distinct = "DISTINCT " if call.distinct else ""
     kind = call.argument_type.lower()
     spread = call.function in ("stddev_samp", "stddev_pop", "var_samp", "var_pop")

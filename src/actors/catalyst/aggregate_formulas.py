@@ -1,0 +1,271 @@
+"""Aggregates that no sum can keep → calls with a formula, whose value the bag of rows determines.
+
+A group that is touched is computed afresh, before a change and after it, and the value before must
+be the one that was given out. So an aggregate whose value depends on the order of rows is computed
+by another of Spark's that is a possible outcome of it and depends on the rows alone:
+
+- ``first``, ``last`` and ``any_value`` of a grouping are of one row: the first, or last, in the order
+  of all that they ask for; those that pass over NULLs are each the least, or greatest, value;
+- of the rows between which ``max_by`` and ``min_by`` may choose, the greatest, or least, value;
+- lists and sets are sorted, with equal ``listagg`` keys by the value itself;
+- of several modes the least.
+
+All others here (percentiles, bits, counts by sketch) are functions of the bag already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from actors.catalyst.blocks import ColumnBinding, WrittenExpression
+from actors.catalyst.literals import NotRendered
+from actors.catalyst.plan_tree import TreeNode, attribute_ids
+from actors.catalyst.tree_reading import attribute_in_place_of, is_nullable, type_of
+from actors.plan.relational import AggregateCall, AggregateFormula
+
+WriteExpression = Callable[[TreeNode, Mapping[int, ColumnBinding]], WrittenExpression]
+"""Writes an expression over the columns below a grouping and the given ones."""
+_FIRST_PLACE: Final = -1_000_000
+"""The number of the attribute that stands for a formula's first argument; others go down."""
+_MARK: Final = re.compile("\ue000(\\d+)\ue001")
+_UNORDERED: Final = ("map<", "variant", "interval")
+_DECIMAL_DIGITS_MAX: Final = 26
+"""Of sums whose partial sums surely fit Spark's 38 digits."""
+_EXACT: Final = ("tinyint", "smallint", "int")
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """What a formula is made of: texts with places in them."""
+
+    kind: str
+    written: str
+    values: tuple[str, ...]
+    """The arguments as they stand in the call: a place, or a constant's text."""
+    types: tuple[str, ...]
+    row: tuple[str, ...]
+    """Places of all that is asked of the same row."""
+    behind: str
+    """FILTER (WHERE …), or nothing."""
+    distinct: bool
+
+
+_Formula = Callable[[_Call], str]
+
+
+def formula_call(node: TreeNode, write: WriteExpression, row: Sequence[TreeNode]) -> AggregateCall:
+    """Return the call, without a name, of an aggregate expression of Catalyst's.
+
+    `row`: what this call and others ask of one row. Raises `NotRendered` for an aggregate whose
+    value is not surely a function of the bag of rows.
+    """
+    inner = node.children[0]
+    formula = _formula_of(inner)
+    of_a_row = inner.name in _OF_A_ROW and not inner.fields["ignoreNulls"]
+    places = _Places(write, all_of_them=inner.name not in _WITH_CONSTANTS)
+    made = node.replaced([places.replaced(inner), *map(places.placed, node.children[1:])])
+    behind = [places.text(each) for each in made.children[1:]]
+    call = _Call(
+        inner.name,
+        places.text(made),
+        tuple(places.text(each) for each in made.children[0].children),
+        tuple(type_of(each) for each in inner.children if each.name != "SortOrder"),
+        tuple(places.text(places.placed(each)) for each in row) if of_a_row else (),
+        f" FILTER (WHERE {behind[0]})" if behind else "",
+        bool(node.fields["isDistinct"]),
+    )
+    chosen = formula(call)
+    arguments = places.arguments
+    for each in arguments:
+        if any(word in each.type for word in _UNORDERED):
+            raise NotRendered(f"the aggregate {inner.name} over {each.type}")
+    fields = ", ".join(f"'c{place}', {each.text}" for place, each in enumerate(arguments))
+    kinds = ",".join(f"c{place}:{each.type}" for place, each in enumerate(arguments))
+    one = len(arguments) == 1
+    return AggregateCall(
+        "",
+        call.written.partition("(")[0],
+        arguments[0].text if one else f"named_struct({fields})",
+        type_of(inner),
+        arguments[0].type if one else f"struct<{kinds}>",
+        True,
+        call.distinct and formula is _as_written,
+        AggregateFormula(call.written, chosen, tuple(each.text for each in arguments)),
+    )
+
+
+class _Places:
+    """The arguments of a formula; equal ones share a place."""
+
+    def __init__(self, write: WriteExpression, *, all_of_them: bool) -> None:
+        """`all_of_them`: constants have places too."""
+        self._write = write
+        self._all_of_them = all_of_them
+        self._columns: dict[int, ColumnBinding] = {}
+        self.arguments: list[WrittenExpression] = []
+
+    def replaced(self, node: TreeNode) -> TreeNode:
+        """Return an aggregate function over places."""
+        children = [self._argument(child) for child in node.children]
+        if not self.arguments:
+            raise NotRendered(f"the aggregate {node.name} of constants")
+        return node.replaced(children)
+
+    def _argument(self, node: TreeNode) -> TreeNode:
+        if node.name == "SortOrder":
+            return node.replaced([self._argument(each) for each in node.children])
+        return self.placed(node) if self._all_of_them or attribute_ids(node) else node
+
+    def placed(self, node: TreeNode) -> TreeNode:
+        """Return a place for an expression."""
+        written = self._write(node, {})
+        if written not in self.arguments:
+            self.arguments.append(written)
+        place = self.arguments.index(written)
+        number = _FIRST_PLACE - place
+        mark = f"\ue000{place}\ue001"
+        self._columns[number] = ColumnBinding(mark, written.type, is_nullable(node))
+        return attribute_in_place_of(node, number)
+
+    def text(self, node: TreeNode) -> str:
+        """Return the text of an expression over places: ``{0}`` for the first argument."""
+        text = self._write(node, self._columns).text
+        return _MARK.sub(r"{\1}", text.replace("{", "{{").replace("}", "}}"))
+
+
+def values_of_rows(
+    nodes: Iterable[TreeNode], write: WriteExpression
+) -> dict[str, tuple[TreeNode, ...]]:
+    """Return what the ``first``, ``last`` and ``any_value`` calls among aggregate expressions ask
+    of one row, by the text of their FILTER."""
+    found: dict[str, dict[str, TreeNode]] = {}
+    for node in nodes:
+        inner = node.children[0]
+        if inner.name in _OF_A_ROW and not inner.fields["ignoreNulls"]:
+            asked = found.setdefault(filter_text(node, write), {})
+            asked.setdefault(write(inner.children[0], {}).text, inner.children[0])
+    return {text: tuple(asked.values()) for text, asked in found.items()}
+
+
+def filter_text(node: TreeNode, write: WriteExpression) -> str:
+    """Return the text of an aggregate expression's FILTER; nothing where it has none."""
+    return write(node.children[1], {}).text if node.children[1:] else ""
+
+
+def is_trying(node: TreeNode) -> bool:
+    """Return whether an expression gives NULL where it would raise (``try_sum``)."""
+    mode = node.fields.get("evalMode")
+    context = node.fields.get("evalContext")
+    if isinstance(context, dict):
+        mode = context.get("evalMode", mode)
+    return mode == "TRY" or (isinstance(mode, str) and mode.endswith("TRY"))
+
+
+# -- formulas --------------------------------------------------------------------------------------
+
+
+def _as_written(call: _Call) -> str:
+    """Return the call itself, whose value the bag of rows determines."""
+    return call.written
+
+
+def _of_a_row(function: str) -> _Formula:
+    def chosen(call: _Call) -> str:
+        if not call.row:
+            # NULLs are passed over.
+            return f"{function}({call.values[0]}){call.behind}"
+        fields = ", ".join(f"'c{number}', {each}" for number, each in enumerate(call.row))
+        number = call.row.index(call.values[0])
+        return f"({function}(named_struct({fields})){call.behind}).c{number}"
+
+    return chosen
+
+
+def _by(function: str) -> _Formula:
+    def chosen(call: _Call) -> str:
+        value, order = call.values
+        pair = f"named_struct('o', {order}, 'v', {value})"
+        pair = f"CASE WHEN {order} IS NOT NULL THEN {pair} END"
+        return f"({function}({pair}){call.behind}).v"
+
+    return chosen
+
+
+def _sorted_values(call: _Call) -> str:
+    gathered = "collect_set" if call.distinct or call.kind == "CollectSet" else "collect_list"
+    return f"array_sort({gathered}({call.values[0]}){call.behind})"
+
+
+def _least_mode(call: _Call) -> str:
+    if call.written.endswith(")") and "WITHIN GROUP" in call.written:
+        return call.written
+    return f"mode() WITHIN GROUP (ORDER BY {call.values[0]}){call.behind}"
+
+
+def _joined_texts(call: _Call) -> str:
+    value, delimiter, *orders = call.values
+    word = "DISTINCT " if call.distinct else ""
+    if not (call.distinct and orders):
+        orders.append(value)
+    order = ", ".join(orders)
+    return f"listagg({word}{value}, {delimiter}) WITHIN GROUP (ORDER BY {order}){call.behind}"
+
+
+def _tried_sum(call: _Call) -> str:
+    kind = call.types[0]
+    if kind in _EXACT:
+        return call.written
+    if kind == "bigint":
+        total = f"sum(CAST({call.values[0]} AS decimal(38,0))){call.behind}"
+        return f"try_cast({total} AS bigint)"
+    digits = re.fullmatch(r"decimal\((\d+),\d+\)", kind)
+    if digits is not None and int(digits[1]) <= _DECIMAL_DIGITS_MAX:
+        return call.written
+    raise NotRendered(f"the aggregate try_sum({kind})")
+
+
+def _tried_average(call: _Call) -> str:
+    if call.types[0] in _EXACT:
+        return call.written
+    raise NotRendered(f"the aggregate try_avg({call.types[0]})")
+
+
+_OF_A_ROW: Final = frozenset({"AnyValue", "First", "Last"})
+_FORMULAS: Final[dict[str, _Formula]] = {
+    "AnyValue": _of_a_row("min"),
+    "BitAndAgg": _as_written,
+    "BitOrAgg": _as_written,
+    "BitXorAgg": _as_written,
+    "CollectList": _sorted_values,
+    "CollectSet": _sorted_values,
+    "First": _of_a_row("min"),
+    "HyperLogLogPlusPlus": _as_written,
+    "Last": _of_a_row("max"),
+    "ListAgg": _joined_texts,
+    "MaxBy": _by("max"),
+    "Median": _as_written,
+    "MinBy": _by("min"),
+    "Mode": _least_mode,
+    "Percentile": _as_written,
+    "PercentileCont": _as_written,
+    "PercentileDisc": _as_written,
+    "RegrCount": _as_written,
+}
+_TRIED: Final[dict[str, _Formula]] = {"Average": _tried_average, "Sum": _tried_sum}
+_WITH_CONSTANTS: Final = frozenset(
+    {"HyperLogLogPlusPlus", "ListAgg", "Percentile", "PercentileCont", "PercentileDisc"}
+)
+"""Aggregates of which some arguments must be constants."""
+
+
+def _formula_of(inner: TreeNode) -> _Formula:
+    """Return what makes the formula of an aggregate function. Raises `NotRendered`."""
+    known = _TRIED if is_trying(inner) else _FORMULAS
+    found = known.get(inner.name)
+    if found is None:
+        word = "try_" if is_trying(inner) else ""
+        raise NotRendered(f"the aggregate {word}{inner.name}")
+    return found
