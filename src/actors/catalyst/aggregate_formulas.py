@@ -4,8 +4,8 @@ A group that is touched is computed afresh, before a change and after it, and th
 be the one that was given out. So an aggregate whose value depends on the order of rows is computed
 by another of Spark's that is a possible outcome of it and depends on the rows alone:
 
-- ``first``, ``last`` and ``any_value`` of a grouping are of one row: the first, or last, in the order
-  of all that they ask for; those that pass over NULLs are each the least, or greatest, value;
+- ``first``, ``last`` and ``any_value`` of a grouping are of one row: the first, or last, in the
+  order of all that they ask for; those that pass over NULLs are each the least, or greatest, value;
 - of the rows between which ``max_by`` and ``min_by`` may choose, the greatest, or least, value;
 - lists and sets are sorted, with equal ``listagg`` keys by the value itself;
 - of several modes the least.
