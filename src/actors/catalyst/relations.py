@@ -45,6 +45,7 @@ from actors.catalyst.window_calls import window_parts
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
+    Constants,
     Distinct,
     Equal,
     Expansion,
@@ -66,6 +67,8 @@ from actors.plan.relational_walk import pruned
 
 TABLE_METADATA: Final = "penstock_table"
 """The key in a column's metadata under which the number of its table stands."""
+RANGE_ROWS_MAX: Final = 10_000
+"""Of a ``range()``: a step makes all of them."""
 _PASSING: Final = frozenset(
     {
         "SubqueryAlias",
@@ -218,6 +221,8 @@ class RelationalBuilder:
         read: Callable[[TreeNode], PlanBlock] | None = {
             "LocalRelation": self._table,
             "LogicalRDD": self._table,
+            "OneRowRelation": self._one_row,
+            "Range": self._range,
             "Project": self._project,
             "Filter": self._filter,
             "Join": self._join,
@@ -238,7 +243,7 @@ class RelationalBuilder:
         numbers = {each.fields["metadata"].get(TABLE_METADATA) for each in attributes}
         source = numbers.pop() if len(numbers) == 1 else None
         if source is None:
-            raise NotTranslated("rows in the text (VALUES)")
+            return self._values(node)
         seen = self._scans.get(source, 0)
         self._scans[source] = seen + 1
         suffix = "" if seen == 0 else chr(ord("a") + seen) if seen < 26 else f"_{seen}"
@@ -252,6 +257,37 @@ class RelationalBuilder:
             self._types[id_] = type_of(each)
             pairs.append((id_, name))
         return PlanBlock([Scan(source, tuple(pairs))], [], list(columns), columns)
+
+    def _values(self, node: TreeNode) -> PlanBlock:
+        """VALUES: rows of literals."""
+        rows = [[self._write(each, {}).text for each in row] for row in node.fields["rows"]]
+        if not rows:
+            raise NotTranslated("a table of no rows in the text")
+        made = self._made("v", node.kids("output"))
+        fields = [
+            ", ".join(f"'c{place}', {text}" for place, text in enumerate(row)) for row in rows
+        ]
+        structs = ", ".join(f"named_struct({each})" for each in fields)
+        tuples = ", ".join(f"({', '.join(row)})" for row in rows)
+        plan = Constants(made, f"VALUES {tuples}", f"inline(array({structs}))")
+        return self._constants(node, plan)
+
+    def _range(self, node: TreeNode) -> PlanBlock:
+        start, end, step = (int(node.fields[name]) for name in ("start", "end", "step"))
+        numbers = range(start, end, step)
+        if not 0 < len(numbers) <= RANGE_ROWS_MAX:
+            raise NotTranslated(f"range() of {len(numbers)} rows")
+        made = self._made("v", node.kids("output"))
+        generator = f"explode(sequence({start}L, {numbers[-1]}L, {step}L))"
+        table = f"range({start}L, {end}L, {step}L)"
+        return self._constants(node, Constants(made, table, generator))
+
+    def _one_row(self, node: TreeNode) -> PlanBlock:
+        return self._constants(node, Constants((), "", ""))
+
+    def _constants(self, node: TreeNode, plan: Constants) -> PlanBlock:
+        columns = _columns_by_number(node.kids("output"), plan.columns)
+        return PlanBlock([plan], [], list(columns), columns)
 
     def _project(self, node: TreeNode) -> PlanBlock:
         return self._projected(self._block(node.children[0]), node.kids("projectList"))
@@ -660,8 +696,6 @@ _CONSTRUCTS: Final = {
     "Tail": "LIMIT",
     "Intersect": "INTERSECT ALL",
     "Except": "EXCEPT ALL",
-    "OneRowRelation": "SELECT without FROM",
-    "Range": "range()",
     "Pivot": "PIVOT",
     "UnionLoop": "WITH RECURSIVE",
 }

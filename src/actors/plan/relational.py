@@ -24,6 +24,15 @@ class Named(msgspec.Struct, frozen=True):
     expression: str
 
 
+class Key(msgspec.Struct, frozen=True):
+    """A group expression: the column it makes, and its Spark type."""
+
+    name: str
+    expression: str
+    type: str
+    nullable: bool = True
+
+
 class Scan(msgspec.Struct, frozen=True, tag=True):
     """One occurrence of import number `source`: (column id, the table's own name) each.
 
@@ -32,6 +41,18 @@ class Scan(msgspec.Struct, frozen=True, tag=True):
 
     source: int
     columns: tuple[tuple[str, str], ...]
+
+
+class Constants(msgspec.Struct, frozen=True, tag=True):
+    """Rows that the query itself says: VALUES, range(), and the one row of a SELECT without FROM.
+
+    `table` is how Spark writes them (nothing: one row without columns), and `generator` makes them
+    of one row. A column's expression is its own name.
+    """
+
+    columns: tuple[Key, ...]
+    table: str
+    generator: str
 
 
 class Filter(msgspec.Struct, frozen=True, tag=True):
@@ -95,15 +116,6 @@ class SemiJoin(msgspec.Struct, frozen=True, tag=True):
     residual: tuple[str, ...] = ()
     types: tuple[tuple[str, str], ...] = ()
     """(column id, Spark type) of both sides."""
-
-
-class Key(msgspec.Struct, frozen=True):
-    """A group expression: the column it makes, and its Spark type."""
-
-    name: str
-    expression: str
-    type: str
-    nullable: bool = True
 
 
 class AggregateFormula(msgspec.Struct, frozen=True):
@@ -241,6 +253,7 @@ class Opaque(msgspec.Struct, frozen=True, tag=True):
 
 Plan: TypeAlias = (
     Scan
+    | Constants
     | Filter
     | Project
     | Join
@@ -272,6 +285,8 @@ def columns_of(plan: Plan) -> tuple[str, ...]:
     match plan:
         case Scan():
             return tuple(name for name, _ in plan.columns)
+        case Constants():
+            return tuple(column.name for column in plan.columns)
         case Filter():
             return columns_of(plan.input)
         case Project():

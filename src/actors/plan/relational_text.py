@@ -13,6 +13,7 @@ from typing import Final
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
+    Constants,
     Distinct,
     Equal,
     Expansion,
@@ -37,6 +38,7 @@ from actors.plan.relational import (
 _ID: Final = re.compile(r"[a-z]\d\w*")
 _NOTHING: Final = "1 AS no_column"
 """Rows without columns still are rows."""
+_ONE_ROW: Final = f"SELECT {_NOTHING}"
 
 
 _QUOTED: Final = re.compile(
@@ -83,6 +85,9 @@ class _Writer:
             case Scan():
                 columns = [f"{quote(own)} AS {_name(made)}" for made, own in plan.columns]
                 return _select(columns, quote(self._sources[plan.source]))
+            case Constants():
+                names = ", ".join(_all(plan))
+                return _select(_all(plan), f"{plan.table} AS v({names})") if names else _ONE_ROW
             case Filter():
                 return self._over(plan, plan.input, f" WHERE {plan.predicate}")
             case Project():

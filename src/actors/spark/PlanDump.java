@@ -4,6 +4,8 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.catalyst.analysis.FunctionRegistry;
 import org.apache.spark.sql.catalyst.FunctionIdentifier;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.AttributeSet;
 import org.apache.spark.sql.catalyst.expressions.AttributeSet$;
@@ -12,6 +14,7 @@ import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.ExpressionInfo;
 import org.apache.spark.sql.catalyst.expressions.InheritAnalysisRules;
 import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.Literal$;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.NamedLambdaVariable;
 import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
@@ -233,9 +236,22 @@ public class PlanDump {
     }
   }
 
+  /** The rows of VALUES, as lists of literals. */
   private void writeRows(LocalRelation node) {
     writeName("rows");
-    writeText(node.data().isEmpty() ? "" : node.toSQL("v"));
+    out.append('[');
+    scala.collection.Iterator rows = node.data().iterator();
+    for (boolean first = true; rows.hasNext(); first = false) {
+      InternalRow row = (InternalRow) rows.next();
+      out.append(first ? "[" : ",[");
+      for (int i = 0; i < node.output().length(); i++) {
+        DataType type = ((Attribute) node.output().apply(i)).dataType();
+        if (i > 0) out.append(',');
+        writeTree(Literal$.MODULE$.create(row.get(i, type), type));
+      }
+      out.append(']');
+    }
+    out.append(']');
   }
 
   // Values.

@@ -19,6 +19,7 @@ from actors.plan.delta import Accumulate, Hidden, Node, Select, Stratum, Union, 
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
+    Constants,
     Distinct,
     Equal,
     Expansion,
@@ -41,6 +42,7 @@ from actors.plan.schema import Schema
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
 from actors.views.resolve import Unsupported
+from actors.views.rule_constants import ConstantsOperator
 from actors.views.rule_distinct import over_distinct
 from actors.views.rule_expansion import ExpansionOperator, GenerationOperator
 from actors.views.rule_group import aggregate, distinct
@@ -109,6 +111,8 @@ def _operator(context: Context, plan: Plan) -> Operator:
     match plan:
         case Scan():
             return ScanOperator(context, plan)
+        case Constants():
+            return ConstantsOperator(context, plan)
         case Filter():
             return FilterOperator(context, plan, _operator(context, plan.input))
         case Project():

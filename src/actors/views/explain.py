@@ -33,6 +33,7 @@ from actors.plan.delta import (
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
+    Constants,
     Distinct,
     Equal,
     Expansion,
@@ -167,6 +168,8 @@ def _title(plan: Plan, sources: tuple[str, ...]) -> str:
         case Scan():
             columns = ", ".join(f"{made} = {own}" for made, own in plan.columns)
             return f"Scan {sources[plan.source]}({columns})"
+        case Constants():
+            return f"Constants {plan.table or 'one row'} ({_typed(plan.columns)})"
         case Filter():
             return f"Filter {plan.predicate}"
         case Project():

@@ -102,19 +102,24 @@ class Lookups:
         strata[0] += [Lookup(target, (), ()) for target in sorted(whole)]
         levels: dict[Wanted, set[int]] = {}
         numbers: dict[Wanted, int] = {}
+        filled = set(whole)
         for wanted in self._in_order(whole):
             need = self._needs[wanted]
             number = numbers[wanted] = len(numbers)
             by_level: dict[int, list[Origin]] = {}
             for origin, fills in need.origins.items():
+                if origin[0][0] in "sh" and origin[0] not in filled:
+                    # Nothing fills it, so it has no rows: what is beside it never changes.
+                    continue
                 for level in _levels(origin, [levels[f] for f in fills if f in levels]):
                     by_level.setdefault(level, []).append(origin)
             levels[wanted] = set(by_level)
+            filled |= {wanted[0]} if by_level else set()
             for level, origins in by_level.items():
-                filled = tuple(
+                fills_of = tuple(
                     _numbered(origin[0], need.origins[origin], numbers) for origin in origins
                 )
-                made = Lookup(*wanted[:2], tuple(origins), need.nulls, number, filled)
+                made = Lookup(*wanted[:2], tuple(origins), need.nulls, number, fills_of)
                 strata[level].append(made)
         return [tuple(lookups) for lookups in strata]
 

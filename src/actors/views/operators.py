@@ -188,6 +188,10 @@ class Operator(ABC):
         """Whether there is never more than one row."""
         return False
 
+    def is_constant(self) -> bool:
+        """Whether its rows never change: none comes but with the first contents."""
+        return False
+
     # -- what follows -----------------------------------------------------------------------------
 
     def delta(self, *, shared: bool = False) -> Node:

@@ -44,6 +44,10 @@ class ExpansionOperator(ProjectOperator):
         """None: every row occurs several times."""
         return ()
 
+    def is_one_row(self) -> bool:
+        """No: every row occurs several times."""
+        return False
+
 
 class GenerationOperator(Operator):
     """Each row once for each row that a generator makes of it."""
@@ -91,6 +95,10 @@ class GenerationOperator(Operator):
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
         """The input's."""
         return ids | self._below.determined_by(ids - frozenset(self._made))
+
+    def is_constant(self) -> bool:
+        """The input's."""
+        return self._below.is_constant()
 
     def kind(self, id_: str) -> str | None:
         """The input's, of its columns."""

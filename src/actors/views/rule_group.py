@@ -197,6 +197,10 @@ class GroupOperator(Operator):
         """Without keys."""
         return not self._names
 
+    def is_constant(self) -> bool:
+        """Where its rows are."""
+        return self._below.is_constant()
+
 
 def aggregate(context: Context, plan: Aggregate, below: Operator) -> GroupOperator:
     """GROUP BY with additive aggregates. Raises `Unsupported`."""

@@ -156,6 +156,10 @@ class JoinOperator(Operator):
         """Where each input is."""
         return all(each.is_one_row() for each in self.inputs)
 
+    def is_constant(self) -> bool:
+        """Where each input is."""
+        return all(each.is_constant() for each in self.inputs)
+
     def kind(self, id_: str) -> str | None:
         """The owner's."""
         return self.inputs[self.owner[id_]].kind(id_)
@@ -209,14 +213,16 @@ class _Term:
     def delta(self) -> Node:
         """The pairs of the start's delta with the others' states."""
         inputs, start = self._join.inputs, self._start
-        if inputs[start].is_one_row():
+        constant = inputs[start].is_constant()
+        if inputs[start].is_one_row() and not constant:
             # Others are read whole, but only where its row changes.
             inputs[start].cut_changes()
         inputs[start].delta(shared=start < len(inputs) - 1)
         order = []
         while len(self._joined) < len(inputs):
             leaf = self._next()
-            self._joined[leaf] = self._ask(leaf, of_delta=True)
+            # Rows that never change meet no old ones when they come.
+            self._joined[leaf] = frozenset() if constant else self._ask(leaf, of_delta=True)
             order.append(leaf)
         # Only now, for asking may have cut the delta.
         node = inputs[start].delta()

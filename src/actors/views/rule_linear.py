@@ -140,6 +140,10 @@ class FilterOperator(Operator):
         """The input's."""
         return self._below.is_one_row()
 
+    def is_constant(self) -> bool:
+        """The input's."""
+        return self._below.is_constant()
+
     def kind(self, id_: str) -> str | None:
         """The input's."""
         return self._below.kind(id_)
@@ -215,6 +219,10 @@ class ProjectOperator(Operator):
         """The input's."""
         return self._below.is_one_row()
 
+    def is_constant(self) -> bool:
+        """The input's."""
+        return self._below.is_constant()
+
     def kind(self, id_: str) -> str | None:
         """The input's, of a column that is passed on."""
         below = self._passed.get(id_)
@@ -256,6 +264,10 @@ class UnionOperator(Operator):
     def seekable(self, ids: Ids) -> bool:
         """What all inputs can."""
         return all(each.seekable(ids) for each in self._inputs)
+
+    def is_constant(self) -> bool:
+        """Where each input is."""
+        return all(each.is_constant() for each in self._inputs)
 
     def kind(self, id_: str) -> str | None:
         """The inputs' where they agree."""

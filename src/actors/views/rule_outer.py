@@ -83,9 +83,10 @@ class _Matched:
     def _flips(self) -> Node:
         """(A|dA) ⋈ dD, A's columns."""
         self._distinct.delta(shared=True)
-        origins = self._distinct.keys_of_delta(self._keys)
-        after = self._distinct.delta_asked()
-        self._left.seek(self._own, origins, after, nulls=self._nulls)
+        if not self._distinct.is_constant():
+            origins = self._distinct.keys_of_delta(self._keys)
+            after = self._distinct.delta_asked()
+            self._left.seek(self._own, origins, after, nulls=self._nulls)
         changed = self._distinct.delta()
         equal, same = (tuple((k, a) for a, k in tests) for tests in self._tests)
         pairs = Pair(changed, self._left.new(), equal, None, same)

@@ -130,6 +130,10 @@ class RecomputeOperator(Operator):
         """Without keys."""
         return not self._keys
 
+    def is_constant(self) -> bool:
+        """Where its rows are."""
+        return self._rows.is_constant()
+
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """A group occurs once."""
         return (frozenset(self._keys),)
