@@ -121,7 +121,9 @@ class PlanBlock(msgspec.Struct):
             assert each.sides is not None
             one, other = (side.text for side in each.sides)
             equal.append(Equal(names[left][one], names[right][other], each.null_safe))
-        return Join(tuple(inputs), tuple(dict.fromkeys(equal)), tuple(residual))
+        ids = (id_ for each in inputs for id_ in columns_of(each))
+        types = tuple((id_, fresh.types[id_]) for id_ in ids if id_ in fresh.types)
+        return Join(tuple(inputs), tuple(dict.fromkeys(equal)), tuple(residual), types)
 
 
 def filtered(plan: Plan, predicate: str) -> Plan:

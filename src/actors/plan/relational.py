@@ -87,6 +87,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     inputs: tuple[Plan, ...]
     equal: tuple[Equal, ...]
     residual: tuple[str, ...] = ()
+    types: tuple[tuple[str, str], ...] = ()
+    """(column id, Spark type) of all inputs, as far as they are known."""
 
 
 class OuterJoin(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,9 @@ result: the view's delta and that of each hidden state leave Spark as one table 
 ones are computed together.
 
 The mode is that of the weakest node: *keyed* where groups are computed afresh, *opaque* where
-some state is read whole because no equality leads to it; the latter still runs as steps.
+some state is read whole because no equality leads to it; the latter still runs as steps. A join
+with one row stays *incremental*, though all of the other side is read where that row changes: all
+of it is what the row is joined with.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from actors.plan.relational import (
     ViewPlan,
     WindowFunctions,
 )
+from actors.plan.relational_walk import inputs_of
 from actors.plan.schema import Schema
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
@@ -45,8 +48,10 @@ from actors.views.resolve import Unsupported
 from actors.views.rule_constants import ConstantsOperator
 from actors.views.rule_distinct import over_distinct
 from actors.views.rule_expansion import ExpansionOperator, GenerationOperator
+from actors.views.rule_extreme import extreme, is_extreme
 from actors.views.rule_group import aggregate, distinct
 from actors.views.rule_join import JoinOperator
+from actors.views.rule_kept import KeptOperator, not_kept
 from actors.views.rule_linear import (
     FilterOperator,
     ProjectOperator,
@@ -91,7 +96,9 @@ def _mode(
     sources: tuple[str, ...],
 ) -> tuple[str, str]:
     for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
-        if lookup.origins and all(name in context.seldom for name, _ in lookup.origins):
+        if lookup.origins and all(
+            name in context.seldom or name in context.one_row for name, _ in lookup.origins
+        ):
             continue
         if lookup.target in context.bounded:
             continue
@@ -118,14 +125,11 @@ def _operator(context: Context, plan: Plan) -> Operator:
         case Project():
             return ProjectOperator(context, plan.columns, _operator(context, plan.input))
         case Join():
-            inputs = tuple(_operator(context, each) for each in plan.inputs)
-            return JoinOperator(context, inputs, plan.equal, plan.residual)
+            return JoinOperator(context, _sides(context, plan), plan.equal, plan.residual)
         case OuterJoin():
-            left, right = (_operator(context, each) for each in (plan.left, plan.right))
-            return OuterOperator(context, plan, left, right)
+            return OuterOperator(context, plan, *_sides(context, plan))
         case SemiJoin():
-            left, right = (_operator(context, each) for each in (plan.left, plan.right))
-            return SemiOperator(context, plan, left, right)
+            return SemiOperator(context, plan, *_sides(context, plan))
         case Aggregate():
             return _aggregate(context, plan, _operator(context, plan.input))
         case Distinct():
@@ -145,15 +149,34 @@ def _operator(context: Context, plan: Plan) -> Operator:
             raise Unsupported(plan.reason)
 
 
+def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operator, ...]:
+    """The inputs of a join; one that could not be sought by what it is joined by is kept."""
+    inputs = tuple(_operator(context, each) for each in inputs_of(plan))
+    types = dict(plan.types)
+    owner = {id_: place for place, each in enumerate(inputs) for id_ in each.columns}
+    by: dict[int, dict[int, set[str]]] = {}
+    for each in plan.equal:
+        for own, other in ((each.left, each.right), (each.right, each.left)):
+            by.setdefault(owner[own], {}).setdefault(owner[other], set()).add(own)
+    made = []
+    for place, each in enumerate(inputs):
+        keys = by.get(place, {}).values()
+        lost = any(not any(each.seekable((id_,)) for id_ in key) for key in keys)
+        can = not (each.is_one_row() or each.is_constant() or not_kept(types, each.columns, ()))
+        made.append(KeptOperator(context, each, types) if lost and can else each)
+    return tuple(made)
+
+
 # -- groupings ------------------------------------------------------------------------------------
 
 
 def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
-    """A grouping; in two parts joined by their keys where some aggregates are sums, also over
-    distinct values, and others are computed afresh."""
+    """A grouping; in parts joined by their keys where some aggregates are sums, also over distinct
+    values, others the first of all values, and others are computed afresh."""
     sums: list[AggregateCall] = []
     distinct_calls: dict[str, list[AggregateCall]] = {}
     afresh: list[AggregateCall] = []
+    extremes: list[AggregateCall] = []
     for call in plan.calls:
         why = not_additive(call, ansi=plan.ansi)
         single = msgspec.structs.replace(call, distinct=False)
@@ -161,30 +184,36 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
             sums.append(call)
         elif call.distinct and call.argument and not not_additive(single, ansi=plan.ansi):
             distinct_calls.setdefault(call.argument, []).append(single)
+        elif is_extreme(plan, call):
+            extremes.append(call)
         else:
             context.keyed.append(f"{why}: touched groups are computed afresh")
             afresh.append(call)
     parts: list[Operator] = []
     if distinct_calls:
         parts.append(over_distinct(context, plan, below, distinct_calls, sums))
-    elif sums or not afresh:
+    elif sums or not (afresh or extremes):
         part = msgspec.structs.replace(plan, calls=tuple(sums))
         parts.append(aggregate(context, part, below))
     if afresh:
         part = msgspec.structs.replace(plan, calls=tuple(afresh))
         parts.append(RecomputeOperator(context, part, below))
-    return parts[0] if len(parts) == 1 else _joined(context, plan, *parts)
+    parts += [extreme(context, plan, call, below) for call in extremes]
+    return parts[0] if len(parts) == 1 else _joined(context, plan, parts)
 
 
-def _joined(context: Context, plan: Aggregate, sums: Operator, afresh: Operator) -> Operator:
+def _joined(context: Context, plan: Aggregate, parts: list[Operator]) -> Operator:
     """The parts of one grouping side by side: each has a row for the same groups."""
     names = [key.name for key in plan.keys]
-    prefix = context.prefix()
-    columns = [Named(f"{prefix}{name}", name) for name in names]
-    columns += [Named(name, name) for name in afresh.columns if name not in names]
-    equal = tuple(Equal(name, f"{prefix}{name}", True) for name in names)
-    inputs = (sums, ProjectOperator(context, tuple(columns), afresh))
-    whole = JoinOperator(context, inputs, equal, ())
+    first, *others = parts
+    inputs, equal = [first], list[Equal]()
+    for part in others:
+        prefix = context.prefix()
+        columns = [Named(f"{prefix}{name}", name) for name in names]
+        columns += [Named(name, name) for name in part.columns if name not in names]
+        equal += [Equal(name, f"{prefix}{name}", True) for name in names]
+        inputs.append(ProjectOperator(context, tuple(columns), part))
+    whole = JoinOperator(context, tuple(inputs), tuple(equal), ())
     made = tuple(Named(name, name) for name in (*names, *(call.name for call in plan.calls)))
     return ProjectOperator(context, made, whole)
 

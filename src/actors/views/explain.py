@@ -56,6 +56,7 @@ from actors.plan.relational import (
 from actors.plan.relational_text import call_text, window_text
 from actors.plan.relational_walk import inputs_of
 from actors.views.measures import not_additive
+from actors.views.rule_extreme import is_extreme
 
 
 def explain(plan: DeltaPlan) -> str:
@@ -209,10 +210,14 @@ def _mode(plan: Aggregate) -> str:
     afresh = [
         reason
         for call, reason in zip(plan.calls, why, strict=True)
-        if reason and not (call.distinct and not not_additive(_plain(call), ansi=plan.ansi))
+        if reason
+        and not (call.distinct and not not_additive(_plain(call), ansi=plan.ansi))
+        and not is_extreme(plan, call)
     ]
     if afresh:
         return f" [keyed: {'; '.join(dict.fromkeys(afresh))}]"
+    if any(is_extreme(plan, call) for call in plan.calls):
+        return " [incremental, with a reserve]"
     return " [incremental, over distinct values]" if any(why) else " [incremental]"
 
 

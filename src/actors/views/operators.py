@@ -50,6 +50,9 @@ class Context:
         """Why groups are computed afresh, for each grouping that is."""
         self.seldom: set[str] = set()
         """Runs that seldom have a row: what is read whole where they have one costs little."""
+        self.one_row: set[str] = set()
+        """Runs of the changes of one row: what is beside it is read whole where that changes, and
+        any of it may match."""
         self.bounded: set[str] = set()
         """Hidden states of few rows, whatever is in the tables: reading them whole costs little."""
         self._asked: list[set[Wanted]] = []
@@ -215,12 +218,14 @@ class Operator(ABC):
             self._cut, self._delta = made.name, made
             self._delta_asked = frozenset()
 
-    def cut_changes(self) -> None:
+    def cut_changes(self) -> str:
         """Has the delta made by a run of its own, without what stays the same: whoever reads
-        much where it has a row then seldom does."""
+        much where it has a row then seldom does. Answers the run's name."""
         if self._cut is None:
             self._delta = Consolidate(self.delta())
             self.cut()
+        assert self._cut is not None, "a cut has a name"
+        return self._cut
 
     def new(self) -> Node:
         """The state below `hi`."""

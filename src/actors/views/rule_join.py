@@ -216,7 +216,7 @@ class _Term:
         constant = inputs[start].is_constant()
         if inputs[start].is_one_row() and not constant:
             # Others are read whole, but only where its row changes.
-            inputs[start].cut_changes()
+            self._join.context.one_row.add(inputs[start].cut_changes())
         inputs[start].delta(shared=start < len(inputs) - 1)
         order = []
         while len(self._joined) < len(inputs):
@@ -295,6 +295,11 @@ class _Term:
         best_rank: tuple[bool, bool, int] | None = None
         for known in self._joined:
             key, columns, nulls = self._join.between(known, leaf)
+            if not (of_delta and known == self._start):
+                # By those of the columns whose values are at hand.
+                found = [self._origins(known, (id_,), of_delta=of_delta) for id_ in columns]
+                kept = [place for place, origins in enumerate(found) if origins is not None]
+                key, columns = (tuple(ids[place] for place in kept) for ids in (key, columns))
             one = any(unique <= frozenset(key) for unique in target.unique_ids())
             rank = (one, known == self._start, len(key))
             if not key or (best_rank is not None and rank <= best_rank):

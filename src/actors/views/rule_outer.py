@@ -12,8 +12,8 @@ comes or goes.
 With D the state below `lo`; all of it is right at every time in between. NULL keys need no
 care: ``=`` matches them nowhere, so they are never in A ⋈ D.
 
-With a residual predicate θ it is not the key but the row that has a match: D are then the
-distinct rows of A that have one, D = DISTINCT A of (A ⋈θ B), compared null-safe.
+With a residual predicate θ it is not the key that has a match but the columns k of A that θ and
+the equalities read: D = DISTINCT k of (A ⋈θ B), compared null-safe.
 
 Old states are plain joins of old states (`Match`). A search goes to the left input, and from its
 rows by the equalities to the right one. Where a search has only columns of a padded side it goes
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from actors.plan.delta import Match, Node, Pair, Union, Weigh
 from actors.plan.relational import Equal, Key, Named, OuterJoin, SemiJoin
+from actors.plan.relational_text import words_of
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, select
 from actors.views.resolve import Unsupported
@@ -57,7 +58,9 @@ class _Matched:
             strict = {(e.left, e.right) for e in equal if not e.null_safe}
             null_safe = {pair: pair not in strict for pair in pairs}
         else:
-            pairs = tuple((id_, id_) for id_ in left.columns)
+            read = frozenset().union(*map(words_of, residual), (e.left for e in equal))
+            deciding = [id_ for id_ in left.columns if id_ in read] or left.columns
+            pairs = tuple((id_, id_) for id_ in deciding)
             below = JoinOperator(context, (left, right), equal, residual)
             null_safe = dict.fromkeys(pairs, True)
         self._keys = tuple(f"{prefix}{i}" for i in range(len(pairs)))

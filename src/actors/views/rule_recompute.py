@@ -3,8 +3,8 @@
 Theory of operation. ``min``, ``max``, sums of floats and the like are Spark's own aggregates over
 the group's rows, before and after each time at which the group changes; only touched groups are
 read. The rows come from the input's old state where each key is a column that can be sought
-there; else from a hidden state of (keys, arguments, ``n``), a DISTINCT with counts, that is kept
-for it. Cost follows the size of the touched groups: mode *keyed*.
+there; else from a state that is kept for it (`rule_kept`). Cost follows the size of the touched
+groups: mode *keyed*.
 
 The value before a change must have the same bits as when it was inserted. Sums of floats, and
 variances of whatever type, which Spark computes in floats, depend on the order of rows: they are
@@ -16,11 +16,11 @@ Without keys the one group is everything: all rows are read whenever one changes
 
 from __future__ import annotations
 
-from actors.plan.delta import Call, Input, Node, Recompute, Weigh, Where
-from actors.plan.relational import Aggregate, AggregateCall, Key, Named
+from actors.plan.delta import Call, Node, Recompute, Where
+from actors.plan.relational import Aggregate, AggregateCall, Named
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, is_name, narrowed, select
-from actors.views.rule_group import ROWS, GroupOperator
+from actors.views.operators import Context, Ids, Operator, Origins, is_name, narrowed
+from actors.views.rule_kept import KeptOperator
 from actors.views.rule_linear import ProjectOperator
 
 _FOLDED = ("float", "double", "string")
@@ -42,21 +42,17 @@ class RecomputeOperator(Operator):
             if call.argument is not None
         ]
         keys = [Named(key.name, key.expression) for key in plan.keys]
-        self._rows = ProjectOperator(context, (*keys, *arguments), below)
-        self._group: GroupOperator | None = None
+        rows: Operator = ProjectOperator(context, (*keys, *arguments), below)
         by_name = all(is_name(key.expression) for key in plan.keys)
         keyed = tuple(key.expression for key in plan.keys)
         if plan.keys and not (by_name and below.seekable(keyed)):
-            columns = [
-                *plan.keys,
-                *(
-                    Key(f"__a{i}", call.argument, call.argument_type)
-                    for i, call in enumerate(plan.calls)
-                    if call.argument is not None
-                ),
-            ]
-            passed = tuple(Key(key.name, key.name, key.type, key.nullable) for key in columns)
-            self._group = GroupOperator(context, self._rows, passed, None, self._keys)
+            kinds = self._kinds | {
+                f"__a{i}": call.argument_type
+                for i, call in enumerate(plan.calls)
+                if call.argument is not None
+            }
+            rows = KeptOperator(context, rows, kinds, self._keys, handed_on=False)
+        self._rows = rows
 
     def make_delta(self) -> Node:
         """The aggregates before and after each touched (group, time)."""
@@ -65,22 +61,13 @@ class RecomputeOperator(Operator):
         after = self._rows.delta_asked()
         # Only now, for asking may have cut the delta.
         changes = self._rows.delta()
-        if self._group is not None:
-            self._group.totals()
         self._seek(self._keys, origins, after, nulls=True)
-        return Recompute(self._old_rows(), changes, self._keys, self._calls)
-
-    def _old_rows(self) -> Node:
-        if self._group is None:
-            return self._rows.old()
-        state = Input(f"h{self._group.number}", self._group.hidden_names)
-        names = [name for name in self._group.hidden_names if name != ROWS]
-        return select(Weigh(state, ROWS), [(name, name) for name in names])
+        return Recompute(self._rows.old(), changes, self._keys, self._calls)
 
     def old(self) -> Node:
         """The aggregates over the old rows of the groups that were sought."""
         self.delta()
-        rows = self._old_rows()
+        rows = self._rows.old()
         # Nothing is taken back: of the group without keys neither its empty row.
         return Recompute(Where(rows, "1 = 0"), rows, self._keys, self._calls, begins=True)
 
@@ -94,8 +81,6 @@ class RecomputeOperator(Operator):
         """Of keys: the old rows'."""
         if not all(not id_ or id_ in self._keys for id_ in ids):
             return None
-        if self._group is not None:
-            return self._group.old_origins(ids)
         return self._rows.old_origins(ids)
 
     def seek(
@@ -110,13 +95,11 @@ class RecomputeOperator(Operator):
     ) -> frozenset[Wanted]:
         kept = [i for i, id_ in enumerate(ids) if id_ in self._keys]
         picked, narrow = narrowed(ids, origins, kept)
-        below: Operator = self._rows if self._group is None else self._group
-        return below.seek(picked, narrow, after, nulls=nulls)
+        return self._rows.seek(picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
         """Any of the keys, where the rows can be sought by it."""
-        below: Operator = self._rows if self._group is None else self._group
-        return bool(ids) and all(id_ in self._keys for id_ in ids) and below.seekable(ids)
+        return bool(ids) and all(id_ in self._keys for id_ in ids) and self._rows.seekable(ids)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
         """All columns, by the keys."""

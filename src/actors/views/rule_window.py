@@ -3,8 +3,8 @@
 Theory of operation. A change of one row may change what a window function says of every row of its
 partition. So the partition's rows are read, and the functions computed over them, before and after
 each time at which the partition changes; what stays the same cancels. Old rows come from the
-input's state where the partition's keys can be sought there; else from a hidden state of all
-columns (a DISTINCT with counts), which is kept for it. Mode *keyed*.
+input's state where the partition's keys can be sought there; else from a state that is kept for it
+(`rule_kept`). Mode *keyed*.
 
 Values must have the same bits whenever they are computed. Where a window's order leaves rows equal
 and a function depends on which comes first, the order of all columns decides. Without an order of
@@ -13,11 +13,11 @@ its own a window is therefore computed over its rows in that order.
 
 from __future__ import annotations
 
-from actors.plan.delta import Consolidate, Input, Node, RecomputeRows, Weigh, Where, WindowColumn
-from actors.plan.relational import Key, WindowCall, WindowFunctions
+from actors.plan.delta import Consolidate, Node, RecomputeRows, Where, WindowColumn
+from actors.plan.relational import WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, select
-from actors.views.rule_group import ROWS, GroupOperator
+from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed
+from actors.views.rule_kept import KeptOperator
 
 
 class WindowOperator(Operator):
@@ -25,14 +25,11 @@ class WindowOperator(Operator):
 
     def __init__(self, context: Context, plan: WindowFunctions, below: Operator) -> None:
         super().__init__(context, (*below.columns, *(call.name for call in plan.calls)))
+        if plan.keys and not below.seekable(plan.keys):
+            below = KeptOperator(context, below, dict(plan.types), plan.keys)
         self._below = below
         self._keys = plan.keys
         self._calls = tuple(_column(plan, call, below.columns) for call in plan.calls)
-        self._group: GroupOperator | None = None
-        if plan.keys and not below.seekable(plan.keys):
-            kinds = dict(plan.types)
-            columns = tuple(Key(id_, id_, kinds[id_]) for id_ in below.columns)
-            self._group = GroupOperator(context, below, columns, None, plan.keys)
 
     def make_delta(self) -> Node:
         """The rows of touched partitions before and after each touched time."""
@@ -41,23 +38,14 @@ class WindowOperator(Operator):
         after = self._below.delta_asked()
         # Only now, for asking may have cut the delta.
         changes = self._below.delta()
-        if self._group is not None:
-            self._group.totals()
         self._seek(self._keys, origins, after, nulls=True)
-        made = RecomputeRows(self._old_rows(), changes, self._keys, self._calls)
+        made = RecomputeRows(self._below.old(), changes, self._keys, self._calls)
         return Consolidate(made)
-
-    def _old_rows(self) -> Node:
-        if self._group is None:
-            return self._below.old()
-        state = Input(f"h{self._group.number}", self._group.hidden_names)
-        names = [name for name in self._group.hidden_names if name != ROWS]
-        return select(Weigh(state, ROWS), [(name, name) for name in names])
 
     def old(self) -> Node:
         """The old rows of the partitions that were sought."""
         self.delta()
-        rows = self._old_rows()
+        rows = self._below.old()
         return Consolidate(RecomputeRows(Where(rows, "1 = 0"), rows, self._keys, self._calls))
 
     def _made(self, ids: Ids) -> bool:
@@ -76,8 +64,6 @@ class WindowOperator(Operator):
         """Of columns of the input: the old rows'."""
         if self._made(ids):
             return None
-        if self._group is not None:
-            return self._group.old_origins(ids)
         return self._below.old_origins(ids)
 
     def seek(
@@ -92,13 +78,11 @@ class WindowOperator(Operator):
     ) -> frozenset[Wanted]:
         kept = [place for place, id_ in enumerate(ids) if id_ in self._keys]
         picked, narrow = narrowed(ids, origins, kept)
-        below: Operator = self._below if self._group is None else self._group
-        return below.seek(picked, narrow, after, nulls=nulls)
+        return self._below.seek(picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
         """Any of the keys, where the rows can be sought by it."""
-        below: Operator = self._below if self._group is None else self._group
-        return bool(ids) and all(id_ in self._keys for id_ in ids) and below.seekable(ids)
+        return bool(ids) and all(id_ in self._keys for id_ in ids) and self._below.seekable(ids)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """The input's."""

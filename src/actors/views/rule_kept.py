@@ -1,0 +1,146 @@
+"""Rows of an operator kept as a hidden state, so that they can be sought by any of their columns.
+
+Theory of operation. A join seeks the rows that match by key, a window the rows of a partition. An
+operator whose old rows are computed (a grouping's results, say) cannot be sought by what it
+computes: all of it would be made again. Then its rows are kept, a DISTINCT with counts: an
+arrangement of an intermediate result. It costs as much state as there are different rows.
+
+GROUP BY takes 0.0 and -0.0 for one, but rows are handed on: floats are kept as text, which has the
+same digits, and cannot be sought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from actors.plan.delta import Input, Node, Weigh
+from actors.plan.relational import Key, Named
+from actors.views.lookups import Wanted
+from actors.views.operators import Context, Ids, Operator, Origins, select
+from actors.views.rule_group import ROWS, GroupOperator
+from actors.views.rule_linear import NOT_KEYS, ProjectOperator
+from actors.views.trees import Unsupported
+
+_FLOATS: Final = ("float", "double")
+_UNGROUPED: Final = ("map<", "variant", "void", "interval", "unknown")
+
+
+class KeptOperator(Operator):
+    """The rows of another operator, with a state of their own."""
+
+    def __init__(
+        self,
+        context: Context,
+        below: Operator,
+        types: Mapping[str, str],
+        by: Ids | None = None,
+        *,
+        handed_on: bool = True,
+    ) -> None:
+        """`types`: of the columns. `by`: the columns by which changed rows seek their old ones; all
+        where there are none. `handed_on`: whether it matters which zero a float is. Raises
+        `Unsupported` for rows that cannot be kept."""
+        super().__init__(context, below.columns)
+        why = not_kept(types, below.columns, by or ()) if handed_on else ""
+        if why:
+            raise Unsupported(why)
+        self._below = below
+        self._types = types
+        prefix = context.prefix()
+        floats = [id_ for id_ in below.columns if handed_on and types[id_].lower() in _FLOATS]
+        self._texts = {id_: f"{prefix}{id_}" for id_ in floats}
+        rows = below
+        if self._texts:
+            made = tuple(
+                Named(self._texts[id_], f"CAST({id_} AS string)")
+                if id_ in self._texts
+                else Named(id_, id_)
+                for id_ in below.columns
+            )
+            rows = ProjectOperator(context, made, below)
+        keys = tuple(
+            Key(id_, id_, "string" if id_ in self._texts.values() else types[id_])
+            for id_ in rows.columns
+        )
+        self._group = GroupOperator(context, rows, keys, None, by)
+
+    def make_delta(self) -> Node:
+        """That of the other operator."""
+        self._below.delta(shared=True)
+        self._group.totals()
+        return self._below.delta()
+
+    def old(self) -> Node:
+        """The kept rows, as often as they count."""
+        self.delta()
+        state = Input(f"h{self._group.number}", self._group.hidden_names)
+        columns = [
+            (id_, f"CAST({self._texts[id_]} AS {self._types[id_]})" if id_ in self._texts else id_)
+            for id_ in self.columns
+        ]
+        return select(Weigh(state, ROWS), columns)
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """The other operator's."""
+        return self._below.delta_origins(ids)
+
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """The kept rows."""
+        if any(id_ in self._texts for id_ in ids):
+            return None
+        self.delta()
+        return self._group.old_origins(ids)
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """Among the kept rows."""
+        self.delta()
+        return self._group.seek(ids, origins, after, nulls=nulls)
+
+    def seekable(self, ids: Ids) -> bool:
+        """By any column that can be compared and is no float that is kept as text."""
+        return bool(ids) and all(
+            id_ in self.columns
+            and id_ not in self._texts
+            and not self._types[id_].lower().startswith(NOT_KEYS)
+            for id_ in ids
+        )
+
+    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
+        """The other operator's."""
+        return self._below.determined_by(ids)
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """The other operator's."""
+        return self._below.unique_ids()
+
+    def is_one_row(self) -> bool:
+        """The other operator's."""
+        return self._below.is_one_row()
+
+    def is_constant(self) -> bool:
+        """The other operator's."""
+        return self._below.is_constant()
+
+    def kind(self, id_: str) -> str | None:
+        """The column's type."""
+        return self._types.get(id_)
+
+
+def not_kept(types: Mapping[str, str], columns: Ids, by: Ids) -> str:
+    """Return why rows of these columns cannot be kept and sought `by` some; empty when they can.
+
+    >>> not_kept({"i0_x": "int", "i0_m": "map<int,int>"}, ("i0_x", "i0_m"), ())
+    'a state of rows with i0_m, which is of type map<int,int>'
+    >>> not_kept({"i0_x": "int", "i0_f": "double"}, ("i0_x", "i0_f"), ("i0_x",))
+    ''
+    """
+    for id_ in columns:
+        kind = types.get(id_, "unknown").lower()
+        words = (*_UNGROUPED, *_FLOATS) if "<" in kind else _UNGROUPED
+        if any(word in kind for word in words):
+            return f"a state of rows with {id_}, which is of type {kind}"
+    wrong = [id_ for id_ in by if types[id_].lower() in _FLOATS]
+    return f"a search by {wrong[0]}, which is of type {types[wrong[0]]}" if wrong else ""
