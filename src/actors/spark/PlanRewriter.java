@@ -1,21 +1,10 @@
-import java.util.ArrayList;
-import java.util.Collections;
-import java.util.Iterator;
-import java.util.List;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
-import org.apache.spark.sql.catalyst.expressions.CaseWhen;
-import org.apache.spark.sql.catalyst.expressions.CreateArray;
-import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.IsNotNull;
 import org.apache.spark.sql.catalyst.expressions.IsNull;
-import org.apache.spark.sql.catalyst.expressions.Literal$;
 import org.apache.spark.sql.catalyst.expressions.Or;
 import org.apache.spark.sql.catalyst.expressions.SubqueryExpression;
-import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
-import org.apache.spark.sql.catalyst.expressions.aggregate.First;
-import org.apache.spark.sql.catalyst.expressions.aggregate.PivotFirst;
 import org.apache.spark.sql.catalyst.plans.LeftAnti$;
 import org.apache.spark.sql.catalyst.plans.logical.GlobalLimit;
 import org.apache.spark.sql.catalyst.plans.logical.Join;
@@ -29,7 +18,6 @@ import org.apache.spark.sql.catalyst.plans.logical.Sort;
 import org.apache.spark.sql.catalyst.plans.logical.SubqueryAlias;
 import org.apache.spark.sql.catalyst.plans.logical.Tail;
 import org.apache.spark.sql.catalyst.rules.Rule;
-import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Applies rules of Catalyst, given by their names, to an analysed plan. Compiled by Janino, which
@@ -72,7 +60,7 @@ public class PlanRewriter {
   }
 
   private static LogicalPlan rewritten(LogicalPlan plan, final Rule[] once, final Rule[] repeated) {
-    LogicalPlan made = withoutPivots(withoutOrder(plan, false));
+    LogicalPlan made = withoutOrder(plan, false);
     for (int i = 0; i < once.length; i++) made = (LogicalPlan) once[i].apply(made);
     for (int round = 0; round < ROUNDS_MAX; round++) {
       LogicalPlan before = made;
@@ -100,42 +88,6 @@ public class PlanRewriter {
         return withoutOrder((LogicalPlan) child, below);
       }
     });
-  }
-
-  /** A pivot is a grouping by the pivoted column too, and above it one that gathers its values: the
-   *  one value that there is for each of them. */
-  private static LogicalPlan withoutPivots(LogicalPlan plan) {
-    return (LogicalPlan) plan.transformAllExpressions(new scala.runtime.AbstractPartialFunction() {
-      public boolean isDefinedAt(Object node) {
-        return isPivot(node);
-      }
-      public Object applyOrElse(Object node, scala.Function1 otherwise) {
-        return isPivot(node) ? gathered((AggregateExpression) node) : otherwise.apply(node);
-      }
-    });
-  }
-
-  private static boolean isPivot(Object node) {
-    return node instanceof AggregateExpression
-        && ((AggregateExpression) node).aggregateFunction() instanceof PivotFirst;
-  }
-
-  private static Expression gathered(AggregateExpression call) {
-    PivotFirst pivot = (PivotFirst) call.aggregateFunction();
-    List made = new ArrayList();
-    Iterator values = CollectionConverters.asJava(pivot.pivotColumnValues()).iterator();
-    while (values.hasNext()) {
-      Expression value = Literal$.MODULE$.create(values.next(), pivot.pivotColumn().dataType());
-      Expression test = new EqualNullSafe(pivot.pivotColumn(), value);
-      Object branch = new scala.Tuple2(test, pivot.valueColumn());
-      Expression own = new CaseWhen(seq(Collections.singletonList(branch)), scala.Option.empty());
-      made.add(new First(own, true).toAggregateExpression());
-    }
-    return new CreateArray(seq(made), false);
-  }
-
-  private static scala.collection.immutable.Seq seq(List given) {
-    return CollectionConverters.asScala(given).toSeq();
   }
 
   /** NOT IN becomes an anti join on `a = b OR (a = b) IS NULL`. Where neither can be NULL, the

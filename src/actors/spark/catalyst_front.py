@@ -41,6 +41,7 @@ class CatalystFront:
     def __init__(self, bridge: ClassicBridge) -> None:
         self._bridge = bridge
         gateway = bridge.session._sc._gateway
+        self._constructs = bridge.java("ConstructRewriter")
         self._rewriter = bridge.java("PlanRewriter")
         self._dump = bridge.java("PlanDump")
         self._functions: FunctionNames = function_names(gateway, bridge.engine)
@@ -63,7 +64,7 @@ class CatalystFront:
     def _rewritten(self, found: DataFrame) -> Any:
         plan = found._jdf.queryExecution().analyzed()
         try:
-            return self._rewriter.rewrite(plan, _ONCE, _REPEATED)
+            return self._rewriter.rewrite(self._constructs.rewrite(plan), _ONCE, _REPEATED)
         except Exception as error:
             if is_gone(error):
                 raise

@@ -1,0 +1,237 @@
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.Iterator;
+import java.util.List;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.Ascending$;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.AttributeReference;
+import org.apache.spark.sql.catalyst.expressions.CaseWhen;
+import org.apache.spark.sql.catalyst.expressions.CreateArray;
+import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
+import org.apache.spark.sql.catalyst.expressions.CurrentRow$;
+import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.GetStructField;
+import org.apache.spark.sql.catalyst.expressions.GreaterThan;
+import org.apache.spark.sql.catalyst.expressions.IsNull;
+import org.apache.spark.sql.catalyst.expressions.Literal$;
+import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
+import org.apache.spark.sql.catalyst.expressions.NullsFirst$;
+import org.apache.spark.sql.catalyst.expressions.Or;
+import org.apache.spark.sql.catalyst.expressions.RangeFrame$;
+import org.apache.spark.sql.catalyst.expressions.SortOrder;
+import org.apache.spark.sql.catalyst.expressions.SpecifiedWindowFrame;
+import org.apache.spark.sql.catalyst.expressions.UnaryMinus;
+import org.apache.spark.sql.catalyst.expressions.UnboundedPreceding$;
+import org.apache.spark.sql.catalyst.expressions.UnixMicros;
+import org.apache.spark.sql.catalyst.expressions.WindowExpression;
+import org.apache.spark.sql.catalyst.expressions.WindowSpecDefinition;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.First;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
+import org.apache.spark.sql.catalyst.expressions.aggregate.PivotFirst;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Window;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.types.TimestampType;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * Puts operators that the delta rules know in the places of constructs that Spark keeps to itself
+ * until it runs them. No rule of Catalyst does that.
+ *
+ * - A pivot is a grouping by the pivoted column too, and above it one that gathers its values: the
+ *   one value that there is for each of them.
+ * - Sessions are merged while Spark runs: `[start, end]` of each row, in the order of the starts,
+ *   is of the session before it where that has not ended before the start. So a row begins a
+ *   session where its start is behind the ends of all rows that start before it, and is of the
+ *   last session that began up to its start.
+ *
+ * Compiled by Janino, which comes with Spark and knows no generics and no lambdas.
+ */
+public class ConstructRewriter {
+  /** Spark's own key in the metadata of a column by which a grouping merges sessions. */
+  private static final String SESSION_MARK = "spark.sessionWindow";
+
+  /** Returns an analysed plan, the plans of its subqueries among it, without these constructs. */
+  public static Object rewrite(Object plan) {
+    return ((LogicalPlan) plan).transformUpWithSubqueries(
+        new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return node instanceof Aggregate;
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        if (!isDefinedAt(node)) return otherwise.apply(node);
+        Aggregate plan = (Aggregate) node;
+        Attribute session = sessionOf(plan);
+        return withoutPivots(session == null ? plan : sessions(plan, session));
+      }
+    });
+  }
+
+  // Pivots.
+
+  private static LogicalPlan withoutPivots(LogicalPlan plan) {
+    return (LogicalPlan) plan.transformExpressions(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return node instanceof AggregateExpression
+            && ((AggregateExpression) node).aggregateFunction() instanceof PivotFirst;
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        return isDefinedAt(node)
+            ? gathered((AggregateExpression) node) : otherwise.apply(node);
+      }
+    });
+  }
+
+  private static Expression gathered(AggregateExpression call) {
+    PivotFirst pivot = (PivotFirst) call.aggregateFunction();
+    List made = new ArrayList();
+    Iterator values = CollectionConverters.asJava(pivot.pivotColumnValues()).iterator();
+    while (values.hasNext()) {
+      Expression value = Literal$.MODULE$.create(values.next(), pivot.pivotColumn().dataType());
+      Expression test = new EqualNullSafe(pivot.pivotColumn(), value);
+      made.add(new First(when(test, pivot.valueColumn()), true).toAggregateExpression());
+    }
+    return new CreateArray(seq(made), false);
+  }
+
+  // Sessions.
+
+  /** Returns the column by which a grouping merges sessions of timestamps; null: none. */
+  private static Attribute sessionOf(Aggregate plan) {
+    Iterator keys = CollectionConverters.asJava(plan.groupingExpressions()).iterator();
+    while (keys.hasNext()) {
+      Object key = keys.next();
+      if (!(key instanceof AttributeReference)) continue;
+      Attribute it = (Attribute) key;
+      if (!it.metadata().contains(SESSION_MARK) || !(it.dataType() instanceof StructType)) continue;
+      StructType kind = (StructType) it.dataType();
+      if (kind.fields()[0].dataType() instanceof TimestampType) return it;
+    }
+    return null;
+  }
+
+  private static LogicalPlan sessions(Aggregate plan, final Attribute session) {
+    List grouped = new ArrayList();
+    List keys = new ArrayList();
+    List below = new ArrayList(CollectionConverters.asJava(plan.child().output()));
+    Iterator given = CollectionConverters.asJava(plan.groupingExpressions()).iterator();
+    while (given.hasNext()) {
+      Expression key = (Expression) given.next();
+      if (key.semanticEquals(session)) continue;
+      grouped.add(key);
+      if (!(key instanceof Attribute)) {
+        Alias named = alias(key);
+        below.add(named);
+        key = named.toAttribute();
+      }
+      keys.add(key);
+    }
+    Alias start = alias(new UnixMicros(new GetStructField(session, 0, none())));
+    Alias end = alias(new UnixMicros(new GetStructField(session, 1, none())));
+    below.add(start);
+    below.add(end);
+    LogicalPlan made = new Project(seq(below), plan.child());
+    Expression at = start.toAttribute();
+
+    Expression minus = new UnaryMinus(Literal$.MODULE$.apply(Long.valueOf(1)));
+    Alias ended = alias(over(end.toAttribute(), keys, at, minus));
+    made = window(ended, keys, at, made);
+    Expression before = ended.toAttribute();
+    Expression begins = new Or(new IsNull(before), new GreaterThan(at, before));
+    Alias begun = alias(when(begins, at));
+    List all = new ArrayList(CollectionConverters.asJava(made.output()));
+    all.add(begun);
+    made = new Project(seq(all), made);
+    Alias first = alias(over(begun.toAttribute(), keys, at, CurrentRow$.MODULE$));
+    made = window(first, keys, at, made);
+
+    final Expression whole = struct(session, first.toAttribute(),
+        new Max(end.toAttribute()).toAggregateExpression());
+    grouped.add(first.toAttribute());
+    List items = new ArrayList();
+    Iterator written = CollectionConverters.asJava(plan.aggregateExpressions()).iterator();
+    while (written.hasNext()) {
+      NamedExpression item = (NamedExpression) written.next();
+      Expression inner = item instanceof Alias ? ((Alias) item).child() : (Expression) item;
+      if (isAggregated(inner, session)) return plan;
+      Expression merged = (Expression) inner.transform(of(session, whole));
+      items.add(merged == item ? item : new Alias(merged, item.name(), item.exprId(),
+          item.qualifier(), none(), seq(new ArrayList())));
+    }
+    return new Aggregate(seq(grouped), seq(items), made, none());
+  }
+
+  private static scala.PartialFunction of(final Attribute session, final Expression whole) {
+    return new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return node instanceof Attribute && ((Attribute) node).semanticEquals(session);
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        return isDefinedAt(node) ? whole : otherwise.apply(node);
+      }
+    };
+  }
+
+  /** Whether an aggregate reads the session, which Spark has merged by then. */
+  private static boolean isAggregated(Expression item, final Attribute session) {
+    return item.exists(new scala.runtime.AbstractFunction1() {
+      public Object apply(Object node) {
+        return Boolean.valueOf(node instanceof AggregateExpression
+            && ((Expression) node).references().contains(session));
+      }
+    });
+  }
+
+  private static Expression struct(Attribute session, Expression start, Expression end) {
+    String[] names = ((StructType) session.dataType()).fieldNames();
+    List fields = new ArrayList();
+    fields.add(Literal$.MODULE$.apply(names[0]));
+    fields.add(new MicrosToTimestamp(start));
+    fields.add(Literal$.MODULE$.apply(names[1]));
+    fields.add(new MicrosToTimestamp(end));
+    return new CreateNamedStruct(seq(fields));
+  }
+
+  /** Returns the greatest value among the rows of the same keys that start up to a bound. */
+  private static Expression over(Expression value, List keys, Expression at, Expression upper) {
+    SpecifiedWindowFrame frame =
+        new SpecifiedWindowFrame(RangeFrame$.MODULE$, UnboundedPreceding$.MODULE$, upper);
+    return new WindowExpression(new Max(value).toAggregateExpression(),
+        new WindowSpecDefinition(seq(keys), seq(Collections.singletonList(order(at))), frame));
+  }
+
+  private static LogicalPlan window(Alias call, List keys, Expression at, LogicalPlan child) {
+    return new Window(seq(Collections.singletonList(call)), seq(new ArrayList(keys)),
+        seq(Collections.singletonList(order(at))), child, none());
+  }
+
+  private static SortOrder order(Expression at) {
+    return new SortOrder(at, Ascending$.MODULE$, NullsFirst$.MODULE$, seq(new ArrayList()));
+  }
+
+  // Parts of expressions.
+
+  private static Expression when(Expression test, Expression value) {
+    return new CaseWhen(seq(Collections.singletonList(new scala.Tuple2(test, value))), none());
+  }
+
+  private static Alias alias(Expression node) {
+    return new Alias(node, "c", NamedExpression$.MODULE$.newExprId(), seq(new ArrayList()), none(),
+        seq(new ArrayList()));
+  }
+
+  private static scala.Option none() {
+    return scala.Option.empty();
+  }
+
+  private static scala.collection.immutable.Seq seq(List given) {
+    return CollectionConverters.asScala(given).toSeq();
+  }
+}
