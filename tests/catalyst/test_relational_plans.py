@@ -15,11 +15,13 @@ from actors.catalyst.relations import (
     RelationalBuilder,
 )
 from actors.plan.relational import (
+    Constants,
     Equal,
     Expansion,
     Filter,
     Generation,
     Join,
+    Key,
     Limit,
     Named,
     OuterJoin,
@@ -263,6 +265,22 @@ def test_generators_keep_what_is_read_of_their_input(outer: bool) -> None:
     assert (root.input.generator, root.input.outer) == ("explode(array(i0_v))", outer)
 
 
+def test_rows_in_the_text_are_written_as_they_are() -> None:
+    values = node("LocalRelation", output=[column(5)], rows=[[literal(7)], [literal(8)]])
+    plan = built(values, "x").input
+    assert plan == Constants(
+        (Key("v0", "v0", "int", True),),
+        "VALUES (7), (8)",
+        "inline(array(named_struct('c0', 7), named_struct('c0', 8)))",
+    )
+    assert text_of(values, "x").endswith("FROM VALUES (7), (8) AS v(v0)) r1")
+    numbers = built(node("Range", start=1, end=6, step=2, output=[column(5)]), "id").input
+    assert isinstance(numbers, Constants)
+    assert numbers.generator == "explode(sequence(1L, 5L, 2L))"
+    one = project(node("OneRowRelation", output=[]), alias(9, literal(3)))
+    assert text_of(one, "x").endswith("FROM (SELECT 1 AS no_column) r1) r2")
+
+
 @pytest.mark.parametrize(
     ("root", "reason"),
     [
@@ -278,7 +296,9 @@ def test_generators_keep_what_is_read_of_their_input(outer: bool) -> None:
         ),
         (node("Intersect", A, B), "INTERSECT ALL"),
         (node("MapElements", A), "the plan node MapElements"),
-        (node("LocalRelation", output=[column(1)]), "VALUES"),
+        (node("LocalRelation", output=[column(1)], rows=[]), "a table of no rows"),
+        (node("Range", start=0, end=20_000, step=1, output=[column(1)]), "of 20000 rows"),
+        (node("Range", start=5, end=5, step=1, output=[column(1)]), "of 0 rows"),
         (node("Union", A, B, byName=True), "UNION BY NAME"),
         (project(A, column(99)), "a column of a query around this one"),
         (join(A, B, "LeftSingle", KEYS), "there may be two rows"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from actors.plan.delta import Consolidate, RecomputeRows, WindowColumn
@@ -9,21 +10,28 @@ from actors.plan.jobs import Analyzed, Translation
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
+    Constants,
+    Equal,
     Expansion,
     Generation,
+    Join,
     Key,
     Limit,
     Named,
     Plan,
     Project,
     Scan,
+    SemiJoin,
+    ViewPlan,
     WindowCall,
     WindowFunctions,
 )
 from actors.plan.schema import Column, Schema
 from actors.views.compile import compile_view
+from actors.views.delta import derive
 from actors.views.explain import explain
 from actors.views.operators import Context
+from actors.views.rule_kept import KeptOperator
 from actors.views.rule_linear import ScanOperator
 from actors.views.rule_window import WindowOperator
 
@@ -132,3 +140,66 @@ async def test_a_generator_is_applied_to_the_changes_alone(outer: bool) -> None:
     assert not any("lookup" in line for line in lines)
     word = "outer " if outer else ""
     assert any(line.strip() == f"Generate {word}explode(i0_l)" for line in lines)
+
+
+def test_a_key_is_what_decides_over_a_match() -> None:
+    other = Scan(0, (("i0b_k", "k"), ("i0b_x", "x")))
+    wide = Scan(0, (("i0_k", "k"), ("i0_x", "x"), ("i0_l", "l")))
+    plan = SemiJoin(
+        wide,
+        other,
+        anti=True,
+        equal=(Equal("i0_k", "i0b_k"),),
+        residual=("(i0_x <> i0b_x)",),
+        types=(*TYPES, ("i0_l", "array<int>"), ("i0b_k", "int"), ("i0b_x", "int")),
+    )
+    made = derive(ViewPlan(("t",), Project(plan, (Named("k", "i0_k"),)), KEYED), (KEYED,))
+    assert [len(state.keys) for state in made.hidden] == [2]
+    assert made.mode == "incremental"
+
+
+def test_rows_that_never_change_are_asked_for_once_and_ask_for_nothing() -> None:
+    values = Constants(
+        (Key("v0", "v0", "int"),), "VALUES (1)", "inline(array(named_struct('c', 1)))"
+    )
+    plan = Join((PAIRS, values), (Equal("i0_k", "v0"),))
+    made = derive(ViewPlan(("t",), Project(plan, (Named("k", "i0_k"),)), KEYED), (KEYED,))
+    assert made.mode == "incremental"
+    assert [stratum.lookups for stratum in made.strata] == [()]
+
+
+def test_what_cannot_be_sought_is_kept() -> None:
+    grouped = Aggregate(
+        PAIRS,
+        (Key("k0", "i0_k", "int"),),
+        (AggregateCall("a0", "max", "i0_x", "int", "int"),),
+    )
+    other = Scan(0, (("i0b_k", "k"), ("i0b_x", "x")))
+    types = (("k0", "int"), ("a0", "int"), ("i0b_k", "int"), ("i0b_x", "int"))
+    plan = Join((grouped, other), (Equal("a0", "i0b_x"),), (), types)
+    root = Project(plan, (Named("k", "k0"),))
+    made = derive(ViewPlan(("t",), root, KEYED), (KEYED,))
+    assert made.mode == "keyed"
+    assert [state.keys for state in made.hidden] == [("k0", "a0")]
+    # Without types nothing can be kept: all groups are read.
+    bare = msgspec.structs.replace(plan, types=())
+    root = Project(bare, (Named("k", "k0"),))
+    assert derive(ViewPlan(("t",), root, KEYED), (KEYED,)).mode == "opaque"
+
+
+def test_floats_are_kept_as_text_and_not_sought() -> None:
+    context = Context((Schema((Column("k", "int"), Column("f", "double"))),))
+    below = ScanOperator(context, Scan(0, (("i0_k", "k"), ("i0_f", "f"))))
+    kept = KeptOperator(context, below, {"i0_k": "int", "i0_f": "double"})
+    assert kept.seekable(("i0_k",))
+    assert not kept.seekable(("i0_f",))
+    kept.delta()
+    hidden, _ = context.hidden[0]
+    assert [column.type for column in hidden.schema.columns] == ["int", "string", "bigint"]
+
+
+async def test_the_greatest_value_of_all_rows_is_that_of_a_first_row() -> None:
+    call = AggregateCall("a0", "max", "i0_x", "int", "int")
+    mode, lines = await changes_of(Aggregate(PAIRS, (), (call,)), "a0")
+    assert mode == "incremental"
+    assert any("TopCandidates" in line for line in lines)

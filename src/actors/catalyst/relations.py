@@ -511,7 +511,7 @@ class RelationalBuilder:
             if each.name == "AttributeReference":
                 columns[each.fields["exprId"]] = bound
         calls = CallCollector(
-            lambda each, more: self._write(each, block.columns | more),
+            lambda each, more: self._write(each, {**block.columns, **more}),
             self._fresh,
             results,
             ansi=self._ansi,

@@ -77,7 +77,8 @@ def build(
         Named(wanted.name, _cast(made.expression, wanted.type))
         for made, wanted in zip(resolved.root.columns, output.columns, strict=True)
     )
-    return ViewPlan(sources, Project(typer.typed(resolved.root.input), columns), output)
+    root = Project(typer.typed(resolved.root.input), columns)
+    return ViewPlan(sources, root, output, keeps_firsts=False)
 
 
 class _Typer:

@@ -80,6 +80,7 @@ class Derived(msgspec.Struct, frozen=True):
 def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
     """The plan that maintains a view. Raises `Unsupported`."""
     context = Context(schemas)
+    context.keeps_firsts = view.keeps_firsts
     node = _operator(context, view.root).delta()
     if context.hidden:
         node = _packed(context, node, view.output)
@@ -158,12 +159,13 @@ def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operato
     for each in plan.equal:
         for own, other in ((each.left, each.right), (each.right, each.left)):
             by.setdefault(owner[own], {}).setdefault(owner[other], set()).add(own)
-    made = []
-    for place, each in enumerate(inputs):
+    made: list[Operator] = []
+    for place, side in enumerate(inputs):
         keys = by.get(place, {}).values()
-        lost = any(not any(each.seekable((id_,)) for id_ in key) for key in keys)
-        can = not (each.is_one_row() or each.is_constant() or not_kept(types, each.columns, ()))
-        made.append(KeptOperator(context, each, types) if lost and can else each)
+        lost = any(not any(side.seekable((id_,)) for id_ in key) for key in keys)
+        small = side.is_one_row() or side.is_constant()
+        kept = lost and not small and not not_kept(types, side.columns, ())
+        made.append(KeptOperator(context, side, types) if kept else side)
     return tuple(made)
 
 
@@ -184,7 +186,7 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
             sums.append(call)
         elif call.distinct and call.argument and not not_additive(single, ansi=plan.ansi):
             distinct_calls.setdefault(call.argument, []).append(single)
-        elif is_extreme(plan, call):
+        elif context.keeps_firsts and is_extreme(plan, call):
             extremes.append(call)
         else:
             context.keyed.append(f"{why}: touched groups are computed afresh")

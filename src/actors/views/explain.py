@@ -82,7 +82,7 @@ def explain(plan: DeltaPlan) -> str:
 
 def explain_tree(plan: ViewPlan) -> str:
     """The relational tree, a node a line with its mode, inputs indented below it."""
-    return "\n".join(_lines(plan.root, plan.sources))
+    return "\n".join(_lines(plan.root, plan))
 
 
 def _lookup(lookup: Lookup, plan: DeltaPlan) -> str:
@@ -158,10 +158,11 @@ def _pairs(node: Pair | Match) -> str:
     return f"{' and '.join(tests) or 'all pairs'}{residual}"
 
 
-def _lines(plan: Plan, sources: tuple[str, ...]) -> Iterator[str]:
-    yield _title(plan, sources)
+def _lines(plan: Plan, view: ViewPlan) -> Iterator[str]:
+    mode = _mode(plan, view.keeps_firsts) if isinstance(plan, Aggregate) else ""
+    yield _title(plan, view.sources) + mode
     for each in inputs_of(plan):
-        yield from (f"  {line}" for line in _lines(each, sources))
+        yield from (f"  {line}" for line in _lines(each, view))
 
 
 def _title(plan: Plan, sources: tuple[str, ...]) -> str:
@@ -184,7 +185,7 @@ def _title(plan: Plan, sources: tuple[str, ...]) -> str:
             return f"SemiJoin {kind} {_tests(plan.equal, plan.residual)}"
         case Aggregate():
             calls = ", ".join(f"{c.name} = {call_text(c)}: {c.type}" for c in plan.calls)
-            return f"Aggregate by ({_typed(plan.keys)}) {calls}".rstrip() + _mode(plan)
+            return f"Aggregate by ({_typed(plan.keys)}) {calls}".rstrip()
         case Distinct():
             return f"Distinct {_typed(plan.columns)}"
         case UnionAll():
@@ -204,7 +205,7 @@ def _title(plan: Plan, sources: tuple[str, ...]) -> str:
             return f"Opaque ({plan.reason})"
 
 
-def _mode(plan: Aggregate) -> str:
+def _mode(plan: Aggregate, firsts: bool) -> str:
     """How a grouping is maintained, where that is not by sums alone."""
     why = [not_additive(call, ansi=plan.ansi) for call in plan.calls]
     afresh = [
@@ -212,11 +213,11 @@ def _mode(plan: Aggregate) -> str:
         for call, reason in zip(plan.calls, why, strict=True)
         if reason
         and not (call.distinct and not not_additive(_plain(call), ansi=plan.ansi))
-        and not is_extreme(plan, call)
+        and not (firsts and is_extreme(plan, call))
     ]
     if afresh:
         return f" [keyed: {'; '.join(dict.fromkeys(afresh))}]"
-    if any(is_extreme(plan, call) for call in plan.calls):
+    if firsts and any(is_extreme(plan, call) for call in plan.calls):
         return " [incremental, with a reserve]"
     return " [incremental, over distinct values]" if any(why) else " [incremental]"
 
