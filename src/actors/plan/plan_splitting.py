@@ -276,6 +276,32 @@ def _inputs(node: Node) -> set[str]:
     return {name for child in children(node) for name in _inputs(child)}
 
 
+def makes_rows_of_none(node: Node) -> bool:
+    """Whether a node makes a row of inputs without any: the old state of a group without keys is
+    there from the first time on.
+
+    >>> nothing = Input("h0", ("x",))
+    >>> one = Recompute(nothing, nothing, (), (), begins=True)
+    >>> makes_rows_of_none(one), makes_rows_of_none(Pair(Input("d0", ()), one, ()))
+    (True, False)
+    """
+    match node:
+        case Recompute():
+            return (node.begins and not node.keys) or makes_rows_of_none(node.changes)
+        case RecomputeRows():
+            return makes_rows_of_none(node.changes)
+        case Pair():
+            return all(map(makes_rows_of_none, children(node)))
+        case Union():
+            return any(map(makes_rows_of_none, children(node)))
+        case Match() if node.kind == "full":
+            return any(map(makes_rows_of_none, children(node)))
+        case Input():
+            return False
+        case _:
+            return makes_rows_of_none(children(node)[0])
+
+
 def nodes(node: Node, sizes: Mapping[str, int]) -> int:
     """About how many nodes are planned for a node, with inputs of these `sizes`; those left out
     are empty, and what hangs on them is nothing."""
@@ -287,6 +313,9 @@ def nodes(node: Node, sizes: Mapping[str, int]) -> int:
             return sum(counts)
         case Pair() if not all(counts):
             return 0
+        case Recompute() if not node.keys:
+            # The one group may have a row of no rows.
+            return sum(counts) + 1
         case Recompute() | RecomputeRows() if not counts[1]:
             return 0
         case Match() if node.kind == "full" and any(counts):

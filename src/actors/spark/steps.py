@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame
 from actors.errors import Canceled, DefiniteError, InvalidUsage, JobTooLarge
 from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed, summed_first
 from actors.plan.jobs import FileDone, LikelyRun, Prepared, Rehearse, Rows, RowsDone, Step
+from actors.plan.plan_splitting import makes_rows_of_none
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.bridge import Bridge
@@ -239,7 +240,9 @@ def _work(
 
 def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
     """The rows, or their files, and whether their plan was there already."""
-    if work.job.lo > 0 and all(rows.empty for rows in work.loaded.values()):
+    nothing = all(rows.empty for rows in work.loaded.values())
+    alone = any(makes_rows_of_none(work.prepared.strata[index]) for index in work.chosen)
+    if work.job.lo > 0 and nothing and not alone:
         bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
         return empty_updates(work.prepared.stratum(bridge, work.chosen[-1])), True
     if small and work.job.lo > 0 and not work.job.at_once:

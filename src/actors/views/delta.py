@@ -48,7 +48,7 @@ from actors.views.resolve import Unsupported
 from actors.views.rule_constants import ConstantsOperator
 from actors.views.rule_distinct import over_distinct
 from actors.views.rule_expansion import ExpansionOperator, GenerationOperator
-from actors.views.rule_extreme import extreme, is_extreme
+from actors.views.rule_extreme import extremes, is_extreme
 from actors.views.rule_group import aggregate, distinct
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_kept import KeptOperator, not_kept
@@ -178,7 +178,7 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
     sums: list[AggregateCall] = []
     distinct_calls: dict[str, list[AggregateCall]] = {}
     afresh: list[AggregateCall] = []
-    extremes: list[AggregateCall] = []
+    firsts: list[AggregateCall] = []
     for call in plan.calls:
         why = not_additive(call, ansi=plan.ansi)
         single = msgspec.structs.replace(call, distinct=False)
@@ -187,20 +187,21 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
         elif call.distinct and call.argument and not not_additive(single, ansi=plan.ansi):
             distinct_calls.setdefault(call.argument, []).append(single)
         elif context.keeps_firsts and is_extreme(plan, call):
-            extremes.append(call)
+            firsts.append(call)
         else:
             context.keyed.append(f"{why}: touched groups are computed afresh")
             afresh.append(call)
     parts: list[Operator] = []
     if distinct_calls:
         parts.append(over_distinct(context, plan, below, distinct_calls, sums))
-    elif sums or not (afresh or extremes):
+    elif sums or not (afresh or firsts):
         part = msgspec.structs.replace(plan, calls=tuple(sums))
         parts.append(aggregate(context, part, below))
     if afresh:
         part = msgspec.structs.replace(plan, calls=tuple(afresh))
         parts.append(RecomputeOperator(context, part, below))
-    parts += [extreme(context, plan, call, below) for call in extremes]
+    if firsts:
+        parts.append(extremes(context, plan, firsts, below))
     return parts[0] if len(parts) == 1 else _joined(context, plan, parts)
 
 

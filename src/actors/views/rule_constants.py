@@ -5,7 +5,8 @@ made of the one row of a grouping without keys, which comes with the first conte
 (`plan.delta.Recompute`): a generator makes them of it. A term of a join that starts at their delta
 meets no old state, for there is none at the first time; it asks for nothing.
 
-What it does not do: a search reads all of them.
+What it does not do: a search reads all of them, and none begins at them: what is joined to a table
+by way of them is read whole.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ class ConstantsOperator(Operator):
             raise Unsupported("a query without tables")
         self._plan = plan
         self._kinds = {column.name: column.type for column in plan.columns}
-        self._old: Node | None = None
 
     def make_delta(self) -> Node:
         """All rows at the first time of all."""
@@ -34,7 +34,7 @@ class ConstantsOperator(Operator):
 
     def old(self) -> Node:
         """All rows, behind the first time."""
-        return self._rows(begins=True) if self._old is None else self._old
+        return self._rows(begins=True)
 
     def _rows(self, *, begins: bool) -> Node:
         nothing = Where(Input("d0", ()), "1 = 0")
@@ -49,11 +49,8 @@ class ConstantsOperator(Operator):
         return ()
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The rows, made by a run of their own."""
-        if self._old is None:
-            self._old = self.context.cut(self._rows(begins=True), self.columns)
-        assert isinstance(self._old, Input)
-        return ((self._old.name, ids),)
+        """Unknown: no input holds them."""
+        return None
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
