@@ -23,6 +23,8 @@ settings.load_profile("penstock")
 pytest_plugins = ["actors.testing.fixtures"]
 
 ROOT = Path(__file__).resolve().parent.parent
+JAVA_VARIABLE = "JDK_JAVA_OPTIONS"
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 HEAVY = (
     "spark/test_prepared.py",
     "spark/test_standalone.py",
@@ -62,11 +64,16 @@ first. Processes that share the tests then end at about the same time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option of `actors.testing.threshold_counts`."""
+    """Adds the option of `actors.testing.threshold_counts`, and that of samples."""
     parser.addoption(
         "--thresholds",
         action="store_true",
         help="print how often each side of each threshold was taken",
+    )
+    parser.addoption(
+        "--whole",
+        action="store_true",
+        help="tests marked `sampled` look at everything, as `make proof` has them do",
     )
 
 
@@ -93,6 +100,12 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture(scope="session")
+def whole(pytestconfig: pytest.Config) -> bool:
+    """Whether a test marked `sampled` looks at everything."""
+    return bool(pytestconfig.getoption("whole"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give this process, and those that it starts, a directory of its own for temporary files, and
@@ -111,6 +124,17 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         shutil.rmtree(folder, ignore_errors=True)
     if left:
         pytest.fail(f"tests left in the directory for temporary files: {left}", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> Iterator[None]:
+    """A JVM of a test lives for seconds: its second compiler takes more of the processor than it
+    gives back, two fifths of all that an engine takes. Without it the JVM keeps too little room for
+    the first one's code. An option that a test, or the service, names itself goes before these."""
+    given = os.environ.get(JAVA_VARIABLE, "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(JAVA_VARIABLE, f"{QUICK_JAVA} {given}".strip())
+        yield
 
 
 @pytest.fixture(autouse=True)
