@@ -26,14 +26,19 @@ from actors.testing.corpora import make_tables, read_queries
 
 FOLDER = Path(__file__).parent.parent / "corpora"
 SAMPLE = {
-    # NOT IN over a join
-    "tpch": ("q16",),
-    # the first ten of a partition
-    "nexmark": ("q19",),
-    # INTERSECT; a full join
-    "tpcds": ("q38", "q97"),
-}
-"""Few, as each takes seconds; `tests/proof/conformance.py` judges all."""
+    # projections and filters; joins of two and three, on windows of time; groups by windows, with
+    # distinct counts and filters; the first rows of a partition; sessions, a made side input and a
+    # maximum of everything, which are computed whole
+    "nexmark": (
+        "q01", "q02", "q03", "q07", "q08", "q10", "q11", "q12", "q13", "q14", "q15", "q18", "q19",
+        "q20", "q22", "q23",
+    ),
+    # sums and averages; EXISTS; one sum; conditional sums; NOT IN over a join
+    "tpch": ("q01", "q04", "q06", "q12", "q16"),
+    # INTERSECT; one count of a join; a full join
+    "tpcds": ("q38", "q42", "q96", "q97"),
+}  # fmt: skip
+"""Those that take least, of each operator one; `tests/proof/conformance.py` judges all."""
 SCALES = {"tpch": 0.0005, "nexmark": 0.0002, "tpcds": 0.0005}
 CHANGES = 60
 QUERIES = 149
@@ -57,7 +62,8 @@ async def judge_sample() -> tuple[list[Judgement], dict[str, Schema]]:
                 assert len(queries) == len(names)
                 tables = make_tables(corpus, SCALES[corpus], 1, scratch, queries)
                 over = Conformance(corpus, tables, place, CHANGES, 1)
-                found += await over.judge(queries, brief=True)
+                for query in queries:
+                    found += await over.judge([query], brief=True)
     return found, schemas
 
 

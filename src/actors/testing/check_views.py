@@ -83,6 +83,7 @@ class Command(msgspec.Struct, frozen=True):
     """So many views are made up in place of scripts."""
     base: int = 0
     """So many further rows stand in each script's tables."""
+    base_stays: bool = False
     keep: Path | None = None
     """Where failing ones of these are written."""
 
@@ -106,7 +107,12 @@ async def _main(command: Command, settings: Settings) -> int:
                 text = drawn_text(short, chosen)
                 sys.stdout.write(f"seed {command.seed}, engine's settings: {text}\n")
                 place = place_on_spark(system, chosen, Path(folder))
-                options = Options(command.splits, command.seed, base=command.base)
+                options = Options(
+                    command.splits,
+                    command.seed,
+                    base=command.base,
+                    base_stays=command.base_stays,
+                )
                 try:
                     if command.fuzz:
                         keep = command.keep or Path("fuzzed")
