@@ -83,9 +83,10 @@ class Command(msgspec.Struct, frozen=True):
     """So many views are made up in place of scripts."""
     base: int = 0
     """So many further rows stand in each script's tables."""
-    base_stays: bool = False
     keep: Path | None = None
     """Where failing ones of these are written."""
+    base_stays: bool = False
+    """See `Options.base_stays`."""
 
 
 def main(command: Command, settings: Settings) -> int:

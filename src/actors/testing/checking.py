@@ -115,7 +115,7 @@ class Options(msgspec.Struct, frozen=True):
     base: int = 0
     """So many further rows a table, over which the views live as dataflows (`base_check`)."""
     base_stays: bool = False
-    """It is not deleted at the last time, which is half the work over a large one."""
+    """It is not deleted at the last time, and views are compared once."""
     exact_decimals: bool = True
     """The engine's own answers hold decimals exactly (the in-memory one's do not)."""
     batched: bool = True
