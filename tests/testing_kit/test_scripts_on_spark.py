@@ -31,10 +31,10 @@ BASE_SEED = 4
 
 
 def test_some_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of each kind; all of them, and many more, are `make proof`."""
+    """One of each kind, in steps of one time and of all times; `make proof` cuts all at random."""
     report = tmp_path / "report.json"
     scripts = [SCRIPTS / f"{name}.view" for name in SCRIPTS_ON_SPARK]
-    code = check_views.main(Command(scripts, 1, 0, report), Settings())
+    code = check_views.main(Command(scripts, 0, 0, report), Settings())
     printed = capsys.readouterr().out
     assert code == 0, printed
     views = msgspec.json.decode(report.read_bytes())["views"]
