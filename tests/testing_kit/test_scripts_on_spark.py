@@ -21,6 +21,9 @@ SCRIPTS_ON_SPARK = (
     "limit_of_rows_that_go",
     "spark_conf_single_row_spread",
 )
+SEED = 6
+"""It draws a reserve of one row for limits, and leaves plans prepared: making each step's plan anew
+would be most of what is done."""
 SCRIPTS_OVER_A_BASE = (
     "large_anti_join", "large_extremes", "large_filter", "large_global", "large_groups",
     "large_join", "large_spread", "large_union", "spark_large_window", "truths_come_and_go",
@@ -34,7 +37,7 @@ def test_some_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixtur
     """One of each kind, in steps of one time and of all times; `make proof` cuts all at random."""
     report = tmp_path / "report.json"
     scripts = [SCRIPTS / f"{name}.view" for name in SCRIPTS_ON_SPARK]
-    code = check_views.main(Command(scripts, 0, 0, report), Settings())
+    code = check_views.main(Command(scripts, 0, SEED, report), Settings())
     printed = capsys.readouterr().out
     assert code == 0, printed
     views = msgspec.json.decode(report.read_bytes())["views"]
