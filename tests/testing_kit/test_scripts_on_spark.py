@@ -18,12 +18,12 @@ SCRIPTS_ON_SPARK = (
     "global_sums_beside_extremes",
     "join_natural_without_common_names",
     "large_extremes",
-    "limit_of_rows_that_go",
+    "large_top",
     "spark_conf_single_row_spread",
 )
 SEED = 6
-"""It draws a reserve of one row for limits, which is used up (over a base none is), and leaves plans
-prepared: making each step's plan anew would be most of what is done."""
+"""It draws a reserve of one row for limits, which is used up (over a base none is), and leaves
+plans prepared: making each step's plan anew would be most of what is done."""
 SCRIPTS_OVER_A_BASE = (
     "large_anti_join", "large_extremes", "large_filter", "large_global", "large_groups",
     "large_join", "large_spread", "large_top", "large_union", "spark_large_window",
