@@ -23,50 +23,67 @@ settings.load_profile("penstock")
 pytest_plugins = ["actors.testing.fixtures"]
 
 ROOT = Path(__file__).resolve().parent.parent
+JAVA_VARIABLE = "JDK_JAVA_OPTIONS"
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 HEAVY = (
+    "testing_kit/test_scripts_on_spark.py",
+    "spark/test_conformance_sample.py",
+    "spark/test_too_large_on_spark.py",
     "spark/test_prepared.py",
+    "docs/test_doc_pages.py",
     "spark/test_standalone.py",
-    "testing_kit/test_simulated_seeds.py",
-    "spark/test_spark_executor_on_spark.py",
     "testing_kit/test_check_views.py",
+    "spark/test_plain_query.py",
+    "testing_kit/test_simulated_seeds.py",
     "testing_kit/test_simulation.py",
+    "spark/test_spark_executor_on_spark.py",
     "spark/test_delta_nodes.py",
     "spark/test_child.py",
     "spark/test_connect.py",
     "spark/test_connect_recovery.py",
-    "cluster/test_controller_campaign.py",
-    "demo/test_proof.py",
     "views/test_relational_on_spark.py",
+    "spark/test_smallest_settings.py",
+    "test_copy_to.py",
+    "test_memory.py",
+    "cluster/test_controller_campaign.py",
     "spark/test_hydration.py",
+    "spark/test_source_on_spark.py",
+    "spark/test_catalyst_expressions.py",
+    "test_cli.py",
+    "spark/test_copy_from_on_spark.py",
+    "demo/test_proof.py",
+    "spark/test_translations_proven.py",
     "tracing/test_two_processes.py",
     "spark/test_pieces_on_spark.py",
-    "docs/test_doc_pages.py",
-    "test_cli.py",
-    "test_memory.py",
     "persist/test_state_directory.py",
     "spark/test_class_archive.py",
-    "spark/test_plain_query.py",
     "spark/test_taking.py",
     "sources/test_tpch_source.py",
     "views/test_maintained_views.py",
     "dataflow/test_copying_buckets.py",
-    "spark/test_copy_from_on_spark.py",
     "testing_kit/test_simulated_halves.py",
+    "testing_kit/test_simulated_workers.py",
+    "testing_kit/test_simulated_wal.py",
+    "testing_kit/test_simulated_copies.py",
     "test_copy_from_killed.py",
     "sinks/test_sink_kills.py",
     "sinks/test_delta_sink.py",
-    "spark/test_source_on_spark.py",
 )
 """Files of more than ten seconds, and those that need an engine which they started: the longest
 first. Processes that share the tests then end at about the same time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option of `actors.testing.threshold_counts`."""
+    """Adds the option of `actors.testing.threshold_counts`, and that of samples."""
     parser.addoption(
         "--thresholds",
         action="store_true",
         help="print how often each side of each threshold was taken",
+    )
+    parser.addoption(
+        "--whole",
+        action="store_true",
+        help="tests marked `sampled` look at everything, as `make proof` has them do",
     )
 
 
@@ -93,6 +110,12 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture(scope="session")
+def whole(pytestconfig: pytest.Config) -> bool:
+    """Whether a test marked `sampled` looks at everything."""
+    return bool(pytestconfig.getoption("whole"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give this process, and those that it starts, a directory of its own for temporary files, and
@@ -111,6 +134,17 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         shutil.rmtree(folder, ignore_errors=True)
     if left:
         pytest.fail(f"tests left in the directory for temporary files: {left}", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> Iterator[None]:
+    """A JVM of a test lives for seconds: its second compiler takes more of the processor than it
+    gives back, two fifths of all that an engine takes. Without it the JVM keeps too little room for
+    the first one's code. An option that a test, or the service, names itself goes before these."""
+    given = os.environ.get(JAVA_VARIABLE, "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(JAVA_VARIABLE, f"{QUICK_JAVA} {given}".strip())
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,10 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> JavaHome:
 @pytest.fixture(scope="session")
 def child(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ChildProcess]:
     settings = Settings(
-        spark_master="local[2]", engine_jobs_in_flight_max=2, engine_inline_bytes_max=64 * 1024
+        spark_master="local[2]",
+        engine_jobs_in_flight_max=2,
+        engine_inline_bytes_max=64 * 1024,
+        engine_collected_bytes_max=4 * 1024 * 1024,  # a million numbers are a large answer
     )
     settings = for_short_lives(settings)
     made = ChildProcess(tmp_path_factory.mktemp("engine"), settings, java)

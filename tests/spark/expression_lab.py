@@ -1,8 +1,9 @@
 """Expressions of Spark SQL written again by `ExpressionWriter`, and compared with the original.
 
 A program of its own (``python expression_lab.py FILE``), because it needs the inside of an
-engine. FILE holds JSON: for each setting of ANSI mode the expressions to write. Prints one JSON
-line: by function or expression, what was not rendered, and what differs.
+engine. FILE holds JSON: the expressions to write, how many functions of the documentation there is
+one looked at of (`one_in`), and the archive that the JVM starts from. Prints one JSON line: by
+function or expression, what was not rendered, and what differs; and all functions' names.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.literals import NotRendered, quote_name
 from actors.catalyst.plan_tree import TreeNode, parse_tree, walk
 from actors.catalyst.special_forms import type_of
+from actors.spark.class_archive import archive_options
 from actors.spark.function_names import function_names
 from actors.spark.java_classes import java_object
 
@@ -212,16 +215,25 @@ def expressions_of(tree: TreeNode) -> list[TreeNode]:
     return tree.kids("projectList")
 
 
-def examples_of(lab: ExpressionLab) -> dict[str, list[str]]:
-    """Return, by function, the first queries in its documentation."""
+def in_sample(name: str, one_in: int) -> bool:
+    """Return whether a name is in a sample that is the same in every run."""
+    return zlib.crc32(name.encode()) % one_in == 0
+
+
+def function_infos(lab: ExpressionLab) -> dict[str, str]:
+    """Return, by function, the examples in its documentation."""
     registry = lab.session._jsparkSession.sessionState().functionRegistry()
     found = {}
     names = registry.listFunction().iterator()
     while names.hasNext():
         info = registry.lookupFunction(names.next()).get()
-        text = info.getExamples() + "\n"
-        found[info.getName()] = re.findall(r"> SELECT (.*?);\n", text, re.DOTALL)[:EXAMPLES]
+        found[info.getName()] = info.getExamples() + "\n"
     return found
+
+
+def queries_in(text: str) -> list[str]:
+    """Return the first queries in a function's examples."""
+    return re.findall(r"> SELECT (.*?);\n", text, re.DOTALL)[:EXAMPLES]
 
 
 def split(listed: str) -> tuple[str, str]:
@@ -254,9 +266,11 @@ def expressions_by_select(
                 yield select, expression
 
 
-def documented(lab: ExpressionLab) -> dict[str, dict[str, str]]:
-    """Return, by function, the outcomes of its examples and of these over columns."""
-    examples = examples_of(lab)
+def documented(
+    lab: ExpressionLab, infos: Mapping[str, str], one_in: int
+) -> dict[str, dict[str, str]]:
+    """Return, by function of the sample, the outcomes of its examples and of these over columns."""
+    examples = {n: queries_in(text) for n, text in infos.items() if in_sample(n, one_in)}
     outcomes: dict[str, dict[str, str]] = {name: {} for name in examples}
     plain: dict[str, list[str]] = {}
     for name, queries in examples.items():
@@ -288,6 +302,7 @@ def main() -> None:
     session = (
         SparkSession.builder.master("local[1]")
         .config("spark.ui.enabled", "false")
+        .config("spark.driver.extraJavaOptions", archive_options(wanted["archive"]))
         .config("spark.log.level", "OFF")
         .config("spark.sql.timeType.enabled", "true")
         .config("spark.sql.session.timeZone", "Europe/Berlin")
@@ -298,15 +313,17 @@ def main() -> None:
     for ansi in (True, False):
         lab = ExpressionLab(session, ansi=ansi)
         told["listed"][str(ansi)] = {
-            **batched(lab, wanted["listed"], "FROM cols"),
+            **batched(lab, wanted["listed"][str(ansi)], "FROM cols"),
             **batched(lab, wanted["aggregates"], "FROM cols"),
         }
         if ansi:
             told["substituted"] = {
                 text: lab.substituted(text, wanted["below"]) for text in wanted["substituted"]
             }
-        if ansi and wanted["documented"]:
-            told["documented"] = documented(lab)
+        if ansi:
+            infos = function_infos(lab)
+            told["names"] = sorted(infos)
+            told["documented"] = documented(lab, infos, wanted["one_in"])
     lab = ExpressionLab(session, ansi=True, raw=True)
     told["raw"] = batched(lab, wanted["raw"], "FROM cols")
     sys.stdout.write(json.dumps(told) + "\n")

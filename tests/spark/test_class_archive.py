@@ -172,13 +172,19 @@ def test_an_engine_starts_from_an_archive_and_one_that_does_not_fit_is_ignored(
         jar.writestr("a.txt", "")
     garbage = tmp_path / "garbage.jsa"
     garbage.write_text("no archive")
+    plain = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
     for archive in (made, garbage, tmp_path / "absent.jsa"):
         given = [option.strip('"') for option in archive_options(archive).split()]
         log = tmp_path / "other.log"
         command = [str(java.home / "bin" / "java"), *given, f"-Xlog:class+load:file={log}"]
         command += ["-cp", str(other_jar), "-version"]
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+            command,
+            env=plain,  # a JVM says which options it has from there
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
         )
         # Not a word more; with some JVMs nothing is shared then.
         assert done.stdout in (java.build, java.build.replace(", sharing", ""))

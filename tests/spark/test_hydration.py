@@ -17,7 +17,7 @@ from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-ROWS = 30_000
+ROWS = 15_000
 COLUMNS = {
     "id": "bigint",
     "flag": "boolean",
@@ -96,7 +96,7 @@ async def test_a_large_view_goes_by_files_and_loses_nothing(tmp_path: Path) -> N
         listen="127.0.0.1:0",
         engine_collected_bytes_max=1,
         spark_conf={"spark.driver.maxResultSize": "1m"},
-        kernel_limits={"hydration_piece_rows": 10_000},
+        kernel_limits={"hydration_piece_rows": 5_000},
     )
     async with (
         Service(for_short_lives(settings)) as service,

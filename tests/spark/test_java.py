@@ -11,8 +11,8 @@ from actors.errors import EngineUnavailable
 from actors.spark.java import MODULE, JavaHome, find_java
 
 
-def build(version: str) -> str:
-    return f'openjdk version "{version}" 2025-04-15'
+def build(version: str, mode: str = "mixed mode, sharing") -> str:
+    return f'openjdk version "{version}" 2025-04-15\nOpenJDK 64-Bit Server VM ({mode})\n'
 
 
 class Machine:
@@ -37,7 +37,9 @@ class Machine:
         version, module = self.known[java]
         if len(arguments) > 1 and not module:
             return 1, "Error occurred during initialization of boot layer"
-        return 0, f"NOTE: Picked up JDK_JAVA_OPTIONS: -Xmx9m\n{build(version)}"
+        # What the environment adds to Java's options is not of the build.
+        told = build(version, "mixed mode, emulated-client, sharing")
+        return 0, f"NOTE: Picked up JDK_JAVA_OPTIONS: -XX:TieredStopAtLevel=1\n{told}"
 
     def find(
         self, packaged: Path | None = None, **environment: str

@@ -12,7 +12,9 @@ from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-ROWS = 90_000
+ROWS = 18_000
+SMALL_BYTES = 1_000_000
+"""What the rows take is more, so that they are no small job."""
 KEYS = 300
 DEADLINE_MS = 400_000
 NESTED = """
@@ -45,8 +47,12 @@ def expected(count: int) -> set[tuple[int, int, int]]:
 
 async def test_a_nested_view_of_many_rows_is_computed_in_pieces(tmp_path: Path) -> None:
     settings = Settings(
-        state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", engine_plan_nodes_max=8
+        state_dir=str(tmp_path / "state"),
+        listen="127.0.0.1:0",
+        engine_plan_nodes_max=8,
+        kernel_limits={"engine_small_bytes": SMALL_BYTES},
     )
+    assert rows(0, ROWS).nbytes > 2 * SMALL_BYTES
     async with (
         Service(for_short_lives(settings)) as service,
         await Client.in_process(service) as client,
@@ -55,7 +61,7 @@ async def test_a_nested_view_of_many_rows_is_computed_in_pieces(tmp_path: Path) 
         await client.insert("t", rows(0, ROWS))
         await client.create_view("v", NESTED)
         count = ROWS
-        for more in (0, 7, 40):
+        for more in (0, 40):
             written = await client.insert("t", rows(count, more)) if more else None
             count += more
             at = written if written is not None else await client.write({})

@@ -29,6 +29,10 @@ from actors.testing.check_views import for_short_lives
 from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
 
 T = Schema((Column("k", "bigint"), Column("v", "string")))
+PAIR_BYTES = 16
+QUERIES = 14
+QUERIES_OF_PROOF = 200
+"""Drawn queries, beside `TRAPS`."""
 
 
 def test_cores_of_a_local_master() -> None:
@@ -79,11 +83,12 @@ def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> N
 def test_a_large_select_goes_into_files_that_keep_the_order(
     child: ChildProcess, tmp_path: Path
 ) -> None:
-    count = 5_000_000
+    count = 1_000_000
     path = tmp_path / "t.parquet"
     values = np.random.default_rng(3).integers(0, 1 << 62, count)
     ones = np.ones(count, np.int64)
     pq.write_table(pa.table({"x": values, TIME: ones, DIFF: ones}), path)
+    assert path.stat().st_size > child.settings.engine_collected_bytes_max
     schema = Schema((Column("x", "bigint"),))
     tables = (("t", Rows(schema, files=(str(path),))),)
     sql = "SELECT x FROM t ORDER BY x"
@@ -112,7 +117,8 @@ TRAPS = (
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_large_answer_over_small_inputs_goes_into_files_too(child: ChildProcess) -> None:
-    count = 2_000
+    count = 800
+    assert count * count * PAIR_BYTES > child.settings.engine_collected_bytes_max
     ones = np.ones(count, np.int64)
     updates = pa.table({"k": np.arange(count), "v": ["x"] * count, TIME: ones, DIFF: ones})
     tables = (("t", Rows(T, arrow=to_ipc(updates))),)
@@ -134,8 +140,9 @@ async def _all(pieces: Any) -> pa.Table:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
-async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path) -> None:
+@pytest.mark.sampled
+@pytest.mark.timeout(1800)
+async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path, whole: bool) -> None:
     dice = random.Random(5)
     settings = Settings(
         state_dir=str(tmp_path / "state"),
@@ -143,7 +150,7 @@ async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path) -> No
         spark_master="local[2]",
         peek_deadline_ms=400_000,
     )
-    with anyio.fail_after(550):
+    with anyio.fail_after(1_700):
         async with (
             Service(for_short_lives(settings)) as service,
             await Client.connect(service.address) as client,
@@ -156,7 +163,8 @@ async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path) -> No
             strange = [{"k": 1000 + n, "f": f} for n, f in enumerate(floats)]
             time = await client.insert("t", strange)
             await client.wait_for("w", time)
-            asked = [(sql, True) for sql in TRAPS] + [sql_of(dice) for _ in range(40)]
+            drawn = range(QUERIES_OF_PROOF if whole else QUERIES)
+            asked = [(sql, True) for sql in TRAPS] + [sql_of(dice) for _ in drawn]
             for number, (sql, ordered) in enumerate(asked):
                 read = await _all(client._queried(sql, None, None))
                 made = await _all(client._queried(sql, None, None, engine=True))

@@ -66,8 +66,8 @@ async def status_of(client: Client, name: str) -> ObjectStatus:
     return next(s for s in (await client.status()).objects if s.name == name)
 
 
-def engine_of(service_pid: int) -> int:
-    """The process id of the engine's process of a service."""
+def found_engine(service_pid: int) -> int | None:
+    """The process id of the engine's process of a service; None where there is none."""
     for entry in Path("/proc").iterdir():
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -75,29 +75,40 @@ def engine_of(service_pid: int) -> int:
                 return int(entry.name)
         except (OSError, ValueError):
             continue
-    raise AssertionError(f"service {service_pid} has no engine")
+    return None
 
 
+async def engine_of(service_pid: int) -> int:
+    """The process id of a service's engine, which may be about to start."""
+    with anyio.fail_after(120):
+        while (found := found_engine(service_pid)) is None:
+            await anyio.sleep(0.05)
+    return found
+
+
+@pytest.mark.sampled
 async def test_a_view_that_kills_the_engine_is_in_error_and_all_others_go_on(
-    tmp_path: Path,
+    tmp_path: Path, whole: bool
 ) -> None:
+    """Each end of the engine takes seconds: the suite leaves out an end by somebody else, a second
+    view that ends it, and a service that starts with such a view."""
     async with service(tmp_path) as (client, process):
         await client.create_table("t", {"k": "int", "n": "int"})
         await client.create_view("fine", FINE)
         await client.create_view("killer", KILLER)
         at = await client.insert("t", rows((1, 1), (2, 2)))
         assert await contents(client, "killer", at) == [(1, 1), (2, 2)]
+        await what_is_nested_too_deeply_is_refused_and_the_engine_lives(client, process.pid)
 
-        os.kill(engine_of(process.pid), signal.SIGKILL)
+        if whole:
+            os.kill(await engine_of(process.pid), signal.SIGKILL)
         at = await client.insert("t", rows((3, 3)))
         assert await contents(client, "fine", at) == [(1, 1), (2, 1), (3, 1)]
         assert await contents(client, "killer", at) == [(1, 1), (2, 2), (3, 3)]
 
         before = at
         at = await client.insert("t", rows((4, MORE_THAN_THE_HEAP)))
-        with pytest.raises(
-            ViewInError, match=r"JobTooLarge: Step .* ended the engine twice, alone"
-        ):
+        with pytest.raises(ViewInError, match=GUILTY):
             await contents(client, "killer", at)
         assert await contents(client, "killer", before) == [(1, 1), (2, 2), (3, 3)]
         assert await contents(client, "fine", at) == [(1, 1), (2, 1), (3, 1), (4, 1)]
@@ -110,18 +121,18 @@ async def test_a_view_that_kills_the_engine_is_in_error_and_all_others_go_on(
         with pytest.raises(ViewInError, match="JobTooLarge"):
             await contents(client, "killer", at)
         assert (5, 1) in await contents(client, "fine", at)
-        engine = engine_of(process.pid)
+        engine = await engine_of(process.pid)
         for number in (6, 7):  # now it is left alone
             at = await client.insert("t", rows((number, 1)))
             assert (number, 1) in await contents(client, "fine", at)
             with pytest.raises(ViewInError, match="JobTooLarge"):
                 await contents(client, "killer", at)
-        assert engine_of(process.pid) == engine
+        assert await engine_of(process.pid) == engine
 
+        if not whole:
+            return
         await client.create_view("other", KILLER.replace("'x'", "'y'"))
-        with pytest.raises(
-            ViewInError, match=r"JobTooLarge: Step .* ended the engine twice, alone"
-        ):
+        with pytest.raises(ViewInError, match=GUILTY):
             await contents(client, "other", await client.write({}))
         await client.drop("other")
     async with service(tmp_path) as (client, process):
@@ -134,19 +145,16 @@ async def test_a_view_that_kills_the_engine_is_in_error_and_all_others_go_on(
         assert (8, 1) in await contents(client, "killer", await client.write({}))
 
 
-async def test_what_is_nested_too_deeply_is_refused_and_the_engine_lives(tmp_path: Path) -> None:
-    async with service(tmp_path) as (client, process):
-        await client.create_table("t", {"k": "int", "n": "int"})
-        await client.create_view("fine", FINE)
-        at = await client.insert("t", rows((1, 1)))
-        assert await contents(client, "fine", at) == [(1, 1)]
-        engine = engine_of(process.pid)
-        deep = "n"
-        for _ in range(5_000):
-            deep = f"({deep} + 1)"
-        for text in (f"SELECT k, {deep} AS x FROM t", f"SELECT k, '{'x' * 2_200_000}' AS s FROM t"):
-            with pytest.raises(JobTooLarge):
-                await client.create_view("deep", text)
-        at = await client.insert("t", rows((2, 1)))
-        assert await contents(client, "fine", at) == [(1, 1), (2, 1)]
-        assert engine_of(process.pid) == engine
+async def what_is_nested_too_deeply_is_refused_and_the_engine_lives(
+    client: Client, service_pid: int
+) -> None:
+    engine = await engine_of(service_pid)
+    deep = "n"
+    for _ in range(5_000):
+        deep = f"({deep} + 1)"
+    for text in (f"SELECT k, {deep} AS x FROM t", f"SELECT k, '{'x' * 2_200_000}' AS s FROM t"):
+        with pytest.raises(JobTooLarge):
+            await client.create_view("deep", text)
+    at = await client.write({})
+    assert await contents(client, "fine", at) == [(1, 1), (2, 1)]
+    assert await engine_of(service_pid) == engine

@@ -13,6 +13,7 @@ import pytest
 import translation_lab  # type: ignore[import-not-found]
 
 import actors
+from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -58,7 +59,12 @@ def told(java: JavaHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "PYTHONPATH": str(Path(actors.__file__).parent.parent),
     }
     done = subprocess.run(
-        [sys.executable, translation_lab.__file__, str(tmp_path_factory.mktemp("lab"))],
+        [
+            sys.executable,
+            translation_lab.__file__,
+            str(tmp_path_factory.mktemp("lab")),
+            str(find_archive(java) or ""),
+        ],
         env=environment,
         capture_output=True,
         text=True,

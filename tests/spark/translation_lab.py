@@ -1,9 +1,10 @@
 """Translations made wrong on purpose: the proof that a plan is the text's must refuse each.
 
-A program of its own (``python translation_lab.py FOLDER``), because it needs the inside of an
-engine. Each query's relational plan is changed in one place at a time, between the front end's
-builder and its proof. Prints one JSON line: by query what was said of the right plan, and by change
-what was said of the wrong one; an empty text is a plan that was accepted.
+A program of its own (``python translation_lab.py FOLDER ARCHIVE``), because it needs the inside of
+an engine; its JVM starts from the archive where that is not empty. Each query's relational plan is
+changed in one place at a time, between the front end's builder and its proof. Prints one JSON line:
+by query what was said of the right plan, and by change what was said of the wrong one; an empty
+text is a plan that was accepted.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ class WrongFront(CatalystFront):
 def main() -> None:
     """Prints what is said of each query's plan and of each wrong one."""
     scratch = Path(sys.argv[1])
-    session = open_session(spark_conf(Settings(spark_master="local[1]"), scratch), scratch)
+    conf = spark_conf(Settings(spark_master="local[1]"), scratch, sys.argv[2])
+    session = open_session(conf, scratch)
     bridge = ClassicBridge(session, scratch)
     bridge.activate()
     front = WrongFront(bridge)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from actors.plan.delta import DeltaPlan, Where
 from actors.plan.jobs import Prepare
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.settings import Settings
-from actors.testing.base_check import unexplained
+from actors.testing.base_check import _three_groups, unexplained
 from actors.testing.base_rows import RANGES, Unmakeable, base_rows, script_values
 from actors.testing.check_views import Report, check_scripts, read
 from actors.testing.checking import Options, Place
@@ -34,13 +35,16 @@ ROW = (1, 2, 3, 4, 0.5, 0.25, None, None, None, "a", "b", b"c", None, None, None
 
 
 async def over_base(
-    *paths: Path, rows: int, engine: Callable[[], InMemoryExecutor] = InMemoryExecutor
+    *paths: Path,
+    rows: int,
+    engine: Callable[[], InMemoryExecutor] = InMemoryExecutor,
+    stays: bool = False,
 ) -> Report:
     with anyio.fail_after(100), tempfile.TemporaryDirectory() as folder:
         async with System(seed=1) as system:
             executor = system.spawn(engine, "engine")
             place = Place(system, executor, Settings(), Path(folder))
-            options = Options(exact_decimals=False, batched=False, base=rows)
+            options = Options(exact_decimals=False, batched=False, base=rows, base_stays=stays)
             return await check_scripts(read(paths), place, options)
 
 
@@ -66,18 +70,37 @@ class Liar(InMemoryExecutor):
         )
 
 
-async def test_what_is_wrong_in_the_base_alone_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stays", [False, True])
+async def test_what_is_wrong_in_the_base_alone_is_found(stays: bool, tmp_path: Path) -> None:
     script = tmp_path / "s.view"
     script.write_text(
         "create table t (a int);\ncreate materialized view v as select a from t;\n"
         "@ 1\n+ t (1)\n@ 3\n+2 t (2)\n"
     )
-    report = await over_base(script, rows=40)
+    report = await over_base(script, rows=40, stays=stays)
     assert report.ok, [view.line() for view in report.views]
-    report = await over_base(script, rows=40, engine=Liar)
+    report = await over_base(script, rows=40, engine=Liar, stays=stays)
     assert not report.ok
     assert "over a base (far)" in report.views[0].line()
     assert "too few" in report.views[0].line()
+
+
+@pytest.mark.parametrize(
+    ("times", "stays", "ends"),
+    [
+        ((1, 2), False, {(1, 2)}),
+        ((1, 2, 3), False, {(1, 2, 3), (2, 3)}),
+        ((1, 2), True, {(1,)}),
+        ((1, 2, 3), True, {(1, 2)}),
+        ((1, 2, 3, 4), True, {(1, 3), (2, 3)}),
+    ],
+)
+def test_the_last_time_is_written_unless_the_base_stays(
+    times: tuple[int, ...], stays: bool, ends: set[tuple[int, ...]]
+) -> None:
+    """A base that stays has changes in a step of their own, where there is a time for it."""
+    found = [_three_groups(times, random.Random(seed), stays=stays) for seed in range(50)]
+    assert {tuple(group[-1] for group in groups) for groups in found} == ends
 
 
 @pytest.mark.parametrize("reach", RANGES)

@@ -1,4 +1,5 @@
-"""check-views: the scripts of this repository, and that a wrong view is found."""
+"""check-views: the scripts of this repository, and that a wrong view is found. On Spark they are
+run by test_scripts_on_spark.py."""
 
 from __future__ import annotations
 
@@ -17,9 +18,7 @@ from actors.plan.delta import DeltaPlan, Where
 from actors.plan.jobs import Analyzed, Answer, Difference, Job, Prepare, Translation
 from actors.plan.updates import from_ipc
 from actors.settings import Settings
-from actors.testing import check_views
 from actors.testing.check_views import (
-    Command,
     Report,
     Show,
     check_scripts,
@@ -31,19 +30,6 @@ from actors.testing.engine import InMemoryExecutor
 from actors.testing.view_scripts import Script, rows_of
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-SCRIPTS_ON_SPARK = (
-    "join_natural_without_common_names",
-    "limit_of_rows_that_go",
-    "min_max_deletes",
-    "scalar_subqueries",
-    "spark_distinct_of_columns_and_filters",
-)
-SCRIPTS_OVER_A_BASE = (
-    "avg_rounds_half_up", "conditional_sums", "group_key_moves", "join_rows_that_miss_in_time",
-    "max_joined_back", "min_max_copies", "outer_copies", "primary_keys", "semi_null_on_the_left",
-    "union_branches_move",
-)  # fmt: skip
-BASE_ROWS = 20_000
 IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
 EVERY_WAY = 6
 """Of so many scripts one is cut in every way and lives as dataflows, too: `make proof` does so
@@ -201,26 +187,3 @@ async def test_a_wrong_view_is_found_and_shown(tmp_path: Path) -> None:
         f"1/1 WRONG  incremental  {script}:v  at 3: 1 rows differ, first (2,): "
         "weight 0, not 2 (steps to 2, 4, 5)"
     ]
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(900)
-def test_some_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of each kind; all of them, and many more, are `make proof`."""
-    report = tmp_path / "report.json"
-    scripts = [SCRIPTS / f"{name}.view" for name in SCRIPTS_ON_SPARK]
-    code = check_views.main(Command(scripts, 1, 0, report), Settings())
-    printed = capsys.readouterr().out
-    assert code == 0, printed
-    views = msgspec.json.decode(report.read_bytes())["views"]
-    assert f"{len(views)} views: " in printed.splitlines()[-1]
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(900)
-def test_ten_scripts_hold_over_a_large_base_on_spark(capsys: pytest.CaptureFixture[str]) -> None:
-    """One a rule. `make proof` runs all of them over one, and some over a million rows."""
-    scripts = [SCRIPTS / f"{name}.view" for name in SCRIPTS_OVER_A_BASE]
-    code = check_views.main(Command(scripts, 1, 0, base=BASE_ROWS), Settings())
-    printed = capsys.readouterr().out
-    assert code == 0, printed

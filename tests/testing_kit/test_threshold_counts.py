@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from actors.settings import Settings
 from actors.testing.threshold_counts import (
     BEGIN,
     END,
+    REQUIRED_VARIABLE,
+    ThresholdCounting,
     is_full,
     kind_of,
     main,
@@ -118,27 +121,58 @@ def test_the_page_lists_every_threshold(root: Path) -> None:
         )
 
 
-def test_only_a_run_of_the_whole_suite_is_full(pytestconfig: pytest.Config) -> None:
-    sources = pytestconfig.ArgsSource
-    plain = dict.fromkeys(
-        [
-            "keyword",
-            "markexpr",
-            "deselect",
-            "collectonly",
-            "lf",
-            "stepwise",
-            "ignore",
-            "ignore_glob",
-        ]
+PLAIN = dict.fromkeys(
+    [
+        "keyword",
+        "markexpr",
+        "deselect",
+        "collectonly",
+        "lf",
+        "stepwise",
+        "ignore",
+        "ignore_glob",
+    ]
+)
+"""The options of a full run."""
+
+
+def run_of(config: pytest.Config, source: object, **chosen: object) -> Any:
+    """The configuration of a run with these options."""
+    option = SimpleNamespace(**(PLAIN | chosen))
+    cache = SimpleNamespace(set=lambda key, value: None)
+    return SimpleNamespace(
+        args_source=source, ArgsSource=config.ArgsSource, option=option, cache=cache
     )
 
+
+def test_only_a_run_of_the_whole_suite_is_full(pytestconfig: pytest.Config) -> None:
+    sources = pytestconfig.ArgsSource
+
     def full(source: object, **chosen: object) -> bool:
-        option = SimpleNamespace(**(plain | chosen))
-        config = SimpleNamespace(args_source=source, ArgsSource=sources, option=option)
-        return is_full(config)  # type: ignore[arg-type]
+        return is_full(run_of(pytestconfig, source, **chosen))
 
     assert full(sources.TESTPATHS)
     assert not full(sources.ARGS)
     assert not full(sources.TESTPATHS, markexpr="not spark")
     assert not full(sources.TESTPATHS, keyword="some")
+
+
+@pytest.mark.parametrize(
+    ("required", "keyword", "status"), [(None, "", 1), ("1", "", 1), ("0", "", 0), (None, "k", 0)]
+)
+def test_a_full_run_fails_that_leaves_a_side_out(
+    required: str | None,
+    keyword: str,
+    status: int,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(COUNTS_VARIABLE, str(tmp_path))  # nothing was counted there
+    monkeypatch.delenv(REQUIRED_VARIABLE, raising=False)
+    if required is not None:
+        monkeypatch.setenv(REQUIRED_VARIABLE, required)
+    config = run_of(pytestconfig, pytestconfig.ArgsSource.TESTPATHS, keyword=keyword)
+    session: Any = SimpleNamespace(exitstatus=0)
+    ThresholdCounting(config).pytest_sessionfinish(session)
+    assert session.exitstatus == status

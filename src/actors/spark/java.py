@@ -29,6 +29,8 @@ JAVA_VERSION_MIN: Final = 17
 MODULE: Final = "jdk.incubator.vector"
 PROBE_SECONDS_MAX: Final = 30
 
+_ONE_COMPILER: Final = "emulated-client, "
+"""What a JVM says besides whose environment leaves its second compiler out."""
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 Probe: TypeAlias = Callable[[Path, tuple[str, ...]], "tuple[int, str]"]
@@ -127,7 +129,8 @@ def _candidates(
 
 def _build(text: str) -> str:
     """What Java says of itself, without what it says of its environment's options."""
-    return "".join(line for line in text.splitlines(True) if "Picked up J" not in line)
+    lines = (line for line in text.splitlines(True) if "Picked up J" not in line)
+    return "".join(lines).replace(_ONE_COMPILER, "")
 
 
 def _first_line(text: str) -> str:

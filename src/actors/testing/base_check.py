@@ -7,7 +7,9 @@ script's own changes, in up to two groups, cut at random, with compaction and on
 last time of each group a view is compared with plain Spark: one job runs the view's own text over
 its tables and subtracts what the view's shard holds, so that only what differs ever comes here,
 however large both are. Tables are given to it from the generated rows, not from the shards; views
-that are read by others are given as their shards hold them, which was compared before.
+that are read by others are given as their shards hold them, which was compared before. A base that
+is to *stay* is not deleted, and its views are compared once, after all changes: that is a third of
+the work.
 
 Rules
 - The base lies as far from the script's values as the views bear (`base_rows.RANGES`): the first
@@ -66,9 +68,11 @@ COMPARED_ROWS_MAX: Final = 2_000
 WAIT_SECONDS: Final = 900.0
 
 
-async def check_with_base(checked: Checked, place: Place, rows: int, seed: str) -> None:
-    """Run the script's views over a base, and note what is wrong. Raise what the engine and the
-    stores fail with for good."""
+async def check_with_base(
+    checked: Checked, place: Place, rows: int, seed: str, *, stays: bool = False
+) -> None:
+    """Run the script's views over a base, which `stays` there or is deleted at the last time, and
+    note what is wrong. Raise what the engine and the stores fail with for good."""
     plans = checked.plans
     crossing: set[str] = set()
     for name, plan in plans.items():
@@ -79,16 +83,18 @@ async def check_with_base(checked: Checked, place: Place, rows: int, seed: str) 
     crossed = {name: plan for name, plan in plans.items() if name in needed}
     for number, (some, count) in enumerate(((plain, rows), (crossed, min(rows, CROSSED_ROWS_MAX)))):
         if some:
-            check = BaseCheck(checked, some, place, f"{seed}-{number}")
+            check = BaseCheck(checked, some, place, f"{seed}-{number}", stays=stays)
             await check.choose(count, rows)
             await check.run()
 
 
-def _three_groups(times: Sequence[int], choose: random.Random) -> list[list[int]]:
-    """Return the times in up to three groups: the last alone, the others cut anywhere."""
+def _three_groups(times: Sequence[int], choose: random.Random, *, stays: bool) -> list[list[int]]:
+    """Return the times in up to three groups: the last alone, the others cut anywhere. Without the
+    last one, where the base stays, both others have a time if there are two."""
     changing = times[:-1]
-    cut = choose.randint(1, max(1, len(changing)))
-    groups = [list(changing[:cut]), list(changing[cut:]), [times[-1]]]
+    cut = choose.randint(1, max(1, len(changing) - stays))
+    last = [] if stays else [times[-1]]
+    groups = [list(changing[:cut]), list(changing[cut:]), last]
     return [group for group in groups if group]
 
 
@@ -105,12 +111,19 @@ class BaseCheck:
     """One script over its base."""
 
     def __init__(
-        self, checked: Checked, plans: Mapping[str, DeltaPlan], place: Place, seed: str
+        self,
+        checked: Checked,
+        plans: Mapping[str, DeltaPlan],
+        place: Place,
+        seed: str,
+        *,
+        stays: bool = False,
     ) -> None:
         self._checked = checked
         self._plans = plans
         self._place = place
         self._seed = seed
+        self._stays = stays
         self._scratch = place.scratch / f"base-{seed.replace('/', '-')}"
         executor: Address[Any] = place.executor
         self._engine = Engine(
@@ -251,7 +264,7 @@ class BaseCheck:
     async def _run_on(self, stage: Stage, settings: Settings) -> None:
         checked = self._checked
         choose = random.Random(f"{self._seed} base")
-        groups = self._groups or _three_groups(checked.times, choose)
+        groups = self._groups or _three_groups(checked.times, choose, stays=self._stays)
         restart = choose.randrange(len(groups))
         as_of, lo = groups[0][-1], 0
         for number, times in enumerate(groups):
@@ -265,7 +278,8 @@ class BaseCheck:
             await stage.wait(hi)
             for name, reads in self.reads.items():
                 reads.append(stage.rows_read(name))
-            await self._compare(stage, times[-1])
+            if not self._stays or number == len(groups) - 1:
+                await self._compare(stage, times[-1])
             if choose.random() < 0.5:
                 await stage.compact(times[-1])
             if self._restarts and number == restart:

@@ -85,6 +85,8 @@ class Command(msgspec.Struct, frozen=True):
     """So many further rows stand in each script's tables."""
     keep: Path | None = None
     """Where failing ones of these are written."""
+    base_stays: bool = False
+    """See `Options.base_stays`."""
 
 
 def main(command: Command, settings: Settings) -> int:
@@ -106,7 +108,12 @@ async def _main(command: Command, settings: Settings) -> int:
                 text = drawn_text(short, chosen)
                 sys.stdout.write(f"seed {command.seed}, engine's settings: {text}\n")
                 place = place_on_spark(system, chosen, Path(folder))
-                options = Options(command.splits, command.seed, base=command.base)
+                options = Options(
+                    command.splits,
+                    command.seed,
+                    base=command.base,
+                    base_stays=command.base_stays,
+                )
                 try:
                     if command.fuzz:
                         keep = command.keep or Path("fuzzed")

@@ -114,6 +114,8 @@ class Options(msgspec.Struct, frozen=True):
     """As dataflows, too, with compaction and restarts."""
     base: int = 0
     """So many further rows a table, over which the views live as dataflows (`base_check`)."""
+    base_stays: bool = False
+    """It is not deleted at the last time, and views are compared once."""
     exact_decimals: bool = True
     """The engine's own answers hold decimals exactly (the in-memory one's do not)."""
     batched: bool = True
@@ -166,7 +168,8 @@ class Checked:
         from actors.testing.base_check import check_with_base
 
         seed = f"{self._options.seed}-{Path(self.script.path).stem}"
-        await check_with_base(self, self._place, self._options.base, seed)
+        options = self._options
+        await check_with_base(self, self._place, options.base, seed, stays=options.base_stays)
 
     async def compile(self, updates: Sequence[Update] | None = None) -> None:
         """Read the changes, or take these `updates` in their place; compile the views and make

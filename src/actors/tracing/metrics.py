@@ -73,9 +73,9 @@ FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
 }
 
 
-class Measure(msgspec.Struct, frozen=True):
-    """A measure: whether values are added up (a counter never falls, a level may), set, or counted
-    by size; its text and unit; the label of its key."""
+class MetricDefinition(msgspec.Struct, frozen=True):
+    """What a measure is on the page: whether values are added up (a counter never falls, a level
+    may), set, or counted by size; its text and unit; the label of its key."""
 
     kind: Literal["counter", "level", "gauge", "histogram"]
     text: str
@@ -85,30 +85,32 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 MEASURES: Final = {
-    STEPS: Measure("counter", "Steps of maintained views"),
-    STEP_ROWS_IN: Measure("counter", "Changes that steps took in"),
-    STEP_ROWS_OUT: Measure("counter", "Changes that steps made"),
-    STEP_SECONDS: Measure("histogram", "From cut to commit", "seconds"),
-    APPEND_SECONDS: Measure("histogram", "Compare-and-appends", "seconds"),
-    LAG_MS: Measure(
+    STEPS: MetricDefinition("counter", "Steps of maintained views"),
+    STEP_ROWS_IN: MetricDefinition("counter", "Changes that steps took in"),
+    STEP_ROWS_OUT: MetricDefinition("counter", "Changes that steps made"),
+    STEP_SECONDS: MetricDefinition("histogram", "From cut to commit", "seconds"),
+    APPEND_SECONDS: MetricDefinition("histogram", "Compare-and-appends", "seconds"),
+    LAG_MS: MetricDefinition(
         "gauge", "How far an object is behind the tables", "milliseconds", "penstock.object"
     ),
-    RECONCILED_REUSED: Measure("counter", "Dataflows that a new client found running and kept"),
-    RECONCILED_REPLACED: Measure(
+    RECONCILED_REUSED: MetricDefinition(
+        "counter", "Dataflows that a new client found running and kept"
+    ),
+    RECONCILED_REPLACED: MetricDefinition(
         "counter", "Reasons for which a running dataflow was not kept", label=REASON
     ),
-    WAL_MESSAGES: Measure("counter", "Of proposers, by outcome", label=WAL_OUTCOME),
-    WAL_BYTES: Measure("counter", "Of log", "bytes"),
-    WAL_RECEIVERS: Measure("level", "Proposers"),
-    WAL_QUEUED: Measure("level", "Messages not yet taken"),
-    WAL_QUEUE_BYTES: Measure("level", "Their log", "bytes"),
-    WAL_QUEUE_DEPTH: Measure("histogram", "Of one proposer", bounds=MESSAGES),
-    WAL_WRITE_SECONDS: Measure("histogram", "Of one append", "seconds"),
-    WAL_FLUSH_SECONDS: Measure("histogram", "Of a group", "seconds"),
-    WAL_RECOVERED_BYTES: Measure("counter", "From peers", "bytes"),
-    WAL_OFFLOADED: Measure("counter", "Segments kept elsewhere"),
-    WAL_OFFLOAD_FAILURES: Measure("counter", "Tries to keep one that failed"),
-    WAL_BACKUP_LAG: Measure(
+    WAL_MESSAGES: MetricDefinition("counter", "Of proposers, by outcome", label=WAL_OUTCOME),
+    WAL_BYTES: MetricDefinition("counter", "Of log", "bytes"),
+    WAL_RECEIVERS: MetricDefinition("level", "Proposers"),
+    WAL_QUEUED: MetricDefinition("level", "Messages not yet taken"),
+    WAL_QUEUE_BYTES: MetricDefinition("level", "Their log", "bytes"),
+    WAL_QUEUE_DEPTH: MetricDefinition("histogram", "Of one proposer", bounds=MESSAGES),
+    WAL_WRITE_SECONDS: MetricDefinition("histogram", "Of one append", "seconds"),
+    WAL_FLUSH_SECONDS: MetricDefinition("histogram", "Of a group", "seconds"),
+    WAL_RECOVERED_BYTES: MetricDefinition("counter", "From peers", "bytes"),
+    WAL_OFFLOADED: MetricDefinition("counter", "Segments kept elsewhere"),
+    WAL_OFFLOAD_FAILURES: MetricDefinition("counter", "Tries to keep one that failed"),
+    WAL_BACKUP_LAG: MetricDefinition(
         "gauge", "Log that is committed and kept nowhere else", "bytes", "penstock.object"
     ),
 }
@@ -200,7 +202,7 @@ class Metrics(Collector):
                 yield self._family(name, measure)
         yield from self._actors()
 
-    def _family(self, name: str, measure: Measure) -> Metric:
+    def _family(self, name: str, measure: MetricDefinition) -> Metric:
         values, unit = self._values[name], measure.unit
         title = name.replace(".", "_") + (f"_{unit}" if unit else "")
         labels = [measure.label.replace(".", "_")] if any(values) else []
