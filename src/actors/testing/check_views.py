@@ -93,6 +93,7 @@ def main(command: Command, settings: Settings) -> int:
 
 
 async def _main(command: Command, settings: Settings) -> int:
+    from actors.testing.fuzz_spark import SparkWriter
     from actors.testing.fuzzing import fuzz
 
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
@@ -110,7 +111,7 @@ async def _main(command: Command, settings: Settings) -> int:
                 try:
                     if command.fuzz:
                         keep = command.keep or Path("fuzzed")
-                        report = await fuzz(command.fuzz, place, options, keep, show)
+                        report = await fuzz(command.fuzz, place, options, keep, show, SparkWriter)
                     else:
                         scripts = read(command.paths)
                         report = await check_scripts(

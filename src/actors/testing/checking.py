@@ -258,7 +258,8 @@ class Checked:
         """The view's contents at every time, unless they hang on what Spark chooses."""
         reference = Reference(self._engine, plan, batched=self._options.batched)
         self._references[name] = reference
-        await reference.prepare()
+        if not self.script.determined:
+            await reference.prepare()
         if any(self._is_open(source) for source in plan.sources):
             return
         contents = {time: self._sources(plan, time, {}) for time in self.times}
