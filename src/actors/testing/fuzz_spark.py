@@ -89,10 +89,12 @@ class SparkWriter(Writer):
         shown = pick.sample(plain, pick.randint(1, min(3, len(plain))))
         items = [f"{column.ref} as x{n}" for n, column in enumerate(shown)]
         made = [Col(f"x{n}", column.type) for n, column in enumerate(shown)]
-        named = self._partition(plain)
+        rows = f"{self._partition(plain)}{self._order(plain, total=True)}"
         for number in range(pick.choice((1, 1, 2, 2, 3))):
-            partition = named if pick.random() < 0.6 else self._partition(plain)
-            text, kind = self._window_call(plain, partition)
+            if pick.random() < 0.6:
+                text, kind = self._by_place(plain, rows)
+            else:
+                text, kind = self._by_value(plain)
             items.append(f"{text} as a{number}")
             made.append(Col(f"a{number}", kind))
         sql = f"select {', '.join(items)} from {source}{where}"
@@ -106,9 +108,12 @@ class SparkWriter(Writer):
             return f"select {names} from ({sql}) {alias} where {test}", tuple(kept)
         return sql, tuple(made)
 
-    def _partition(self, plain: Sequence[Col]) -> list[Col]:
+    def _partition(self, plain: Sequence[Col]) -> str:
         pick = self._pick
-        return pick.sample(plain, min(len(plain), pick.choice((1, 1, 1, 1, 1, 2, 2, 0))))
+        some = pick.sample(plain, min(len(plain), pick.choice((1, 1, 1, 1, 1, 2, 2, 0))))
+        if len(some) == 1 and some[0].type in WHOLE and pick.random() < 0.15:
+            return f"partition by {some[0].ref} % 2 "
+        return f"partition by {', '.join(each.ref for each in some)} " if some else ""
 
     def _order(self, columns: Sequence[Col], *, total: bool) -> str:
         pick = self._pick
@@ -117,42 +122,56 @@ class SparkWriter(Writer):
         terms = [f"{each.ref}{pick.choice(ways)}" for each in pick.sample(columns, count)]
         return f"order by {', '.join(terms)}" if terms else ""
 
-    def _window_call(self, plain: Sequence[Col], partition: Sequence[Col]) -> tuple[str, str]:
-        """(text, type) of a window function whose value the rows determine."""
+    def _by_place(self, plain: Sequence[Col], rows: str) -> tuple[str, str]:
+        """(text, type) of a function of a row's place among the `rows` of a total order. All of one
+        query have the same: of equal rows another order could turn one's values alone."""
         pick = self._pick
-        by = f"partition by {', '.join(c.ref for c in partition)} " if partition else ""
-        if partition and partition[0].type in WHOLE and pick.random() < 0.15:
-            by = f"partition by {partition[0].ref} % 2 "
-        total = self._order(plain, total=True)
+        column = pick.choice(plain)
         dice = pick.random()
-        if dice < 0.3:
-            text = pick.choice(("row_number()", "row_number()", "ntile(2)"))
-            return f"{text} over ({by}{total})", "int"
-        if dice < 0.5:
-            order = self._order(plain, total=False)
+        if dice < 0.4:
+            return (
+                f"{pick.choice(('row_number()', 'row_number()', 'ntile(2)'))} over ({rows})",
+                "int",
+            )
+        if dice < 0.65:
+            missing = f", {pick.choice(DOMAINS[column.type])}" if pick.random() < 0.3 else ""
+            nulls = pick.choice(("", "", " ignore nulls"))
+            call = (
+                f"{pick.choice(('lag', 'lead'))}({column.ref}, {pick.choice((1, 1, 2))}{missing})"
+            )
+            return f"{call}{nulls} over ({rows})", column.type
+        if dice < 0.75:
+            call = pick.choice(("first_value({})", "last_value({})", "nth_value({}, 2)"))
+            nulls = pick.choice(("", " ignore nulls"))
+            return f"{call.format(column.ref)}{nulls} over ({rows} {self._frame()})", column.type
+        text, kind = self._window_sum(plain)
+        return self._cast(f"{text} over ({rows} {self._frame()})", kind), kind
+
+    def _by_value(self, plain: Sequence[Col]) -> tuple[str, str]:
+        """(text, type) of a function that has one value for equal rows, in a window of its own."""
+        pick = self._pick
+        by, order = self._partition(plain), self._order(plain, total=False)
+        dice = pick.random()
+        if dice < 0.4:
             rank = pick.choice(
                 ("rank()", "rank()", "dense_rank()", "percent_rank()", "cume_dist()")
             )
             return f"{rank} over ({by}{order})", "double" if rank[0] in "pc" else "int"
-        column = pick.choice(plain)
-        if dice < 0.68:
-            missing = f", {pick.choice(DOMAINS[column.type])}" if pick.random() < 0.3 else ""
-            nulls = pick.choice(("", "", " ignore nulls"))
-            far = pick.choice((1, 1, 2))
-            name = pick.choice(("lag", "lead"))
-            return f"{name}({column.ref}, {far}{missing}){nulls} over ({by}{total})", column.type
-        if dice < 0.76:
-            call = pick.choice(("first_value({})", "last_value({})", "nth_value({}, 2)"))
-            nulls = pick.choice(("", " ignore nulls"))
-            frame = self._frame()
-            return f"{call.format(column.ref)}{nulls} over ({by}{total} {frame})", column.type
-        return self._window_sum(plain, column, by, total)
+        text, kind = self._window_sum(plain)
+        numbers = self._of(plain, *WHOLE)
+        if dice < 0.6:
+            over = by
+        elif dice < 0.85 or not numbers:
+            over = by + order
+        else:
+            frame = "range between 1 preceding and 1 following"
+            over = f"{by}order by {pick.choice(numbers).ref} {frame}"
+        return self._cast(f"{text} over ({over})", kind), kind
 
-    def _window_sum(
-        self, plain: Sequence[Col], column: Col, by: str, total: str
-    ) -> tuple[str, str]:
-        """(text, type) of an aggregate over a frame."""
+    def _window_sum(self, plain: Sequence[Col]) -> tuple[str, str]:
+        """(text, type) of an aggregate, before its OVER."""
         pick = self._pick
+        column = pick.choice(plain)
         choices = [("count(*)", "bigint"), (f"count({column.ref})", "bigint")]
         choices += [(f"{name}({column.ref})", column.type) for name in ("min", "max")]
         if column.type in NUMBERS:
@@ -161,19 +180,10 @@ class SparkWriter(Writer):
         text, kind = pick.choice(choices)
         if pick.random() < 0.15:
             text += f" filter (where {self._test(plain, 1)})"
-        numbers = self._of(plain, *WHOLE)
-        dice = pick.random()
-        if dice < 0.25:
-            over = by
-        elif dice < 0.45:
-            over = by + self._order(plain, total=False)
-        elif dice < 0.6 and numbers:
-            frame = "range between 1 preceding and 1 following"
-            over = f"{by}order by {pick.choice(numbers).ref} {frame}"
-        else:
-            over = f"{by}{total} {self._frame()}"
-        made = f"{text} over ({over})"
-        return (f"cast({made} as {kind})" if kind.startswith("decimal") else made), kind
+        return text, kind
+
+    def _cast(self, text: str, kind: str) -> str:
+        return f"cast({text} as {kind})" if kind.startswith("decimal") else text
 
     def _frame(self) -> str:
         """A frame of rows; mostly one with rows in it."""
