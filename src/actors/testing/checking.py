@@ -326,9 +326,11 @@ class Checked:
                 continue
             wrong = reference.differences(wanted, bag, exact_decimals=self._options.exact_decimals)
             negative = [row for row, weight in bag.items() if weight < 0]
-            if wrong and reference.freedom.kind == "unknown":
+            unknown = reference.freedom.kind == "unknown"
+            # No choice of Spark's explains rows fewer than none.
+            if wrong and unknown and not negative:
                 self._results[name].detail = f"not checked: {reference.freedom.why}"
-            elif wrong:
+            elif wrong and not unknown:
                 first = wrong[0]
                 self.note_wrong(
                     name,
