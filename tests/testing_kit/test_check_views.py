@@ -39,6 +39,10 @@ SCRIPTS_ON_SPARK = (
     "min_max_deletes",
     "scalar_subqueries",
     "spark_distinct_of_columns_and_filters",
+    "spark_expansions_below",
+    "spark_marks",
+    "spark_window_partitions",
+    "spark_window_zeros",
 )
 SCRIPTS_OVER_A_BASE = (
     "avg_rounds_half_up", "conditional_sums", "group_key_moves", "join_rows_that_miss_in_time",
@@ -203,6 +207,12 @@ async def test_a_wrong_view_is_found_and_shown(tmp_path: Path) -> None:
         f"1/1 WRONG  incremental  {script}:v  at 3: 1 rows differ, first (2,): "
         "weight 0, not 2 (steps to 2, 4, 5)"
     ]
+
+
+def test_made_up_views_use_up_their_limits_reserves() -> None:
+    drawn = [check_views.with_drawn_engine(Settings(), n, plans_once=True) for n in range(20)]
+    reserves = {settings.kernel_limits["limit_reserve_rows"] for settings in drawn}
+    assert reserves == {1, 2, 5}
 
 
 class Negating(InMemoryExecutor):
