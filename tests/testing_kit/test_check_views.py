@@ -10,14 +10,17 @@ from pathlib import Path
 import anyio
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from actors.errors import PenstockError
 from actors.kernel import System
 from actors.plan.delta import DeltaPlan, Where
 from actors.plan.jobs import Analyzed, Answer, Difference, Job, Prepare, Translation
-from actors.plan.updates import from_ipc
+from actors.plan.schema import DIFF
+from actors.plan.updates import from_ipc, to_ipc
 from actors.settings import Settings
+from actors.testing import check_views
 from actors.testing.check_views import (
     Report,
     Show,
@@ -187,3 +190,34 @@ async def test_a_wrong_view_is_found_and_shown(tmp_path: Path) -> None:
         f"1/1 WRONG  incremental  {script}:v  at 3: 1 rows differ, first (2,): "
         "weight 0, not 2 (steps to 2, 4, 5)"
     ]
+
+
+def test_made_up_views_use_up_their_limits_reserves() -> None:
+    drawn = [check_views.with_drawn_engine(Settings(), n, plans_once=True) for n in range(20)]
+    reserves = {settings.kernel_limits["limit_reserve_rows"] for settings in drawn}
+    assert reserves == {1, 2, 5}
+
+
+class Negating(InMemoryExecutor):
+    """Takes away what it should add to a view that is computed whole."""
+
+    def answer(self, job: Job) -> Answer:
+        made = super().answer(job)
+        if not isinstance(job, Difference) or job.old is None or isinstance(made, Analyzed):
+            return made
+        rows = from_ipc(made.arrow)  # type: ignore[union-attr, arg-type]
+        place = rows.column_names.index(DIFF)
+        diffs = pc.negate(rows[DIFF])
+        negated = to_ipc(rows.set_column(place, rows.schema.field(place), diffs))
+        return msgspec.structs.replace(made, arrow=negated)
+
+
+async def test_no_choice_of_sparks_explains_a_negative_weight(tmp_path: Path) -> None:
+    script = tmp_path / "s.view"
+    script.write_text(
+        "create table t (a int);\n"
+        "create materialized view v as select a from (select a from t limit 5) q;\n"
+        "@ 1\n+ t (1)\n"
+    )
+    report = await checked_by(Negating, script, live=False)
+    assert "negative weight of (1,)" in report.views[0].line()

@@ -33,6 +33,11 @@ create materialized view v as with q as (select a from plain)
 """
 
 
+def test_a_script_may_say_that_nothing_is_left_to_choose() -> None:
+    assert not parse_script(GOOD).determined
+    assert parse_script(f"--! determined\n{GOOD}").determined
+
+
 def test_all_sections_are_read() -> None:
     script = parse_script(GOOD, "good.view")
     schema = script.tables["t"]

@@ -38,7 +38,7 @@ from actors.testing.drawn_settings import (
 )
 from actors.testing.scaling import measured
 from actors.testing.view_scripts import Script, parse_script
-from actors.threshold_probes import use_kernel_limits
+from actors.threshold_probes import LIMIT_RESERVE, use_kernel_limits
 
 Show: TypeAlias = Callable[[ViewResult, int, int], None]
 """Called with each result, how many views are done, and how many there are."""
@@ -46,6 +46,8 @@ Show: TypeAlias = Callable[[ViewResult, int, int], None]
 KILL_FROM: Final = 10
 """Fewer scripts than this are spared: a new engine takes longer than they do."""
 KILL_EVERY: Final = 50
+MADE_UP_RESERVES: Final = (1, 1, 2, 5)
+"""Made-up scripts have too few rows to use up a limit's reserve of any other size."""
 PREPARED_EVERY: Final = 4
 """Of so many seeds of made-up views one executes plans of steps again."""
 
@@ -95,6 +97,7 @@ def main(command: Command, settings: Settings) -> int:
 
 
 async def _main(command: Command, settings: Settings) -> int:
+    from actors.testing.fuzz_spark import SparkWriter
     from actors.testing.fuzzing import fuzz
 
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
@@ -117,7 +120,7 @@ async def _main(command: Command, settings: Settings) -> int:
                 try:
                     if command.fuzz:
                         keep = command.keep or Path("fuzzed")
-                        report = await fuzz(command.fuzz, place, options, keep, show)
+                        report = await fuzz(command.fuzz, place, options, keep, show, SparkWriter)
                     else:
                         scripts = read(command.paths)
                         report = await check_scripts(
@@ -172,7 +175,11 @@ def with_drawn_engine(
         settings = for_plans_run_once(settings, seed)
         if seed % PREPARED_EVERY:
             kept |= {"prepared_slot_bytes_max", "engine_plan_nodes_max"}
-    return draw_settings(f"engine {seed}", settings, kept, limits=not many_rows)
+    drawn = draw_settings(f"engine {seed}", settings, kept, limits=not many_rows)
+    if not plans_once:
+        return drawn
+    reserve = {LIMIT_RESERVE.name: random.Random(f"reserve {seed}").choice(MADE_UP_RESERVES)}
+    return msgspec.structs.replace(drawn, kernel_limits=drawn.kernel_limits | reserve)
 
 
 def place_on_spark(system: System, settings: Settings, folder: Path) -> Place:

@@ -261,7 +261,8 @@ class Checked:
         """The view's contents at every time, unless they hang on what Spark chooses."""
         reference = Reference(self._engine, plan, batched=self._options.batched)
         self._references[name] = reference
-        await reference.prepare()
+        if not self.script.determined:
+            await reference.prepare()
         if any(self._is_open(source) for source in plan.sources):
             return
         contents = {time: self._sources(plan, time, {}) for time in self.times}
@@ -328,9 +329,11 @@ class Checked:
                 continue
             wrong = reference.differences(wanted, bag, exact_decimals=self._options.exact_decimals)
             negative = [row for row, weight in bag.items() if weight < 0]
-            if wrong and reference.freedom.kind == "unknown":
+            unknown = reference.freedom.kind == "unknown"
+            # No choice of Spark's explains rows fewer than none.
+            if wrong and unknown and not negative:
                 self._results[name].detail = f"not checked: {reference.freedom.why}"
-            elif wrong:
+            elif wrong and not unknown:
                 first = wrong[0]
                 self.note_wrong(
                     name,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -32,7 +32,14 @@ DOMAINS: Final[dict[str, tuple[str, ...]]] = {
     "string": ("'a'", "'b'", "'c'", "''"),
     "boolean": ("true", "false"),
     "date": ("date '2013-01-01'", "date '2013-01-02'", "date '2013-02-01'"),
+    "timestamp": (
+        "timestamp '2013-01-01 00:00:00'",
+        "timestamp '2013-01-01 00:04:30'",
+        "timestamp '2013-01-01 00:10:00'",
+        "timestamp '2013-01-01 00:13:00'",
+    ),
 }
+"""Values by type. Of times there are few, and only where a grammar takes them (`fuzz_spark`)."""
 NULLS: Final = 0.22
 OPERATORS: Final = (1, 1, 1, 2, 2, 2, 3)
 """How many joins, groupings, unions and subqueries a view has at most."""
@@ -86,6 +93,7 @@ class Case(msgspec.Struct, frozen=True):
     def text(self, comment: str = "") -> str:
         """As a view script."""
         lines = [f"-- {line}" for line in comment.splitlines()]
+        lines.append("--! determined")
         lines += [f"--! conf {conf}" for conf in self.conf]
         for table in self.tables:
             columns = ", ".join(f"{column.name} {column.type}" for column in table.columns)
@@ -102,11 +110,12 @@ class Case(msgspec.Struct, frozen=True):
         return "\n".join(lines) + "\n"
 
 
-def made_up(seed: int, number: int, views: int = 4) -> Case:
-    """Script number `number` of a seed; always the same."""
+def made_up(seed: int, number: int, views: int = 4, grammar: type[Writer] | None = None) -> Case:
+    """Script number `number` of a seed in a grammar; always the same."""
     pick = random.Random(f"{seed}/{number}")
-    tables = tuple(_table(pick, index) for index in range(pick.choice((2, 2, 3))))
-    writer = _Writer(pick, list(tables))
+    made_of = grammar or Writer
+    tables = tuple(_table(pick, index, made_of.types) for index in range(pick.choice((2, 2, 3))))
+    writer = made_of(pick, list(tables))
     texts: list[tuple[str, str]] = []
     for index in range(views):
         sql, columns = writer.view()
@@ -119,11 +128,11 @@ def made_up(seed: int, number: int, views: int = 4) -> Case:
     return Case(tables, tuple(texts), changes, times, conf)
 
 
-def _table(pick: random.Random, index: int) -> Table:
+def _table(pick: random.Random, index: int, types: Sequence[str]) -> Table:
     if pick.randrange(NARROW_EVERY) == 0:
         return Table(f"t{index}", (Col("k", "int"),))
     columns = [Col("k", "int"), Col("g", pick.choice(("string", "int", "date")))]
-    columns += [Col(f"c{n}", pick.choice(TYPES)) for n in range(_further_columns(pick))]
+    columns += [Col(f"c{n}", pick.choice(types)) for n in range(_further_columns(pick))]
     return Table(f"t{index}", tuple(columns))
 
 
@@ -167,8 +176,13 @@ def _value(pick: random.Random, kind: str) -> str:
     return "null" if pick.random() < NULLS else pick.choice(DOMAINS[kind])
 
 
-class _Writer:
-    """Writes queries over the tables it knows."""
+class Writer:
+    """Writes queries over the tables it knows; a grammar of more constructs is a subclass."""
+
+    types: ClassVar[Sequence[str]] = TYPES
+    """What columns of tables are of."""
+    glues: ClassVar[Sequence[str]] = (" union all ", " union all ", " union ")
+    """Words between the branches of a union."""
 
     def __init__(self, pick: random.Random, tables: list[Table]) -> None:
         self.tables = tables
@@ -476,7 +490,7 @@ class _Writer:
                 f"{self._expr(columns, kind, 1)} as x{index}" for index, kind in enumerate(kinds)
             ]
             branches.append(f"select {', '.join(items)} from {source}{self._where(columns)}")
-        glue = [pick.choice((" union all ", " union all ", " union ")) for _ in branches[1:]]
+        glue = [pick.choice(self.glues) for _ in branches[1:]]
         text = branches[0]
         for sign, branch in zip(glue, branches[1:], strict=True):
             text += sign + branch

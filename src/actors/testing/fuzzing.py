@@ -17,7 +17,7 @@ import msgspec
 from actors.errors import QueryRejected
 from actors.testing.check_views import Report, Show
 from actors.testing.checking import Checked, Options, Place, ViewResult, first_line
-from actors.testing.fuzz import Case, made_up
+from actors.testing.fuzz import Case, Writer, made_up
 from actors.testing.fuzz_names import with_odd_names
 from actors.testing.stage import shard_name
 from actors.testing.view_scripts import parse_script
@@ -33,7 +33,14 @@ LIVE_EVERY: Final = 3
 ATTEMPTS_MAX: Final = 40
 
 
-async def fuzz(views: int, place: Place, options: Options, keep: Path, show: Show) -> Report:
+async def fuzz(
+    views: int,
+    place: Place,
+    options: Options,
+    keep: Path,
+    show: Show,
+    grammar: type[Writer] | None = None,
+) -> Report:
     """Makes up and checks so many views; failing scripts are written to `keep`."""
     report = Report()
     numbers = iter(range(-(-views // VIEWS_A_SCRIPT)))
@@ -41,7 +48,7 @@ async def fuzz(views: int, place: Place, options: Options, keep: Path, show: Sho
 
     async def work() -> None:
         for number in numbers:
-            case = made_up(options.seed, number, VIEWS_A_SCRIPT)
+            case = made_up(options.seed, number, VIEWS_A_SCRIPT, grammar)
             if number % ODD_EVERY == 1:
                 case = with_odd_names(case, random.Random(f"{options.seed}/{number} names"))
             chosen = chosen_options(options, number)

@@ -94,6 +94,8 @@ class Script(msgspec.Struct):
     times: list[int] = []
     changes: list[Change] = []
     random: RandomChanges | None = None
+    determined: bool = False
+    """``--! determined``: no text leaves anything to Spark's choice, whatever it looks like."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -164,6 +166,8 @@ def _directive(script: Script, words: list[str], line: int) -> None:
             script.policies[rest[0]] = " ".join(rest[1:])
         elif name == "conf" and len(rest) >= 2:
             script.conf = (*script.conf, (rest[0], " ".join(rest[1:])))
+        elif name == "determined" and not rest:
+            script.determined = True
         elif name == "random" and len(rest) == 3:
             script.random = RandomChanges(*(int(word) for word in rest))
         else:
