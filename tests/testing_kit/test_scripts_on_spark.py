@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCRIPTS_ON_SPARK = (
-    "constants_beside_a_still_table",
+    "spark_constants_beside_a_still_table",
     "global_sums_beside_extremes",
     "join_natural_without_common_names",
     "large_extremes",
