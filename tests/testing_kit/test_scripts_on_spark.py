@@ -15,14 +15,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCRIPTS_ON_SPARK = (
-    "spark_constants_beside_a_still_table",
     "global_sums_beside_extremes",
     "join_natural_without_common_names",
     "large_extremes",
     "large_top",
     "spark_conf_single_row_spread",
-    "spark_marks",
-    "spark_window_zeros",
 )
 SEED = 6
 """It draws a reserve of one row for limits, which is used up (over a base none is), and leaves

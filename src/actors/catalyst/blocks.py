@@ -12,6 +12,7 @@ only where a constant or a flattened join left it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 import msgspec
 
@@ -40,6 +41,10 @@ class Conjunct(msgspec.Struct, frozen=True):
     written: WrittenExpression
     sides: tuple[WrittenExpression, WrittenExpression] | None = None
     null_safe: bool = False
+
+
+Equality: TypeAlias = tuple[WrittenExpression, WrittenExpression, bool]
+"""An expression of the left, one of the right, and whether two NULLs are equal."""
 
 
 class FreshIds:
@@ -148,3 +153,31 @@ def keyed(
         passed = tuple(Named(name, name) for name in columns)
         plan = Project(plan, (*passed, *made))
     return plan, names
+
+
+def split_conjuncts(
+    conjuncts: Iterable[Conjunct], left: Plan, right: Plan
+) -> tuple[list[Equality], list[str], list[str], list[str]]:
+    """Return the equalities between two sides, the rest, and what each side alone decides."""
+    mine, theirs = frozenset(columns_of(left)), frozenset(columns_of(right))
+    equal: list[Equality] = []
+    rest: list[str] = []
+    own: list[str] = []
+    other: list[str] = []
+    for each in conjuncts:
+        read = each.written.reads
+        if read and read <= mine:
+            own.append(each.written.text)
+        elif read and read <= theirs:
+            other.append(each.written.text)
+        elif each.sides is not None and all(side.reads for side in each.sides):
+            one, two = each.sides
+            if one.reads <= mine and two.reads <= theirs:
+                equal.append((one, two, each.null_safe))
+            elif two.reads <= mine and one.reads <= theirs:
+                equal.append((two, one, each.null_safe))
+            else:
+                rest.append(each.written.text)
+        else:
+            rest.append(each.written.text)
+    return equal, rest, own, other

@@ -14,7 +14,7 @@ given in the order of the visit, so that one text always has one plan, and one f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -22,11 +22,13 @@ from actors.catalyst.aggregates import CallCollector
 from actors.catalyst.blocks import (
     ColumnBinding,
     Conjunct,
+    Equality,
     FreshIds,
     PlanBlock,
     WrittenExpression,
     filtered,
     keyed,
+    split_conjuncts,
 )
 from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.filter_safety import is_surely_safe
@@ -88,10 +90,6 @@ TOO_MANY_ROWS: Final = (
 )
 _UNORDERED: Final = ("map<", "variant", "interval")
 _OUTER_KINDS: Final = {"LeftOuter": "left", "RightOuter": "right", "FullOuter": "full"}
-
-
-Equality: TypeAlias = tuple[WrittenExpression, WrittenExpression, bool]
-"""An expression of the left, one of the right, and whether two NULLs are equal."""
 
 
 class NotTranslated(Exception):
@@ -440,7 +438,7 @@ class RelationalBuilder:
         if kind == "right":
             left, right = right, left
         mine, theirs = left.close(self._fresh), right.close(self._fresh)
-        equal, rest, own, other = _split(conjuncts, mine, theirs)
+        equal, rest, own, other = split_conjuncts(conjuncts, mine, theirs)
         rest = [*own, *rest]
         if kind == "full":
             rest += other
@@ -462,7 +460,7 @@ class RelationalBuilder:
         self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], *, anti: bool
     ) -> PlanBlock:
         mine, theirs = left.close(self._fresh), right.close(self._fresh)
-        equal, rest, own, other = _split(conjuncts, mine, theirs)
+        equal, rest, own, other = split_conjuncts(conjuncts, mine, theirs)
         for predicate in other:
             theirs = filtered(theirs, predicate)
         if anti:
@@ -780,31 +778,3 @@ def _padded(block: PlanBlock) -> dict[int, ColumnBinding]:
         number: msgspec.structs.replace(bound, nullable=True)
         for number, bound in block.columns.items()
     }
-
-
-def _split(
-    conjuncts: Iterable[Conjunct], left: Plan, right: Plan
-) -> tuple[list[Equality], list[str], list[str], list[str]]:
-    """Return the equalities between two sides, the rest, and what each side alone decides."""
-    mine, theirs = frozenset(columns_of(left)), frozenset(columns_of(right))
-    equal: list[Equality] = []
-    rest: list[str] = []
-    own: list[str] = []
-    other: list[str] = []
-    for each in conjuncts:
-        read = each.written.reads
-        if read and read <= mine:
-            own.append(each.written.text)
-        elif read and read <= theirs:
-            other.append(each.written.text)
-        elif each.sides is not None and all(side.reads for side in each.sides):
-            one, two = each.sides
-            if one.reads <= mine and two.reads <= theirs:
-                equal.append((one, two, each.null_safe))
-            elif two.reads <= mine and one.reads <= theirs:
-                equal.append((two, one, each.null_safe))
-            else:
-                rest.append(each.written.text)
-        else:
-            rest.append(each.written.text)
-    return equal, rest, own, other

@@ -439,7 +439,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """The weakest of its nodes: ``incremental``, ``keyed`` (touched groups are computed
     afresh), ``opaque``."""
     reason: str
-    """Why it is not incremental; empty when it is."""
+    """Why it is not incremental, or what it reads whole at times although it is."""
     strata: tuple[Stratum, ...] = ()
     hidden: tuple[Hidden, ...] = ()
     conf: tuple[tuple[str, str], ...] = ()

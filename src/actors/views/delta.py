@@ -66,6 +66,8 @@ from actors.views.trees import quote
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
+BESIDE: Final = "is read when the one row beside it changes"
+"""In the reason of a view that is incremental but for that."""
 
 
 class Derived(msgspec.Struct, frozen=True):
@@ -96,22 +98,27 @@ def _mode(
     hidden: tuple[Hidden, ...],
     sources: tuple[str, ...],
 ) -> tuple[str, str]:
+    """The mode and why it is not incremental; of an incremental one what it reads whole."""
+    beside: list[str] = []
     for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
-        if lookup.origins and all(
-            name in context.seldom or name in context.one_row for name, _ in lookup.origins
-        ):
-            continue
-        if lookup.target in context.bounded:
+        origins = [name for name, _ in lookup.origins if name not in context.seldom]
+        if lookup.key or lookup.target in context.bounded or (lookup.origins and not origins):
             continue
         number = int(lookup.target[1:])
+        if lookup.target[0] == "h" and not hidden[number].keys:
+            continue
+        of_groups = lookup.target[0] == "h"
+        what = "all of the groups below" if of_groups else f"all of {sources[number]}"
+        if origins and context.one_row.issuperset(origins):
+            beside.append(f"{what} {BESIDE}")
+            continue
         when = " when what is beside it changes" if lookup.origins else ""
-        if lookup.target[0] == "s" and not lookup.key:
-            return "opaque", f"no equality leads to {sources[number]}: all of it is read{when}"
-        if lookup.target[0] == "h" and not lookup.key and hidden[number].keys:
+        if of_groups:
             return "opaque", f"no equality leads to the groups below: all of them are read{when}"
+        return "opaque", f"no equality leads to {sources[number]}: all of it is read{when}"
     if context.keyed:
-        return "keyed", "; ".join(dict.fromkeys(context.keyed))
-    return "incremental", ""
+        return "keyed", "; ".join(dict.fromkeys([*context.keyed, *beside]))
+    return "incremental", "; ".join(dict.fromkeys(beside))
 
 
 def _operator(context: Context, plan: Plan) -> Operator:
