@@ -3,9 +3,9 @@
 `ThresholdCounting` is a pytest plugin, registered by a conftest. It names a folder in the
 environment, in which every process of the run keeps its counts (`actors.threshold_probes`): the
 processes of pytest-xdist, services in processes of their own, and engines. At the end it sums
-them. A *full run* (the whole suite: no path, no ``-k``, ``-m`` or ``--lf``, all tests passed) fails
-when a side was never taken (`REQUIRED_VARIABLE` can say otherwise), and its counts are kept in
-pytest's cache. ``--thresholds`` prints the counts of any run. When the environment variable is set
+them. A *full run* (the whole suite: no path, no ``-k``, ``-m`` or ``--lf``, all tests passed) says
+which side was never taken (and fails where `REQUIRED_VARIABLE` has it so), and its counts are kept
+in pytest's cache. ``--thresholds`` prints the counts of any run. When the environment variable is set
 already, its folder is used and stays, so that the counts of several runs add up.
 
     python -m actors.testing.threshold_counts docs/testing.md
@@ -103,9 +103,8 @@ def with_table(page: str, counts: Counts) -> str:
 
 
 REQUIRED_VARIABLE: Final = "THRESHOLDS_REQUIRED"
-"""A full run that skips no test and leaves a side out fails. Where the environment has 0 for this,
-it only says so, and with 1 it fails though tests were skipped: on a machine without PostgreSQL or
-Azurite some are, and what only they take is not taken."""
+"""A full run that leaves a side out says so; with 1 in the environment for this it fails. On a
+machine without PostgreSQL or Azurite tests are skipped, and what only they take is not taken."""
 
 
 class ThresholdCounting:
@@ -115,7 +114,6 @@ class ThresholdCounting:
         self._config = config
         self._missing: list[str] = []
         self._counts: dict[str, list[int]] = {}
-        self._skipped = False
         self._own: str | None = None
         """The folder, where it was made for this run and goes with it."""
         folder = os.environ.get(COUNTS_VARIABLE)
@@ -125,13 +123,9 @@ class ThresholdCounting:
             count_into(folder)
         self._folder = Path(folder)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes whether any test was left out."""
-        self._skipped |= report.skipped
-
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Sums the counts; of a full run that passed, a side that was never taken fails it unless
-        `REQUIRED_VARIABLE` says otherwise."""
+        """Sums the counts; of a full run that passed, a side that was never taken fails it where
+        `REQUIRED_VARIABLE` says so."""
         self._counts = read_counts(self._folder)
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
@@ -141,8 +135,7 @@ class ThresholdCounting:
         assert self._config.cache is not None
         self._config.cache.set(CACHE_KEY, self._counts)
         self._missing = sides_never_taken(self._counts)
-        required = os.environ.get(REQUIRED_VARIABLE, "0" if self._skipped else "1")
-        if self._missing and required != "0":
+        if self._missing and os.environ.get(REQUIRED_VARIABLE) == "1":
             session.exitstatus = 1
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
