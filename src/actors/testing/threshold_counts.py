@@ -5,8 +5,8 @@ environment, in which every process of the run keeps its counts (`actors.thresho
 processes of pytest-xdist, services in processes of their own, and engines. At the end it sums
 them. A *full run* (the whole suite: no path, no ``-k``, ``-m`` or ``--lf``, all tests passed) says
 which side was never taken (and fails where `REQUIRED_VARIABLE` has it so), and its counts are kept
-in pytest's cache. ``--thresholds`` prints the counts of any run. When the environment variable is set
-already, its folder is used and stays, so that the counts of several runs add up.
+in pytest's cache. ``--thresholds`` prints the counts of any run. When the environment variable is
+set already, its folder is used and stays, so that the counts of several runs add up.
 
     python -m actors.testing.threshold_counts docs/testing.md
 
