@@ -34,12 +34,12 @@ _FIRST_PLACE: Final = -1_000_000
 _MARK: Final = re.compile("\ue000(\\d+)\ue001")
 _UNORDERED: Final = ("map<", "variant", "interval")
 _DECIMAL_DIGITS_MAX: Final = 26
-"""Of sums whose partial sums surely fit Spark's 38 digits."""
+"""Bounds the digits of values whose partial sums surely fit Spark's 38."""
 _EXACT: Final = ("tinyint", "smallint", "int")
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What a formula is made of: texts with places in them."""
+    """Holds what a formula is made of: texts with places in them."""
 
     kind: str
     written: str
@@ -82,13 +82,19 @@ def formula_call(node: TreeNode, write: WriteExpression, row: Sequence[TreeNode]
     for each in arguments:
         if any(word in each.type for word in _UNORDERED):
             raise NotRendered(f"the aggregate {inner.name} over {each.type}")
-    fields = ", ".join(f"'c{place}', {each.text}" for place, each in enumerate(arguments))
+    test = "" if not behind else arguments[int(behind[0].strip("{}"))].text
+    # What FILTER leaves out is not computed: Spark would not compute it either.
+    guarded = [
+        f"CASE WHEN {test} THEN {each.text} END" if test and each.text != test else each.text
+        for each in arguments
+    ]
+    fields = ", ".join(f"'c{place}', {text}" for place, text in enumerate(guarded))
     kinds = ",".join(f"c{place}:{each.type}" for place, each in enumerate(arguments))
     one = len(arguments) == 1
     return AggregateCall(
         "",
         call.written.partition("(")[0],
-        arguments[0].text if one else f"named_struct({fields})",
+        guarded[0] if one else f"named_struct({fields})",
         type_of(inner),
         arguments[0].type if one else f"struct<{kinds}>",
         True,
@@ -200,7 +206,7 @@ def _sorted_values(call: _Call) -> str:
 
 
 def _least_mode(call: _Call) -> str:
-    if call.written.endswith(")") and "WITHIN GROUP" in call.written:
+    if "WITHIN GROUP" in call.written:
         return call.written
     return f"mode() WITHIN GROUP (ORDER BY {call.values[0]}){call.behind}"
 

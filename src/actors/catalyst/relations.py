@@ -70,7 +70,7 @@ from actors.plan.relational_walk import pruned
 TABLE_METADATA: Final = "penstock_table"
 """The key in a column's metadata under which the number of its table stands."""
 RANGE_ROWS_MAX: Final = 10_000
-"""Of a ``range()``: a step makes all of them."""
+"""Bounds the rows of a ``range()``: a step makes all of them."""
 _PASSING: Final = frozenset(
     {
         "SubqueryAlias",

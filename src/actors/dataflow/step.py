@@ -27,7 +27,6 @@ from actors.errors import LocalProtocolError
 from actors.plan.delta import DeltaPlan, Stratum, missed_later, narrowed
 from actors.plan.jobs import LikelyRun, Rows
 from actors.plan.jobs import Step as StepJob
-from actors.plan.plan_splitting import makes_rows_of_none
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import concat, condensed, consolidate
 from actors.progress import Frontier, Time
@@ -214,8 +213,7 @@ async def delta_step(
                 packed = await engine.pack(schema, rows)
                 stack.push_async_callback(engine.discard, packed)
                 inputs[input_name] = packed
-            changed = any(given_name[0] in "dr" for given_name in inputs)
-            if not changed and not any(makes_rows_of_none(stratum.node) for stratum in strata):
+            if not any(given_name[0] in "dr" for given_name in inputs):
                 # Nothing changed that these strata read, so neither does their output.
                 first, wide = last + 1, None
                 continue

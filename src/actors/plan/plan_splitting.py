@@ -277,8 +277,8 @@ def _inputs(node: Node) -> set[str]:
 
 
 def makes_rows_of_none(node: Node) -> bool:
-    """Whether a node makes a row of inputs without any: the old state of a group without keys is
-    there from the first time on.
+    """Return whether a node makes a row of inputs without any: the old state of a group without
+    keys is there from the first time on.
 
     >>> nothing = Input("h0", ("x",))
     >>> one = Recompute(nothing, nothing, (), (), begins=True)

@@ -281,7 +281,7 @@ class ViewPlan(msgspec.Struct, frozen=True):
     root: Project
     output: Schema
     keeps_firsts: bool = True
-    """Whether the engine that maintains it keeps first rows of an order."""
+    """Says whether the engine that maintains it keeps first rows of an order."""
 
 
 def columns_of(plan: Plan) -> tuple[str, ...]:

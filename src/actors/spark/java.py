@@ -30,7 +30,7 @@ MODULE: Final = "jdk.incubator.vector"
 PROBE_SECONDS_MAX: Final = 30
 
 _ONE_COMPILER: Final = "emulated-client, "
-"""What a JVM says besides whose environment leaves its second compiler out."""
+"""Stands before a JVM's build where its environment leaves the second compiler out."""
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 Probe: TypeAlias = Callable[[Path, tuple[str, ...]], "tuple[int, str]"]

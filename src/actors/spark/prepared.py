@@ -125,7 +125,7 @@ class Request(msgspec.Struct, frozen=True):
         return frozenset(name for name in self.tables if name[0] in "dr")
 
 
-class Key(NamedTuple):
+class VariantKey(NamedTuple):
     """What tells variants apart."""
 
     owner: int
@@ -201,9 +201,9 @@ class PreparedSteps:
         self.rounds = Rounds(local_cores(settings.spark_master), settings)
         # Reentrant: a plan may be forgotten by the collector while this thread holds it.
         self._lock = threading.RLock()
-        self._variants: OrderedDict[Key, Variant] = OrderedDict()
-        self._refused: dict[Key, str] = {}
-        self._rehearsed: dict[Key, threading.Event] = {}
+        self._variants: OrderedDict[VariantKey, Variant] = OrderedDict()
+        self._refused: dict[VariantKey, str] = {}
+        self._rehearsed: dict[VariantKey, threading.Event] = {}
         """Set when the plan is there, or will not be."""
 
     def run(self, request: Request) -> pa.Table | None:
@@ -235,7 +235,7 @@ class PreparedSteps:
             del self._rehearsed[key]
             done.set()
 
-    def _run(self, key: Key, request: Request) -> pa.Table | None:
+    def _run(self, key: VariantKey, request: Request) -> pa.Table | None:
         if not self._local or key in self._refused:
             return None
         largest = max((table.nbytes for table in request.tables.values()), default=0)
@@ -286,7 +286,7 @@ class PreparedSteps:
     def __len__(self) -> int:
         return len(self._variants)
 
-    def _build(self, key: Key, request: Request) -> Variant:
+    def _build(self, key: VariantKey, request: Request) -> Variant:
         """Plans the step over new slots. Raises `Refused`, `SlotUnfit` or Spark's own error."""
         viewed = [n for n in request.schemas if n in request.changed or n[0] in "sh"]
         relations = {
@@ -318,14 +318,14 @@ class PreparedSteps:
         self._keep(key, variant)
         return variant
 
-    def _find(self, key: Key) -> Variant | None:
+    def _find(self, key: VariantKey) -> Variant | None:
         with self._lock:
             found = self._variants.get(key)
             if found is not None:
                 self._variants.move_to_end(key)
             return found
 
-    def _keep(self, key: Key, variant: Variant) -> None:
+    def _keep(self, key: VariantKey, variant: Variant) -> None:
         with self._lock:
             self._drop(key)
             mine = [other for other in self._variants if other.owner == key.owner]
@@ -335,13 +335,13 @@ class PreparedSteps:
                 self._drop(next(iter(self._variants)))
             self._variants[key] = variant
 
-    def _drop(self, key: Key) -> None:
+    def _drop(self, key: VariantKey) -> None:
         with self._lock:
             dropped = self._variants.pop(key, None)
         if dropped is not None:
             dropped.slots.abandon()
 
-    def _refuse(self, key: Key, name: str, reason: str) -> None:
+    def _refuse(self, key: VariantKey, name: str, reason: str) -> None:
         self._drop(key)
         text = " ".join(reason.split())[:_REASON_CHARS_MAX]
         changed = ", ".join(sorted(key.changed)) or "nothing"
@@ -357,8 +357,8 @@ class PreparedSteps:
         )
 
 
-def _key(request: Request) -> Key:
-    return Key(request.owner, request.strata, request.changed, request.one_time)
+def _key(request: Request) -> VariantKey:
+    return VariantKey(request.owner, request.strata, request.changed, request.one_time)
 
 
 def _in_order(request: Request) -> Mapping[str, pa.Table]:

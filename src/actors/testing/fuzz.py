@@ -110,10 +110,12 @@ class Case(msgspec.Struct, frozen=True):
         return "\n".join(lines) + "\n"
 
 
-def made_up(seed: int, number: int, views: int = 4, grammar: type[Writer] | None = None) -> Case:
+def made_up(
+    seed: int, number: int, views: int = 4, grammar: type[QueryWriter] | None = None
+) -> Case:
     """Script number `number` of a seed in a grammar; always the same."""
     pick = random.Random(f"{seed}/{number}")
-    made_of = grammar or Writer
+    made_of = grammar or QueryWriter
     tables = tuple(_table(pick, index, made_of.types) for index in range(pick.choice((2, 2, 3))))
     writer = made_of(pick, list(tables))
     texts: list[tuple[str, str]] = []
@@ -176,11 +178,11 @@ def _value(pick: random.Random, kind: str) -> str:
     return "null" if pick.random() < NULLS else pick.choice(DOMAINS[kind])
 
 
-class Writer:
+class QueryWriter:
     """Writes queries over the tables it knows; a grammar of more constructs is a subclass."""
 
     types: ClassVar[Sequence[str]] = TYPES
-    """What columns of tables are of."""
+    """Lists the types that columns of tables are of."""
     glues: ClassVar[Sequence[str]] = (" union all ", " union all ", " union ")
     """Words between the branches of a union."""
 

@@ -1,7 +1,7 @@
 """The grammar of made-up views on Spark: constructs that only Spark's own plans make incremental.
 
-What: `SparkWriter` writes all that `fuzz.Writer` does, and window functions of several partitions
-with filters by rank, GROUPING SETS, ROLLUP and CUBE with `grouping_id()`, INTERSECT and EXCEPT,
+What: `SparkWriter` writes all that `fuzz.QueryWriter` does, and window functions of several
+partitions with filters by rank, GROUPING SETS, ROLLUP and CUBE with `grouping_id()`, INTERSECT and EXCEPT,
 LATERAL VIEW and generators in the list, first rows by a total order, tumbling and hopping windows
 of time, scalar subqueries, IN and EXISTS inside expressions, joins without an equality, table
 expressions that are read several times, and several DISTINCT aggregates in one grouping.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
-from actors.testing.fuzz import DOMAINS, NUMBERS, TYPES, Col, Table, Writer
+from actors.testing.fuzz import DOMAINS, NUMBERS, TYPES, Col, QueryWriter, Table
 
 WHOLE: Final = ("int", "bigint")
 SHAPE: Final = 0.4
@@ -31,7 +31,7 @@ def _comparable(columns: Sequence[Col]) -> list[Col]:
     return [column for column in columns if column.type != "double"]
 
 
-class SparkWriter(Writer):
+class SparkWriter(QueryWriter):
     """Writes queries of every construct that is kept by steps on Spark."""
 
     types: ClassVar[Sequence[str]] = (*TYPES, "timestamp")

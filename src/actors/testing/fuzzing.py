@@ -17,7 +17,7 @@ import msgspec
 from actors.errors import QueryRejected
 from actors.testing.check_views import Report, Show
 from actors.testing.checking import Checked, Options, Place, ViewResult, first_line
-from actors.testing.fuzz import Case, Writer, made_up
+from actors.testing.fuzz import Case, QueryWriter, made_up
 from actors.testing.fuzz_names import with_odd_names
 from actors.testing.stage import shard_name
 from actors.testing.view_scripts import parse_script
@@ -39,7 +39,7 @@ async def fuzz(
     options: Options,
     keep: Path,
     show: Show,
-    grammar: type[Writer] | None = None,
+    grammar: type[QueryWriter] | None = None,
 ) -> Report:
     """Makes up and checks so many views; failing scripts are written to `keep`."""
     report = Report()

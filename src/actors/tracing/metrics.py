@@ -74,7 +74,7 @@ FAMILIES: Final[dict[str, Callable[..., Metric]]] = {
 
 
 class MetricDefinition(msgspec.Struct, frozen=True):
-    """What a measure is on the page: whether values are added up (a counter never falls, a level
+    """Tells a metric on the page: whether values are added up (a counter never falls, a level
     may), set, or counted by size; its text and unit; the label of its key."""
 
     kind: Literal["counter", "level", "gauge", "histogram"]

@@ -102,7 +102,7 @@ class Lookups:
         strata[0] += [Lookup(target, (), ()) for target in sorted(whole)]
         levels: dict[Wanted, set[int]] = {}
         numbers: dict[Wanted, int] = {}
-        filled = set(whole)
+        filled = self._filled()
         for wanted in self._in_order(whole):
             need = self._needs[wanted]
             number = numbers[wanted] = len(numbers)
@@ -114,7 +114,6 @@ class Lookups:
                 for level in _levels(origin, [levels[f] for f in fills if f in levels]):
                     by_level.setdefault(level, []).append(origin)
             levels[wanted] = set(by_level)
-            filled |= {wanted[0]} if by_level else set()
             for level, origins in by_level.items():
                 fills_of = tuple(
                     _numbered(origin[0], need.origins[origin], numbers) for origin in origins
@@ -122,6 +121,24 @@ class Lookups:
                 made = Lookup(*wanted[:2], tuple(origins), need.nulls, number, fills_of)
                 strata[level].append(made)
         return [tuple(lookups) for lookups in strata]
+
+    def _filled(self) -> set[str]:
+        """The inputs that some lookup fills: from changes, from whole states, and from what these
+        lead to. Others have no rows."""
+        filled = {
+            target
+            for (target, key, *_), need in self._needs.items()
+            if not need.origins and not key
+        }
+        while True:
+            more = {
+                wanted[0]
+                for wanted, need in self._needs.items()
+                if any(name[0] not in "sh" or name in filled for name, _ in need.origins)
+            }
+            if more <= filled:
+                return filled
+            filled |= more
 
     def _in_order(self, whole: set[str]) -> list[Wanted]:
         """The lookups by key, each after those that fill its origins."""

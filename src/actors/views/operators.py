@@ -54,7 +54,7 @@ class Context:
         """Runs of the changes of one row: what is beside it is read whole where that changes, and
         any of it may match."""
         self.keeps_firsts = True
-        """Whether the engine keeps first rows of an order."""
+        """Says whether the engine keeps first rows of an order."""
         self.bounded: set[str] = set()
         """Hidden states of few rows, whatever is in the tables: reading them whole costs little."""
         self._asked: list[set[Wanted]] = []
@@ -194,7 +194,7 @@ class Operator(ABC):
         return False
 
     def is_constant(self) -> bool:
-        """Whether its rows never change: none comes but with the first contents."""
+        """Return whether its rows never change: none comes but with the first contents."""
         return False
 
     # -- what follows -----------------------------------------------------------------------------

@@ -19,14 +19,14 @@ from actors.plan.relational import Key, Named
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, select
 from actors.views.rule_group import ROWS, GroupOperator
-from actors.views.rule_linear import NOT_KEYS, ProjectOperator
+from actors.views.rule_linear import NOT_KEYS, PassingOperator, ProjectOperator
 from actors.views.trees import Unsupported
 
 _FLOATS: Final = ("float", "double")
 _UNGROUPED: Final = ("map<", "variant", "void", "interval", "unknown")
 
 
-class KeptOperator(Operator):
+class KeptOperator(PassingOperator):
     """The rows of another operator, with a state of their own."""
 
     def __init__(
@@ -41,11 +41,10 @@ class KeptOperator(Operator):
         """`types`: of the columns. `by`: the columns by which changed rows seek their old ones; all
         where there are none. `handed_on`: whether it matters which zero a float is. Raises
         `Unsupported` for rows that cannot be kept."""
-        super().__init__(context, below.columns)
+        super().__init__(context, below)
         why = not_kept(types, below.columns, by or ()) if handed_on else ""
         if why:
             raise Unsupported(why)
-        self._below = below
         self._types = types
         prefix = context.prefix()
         floats = [id_ for id_ in below.columns if handed_on and types[id_].lower() in _FLOATS]
@@ -107,22 +106,6 @@ class KeptOperator(Operator):
             and not self._types[id_].lower().startswith(NOT_KEYS)
             for id_ in ids
         )
-
-    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """The other operator's."""
-        return self._below.determined_by(ids)
-
-    def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """The other operator's."""
-        return self._below.unique_ids()
-
-    def is_one_row(self) -> bool:
-        """The other operator's."""
-        return self._below.is_one_row()
-
-    def is_constant(self) -> bool:
-        """The other operator's."""
-        return self._below.is_constant()
 
     def kind(self, id_: str) -> str | None:
         """The column's type."""

@@ -94,12 +94,35 @@ class ScanOperator(Operator):
         return _plain(self._columns[self._own[id_]].type)
 
 
-class FilterOperator(Operator):
+class PassingOperator(Operator):
+    """Rows of another operator, with its columns."""
+
+    def __init__(self, context: Context, below: Operator) -> None:
+        super().__init__(context, below.columns)
+        self._below = below
+
+    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
+        """The input's."""
+        return self._below.determined_by(ids)
+
+    def unique_ids(self) -> tuple[frozenset[str], ...]:
+        """The input's."""
+        return self._below.unique_ids()
+
+    def is_one_row(self) -> bool:
+        """The input's."""
+        return self._below.is_one_row()
+
+    def is_constant(self) -> bool:
+        """The input's."""
+        return self._below.is_constant()
+
+
+class FilterOperator(PassingOperator):
     """Updates for whose row the predicate is true."""
 
     def __init__(self, context: Context, plan: Filter, below: Operator) -> None:
-        super().__init__(context, below.columns)
-        self._below = below
+        super().__init__(context, below)
         self._predicate = plan.predicate
 
     def make_delta(self) -> Node:
@@ -127,22 +150,6 @@ class FilterOperator(Operator):
     def seekable(self, ids: Ids) -> bool:
         """The input's."""
         return self._below.seekable(ids)
-
-    def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """The input's."""
-        return self._below.determined_by(ids)
-
-    def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """The input's."""
-        return self._below.unique_ids()
-
-    def is_one_row(self) -> bool:
-        """The input's."""
-        return self._below.is_one_row()
-
-    def is_constant(self) -> bool:
-        """The input's."""
-        return self._below.is_constant()
 
     def kind(self, id_: str) -> str | None:
         """The input's."""
