@@ -1,10 +1,11 @@
 """The grammar of made-up views on Spark: constructs that only Spark's own plans make incremental.
 
 What: `SparkWriter` writes all that `fuzz.QueryWriter` does, and window functions of several
-partitions with filters by rank, GROUPING SETS, ROLLUP and CUBE with `grouping_id()`, INTERSECT and
-EXCEPT, LATERAL VIEW and generators in the list, first rows by a total order, tumbling and hopping
-windows of time, scalar subqueries, IN and EXISTS inside expressions, joins without an equality, table
-expressions that are read several times, and several DISTINCT aggregates in one grouping.
+partitions with filters by rank, GROUPING SETS, ROLLUP and CUBE with `grouping_id()`, INTERSECT
+and EXCEPT, LATERAL VIEW and generators in the list, first rows by a total order, tumbling and
+hopping windows of time, scalar subqueries, IN and EXISTS inside expressions, joins without an
+equality, table expressions that are read several times, and several DISTINCT aggregates in one
+grouping.
 
 Rules: no text leaves Spark a choice, so that plain Spark's answer is the only right one. Where a
 function depends on which of two rows comes first, the order is of all columns: rows that it leaves
