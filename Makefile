@@ -45,7 +45,7 @@ thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last
 
 proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
 	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5 --hypothesis-profile search
-	@$(BIN)/python -m pytest -q --whole -m sampled
+	@$(BIN)/python -m pytest -q --whole -m 'sampled or long'
 	@$(BIN)/penstock check-views tests/scripts
 	@$(BIN)/penstock check-views --base 50000 tests/scripts
 	@$(BIN)/penstock check-views --base 1000000 $$(ls tests/scripts/*.view | awk 'NR % 8 == 1')

@@ -56,7 +56,6 @@ HEAVY = (
     "tracing/test_two_processes.py",
     "spark/test_pieces_on_spark.py",
     "persist/test_state_directory.py",
-    "spark/test_class_archive.py",
     "spark/test_taking.py",
     "sources/test_tpch_source.py",
     "views/test_maintained_views.py",
@@ -83,7 +82,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole",
         action="store_true",
-        help="tests marked `sampled` look at everything, as `make proof` has them do",
+        help="tests marked `sampled` look at everything and those marked `long` run, as in "
+        "`make proof`",
     )
 
 
@@ -95,8 +95,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ThresholdCounting(config), "threshold-counting")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the heavy files first; `make test` hands out files in this order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts the heavy files first; `make test` hands out files in this order, without long tests."""
+    if not config.getoption("whole"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     places = {ROOT / "tests" / name: place for place, name in enumerate(HEAVY)}
     absent = [str(path) for path in places if not path.is_file()]
     if absent:

@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pyarrow as pa
+import pytest
 from anyio.streams.text import TextReceiveStream
 
 from actors.client import Client
@@ -134,6 +135,7 @@ async def at_rest(client: Client) -> bool:
     return hidden >= GROUPS and not any(n for (kind, _), n in rows.items() if kind == "changes")
 
 
+@pytest.mark.long
 async def test_what_is_told_of_memory_is_what_the_process_takes(tmp_path: Path) -> None:
     with anyio.fail_after(500):
         async with serving(tmp_path / "state") as (pid, client):

@@ -37,7 +37,7 @@ from actors.spark.slots import SlotSet
 from actors.spark.traces import _stages
 from actors.testing.check_views import for_short_lives
 
-STEPS = 12
+STEPS = 8
 LEFT = Schema((Column("k", "bigint"), Column("v", "bigint")))
 RIGHT = Schema((Column("k", "bigint"), Column("w", "bigint")))
 PAIR = Pair(

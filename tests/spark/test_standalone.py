@@ -153,6 +153,7 @@ def test_the_child_ends_when_its_context_has_stopped(
     assert engine.process.wait(200) == EXIT_SPARK_GONE
 
 
+@pytest.mark.long
 async def test_the_executor_goes_on_when_its_context_has_stopped(
     cluster: Cluster, tmp_path: Path, java: JavaHome
 ) -> None:

@@ -16,8 +16,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCRIPTS_ON_SPARK = (
     "global_sums_beside_extremes",
-    "join_natural_without_common_names",
-    "large_extremes",
     "large_top",
     "spark_conf_single_row_spread",
 )

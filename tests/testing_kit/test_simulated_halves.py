@@ -30,7 +30,7 @@ from actors.testing.simulation.storage_rivals import StorageRival
 from actors.testing.simulation.stores import Disk
 from actors.testing.virtual_time import VirtualClock
 
-SEEDS = 70
+SEEDS = 50
 BATCHES = 1
 
 FOUND = {

@@ -8,7 +8,7 @@ import pytest
 from actors.testing.cluster import simulate
 from actors.testing.simulation.schedule import draw
 
-SEEDS = 120
+SEEDS = 80
 BATCHES = 4
 
 

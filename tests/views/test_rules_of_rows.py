@@ -203,3 +203,23 @@ async def test_the_greatest_value_of_all_rows_is_that_of_a_first_row() -> None:
     mode, lines = await changes_of(Aggregate(PAIRS, (), (call,)), "a0")
     assert mode == "incremental"
     assert any("TopCandidates" in line for line in lines)
+
+
+def single_rows(count: int) -> Plan:
+    """Sums of all rows beside one another, and beside the rows."""
+    sums = tuple(
+        Aggregate(PAIRS, (), (AggregateCall(f"a{n}", "sum", f"i0_x * {n}", "bigint", "int"),))
+        for n in range(count)
+    )
+    types = (*TYPES, *((f"a{n}", "bigint") for n in range(count)))
+    return Join((*sums, PAIRS), (Equal("i0_k", "a0", False), Equal("a1", "a2", True)), (), types)
+
+
+async def test_single_rows_beside_one_another_are_one_input() -> None:
+    """A join of nine inputs has nine terms of nine: the plan grows with their number alone."""
+    mode, few = await changes_of(single_rows(4), "i0_k", "a3")
+    assert mode == "incremental"
+    assert any("Where (a1 <=> a2)" in line for line in few), few
+    assert any("rows = 4" in line for line in few)
+    _, many = await changes_of(single_rows(8), "i0_k", "a3")
+    assert len(many) < 2 * len(few)

@@ -48,6 +48,8 @@ KILL_FROM: Final = 10
 KILL_EVERY: Final = 50
 MADE_UP_RESERVES: Final = (1, 1, 2, 5)
 """Made-up scripts have too few rows to use up a limit's reserve of any other size."""
+SCRIPTS_FEW: Final = 20
+"""Over more the JVM's second compiler pays."""
 PREPARED_EVERY: Final = 4
 """Of so many seeds of made-up views one executes plans of steps again."""
 
@@ -100,29 +102,31 @@ async def _main(command: Command, settings: Settings) -> int:
     from actors.testing.fuzz_spark import SparkWriter
     from actors.testing.fuzzing import fuzz
 
+    try:
+        scripts = [] if command.fuzz else read(command.paths)
+    except PenstockError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    few = command.fuzz + len(scripts) <= SCRIPTS_FEW and not command.base
+    given = for_short_lives(settings) if few else settings
+    chosen = with_drawn_engine(
+        given, command.seed, plans_once=command.fuzz > 0, many_rows=command.base > 0
+    )
+    options = Options(
+        command.splits, command.seed, base=command.base, base_stays=command.base_stays
+    )
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         async with System(seed=command.seed) as system:
             with _shown() as show:
-                short = settings if command.base else for_short_lives(settings)
-                chosen = with_drawn_engine(
-                    short, command.seed, plans_once=command.fuzz > 0, many_rows=command.base > 0
-                )
                 use_kernel_limits(chosen.kernel_limits)
-                text = drawn_text(short, chosen)
+                text = drawn_text(given, chosen)
                 sys.stdout.write(f"seed {command.seed}, engine's settings: {text}\n")
                 place = place_on_spark(system, chosen, Path(folder))
-                options = Options(
-                    command.splits,
-                    command.seed,
-                    base=command.base,
-                    base_stays=command.base_stays,
-                )
                 try:
                     if command.fuzz:
                         keep = command.keep or Path("fuzzed")
                         report = await fuzz(command.fuzz, place, options, keep, show, SparkWriter)
                     else:
-                        scripts = read(command.paths)
                         report = await check_scripts(
                             scripts, place, options, show=show, scaling=command.scaling
                         )

@@ -231,8 +231,8 @@ class _Changing:
 
 def for_few_steps(settings: Settings) -> Settings:
     """Return settings for an engine of which every plan makes a few steps: neither the JVM nor
-    Spark compiles more than it must. Steps' plans are kept all the same."""
-    return for_plans_run_once(for_short_lives(settings), 0)
+    Spark compiles more than it must, and no plan is kept."""
+    return for_plans_run_once(for_short_lives(settings), 1)
 
 
 def _add(first: Judgement, judged: Judgement, scale: float) -> None:

@@ -58,6 +58,7 @@ from actors.views.rule_linear import (
     ScanOperator,
     UnionOperator,
 )
+from actors.views.rule_one_row import inner_join
 from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_top import limit
@@ -133,7 +134,7 @@ def _operator(context: Context, plan: Plan) -> Operator:
         case Project():
             return ProjectOperator(context, plan.columns, _operator(context, plan.input))
         case Join():
-            return JoinOperator(context, _sides(context, plan), plan.equal, plan.residual)
+            return inner_join(context, plan, _sides(context, plan))
         case OuterJoin():
             return OuterOperator(context, plan, *_sides(context, plan))
         case SemiJoin():

@@ -37,15 +37,18 @@ class KeptOperator(PassingOperator):
         by: Ids | None = None,
         *,
         handed_on: bool = True,
+        bounded: bool = False,
     ) -> None:
         """`types`: of the columns. `by`: the columns by which changed rows seek their old ones; all
-        where there are none. `handed_on`: whether it matters which zero a float is. Raises
-        `Unsupported` for rows that cannot be kept."""
+        where there are none. `handed_on`: whether it matters which zero a float is. `bounded`:
+        whether the plan alone bounds how many rows there are. Raises `Unsupported` for rows that
+        cannot be kept."""
         super().__init__(context, below)
         why = not_kept(types, below.columns, by or ()) if handed_on else ""
         if why:
             raise Unsupported(why)
         self._types = types
+        self._bounded = bounded
         prefix = context.prefix()
         floats = [id_ for id_ in below.columns if handed_on and types[id_].lower() in _FLOATS]
         self._texts = {id_: f"{prefix}{id_}" for id_ in floats}
@@ -68,6 +71,8 @@ class KeptOperator(PassingOperator):
         """That of the other operator."""
         self._below.delta(shared=True)
         self._group.totals()
+        if self._bounded:
+            self.context.bounded.add(f"h{self._group.number}")
         return self._below.delta()
 
     def old(self) -> Node:

@@ -1,0 +1,72 @@
+"""Several inputs of one row each side by side: one input of one row.
+
+Theory of operation. A query with scalar subqueries joins as many single rows. A join of n inputs
+has n terms of n inputs each; so their rows are laid below one another instead, each padded with
+NULLs and kept as a state (`rule_kept`), and one grouping without keys takes each column from the
+row that has it. A plan so grows with their number and no more.
+
+    {(a)} × {(b)}   =   max(a), max(b) over {(a, NULL), (NULL, b)}   where both rows are there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from actors.plan.relational import Aggregate, AggregateCall, Filter, Join, Named
+from actors.views.operators import Context, Operator
+from actors.views.rule_join import JoinOperator
+from actors.views.rule_kept import KeptOperator, not_kept
+from actors.views.rule_linear import FilterOperator, ProjectOperator, UnionOperator
+from actors.views.rule_recompute import RecomputeOperator
+
+PACKED_MIN: Final = 3
+"""From so many rows on they are one input: a join of two has no more terms."""
+
+
+def inner_join(context: Context, plan: Join, sides: Sequence[Operator]) -> Operator:
+    """Return the join of `sides`, the inputs of `plan`, its single rows taken for one input."""
+    types = dict(plan.types)
+    rows = [side for side in sides if side.is_one_row() and not side.is_constant()]
+    columns = tuple(id_ for row in rows for id_ in row.columns)
+    if len(rows) < PACKED_MIN or not_kept(types, columns, ()):
+        return JoinOperator(context, tuple(sides), plan.equal, plan.residual)
+    packed = _packed(context, plan, rows, types)
+    within = [each for each in plan.equal if {each.left, each.right} <= {*columns}]
+    tests = [f"{each.left} {'<=>' if each.null_safe else '='} {each.right}" for each in within]
+    others = [side for side in sides if side not in rows]
+    if not others:
+        tests += plan.residual
+    if tests:
+        predicate = " AND ".join(f"({test})" for test in tests)
+        packed = FilterOperator(context, Filter(plan, predicate), packed)
+    whole = packed
+    if others:
+        equal = tuple(each for each in plan.equal if each not in within)
+        whole = JoinOperator(context, (packed, *others), equal, plan.residual)
+    ordered = tuple(Named(id_, id_) for side in sides for id_ in side.columns)
+    return ProjectOperator(context, ordered, whole)
+
+
+def _packed(
+    context: Context, plan: Join, rows: Sequence[Operator], types: Mapping[str, str]
+) -> Operator:
+    """The one row that has the columns of all `rows`; none where one of them is not there."""
+    padded = tuple(
+        ProjectOperator(
+            context,
+            tuple(
+                Named(id_, id_ if id_ in row.columns else f"CAST(NULL AS {types[id_]})")
+                for other in rows
+                for id_ in other.columns
+            ),
+            row,
+        )
+        for row in rows
+    )
+    kept = KeptOperator(context, UnionOperator(context, padded), types, bounded=True)
+    count = f"{context.prefix()}rows"
+    calls = [AggregateCall(id_, "max", id_, types[id_], types[id_]) for id_ in kept.columns]
+    calls.append(AggregateCall(count, "count", None, "bigint"))
+    found = RecomputeOperator(context, Aggregate(plan, (), tuple(calls)), kept)
+    return FilterOperator(context, Filter(plan, f"{count} = {len(rows)}"), found)
