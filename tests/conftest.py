@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,14 +99,28 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the heavy files first; `make test` hands out files in this order, without long tests."""
     if not config.getoption("whole"):
-        long = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        left_out = _left_out(items)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     places = {ROOT / "tests" / name: place for place, name in enumerate(HEAVY)}
     absent = [str(path) for path in places if not path.is_file()]
     if absent:
         raise pytest.UsageError(f"no such files, named in tests/conftest.py: {absent}")
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The long tests, and of those of which only every so many-th runs the others."""
+    found: set[pytest.Item] = set()
+    seen: Counter[str] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        every = sampled.kwargs.get("every", 1) if sampled else 1
+        name = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("long") or seen[name] % every:
+            found.add(item)
+        seen[name] += 1
+    return found
 
 
 @pytest.fixture(scope="session")

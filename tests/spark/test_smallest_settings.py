@@ -24,7 +24,7 @@ from actors.threshold_probes import KERNEL_LIMITS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-SCRIPTS = ("join_keys", "conditional_sums")
+SCRIPTS = ("join_keys",)
 HALF_SETTINGS = {"prepared_slot_bytes_max": 400, "prepared_plans_max": 2}
 """A step that is too large for a slot asks for no plan: some of these are, and some are not."""
 HALF_LIMITS = {"engine_small_bytes": 1_500}
