@@ -460,6 +460,19 @@ async def test_old_files_of_contents_go_after_a_while(tmp_path: Path) -> None:
     assert bag(in_table(folder)) == bag([(2, None), (4, "z")])
 
 
+async def test_many_small_files_become_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threshold_probes.SMALL_FILES, "limit", 3)
+    made = await begun(tmp_path / "t", "current")
+    sizes = []
+    for time in range(6):
+        await batch(made, time, time + 1, (time, "x", time, 1))
+        sizes.append(len(DeltaTable(tmp_path / "t").file_uris()))
+    assert sizes == [1, 2, 3, 4, 2, 3]
+    assert bag(in_table(tmp_path / "t")) == bag([(time, "x") for time in range(6)])
+
+
 async def test_readers_pass_files_over_by_their_bounds(tmp_path: Path) -> None:
     made = await begun(tmp_path / "t", "changes")
     await batch(made, 5, 6, *FIRST)
