@@ -110,17 +110,24 @@ def test_lists_are_sorted() -> None:
     assert chosen(formula_of(call_of("CollectList", column(1)))) == "array_sort(collect_list({0}))"
 
 
+def test_moments_are_summed_over_sorted_pairs_that_are_there() -> None:
+    made = chosen(formula_of(call_of("CovSample", column(1), column(2))))
+    assert made.count("array_sort(collect_list(CASE WHEN {0} IS NOT NULL AND {1} IS NOT NULL") == 2
+    assert made.endswith("s -> s.xy / nullif(s.n - 1D, 0D))")
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (call_of("Corr", column(1), column(2)), "the aggregate Corr"),
+        (call_of("ApproximatePercentile", column(1), column(2)), "the aggregate Approx"),
+        (call_of("RegrAvgX", column(1), column(2, "decimal(9,2)")), "over decimal(9,2)"),
         (call_of("CollectList", column(1, "variant")), "over variant"),
         (
             call_of("Sum", column(1, "double"), evalContext={"evalMode": "TRY"}),
             "try_sum(double)",
         ),
     ],
-    ids=["unknown", "unordered", "order of rows"],
+    ids=["unknown", "no double", "unordered", "order of rows"],
 )
 def test_what_is_no_function_of_the_bag_is_refused(node: TreeNode, reason: str) -> None:
     with pytest.raises(NotRendered, match=reason.replace("(", r"\(").replace(")", r"\)")):

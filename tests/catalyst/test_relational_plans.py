@@ -294,7 +294,7 @@ def test_rows_in_the_text_are_written_as_they_are() -> None:
             ),
             "session_window",
         ),
-        (node("Intersect", A, B), "INTERSECT ALL"),
+        (node("UnionLoop", A, B), "WITH RECURSIVE"),
         (node("MapElements", A), "the plan node MapElements"),
         (node("LocalRelation", output=[column(1)], rows=[]), "a table of no rows"),
         (node("Range", start=0, end=20_000, step=1, output=[column(1)]), "of 20000 rows"),

@@ -460,9 +460,7 @@ async def test_old_files_of_contents_go_after_a_while(tmp_path: Path) -> None:
     assert bag(in_table(folder)) == bag([(2, None), (4, "z")])
 
 
-async def test_many_small_files_become_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_small_files_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threshold_probes.SMALL_FILES, "limit", 3)
     made = await begun(tmp_path / "t", "current")
     sizes = []

@@ -8,7 +8,8 @@ by another of Spark's that is a possible outcome of it and depends on the rows a
   order of all that they ask for; those that pass over NULLs are each the least, or greatest, value;
 - of the rows between which ``max_by`` and ``min_by`` may choose, the greatest, or least, value;
 - lists and sets are sorted, with equal ``listagg`` keys by the value itself;
-- of several modes the least.
+- of several modes the least;
+- covariances and the like are summed in the order of the values (`moment_formulas`).
 
 All others here (percentiles, bits, counts by sketch) are functions of the bag already.
 """
@@ -23,6 +24,7 @@ import msgspec
 
 from actors.catalyst.blocks import ColumnBinding, WrittenExpression
 from actors.catalyst.literals import NotRendered
+from actors.catalyst.moment_formulas import MOMENTS, moment_formula
 from actors.catalyst.plan_tree import TreeNode, attribute_ids
 from actors.catalyst.tree_reading import attribute_in_place_of, is_nullable, type_of
 from actors.plan.relational import AggregateCall, AggregateFormula
@@ -211,6 +213,13 @@ def _least_mode(call: _Call) -> str:
     return f"mode() WITHIN GROUP (ORDER BY {call.values[0]}){call.behind}"
 
 
+def _summed_in_order(call: _Call) -> str:
+    exact = [kind for kind in call.types if kind.startswith("decimal")]
+    if exact and call.kind in ("RegrAvgX", "RegrAvgY"):
+        raise NotRendered(f"the aggregate {call.kind} over {exact[0]}")
+    return moment_formula(call.kind, call.values, call.behind, distinct=call.distinct)
+
+
 def _joined_texts(call: _Call) -> str:
     value, delimiter, *orders = call.values
     word = "DISTINCT " if call.distinct else ""
@@ -259,7 +268,7 @@ _FORMULAS: Final[dict[str, _Formula]] = {
     "PercentileCont": _as_written,
     "PercentileDisc": _as_written,
     "RegrCount": _as_written,
-}
+} | dict.fromkeys(MOMENTS, _summed_in_order)
 _TRIED: Final[dict[str, _Formula]] = {"Average": _tried_average, "Sum": _tried_sum}
 _WITH_CONSTANTS: Final = frozenset(
     {"HyperLogLogPlusPlus", "ListAgg", "Percentile", "PercentileCont", "PercentileDisc"}

@@ -692,8 +692,6 @@ _JOINS: Final = {
 }
 _CONSTRUCTS: Final = {
     "Tail": "LIMIT",
-    "Intersect": "INTERSECT ALL",
-    "Except": "EXCEPT ALL",
     "Pivot": "PIVOT",
     "UnionLoop": "WITH RECURSIVE",
 }

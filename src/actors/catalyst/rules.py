@@ -10,8 +10,8 @@ Left out, though they look useful:
 
 - ``ComputeCurrentTime`` and ``ConstantFolding`` freeze the clock.
 - ``ReplaceExpressions`` turns functions into calls of Java methods, which have no SQL text.
-- ``RewriteExceptAll`` and ``RewriteIntersectAll`` count rows by replicating them; bags of weighted
-  rows need no such thing.
+- ``RewriteExceptAll`` and ``RewriteIntersectAll`` replicate rows by a generator without SQL text;
+  ``ConstructRewriter.java`` does it by one that has.
 - ``RewriteDistinctAggregates`` doubles rows for each distinct aggregate; `views.rule_distinct`
   keeps them by counts.
 - ``DecimalAggregates`` sums unscaled values, which wrap around where the sum would be an error.

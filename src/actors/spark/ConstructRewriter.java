@@ -11,32 +11,45 @@ import org.apache.spark.sql.catalyst.expressions.CreateArray;
 import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
 import org.apache.spark.sql.catalyst.expressions.CurrentRow$;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
+import org.apache.spark.sql.catalyst.expressions.Explode;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GetStructField;
 import org.apache.spark.sql.catalyst.expressions.GreaterThan;
+import org.apache.spark.sql.catalyst.expressions.GreaterThanOrEqual;
 import org.apache.spark.sql.catalyst.expressions.IsNull;
+import org.apache.spark.sql.catalyst.expressions.Least;
 import org.apache.spark.sql.catalyst.expressions.Literal$;
 import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
+import org.apache.spark.sql.catalyst.expressions.Not;
 import org.apache.spark.sql.catalyst.expressions.NullsFirst$;
 import org.apache.spark.sql.catalyst.expressions.Or;
 import org.apache.spark.sql.catalyst.expressions.RangeFrame$;
+import org.apache.spark.sql.catalyst.expressions.Sequence;
 import org.apache.spark.sql.catalyst.expressions.SortOrder;
 import org.apache.spark.sql.catalyst.expressions.SpecifiedWindowFrame;
+import org.apache.spark.sql.catalyst.expressions.Subtract;
 import org.apache.spark.sql.catalyst.expressions.UnaryMinus;
 import org.apache.spark.sql.catalyst.expressions.UnboundedPreceding$;
 import org.apache.spark.sql.catalyst.expressions.UnixMicros;
 import org.apache.spark.sql.catalyst.expressions.WindowExpression;
 import org.apache.spark.sql.catalyst.expressions.WindowSpecDefinition;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Count;
 import org.apache.spark.sql.catalyst.expressions.aggregate.First;
 import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
 import org.apache.spark.sql.catalyst.expressions.aggregate.PivotFirst;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.Except;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.Generate;
+import org.apache.spark.sql.catalyst.plans.logical.Intersect;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.Union;
 import org.apache.spark.sql.catalyst.plans.logical.Window;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.types.TimestampType;
 import scala.jdk.javaapi.CollectionConverters;
@@ -47,6 +60,8 @@ import scala.jdk.javaapi.CollectionConverters;
  *
  * - A pivot is a grouping by the pivoted column too, and above it one that gathers its values: the
  *   one value that there is for each of them.
+ * - EXCEPT ALL and INTERSECT ALL are a grouping by all columns that counts the rows of either side,
+ *   and above it a generator that gives each group as often as it is left.
  * - Sessions are merged while Spark runs: `[start, end]` of each row, in the order of the starts,
  *   is of the session before it where that has not ended before the start. So a row begins a
  *   session where its start is behind the ends of all rows that start before it, and is of the
@@ -63,10 +78,18 @@ public class ConstructRewriter {
     return ((LogicalPlan) plan).transformUpWithSubqueries(
         new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object node) {
-        return node instanceof Aggregate;
+        return node instanceof Aggregate
+            || node instanceof Except && ((Except) node).isAll()
+            || node instanceof Intersect && ((Intersect) node).isAll();
       }
       public Object applyOrElse(Object node, scala.Function1 otherwise) {
         if (!isDefinedAt(node)) return otherwise.apply(node);
+        if (node instanceof Except) {
+          return copies(((Except) node).left(), ((Except) node).right(), true);
+        }
+        if (node instanceof Intersect) {
+          return copies(((Intersect) node).left(), ((Intersect) node).right(), false);
+        }
         Aggregate plan = (Aggregate) node;
         Attribute session = sessionOf(plan);
         return withoutPivots(session == null ? plan : sessions(plan, session));
@@ -99,6 +122,52 @@ public class ConstructRewriter {
       made.add(new First(when(test, pivot.valueColumn()), true).toAggregateExpression());
     }
     return new CreateArray(seq(made), false);
+  }
+
+  // Set operators that count copies.
+
+  /** Returns the rows of the left side as often as they are more than, or are in, the right. */
+  private static LogicalPlan copies(LogicalPlan left, LogicalPlan right, boolean more) {
+    Alias side = alias(Literal$.MODULE$.apply(Boolean.TRUE));
+    Alias other = alias(Literal$.MODULE$.apply(Boolean.FALSE));
+    List both = new ArrayList();
+    both.add(new Project(seq(with(left.output(), side)), left));
+    both.add(new Project(seq(with(right.output(), other)), right));
+    LogicalPlan union = new Union(seq(both), false, false);
+    List columns = new ArrayList(CollectionConverters.asJava(union.output()));
+    Expression mine = (Expression) columns.remove(columns.size() - 1);
+    Alias lefts = alias(counted(mine));
+    Alias rights = alias(counted(new Not(mine)));
+    List items = new ArrayList(columns);
+    items.add(lefts);
+    items.add(rights);
+    LogicalPlan made = new Aggregate(seq(columns), seq(items), union, none());
+    List counts = new ArrayList();
+    counts.add(lefts.toAttribute());
+    counts.add(rights.toAttribute());
+    Alias copies = alias(more
+        ? new Subtract(lefts.toAttribute(), rights.toAttribute())
+        : new Least(seq(counts)));
+    made = new Project(seq(with(seq(columns), copies)), made);
+    Expression one = Literal$.MODULE$.apply(Long.valueOf(1));
+    made = new Filter(new GreaterThanOrEqual(copies.toAttribute(), one), made);
+    Alias number = alias(one);
+    scala.Option zone = scala.Option.apply(SQLConf.get().sessionLocalTimeZone());
+    made = new Generate(new Explode(new Sequence(one, copies.toAttribute(), none(), zone)),
+        seq(new ArrayList()), false, none(),
+        seq(Collections.singletonList(number.toAttribute())), made);
+    return new Project(seq(columns), made);
+  }
+
+  private static Expression counted(Expression test) {
+    Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
+    return new Count(seq(Collections.singletonList(when(test, one)))).toAggregateExpression();
+  }
+
+  private static List with(scala.collection.immutable.Seq columns, NamedExpression last) {
+    List made = new ArrayList(CollectionConverters.asJava(columns));
+    made.add(last);
+    return made;
   }
 
   // Sessions.

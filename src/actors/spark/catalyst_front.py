@@ -56,6 +56,9 @@ class CatalystFront:
             root = self._built(rewritten, found, tables, nodes_max)
         except (NotTranslated, PlanTreeRejected, RecursionError) as error:
             return Translation(None, str(error) or "a query that is nested too deeply")
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # A view is rather recomputed than lost by a plan of a form that nobody thought of.
+            return Translation(None, f"a plan that is not understood ({error!r})")
         difference = self._difference(rewritten, found, root, [name for name, _ in tables])
         if difference:
             return Translation(None, f"a plan that is not the text's: {difference}")
