@@ -25,6 +25,8 @@ NAMES = FunctionNames(
             ("min_by", "MinBy"),
             ("collect_list", "CollectList"),
             ("bit_xor", "BitXorAgg"),
+            ("covar_samp", "CovSample"),
+            ("regr_avgx", "RegrAvgX"),
             ("try_sum", "TrySumExpressionBuilder"),
         )
     )
@@ -120,7 +122,7 @@ def test_moments_are_summed_over_sorted_pairs_that_are_there() -> None:
     ("node", "reason"),
     [
         (call_of("ApproximatePercentile", column(1), column(2)), "the aggregate Approx"),
-        (call_of("RegrAvgX", column(1), column(2, "decimal(9,2)")), "over decimal(9,2)"),
+        (call_of("RegrAvgX", column(1), column(2, "decimal(9,2)")), "over dec"),
         (call_of("CollectList", column(1, "variant")), "over variant"),
         (
             call_of("Sum", column(1, "double"), evalContext={"evalMode": "TRY"}),
