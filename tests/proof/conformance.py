@@ -1,11 +1,12 @@
 """The queries of TPC-H, NEXMark and TPC-DS as views, each judged by plain Spark.
 
     python tests/proof/conformance.py [--corpus tpch] [--only q01,q14a] [--scale 0.001]
-        [--changes 100] [--seed 0] [--growth] [--modes] [--prepared] [--json F]
-        [--write docs/conformance.md]
+        [--changes 100] [--seed 0] [--growth] [--modes] [--trees] [--prepared]
+        [--json F] [--write docs/conformance.md]
 
 Prints a line a query and a summary; exit status 1 when one of them is wrong. With ``--growth``
-each is judged at ten times the data, too, and ``--write`` tells the rows read at both.
+each is judged at ten times the data, too, and ``--write`` tells the rows read at both. A new
+release of Spark needs ``--trees`` once: see `actors.testing.plan_trees`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from actors.testing.conformance import (
     write_page,
 )
 from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
+from actors.testing.plan_trees import trees_file, write_trees
 
 FOLDER = Path(__file__).resolve().parent.parent / "corpora"
 GROWTH = 10
@@ -75,7 +77,7 @@ async def run(given: argparse.Namespace) -> list[Judgement]:
         async with System(seed=given.seed) as system:
             place = place_on_spark(system, settings_for(given, total), Path(folder))
             for queries in corpora:
-                if given.modes:
+                if given.modes or given.trees:
                     for judged in await compile_queries(queries, place):
                         found.append(judged)
                         show(judged)
@@ -95,6 +97,11 @@ def main() -> int:
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--modes", action="store_true", help="compile only, and judge nothing")
     parser.add_argument(
+        "--trees",
+        action="store_true",
+        help="as --modes, and keep the trees of this Spark",
+    )
+    parser.add_argument(
         "--prepared", action="store_true", help="keep the plans of steps, as a service does"
     )
     parser.add_argument("--json", type=Path)
@@ -102,6 +109,9 @@ def main() -> int:
     given = parser.parse_args()
     found = anyio.run(run, given)
     print(summary(found))
+    if given.trees:
+        made = {f"{each.corpus}/{each.query}": each.tree for each in found}
+        trees_file(FOLDER).write_text(write_trees(made))
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     if given.write is not None:

@@ -18,11 +18,13 @@ from actors.testing.check_views import place_on_spark
 from actors.testing.conformance import (
     Conformance,
     Judgement,
+    compile_queries,
     for_few_steps,
     judged_wrong,
     output_schemas,
 )
 from actors.testing.corpora import make_tables, read_queries
+from actors.testing.plan_trees import difference, read_trees, trees_file
 
 FOLDER = Path(__file__).parent.parent / "corpora"
 SAMPLE = {
@@ -45,10 +47,14 @@ QUERIES = 149
 TOGETHER = 5
 
 
-async def judge_sample(whole: bool) -> tuple[list[Judgement], dict[str, Schema]]:
-    """The sample judged, and of its texts, or of all, the schemas of the answers; on one engine."""
+async def judge_sample(
+    whole: bool,
+) -> tuple[list[Judgement], dict[str, Schema], dict[str, str]]:
+    """The sample judged, and of its texts, or of all, the schemas of the answers and the trees; on
+    one engine."""
     found: list[Judgement] = []
     schemas: dict[str, Schema] = {}
+    trees: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         async with System(seed=1) as system:
@@ -62,21 +68,24 @@ async def judge_sample(whole: bool) -> tuple[list[Judgement], dict[str, Schema]]
                 schemas.update(
                     {f"{q.corpus}/{q.name}": s for q, s in zip(texts, made, strict=True)}
                 )
+                compiled = await compile_queries(texts, place)
+                trees.update({f"{each.corpus}/{each.query}": each.tree for each in compiled})
                 tables = make_tables(corpus, SCALES[corpus], 1, scratch, queries)
                 over = Conformance(corpus, tables, place, CHANGES, 1)
                 for start in range(0, len(queries), TOGETHER):
                     found += await over.judge(queries[start : start + TOGETHER], brief=True)
-    return found, schemas
+    return found, schemas, trees
 
 
 @pytest.mark.spark
 @pytest.mark.sampled
 @pytest.mark.timeout(600)
 def test_a_sample_of_the_public_corpora_is_exact(whole: bool) -> None:
-    found, schemas = anyio.run(judge_sample, whole)
+    found, schemas, trees = anyio.run(judge_sample, whole)
     assert len(schemas) == (QUERIES if whole else len(found))
     for name, schema in schemas.items():
         assert len({column.lower() for column in schema.names}) == len(schema.columns), name
     assert len(found) == sum(len(names) for names in SAMPLE.values())
+    assert difference(read_trees(trees_file(FOLDER).read_text()), trees) == ""
     assert not judged_wrong(found), [each.line() for each in judged_wrong(found)]
     assert not [each.line() for each in found if each.verdict == "refused"]

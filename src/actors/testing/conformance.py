@@ -66,6 +66,8 @@ class Judgement(msgspec.Struct):
     detail: str = ""
     reads: list[int] = []
     """Rows of state read by a step, at each scale that was looked at; `WHOLE`: all of them."""
+    tree: str = ""
+    """Of a query that was compiled alone: its relational tree, or why it has none."""
 
     def line(self) -> str:
         """As the runner prints it."""
@@ -252,6 +254,7 @@ async def compile_queries(queries: Sequence[CorpusQuery], place: Place) -> list[
         try:
             plan = await compile_view(query.sql, tables_of(query), analyze)
             judged.mode, judged.reason = plan.mode, plan.reason
+            judged.tree = plan.tree or plan.reason
         except InvalidUsage as error:
             judged.verdict, judged.detail = "refused", first_line(error)
         found.append(judged)

@@ -1,0 +1,61 @@
+"""The relational trees of the public queries, kept in a file a release of Spark.
+
+A release of Spark may analyse a text to another plan, or rewrite it by other rules. What becomes
+of it is proven when a view is made, so that a view is never wrong for it; but it may be recomputed
+where it was incremental. The file shows what changes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+_TITLE: Final = "# "
+DIFFERENCE_LINES_MAX: Final = 40
+
+
+def trees_file(folder: Path) -> Path:
+    """Return where the trees of the installed Spark are kept."""
+    return folder / f"trees-{pyspark.__version__}.txt"
+
+
+def write_trees(trees: Mapping[str, str]) -> str:
+    """Return the text of a file of trees.
+
+    >>> write_trees({"tpch/q06": "Project a\\n  Scan t", "tpch/q01": "opaque: a reason"})
+    '# tpch/q01\\nopaque: a reason\\n\\n# tpch/q06\\nProject a\\n  Scan t\\n'
+    """
+    return "\n\n".join(f"{_TITLE}{name}\n{trees[name]}" for name in sorted(trees)) + "\n"
+
+
+def read_trees(text: str) -> dict[str, str]:
+    """Return the trees of a file's text, by the names of their queries.
+
+    >>> read_trees("# a\\nProject x\\n\\n# b\\nopaque: y\\n")
+    {'a': 'Project x', 'b': 'opaque: y'}
+    """
+    parts = f"\n\n{text.rstrip()}".split(f"\n\n{_TITLE}")[1:]
+    return dict(part.split("\n", 1) for part in parts)
+
+
+def difference(kept: Mapping[str, str], made: Mapping[str, str]) -> str:
+    """Return what is otherwise in the trees that were made; empty where nothing is. Trees that
+    were not made are not looked at.
+
+    >>> difference({"a": "Project x", "b": "Scan t"}, {"a": "Project x"})
+    ''
+    >>> print(difference({"a": "Project x"}, {"a": "Project y"}))
+    a
+    -Project x
+    +Project y
+    """
+    told: list[str] = []
+    for name, tree in made.items():
+        before, now = kept.get(name, "").splitlines(), tree.splitlines()
+        if before != now:
+            told += [name, *list(difflib.unified_diff(before, now, lineterm="", n=0))[3:]]
+    return "\n".join(told[:DIFFERENCE_LINES_MAX])
