@@ -121,7 +121,7 @@ def test_moments_are_summed_over_sorted_pairs_that_are_there() -> None:
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (call_of("ApproximatePercentile", column(1), column(2)), "the aggregate Approx"),
+        (call_of("CountMinSketchAgg", column(1), column(2)), "the aggregate CountMin"),
         (call_of("RegrAvgX", column(1), column(2, "decimal(9,2)")), "over dec"),
         (call_of("CollectList", column(1, "variant")), "over variant"),
         (

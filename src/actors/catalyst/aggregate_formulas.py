@@ -9,6 +9,7 @@ by another of Spark's that is a possible outcome of it and depends on the rows a
 - of the rows between which ``max_by`` and ``min_by`` may choose, the greatest, or least, value;
 - lists and sets are sorted, with equal ``listagg`` keys by the value itself;
 - of several modes the least;
+- approximate percentiles are exact;
 - covariances and the like are summed in the order of the values (`moment_formulas`).
 
 All others here (percentiles, bits, counts by sketch) are functions of the bag already.
@@ -213,6 +214,21 @@ def _least_mode(call: _Call) -> str:
     return f"mode() WITHIN GROUP (ORDER BY {call.values[0]}){call.behind}"
 
 
+def _exact_percentile(call: _Call) -> str:
+    """Return the value whose place among all is the least that the percentage allows.
+
+    Source: ``QuantileSummaries.query``, of rows that were not compressed.
+    """
+    value, wanted, _ = call.values
+    gathered = "collect_set" if call.distinct else "collect_list"
+    values = f"array_sort({gathered}({value}){call.behind})"
+    place = f"greatest(1, CAST(ceil(size({values}) * CAST(p AS double)) AS int))"
+    several = call.types[1].startswith("array")
+    listed = wanted if several else f"array({wanted})"
+    found = f"transform({listed}, p -> element_at({values}, {place}))"
+    return f"CASE WHEN size({values}) > 0 THEN {found}{'' if several else '[0]'} END"
+
+
 def _summed_in_order(call: _Call) -> str:
     exact = [kind for kind in call.types if kind.startswith("decimal")]
     if exact and call.kind in ("RegrAvgX", "RegrAvgY"):
@@ -251,6 +267,7 @@ def _tried_average(call: _Call) -> str:
 _OF_A_ROW: Final = frozenset({"AnyValue", "First", "Last"})
 _FORMULAS: Final[dict[str, _Formula]] = {
     "AnyValue": _of_a_row("min"),
+    "ApproximatePercentile": _exact_percentile,
     "BitAndAgg": _as_written,
     "BitOrAgg": _as_written,
     "BitXorAgg": _as_written,
@@ -271,7 +288,14 @@ _FORMULAS: Final[dict[str, _Formula]] = {
 } | dict.fromkeys(MOMENTS, _summed_in_order)
 _TRIED: Final[dict[str, _Formula]] = {"Average": _tried_average, "Sum": _tried_sum}
 _WITH_CONSTANTS: Final = frozenset(
-    {"HyperLogLogPlusPlus", "ListAgg", "Percentile", "PercentileCont", "PercentileDisc"}
+    {
+        "ApproximatePercentile",
+        "HyperLogLogPlusPlus",
+        "ListAgg",
+        "Percentile",
+        "PercentileCont",
+        "PercentileDisc",
+    }
 )
 """Aggregates of which some arguments must be constants."""
 
