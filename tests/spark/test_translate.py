@@ -15,6 +15,7 @@ from actors.plan.delta import (
     RecomputeRows,
     Reduce,
     Select,
+    TopCovered,
     Where,
     WindowColumn,
     columns_of,
@@ -60,6 +61,13 @@ def test_an_input_without_rows_is_an_empty_select() -> None:
 
 def test_a_predicate_that_is_one_name_is_no_alias() -> None:
     assert ") AS __t WHERE (\nflag\n)" in translator(small=True).text(Where(SOURCE, "flag"))
+
+
+def test_what_is_before_an_edge_is_found_by_its_rank() -> None:
+    """Spark sums a frame up to the last row anew for each row: a large step would take for ever."""
+    text = translator(small=False).text(TopCovered(SOURCE, OTHER, ("k DESC",)))
+    assert "rank() OVER (ORDER BY k DESC)" in text
+    assert "FOLLOWING" not in text
 
 
 @pytest.mark.parametrize("outer", [False, True])

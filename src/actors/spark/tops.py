@@ -66,15 +66,15 @@ class Tops(ABC):
         if self._empty(node.edge):
             return self._select([*names, TIME, DIFF], node.changes)
         edge = self._select([*names, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __edge"], node.edge)
+        # By rank: a frame up to the last row is summed up anew for each row.
         order = ", ".join(node.order)
-        told = (
-            "SELECT *, max(__edge) OVER () AS __any, "
-            f"max(__edge) OVER (ORDER BY {order} RANGE BETWEEN CURRENT ROW AND "
-            f"UNBOUNDED FOLLOWING) AS __behind {from_rows(self._united([changes, edge]))}"
-        )
+        both = self._united([changes, edge])
+        ranked = f"SELECT *, rank() OVER (ORDER BY {order}) AS __rank {from_rows(both)}"
+        at_edge = "max(CASE WHEN __edge = 1 THEN __rank END) OVER () AS __upto"
+        told = f"SELECT *, {at_edge} {from_rows(ranked)}"
         return (
             f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(told)} "
-            "WHERE __edge = 0 AND (__behind = 1 OR __any = 0)"
+            "WHERE __edge = 0 AND (__upto IS NULL OR __rank <= __upto)"
         )
 
     def _top_shortage(self, node: TopShortage) -> str:

@@ -310,18 +310,20 @@ class BaseCheck:
                         tables.append((source, self._table(source, schema, time)))
                         continue
                     held = await self._held(opened, stage, source, schema, time)
-                    if held is not None:
+                    if not isinstance(held, str):
                         tables.append((source, held))
                 if len(tables) < len(plan.sources):
                     continue  # one of them is in error
                 old = await self._held(opened, stage, name, plan.output, time)
                 try:
-                    made = await self._engine.run(self._job(plan, tables, time, old))
+                    rows = None if isinstance(old, str) else old
+                    made = await self._engine.run(self._job(plan, tables, time, rows))
                 except DefiniteError:
                     continue
-            if old is None:
+            if isinstance(old, str):
                 where = f"at {time} over a base"
-                self._checked.note_wrong(name, f"{where}: in error, but plain Spark answers")
+                told = f"in error ({old}), but plain Spark answers"
+                self._checked.note_wrong(name, f"{where}: {told}")
                 continue
             wrong = unexplained(made.rows, plan.output)
             determined = self._checked.script.determined
@@ -337,14 +339,14 @@ class BaseCheck:
 
     async def _held(
         self, opened: AsyncExitStack, stage: Stage, view: str, schema: Schema, time: int
-    ) -> Rows | None:
-        """What a view's shard holds; None when it is in error."""
+    ) -> Rows | str:
+        """What a view's shard holds, or the error that it is in."""
         self._jobs += 1
         reader = f"compare-{self._jobs}"
         found = await opened.enter_async_context(
             contents(stage.persist, self._engine, shard_name(view), schema, time, reader)
         )
-        return None if found.errors else found.rows
+        return found.errors[0] if found.errors else found.rows
 
     def _table(self, name: str, schema: Schema, time: int) -> Rows:
         """A table's rows at a time: the base's file, and the script's own."""
