@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -30,6 +31,7 @@ from actors.plan.delta import (
     Consolidate,
     DeltaPlan,
     Expand,
+    Generate,
     Hidden,
     Input,
     Match,
@@ -289,28 +291,38 @@ def test_every_kind_of_node_is_prepared_and_right(child: ChildProcess, kind: str
         assert found == consolidated(from_table(table_of(anew)))
 
 
+FIRST = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
+STRUCTS = [{"x": 1, "y": None}, {"x": None, "y": [None, {"z": None}]}]
+EVERY_TYPE: dict[str, tuple[str, list[Any]]] = {
+    "a": ("boolean", [True, False]),
+    "A": ("tinyint", [1, -128]),
+    "c;,{}()\n\t=": ("smallint", [2, 32767]),
+    "d": ("float", [1.5, -0.0]),
+    "e": ("binary", [b"\x00\xff", b""]),
+    "f": ("date", [dt.date(2013, 1, 1), dt.date(1, 1, 1)]),
+    "g": ("timestamp", [dt.datetime(2013, 1, 1, 5, 0, 0, 7, dt.UTC), FIRST]),
+    "h": ("timestamp_ntz", [dt.datetime(2013, 1, 1, 5), dt.datetime(9999, 1, 1)]),  # noqa: DTZ001
+    "i": ("array<string>", [["x", None], []]),
+    "j": ("struct<x:int,y:array<struct<z:date>>>", STRUCTS),
+    "k": ("map<string,int>", [[("x", 1)], [("y", None)]]),
+    "l": ("varchar(9)", ["text", ""]),
+    "m": ("decimal(38,18)", [Decimal("1.000000000000000001"), Decimal("-0.5")]),
+    "n": ("decimal(9,2)", [Decimal("0.01"), Decimal("-9999999.99")]),
+    "o": ("double", [float("inf"), 5e-324]),
+    "p": ("decimal(18,0)", [Decimal(10**17), Decimal(-1)]),
+}  # fmt: skip
+
+
+def schema_of_every_type() -> Schema:
+    return Schema(tuple(Column(name, kind) for name, (kind, _) in EVERY_TYPE.items()))
+
+
+def row_of_every_type(random_: random.Random) -> tuple[Any, ...]:
+    return tuple(random_.choice([None, *values]) for _, values in EVERY_TYPE.values())
+
+
 def test_every_type_passes_through_slots(child: ChildProcess) -> None:
-    first = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
-    structs = [{"x": 1, "y": None}, {"x": None, "y": [None, {"z": None}]}]
-    kinds: dict[str, tuple[str, list[Any]]] = {
-        "a": ("boolean", [True, False]),
-        "A": ("tinyint", [1, -128]),
-        "c;,{}()\n\t=": ("smallint", [2, 32767]),
-        "d": ("float", [1.5, -0.0]),
-        "e": ("binary", [b"\x00\xff", b""]),
-        "f": ("date", [dt.date(2013, 1, 1), dt.date(1, 1, 1)]),
-        "g": ("timestamp", [dt.datetime(2013, 1, 1, 5, 0, 0, 7, dt.UTC), first]),
-        "h": ("timestamp_ntz", [dt.datetime(2013, 1, 1, 5), dt.datetime(9999, 1, 1)]),  # noqa: DTZ001
-        "i": ("array<string>", [["x", None], []]),
-        "j": ("struct<x:int,y:array<struct<z:date>>>", structs),
-        "k": ("map<string,int>", [[("x", 1)], [("y", None)]]),
-        "l": ("varchar(9)", ["text", ""]),
-        "m": ("decimal(38,18)", [Decimal("1.000000000000000001"), Decimal("-0.5")]),
-        "n": ("decimal(9,2)", [Decimal("0.01"), Decimal("-9999999.99")]),
-        "o": ("double", [float("inf"), 5e-324]),
-        "p": ("decimal(18,0)", [Decimal(10**17), Decimal(-1)]),
-    }  # fmt: skip
-    schema = Schema(tuple(Column(name, kind) for name, (kind, _) in kinds.items()))
+    schema = schema_of_every_type()
     node = Consolidate(Input("d0", schema.names))
     strata = (Stratum((), node, ()),)
     plan = DeltaPlan(("t",), (schema,), schema, "", "incremental", "", strata, (), CONF)
@@ -319,7 +331,7 @@ def test_every_type_passes_through_slots(child: ChildProcess) -> None:
     random_ = random.Random(1)
     for _ in range(10):
         rows = [
-            (*(random_.choice([None, *values]) for _, values in kinds.values()), LO + number, 1)
+            (*row_of_every_type(random_), LO + number, 1)
             for number in range(random_.randrange(1, 9))
         ]
         given = {"d0": Rows(schema, arrow=ipc(schema, rows))}
@@ -404,6 +416,29 @@ def test_what_a_plan_would_keep_is_refused_once_and_right(
     assert len(lines) == 1
     assert "planned anew" in lines[0]
     assert reason.lower() in lines[0].lower()
+
+
+def test_a_large_answer_comes_by_files_with_every_type(child: ChildProcess) -> None:
+    """Few rows that become many would not fit on the driver's heap."""
+    schema = schema_of_every_type()
+    node = Generate(Input("d0", schema.names), "explode(sequence(1, 4))", False, ("copy",))
+    strata = (Stratum((), node, ()),)
+    plan = DeltaPlan(("t",), (schema,), schema, "", "incremental", "", strata, (), CONF)
+    name = job_id()
+    child.ask(Prepare(job_id(), name, plan))
+    random_ = random.Random(2)
+    rows = [(*row_of_every_type(random_), LO + number % 3, 1) for number in range(6_000)]
+
+    def answer(some: list[Any]) -> Counter[str]:
+        made = step(child, name, 0, {"d0": rows_of(schema, some)}, lo=0)
+        return Counter(map(repr, table_of(made).to_pylist()))
+
+    told = child.log.read_text().count("goes into files")
+    whole = answer(rows)
+    assert child.log.read_text().count("goes into files") == told + 1
+    assert whole == sum((answer(rows[at : at + 2_000]) for at in (0, 2_000, 4_000)), Counter())
+    assert child.log.read_text().count("goes into files") == told + 1
+    assert whole.total() == 4 * len(rows)
 
 
 def test_rows_beyond_a_slot_go_the_general_path(child: ChildProcess) -> None:

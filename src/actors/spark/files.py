@@ -1,21 +1,31 @@
 """Answers that are too large to be collected: Parquet files, written where the rows are.
 
 Nothing of such an answer passes through the driver's heap or through this process. A grouping
-usually makes few rows of many, so its answer is collected, until it turns out to be too large
-(`spark.driver.maxResultSize`): then the query runs once more, into files.
+usually makes few rows of many, and few rows few, so their answers are collected, until one turns
+out to have too many rows or bytes (`spark.driver.maxResultSize`): then the query runs once more,
+into files.
 """
 
 from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import lit
+from pyspark.sql.types import (
+    BooleanType,
+    DateType,
+    NumericType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from actors.plan.delta import (
     Accumulate,
@@ -44,6 +54,39 @@ from actors.plan.schema import TIME
 _TOO_LARGE: Final = "spark.driver.maxResultSize"
 
 
+ANSWER_ROWS_MIN: Final = 1_000
+"""So many are always collected."""
+_NARROW: Final = (NumericType, BooleanType, DateType, TimestampType, TimestampNTZType)
+_NARROW_BYTES: Final = 8
+_WIDE_BYTES: Final = 64
+"""Taken for a value whose size its type does not say."""
+_ANSWER_SHARE: Final = 2
+"""An answer may take so many times what is thought to be few when it is not known."""
+
+
+class AnswerTooLarge(Exception):
+    """An answer has more rows than are collected."""
+
+    def __init__(self, rows_max: int) -> None:
+        super().__init__(f"it has more than {rows_max} rows, which are not collected")
+
+
+def answer_rows_max(schema: StructType, collected_bytes_max: int) -> int:
+    """Return how many rows of these columns are collected at most.
+
+    >>> from pyspark.sql.types import LongType, StringType
+    >>> answer_rows_max(StructType().add("k", LongType()).add("s", StringType()), 32 << 20)
+    932067
+    >>> answer_rows_max(StructType().add("k", LongType()), 1)
+    1000
+    """
+    width = sum(
+        _NARROW_BYTES if isinstance(field.dataType, _NARROW) else _WIDE_BYTES
+        for field in schema.fields
+    )
+    return max(ANSWER_ROWS_MIN, _ANSWER_SHARE * collected_bytes_max // max(1, width))
+
+
 def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
     """Whether all rows of a node come out of groupings, so that they are probably few."""
     match node:
@@ -70,7 +113,7 @@ def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
 
 def too_large(error: Exception) -> bool:
     """Whether a collection failed because the answer is too large."""
-    return _TOO_LARGE in str(error)
+    return isinstance(error, AnswerTooLarge) or _TOO_LARGE in str(error)
 
 
 def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone, ...]:
@@ -95,3 +138,12 @@ def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone
         return tuple(done)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_back(files: Sequence[FileDone], wanted: pa.Schema) -> pa.Table:
+    """Return the rows of files that `write_files` made, in the types `wanted`, and remove these."""
+    parts = []
+    for file in files:
+        parts.append(pq.read_table(file.path, memory_map=False).select(wanted.names).cast(wanted))
+        Path(file.path).unlink()
+    return pa.concat_tables(parts) if parts else wanted.empty_table()

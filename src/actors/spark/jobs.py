@@ -90,6 +90,7 @@ class Engine:
             self.out,
             inline,
             collected,
+            self._here,
             nodes,
             text,
             limits.engine_nesting_max,

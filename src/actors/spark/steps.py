@@ -36,7 +36,14 @@ from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.bridge import Bridge
 from actors.spark.failures import describe
-from actors.spark.files import reduces, too_large, write_files
+from actors.spark.files import (
+    AnswerTooLarge,
+    answer_rows_max,
+    read_back,
+    reduces,
+    too_large,
+    write_files,
+)
 from actors.spark.fragments import consolidated, holds_floats, quote
 from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, Request
@@ -77,6 +84,8 @@ class Slot(msgspec.Struct):
     out: Path
     inline_bytes_max: int
     collected_bytes_max: int
+    files_here: bool
+    """Whether what Spark writes into files is seen by this process."""
     plan_nodes_max: int
     statement_bytes_max: int
     nesting_max: int
@@ -291,8 +300,6 @@ class _Work(msgspec.Struct, frozen=True):
     def large(self, collected_bytes_max: int) -> bool:
         """Whether the answer is probably too large to be collected."""
         read = sum(rows.bytes for rows in self.loaded.values())
-        if not self.job.into_files:
-            return False
         strata = {f"r{index}": node for index, node in enumerate(self.prepared.strata)}
         few = read <= collected_bytes_max or reduces(self.prepared.strata[self.chosen[-1]], strata)
         return COLLECTED.crossed(not few)
@@ -374,22 +381,38 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
 def _run_anew(
     slot: Slot, bridge: Bridge, work: _Work, *, small: bool
 ) -> pa.Table | tuple[FileDone, ...]:
-    """Plans the step and executes it."""
+    """Plans the step and executes it. A large answer comes as files where the job wants it so, and
+    is else read back from files: it never lies on the driver's heap."""
     job = work.job
+    time = job.hi - 1 if job.at_once else None
     with _planned(slot, bridge, work, small=small) as found:
-        if not small and work.large(slot.collected_bytes_max):
-            return write_files(found, job.hi - 1, slot.out)
-        try:
-            # The plan may be checked meanwhile: by now its types are known.
-            made = bridge.collect(found, lambda: work.wanted(bridge))
-        except Exception as error:
-            if not job.into_files or not too_large(error):
-                raise
-            print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
-            return write_files(found, job.hi - 1, slot.out)
-    if job.at_once:
-        times = pa.repeat(pa.scalar(job.hi - 1, pa.int64()), made.num_rows)
-        return set_column(made, TIME, times)
+        if small or not (slot.files_here and work.large(slot.collected_bytes_max)):
+            try:
+                made = _collected(slot, bridge, work, found)
+                return made if time is None else _at(made, time)
+            except Exception as error:
+                if not slot.files_here or not too_large(error):
+                    raise
+                print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
+        files = write_files(found, time, slot.out)
+    return files if job.into_files else read_back(files, work.wanted(bridge))
+
+
+def _at(made: pa.Table, time: int) -> pa.Table:
+    return set_column(made, TIME, pa.repeat(pa.scalar(time, pa.int64()), made.num_rows))
+
+
+def _collected(slot: Slot, bridge: Bridge, work: _Work, found: DataFrame) -> pa.Table:
+    """The answer's rows. Raises `AnswerTooLarge` where they can go into files and are more than
+    was thought: few rows that all match make many, and Spark looks at the bytes of an answer only
+    when it has made all of it."""
+    if not slot.files_here:
+        return bridge.collect(found, lambda: work.wanted(bridge))
+    rows_max = answer_rows_max(found.schema, slot.collected_bytes_max)
+    # The plan may be checked meanwhile: by the end its types are known.
+    made = bridge.collect(found.limit(rows_max + 1), lambda: work.wanted(bridge))
+    if COLLECTED.crossed(made.num_rows > rows_max):
+        raise AnswerTooLarge(rows_max)
     return made
 
 
