@@ -463,7 +463,7 @@ BROADCAST: Final = KernelLimit(
 )  # fmt: skip
 COLLECTED: Final = SettingThreshold(
     "engine_collected_bytes_max",
-    "a view computed whole is collected through the driver",
+    "an answer is collected through the driver",
     "Spark writes it to files",
 )
 PLAN_NODES: Final = SettingThreshold(
