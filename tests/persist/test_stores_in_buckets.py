@@ -200,6 +200,7 @@ async def test_a_removal_that_is_refused_later_may_have_happened(place: Place) -
     assert await blob.get("s/a") is None
 
 
+@pytest.mark.sampled(every=2)
 async def test_a_store_that_hangs_holds_nobody(place: Place) -> None:
     blob = await place.blob(store_request_timeout_ms=IMPATIENT_MS, store_request_retries_max=0)
     place.s3.rule = always("hang", "PUT", "GET", "HEAD")

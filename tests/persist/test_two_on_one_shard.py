@@ -26,6 +26,7 @@ from persist_history import (  # noqa: E402
 )
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("stores", "kills"), [("sqlite", 0), ("s3", 1)])
 def test_two_processes_on_one_shard_are_both_right(stores: str, kills: int) -> None:
     if stores == "s3":

@@ -14,11 +14,7 @@ from actors.testing.check_views import Command
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-SCRIPTS_ON_SPARK = (
-    "global_sums_beside_extremes",
-    "large_top",
-    "spark_conf_single_row_spread",
-)
+SCRIPTS_ON_SPARK = ("global_sums_beside_extremes", "large_top")
 SEED = 6
 """It draws a reserve of one row for limits, which is used up (over a base none is), and leaves
 plans prepared: making each step's plan anew would be most of what is done."""

@@ -149,6 +149,7 @@ def inputs_of(plan: DeltaPlan) -> set[str]:
     return {*(f"d{i}" for i in sources), *(f"s{i}" for i in sources), *(f"h{i}" for i in hidden)}
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("rule", RULES)
 def test_plans_grow_no_faster_than_their_rule(rule: str) -> None:
     growth, text = RULES[rule]

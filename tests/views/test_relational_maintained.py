@@ -93,6 +93,7 @@ async def maintained(name: str, history: list[Update], cuts: list[int]) -> None:
         assert all(n == 1 for n in Counter(row[:width] for row in hidden).values())
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", sorted(view_corpus.PORTABLE))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories())

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import Final
 
 _OF_PAIRS: Final = {
-    "Corr": "CASE WHEN s.n > 1D THEN s.xy / sqrt(s.xx * s.yy) END",
+    "Corr": "s.xy / nullif(sqrt(s.xx * s.yy), 0D)",
     "CovPopulation": "s.xy / nullif(s.n, 0D)",
     "CovSample": "s.xy / nullif(s.n - 1D, 0D)",
     "RegrAvgX": "s.y",
     "RegrAvgY": "s.x",
     "RegrIntercept": "s.x - s.xy / nullif(s.yy, 0D) * s.y",
     "RegrR2": "CASE WHEN s.yy = 0D THEN NULL WHEN s.xx = 0D THEN 1D "
-    "ELSE s.xy / sqrt(s.xx * s.yy) * (s.xy / sqrt(s.xx * s.yy)) END",
+    "ELSE s.xy / nullif(sqrt(s.xx * s.yy), 0D) * (s.xy / nullif(sqrt(s.xx * s.yy), 0D)) END",
     "RegrSXX": "CASE WHEN s.n > 0D THEN s.yy END",
     "RegrSXY": "CASE WHEN s.n > 0D THEN s.xy END",
     "RegrSYY": "CASE WHEN s.n > 0D THEN s.xx END",

@@ -14,6 +14,7 @@ answer is exact, and another one is not called wrong but *not checked*.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -131,6 +132,15 @@ def freedom_of(sql: str) -> Freedom:
     if not limits and isinstance(tree, exp.Select) and not tree.args.get("distinct"):
         return _columns(tree, free)
     return _unknown(free[0])
+
+
+def is_approximate(sql: str) -> bool:
+    """Return whether an aggregate is in a text that Spark computes exactly over few rows only.
+
+    >>> is_approximate("SELECT percentile_approx(x, 0.5) FROM t")
+    True
+    """
+    return re.search(r"\b(percentile_approx|approx_percentile)\s*\(", sql, re.I) is not None
 
 
 def _is_free(node: Any, root: Any) -> bool:
