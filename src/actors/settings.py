@@ -267,8 +267,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows above this size go to the engine as a file."""
     engine_collected_bytes_max: int = 32 * 1024 * 1024
-    """Of what a step reads: beyond this, rows that no grouping makes fewer go from Spark into
-    files, not through its driver; so do answers of more rows than fit into twice it."""
+    """Bounds what a step reads for its answer to be collected by Spark's driver: beyond it, rows
+    that no grouping makes fewer go into files, and so do answers of more rows than fit into
+    twice as much."""
     engine_plan_nodes_max: int = 400
     """Of one Spark plan of strata that run together; larger ones are done in pieces."""
     engine_statement_bytes_max: int = 2 * 1024 * 1024

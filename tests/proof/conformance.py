@@ -33,12 +33,13 @@ from actors.testing.conformance import (
     write_page,
 )
 from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
-from actors.testing.plan_trees import trees_file, write_trees
+from actors.testing.plan_trees import read_trees, trees_file, write_trees
 
 FOLDER = Path(__file__).resolve().parent.parent / "corpora"
 GROWTH = 10
 SCALE = 0.001
 QUERIES_FEW = 3
+"""Over more the JVM's second compiler pays."""
 
 
 def chosen(corpora: list[str], only: str) -> list[list[CorpusQuery]]:
@@ -53,7 +54,7 @@ def chosen(corpora: list[str], only: str) -> list[list[CorpusQuery]]:
 
 
 def settings_for(given: argparse.Namespace, queries: int) -> Settings:
-    """Return those of the engine. Over many queries the JVM's second compiler pays."""
+    """Return the engine's settings for so many queries."""
     if queries > QUERIES_FEW:
         return for_plans_run_once(Settings(), 0 if given.prepared else 1)
     return Settings() if given.prepared else for_few_steps(Settings())
@@ -111,7 +112,9 @@ def main() -> int:
     print(summary(found))
     if given.trees:
         made = {f"{each.corpus}/{each.query}": each.tree for each in found}
-        trees_file(FOLDER).write_text(write_trees(made))
+        file = trees_file(FOLDER)  # those of queries that were not asked for stay
+        kept = read_trees(file.read_text()) if file.exists() else {}
+        file.write_text(write_trees(kept | made))
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     if given.write is not None:

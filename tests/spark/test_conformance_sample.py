@@ -45,6 +45,7 @@ SCALES = {"tpch": 0.0005, "nexmark": 0.0002, "tpcds": 0.0005}
 CHANGES = 60
 QUERIES = 149
 TOGETHER = 5
+"""Queries that share their tables' shards."""
 
 
 async def judge_sample(

@@ -145,15 +145,15 @@ public class ConstructRewriter {
     List counts = new ArrayList();
     counts.add(lefts.toAttribute());
     counts.add(rights.toAttribute());
-    Alias copies = alias(more
+    Alias times = alias(more
         ? new Subtract(lefts.toAttribute(), rights.toAttribute())
         : new Least(seq(counts)));
-    made = new Project(seq(with(seq(columns), copies)), made);
+    made = new Project(seq(with(seq(columns), times)), made);
     Expression one = Literal$.MODULE$.apply(Long.valueOf(1));
-    made = new Filter(new GreaterThanOrEqual(copies.toAttribute(), one), made);
+    made = new Filter(new GreaterThanOrEqual(times.toAttribute(), one), made);
     Alias number = alias(one);
     scala.Option zone = scala.Option.apply(SQLConf.get().sessionLocalTimeZone());
-    made = new Generate(new Explode(new Sequence(one, copies.toAttribute(), none(), zone)),
+    made = new Generate(new Explode(new Sequence(one, times.toAttribute(), none(), zone)),
         seq(new ArrayList()), false, none(),
         seq(Collections.singletonList(number.toAttribute())), made);
     return new Project(seq(columns), made);

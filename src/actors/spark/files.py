@@ -142,8 +142,9 @@ def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone
 
 def read_back(files: Sequence[FileDone], wanted: pa.Schema) -> pa.Table:
     """Return the rows of files that `write_files` made, in the types `wanted`, and remove these."""
-    parts = []
-    for file in files:
-        parts.append(pq.read_table(file.path, memory_map=False).select(wanted.names).cast(wanted))
-        Path(file.path).unlink()
+    try:
+        parts = [pq.read_table(file.path).select(wanted.names).cast(wanted) for file in files]
+    finally:
+        for file in files:
+            Path(file.path).unlink()
     return pa.concat_tables(parts) if parts else wanted.empty_table()

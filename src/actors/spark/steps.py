@@ -85,7 +85,7 @@ class Slot(msgspec.Struct):
     inline_bytes_max: int
     collected_bytes_max: int
     files_here: bool
-    """Whether what Spark writes into files is seen by this process."""
+    """Says whether this process sees the files that Spark writes."""
     plan_nodes_max: int
     statement_bytes_max: int
     nesting_max: int

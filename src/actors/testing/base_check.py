@@ -341,7 +341,7 @@ class BaseCheck:
     async def _held(
         self, opened: AsyncExitStack, stage: Stage, view: str, schema: Schema, time: int
     ) -> Rows | str:
-        """What a view's shard holds, or the error that it is in."""
+        """Return what a view's shard holds, or the error that it is in."""
         self._jobs += 1
         reader = f"compare-{self._jobs}"
         found = await opened.enter_async_context(

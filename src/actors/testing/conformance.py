@@ -67,7 +67,7 @@ class Judgement(msgspec.Struct):
     reads: list[int] = []
     """Rows of state read by a step, at each scale that was looked at; `WHOLE`: all of them."""
     tree: str = ""
-    """Of a query that was compiled alone: its relational tree, or why it has none."""
+    """Holds the relational tree of a query that was only compiled, or why it has none."""
 
     def line(self) -> str:
         """As the runner prints it."""

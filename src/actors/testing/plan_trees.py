@@ -8,11 +8,10 @@ where it was incremental. The file shows what changes.
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
-
-import pyspark
 
 _TITLE: Final = "# "
 DIFFERENCE_LINES_MAX: Final = 40
@@ -20,7 +19,7 @@ DIFFERENCE_LINES_MAX: Final = 40
 
 def trees_file(folder: Path) -> Path:
     """Return where the trees of the installed Spark are kept."""
-    return folder / f"trees-{pyspark.__version__}.txt"
+    return folder / f"trees-{importlib.metadata.version('pyspark')}.txt"
 
 
 def write_trees(trees: Mapping[str, str]) -> str:
