@@ -54,7 +54,7 @@ PLAN = DeltaPlan(("t",), (TABLE,), TABLE, "SELECT v FROM t", "opaque", "test")
 
 
 def analyze(name: str) -> Analyze:
-    return Analyze(name, (), ("SELECT 1",))
+    return Analyze(name, (), "SELECT 1")
 
 
 class FakeChild(EngineProcess):
@@ -67,7 +67,7 @@ class FakeChild(EngineProcess):
         self._answers_in, self._answers_out = anyio.create_memory_object_stream[Any](100)
 
     def send(self, message: ChildMessage) -> None:
-        if isinstance(message, Analyze) and message.texts == ("too large",):
+        if isinstance(message, Analyze) and message.sql == "too large":
             raise LocalProtocolError("too large for a frame")
         self.sent.append(message)
 
@@ -151,9 +151,9 @@ async def test_answers_go_to_their_callers(stage: Isolation, tmp_path: Path) -> 
     await bench.shop.sent(0, "a", "b")
     child = bench.shop.children[0]
     child.answer(JobFailed("b", "DefiniteError", "division"))
-    child.answer(Analyzed("a", ()))
-    child.answer(Analyzed("a", ()))  # a second answer has no taker
-    assert await stage.answer(a) == Analyzed("a", ())
+    child.answer(Analyzed("a"))
+    child.answer(Analyzed("a"))  # a second answer has no taker
+    assert await stage.answer(a) == Analyzed("a")
     with pytest.raises(DefiniteError, match="division"):
         await stage.answer(b)
 
@@ -169,8 +169,8 @@ async def test_progress_is_told_to_who_watches_and_is_no_answer(
     for name in ("gone", "b", "a"):
         child.answer(Progress(name, 1, 4))
     assert await heard.expect(Progress) == Progress("a", 1, 4)
-    child.answer(Analyzed("a", ()))
-    assert await stage.answer(reply) == Analyzed("a", ())
+    child.answer(Analyzed("a"))
+    assert await stage.answer(reply) == Analyzed("a")
 
 
 async def test_the_queue_and_the_child_are_bounded(stage: Isolation, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_the_queue_and_the_child_are_bounded(stage: Isolation, tmp_path: P
     replies += [await bench.run(analyze(str(n))) for n in range(2, 5)]
     with pytest.raises(Busy, match="engine_queue_max = 2"):
         await stage.answer(replies[4])
-    bench.shop.children[0].answer(Analyzed("0", ()))
+    bench.shop.children[0].answer(Analyzed("0"))
     await bench.shop.sent(0, "0", "1", "2")
 
 
@@ -196,12 +196,12 @@ async def test_a_job_over_the_frame_limit_is_the_callers_fault(
     stage: Isolation, tmp_path: Path
 ) -> None:
     bench = Bench(stage, tmp_path)
-    large = await bench.run(Analyze("large", (), ("too large",)))
+    large = await bench.run(Analyze("large", (), "too large"))
     after = await bench.run(analyze("after"))
     with pytest.raises(LocalProtocolError):
         await stage.answer(large)
     await bench.shop.sent(0, "after")
-    bench.shop.children[0].answer(Analyzed("after", ()))
+    bench.shop.children[0].answer(Analyzed("after"))
     await stage.answer(after)
 
 
@@ -258,13 +258,13 @@ async def test_a_job_that_kills_every_child_is_given_up(stage: Isolation, tmp_pa
         await stage.answer(bad)
     good = await bench.run(other("good"))
     await bench.shop.sent(3, "good")
-    bench.shop.children[3].answer(Analyzed("good", ()))
+    bench.shop.children[3].answer(Analyzed("good"))
     await stage.answer(good)
 
 
 def other(name: str) -> Analyze:
     """A job of its own content."""
-    return Analyze(name, (), (f"SELECT '{name}'",))
+    return Analyze(name, (), f"SELECT '{name}'")
 
 
 async def test_what_was_beside_a_killer_is_cleared_at_its_next_run(
@@ -273,22 +273,22 @@ async def test_what_was_beside_a_killer_is_cleared_at_its_next_run(
     bench = Bench(stage, tmp_path, engine_attempts_max=2)
     replies = [await bench.run(other(name)) for name in ("a", "bad", "c", "d")]
     await bench.shop.sent(0, "a", "bad", "c", "d")
-    bench.shop.children[0].answer(Analyzed("d", ()))
+    bench.shop.children[0].answer(Analyzed("d"))
     await stage.idle()
     bench.shop.children[0].die()
     await bench.restarted()
     late = await bench.run(other("late"))
     # Each of them alone, and what came later waits.
     await bench.shop.sent(1, "a")
-    bench.shop.children[1].answer(Analyzed("a", ()))
+    bench.shop.children[1].answer(Analyzed("a"))
     await bench.shop.sent(1, "a", "bad")
     bench.shop.children[1].die()
     await bench.restarted()
     # Now all others have their turn before the one that was alone has its second.
     await bench.shop.sent(2, "c")
-    bench.shop.children[2].answer(Analyzed("c", ()))
+    bench.shop.children[2].answer(Analyzed("c"))
     await bench.shop.sent(2, "c", "late")
-    bench.shop.children[2].answer(Analyzed("late", ()))
+    bench.shop.children[2].answer(Analyzed("late"))
     await bench.shop.sent(2, "c", "late", "bad")
     bench.shop.children[2].die()
     with pytest.raises(JobTooLarge, match="Analyze bad ended the engine twice, alone"):
@@ -328,7 +328,7 @@ async def test_a_killer_is_run_again_only_after_a_pause_that_doubles(
     bench.shop.children[1].answer(RowsDone("half", 0, b""))
     await stage.answer(smaller)
     await bench.shop.sent(1, "half", "beside")
-    bench.shop.children[1].answer(Analyzed("beside", ()))
+    bench.shop.children[1].answer(Analyzed("beside"))
     await stage.answer(beside)
     bench.shop.children[1].sent.clear()
     await killed()
@@ -385,7 +385,7 @@ async def test_cancel_of_a_waiting_and_of_a_running_job(stage: Isolation, tmp_pa
     bench.shop.children[0].answer(JobFailed("a", "Canceled", ""))
     await bench.shop.sent(0, "a", "a", "c")
     await bench.executor.send(CancelJob("a"))  # of a job that is over: nothing
-    bench.shop.children[0].answer(Analyzed("c", ()))
+    bench.shop.children[0].answer(Analyzed("c"))
     await stage.answer(third)
     assert len(bench.shop.children) == 1
 
@@ -403,7 +403,7 @@ async def test_jobs_are_told_with_their_fate(stage: Isolation, tmp_path: Path) -
         await bench.run(analyze(name))
     assert await told() == {"a": "running", "b": "running", "c": "waiting", "d": "waiting"}
     await bench.executor.send(CancelJob("d"))
-    bench.shop.children[0].answer(Analyzed("a", ()))
+    bench.shop.children[0].answer(Analyzed("a"))
     assert await told() == {"b": "running", "c": "running", "d": "canceled", "a": "done"}
     bench.shop.children[0].answer(JobFailed("b", "DefiniteError", "x"))
     await stage.idle()
@@ -417,7 +417,7 @@ async def test_jobs_are_told_with_their_fate(stage: Isolation, tmp_path: Path) -
         "the last three that ended"
     )
     bench.shop.children[1].answer(JobFailed("c", "Canceled", ""))
-    oversized = Analyze("e", (), ("too large",))
+    oversized = Analyze("e", (), "too large")
     await bench.run(oversized)
     assert (await told())["e"] == "failed"
 
@@ -437,7 +437,7 @@ async def test_a_child_that_does_not_let_go_is_replaced(stage: Isolation, tmp_pa
     later = await bench.run(analyze("later"))
     await bench.shop.sent(1, "innocent", "later")  # nobody is to blame: they run side by side
     for name, reply in (("innocent", innocent), ("later", later)):
-        bench.shop.children[1].answer(Analyzed(name, ()))
+        bench.shop.children[1].answer(Analyzed(name))
         await stage.answer(reply)
 
 
@@ -454,7 +454,7 @@ async def test_the_file_of_a_dropped_answer_is_removed(stage: Isolation, tmp_pat
     bench.shop.children[0].answer(RowsDone("a", 1, arrow_file=str(file)))
     after = await bench.run(analyze("b"))
     await bench.shop.sent(0, "a", "a", "b")
-    bench.shop.children[0].answer(Analyzed("b", ()))
+    bench.shop.children[0].answer(Analyzed("b"))
     await stage.answer(after)
     assert not file.exists()
 
@@ -487,8 +487,8 @@ async def test_a_failed_replacement_is_tried_again_before_anybody_hears_of_it(
     bench.shop.refusal = None
     await bench.restarted()
     await bench.shop.sent(2, "a")
-    bench.shop.children[2].answer(Analyzed("a", ()))
-    assert await stage.answer(reply) == Analyzed("a", ())
+    bench.shop.children[2].answer(Analyzed("a"))
+    assert await stage.answer(reply) == Analyzed("a")
 
 
 async def test_a_stop_answers_everybody(stage: Isolation, tmp_path: Path) -> None:

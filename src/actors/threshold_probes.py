@@ -441,6 +441,11 @@ LOCAL_FILES: Final = KernelLimit(
     "the engine's child reads parts itself",
     "Spark reads them",
 )  # fmt: skip
+LOCAL_RELATION: Final = KernelLimit(
+    "engine_relation_bytes", 8 * 1024 * 1024,
+    "rows, as often as a plan has them, are objects in it",
+    "they are decoded where they are used",
+)  # fmt: skip
 SMALL_JOB: Final = KernelLimit(
     "engine_small_bytes", 8 * 1024 * 1024,
     "a job runs in one partition",

@@ -86,7 +86,7 @@ def project(below: TreeNode, *items: TreeNode) -> TreeNode:
 
 
 def built(root: TreeNode, *names: str) -> Project:
-    return RelationalBuilder(NAMES, TABLES, ansi=True).build(root, names)
+    return RelationalBuilder(NAMES, dict(enumerate(TABLES)), ansi=True).build(root, names)
 
 
 A, B = table(0, 1), table(1, 3)

@@ -7,7 +7,7 @@ import pytest
 from actors.controller.names import NAME_CHARACTERS_MAX, check_name
 from actors.errors import InvalidUsage
 from actors.plan.schema import Column, Schema
-from actors.views.parse import read_tables
+from actors.testing.parsed.parse import read_tables
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,10 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed
 from actors.plan.schema import Schema
 from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
 from actors.settings import Settings
-from actors.testing.analysis import analyzed
+from actors.testing.analysis import analyze_in_memory
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.oracle import run_query
 from actors.views.compile import compile_view
@@ -44,12 +43,8 @@ VIEWS = {
 OPAQUE = {"opaque"}
 
 
-async def _analyze(tables: Any, texts: Any, *_: Any, **__: Any) -> Analyzed:
-    return analyzed("", texts, dict(tables))
-
-
 async def _description(persist: Any, sql: str) -> tuple[DataflowDescription, DeltaPlan]:
-    plan = await compile_view(sql, {"l": PAIRS, "r": PAIRS}, _analyze)
+    plan = await compile_view(sql, {"l": PAIRS, "r": PAIRS}, analyze_in_memory)
     await shard(persist, "out", plan.output)
     hidden = tuple(f"hidden{index}" for index in range(len(plan.hidden)))
     for name, state in zip(hidden, plan.hidden, strict=True):

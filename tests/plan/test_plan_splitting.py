@@ -9,11 +9,10 @@ import pytest
 
 from actors.errors import PenstockError
 from actors.plan.delta import DeltaPlan, Input, Node, Pair, Select, Union, Where
-from actors.plan.jobs import Analyzed
 from actors.plan.plan_splitting import children, divided, nodes, pieces
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
-from actors.testing.analysis import analyzed
+from actors.testing.analysis import analyze_in_memory
 from actors.testing.fuzz import made_up
 from actors.testing.nodes import Relation, Runner, consolidated
 from actors.testing.nodes import Update as Row
@@ -102,22 +101,12 @@ def in_pieces(strata: tuple[Node, ...], given: Mapping[str, Relation], nodes_max
 
 
 async def plans(seed: int, scripts: int) -> list[DeltaPlan]:
-    async def asked(
-        tables: tuple[tuple[str, Schema], ...],
-        texts: tuple[str, ...],
-        conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...] = (),
-        *,
-        translate: bool = False,
-    ) -> Analyzed:
-        return analyzed("", texts, dict(tables))
-
     found: list[DeltaPlan] = []
     for number in range(scripts):
         case = made_up(seed, number)
         tables = dict(parse_script(case.text()).tables)
         for name, sql in case.views:
-            plan = await compile_view(sql, tables, asked)
+            plan = await compile_view(sql, tables, analyze_in_memory)
             tables[name] = plan.output
             found += [plan] if plan.strata else []
     return found

@@ -28,7 +28,6 @@ from actors.cluster import connect
 from actors.cluster.checked import CheckedClient
 from actors.errors import PenstockError
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
@@ -59,7 +58,7 @@ from actors.protocol.compute import (
     ViewExport,
 )
 from actors.settings import Settings
-from actors.testing.analysis import analyzed
+from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
 
 Row = tuple[int, ...]
@@ -116,11 +115,7 @@ def view_at(time: int) -> Counter[Row]:
 
 async def compiled() -> DeltaPlan:
     """The view's plan: the same in every process."""
-
-    async def answer(tables: Any, texts: Any, *_: Any, **__: Any) -> Analyzed:
-        return analyzed("", texts, dict(tables))
-
-    return await compile_view(SQL, {"t": TABLE}, answer)
+    return await compile_view(SQL, {"t": TABLE}, analyze_in_memory)
 
 
 def shards_of(number: int, plan: DeltaPlan) -> tuple[str, tuple[str, ...]]:

@@ -31,8 +31,8 @@ WIRES: dict[str, Any] = {
     "storage to controller": storage.Response,
     "engine to service": jobs.Answer,
 }
-"""All that crosses a wire, by direction. (The engine's `Start` is not here: it carries the
-settings, and is read by a child of the very same version.)"""
+"""All that crosses a wire, by direction. (An engine is a child of the very same version: the lines
+of its jobs may change, and its `Start` is not here.)"""
 
 
 def members(union: Any) -> list[type[msgspec.Struct]]:

@@ -51,7 +51,7 @@ class FakeSpark:
         if self.fails is not None:
             raise self.fails
         if isinstance(job, InferFiles):
-            return Analyzed(job.job_id, (Schema(COLUMNS),))
+            return Analyzed(job.job_id, Schema(COLUMNS))
         assert isinstance(job, TakeFiles)
         for path in job.paths:
             if _is_bad(path):

@@ -57,7 +57,8 @@ class ChildProcess:
         self.codec: FrameCodec[Answer] = FrameCodec(Answer, settings.engine_frame_bytes_max)
         if java is not None and archive is None:
             archive = find_archive(java)
-        self.send(Start(settings, str(scratch), str(archive or "")))
+        no_java = "" if java is not None else "this test has none"
+        self.send(Start(settings, str(scratch), str(archive or ""), no_java))
         ready = self.receive()
         assert isinstance(ready, EngineReady), self.log.read_text()
         self.ready = ready

@@ -73,9 +73,9 @@ def test_nothing_is_told_of_a_job_behind_its_answer(monkeypatch: pytest.MonkeyPa
     wire: Any = sent
     child = Child(wire, engine)
     child.start()
-    child._accept(Analyze("first", (), ("SELECT 1",)))
+    child._accept(Analyze("first", (), "SELECT 1"))
     sent.wait(JobFailed, "first")
-    child._accept(Analyze("second", (), ("SELECT 1",)))
+    child._accept(Analyze("second", (), "SELECT 1"))
     sent.wait(Progress, "second")
     engine.ends["second"].set()
     sent.wait(JobFailed, "second")

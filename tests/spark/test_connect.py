@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from joined_view import (  # type: ignore[import-not-found]
     check_maintained,
     rows_of,
 )
+from pyspark.sql.connect.session import SparkSession
 
 from actors.client import Client
 from actors.errors import DefiniteError, EngineUnavailable, QueryRejected
@@ -40,11 +43,13 @@ from actors.plan.jobs import (
     Step,
 )
 from actors.plan.jobs import Select as PlainSelect
-from actors.plan.relational import Named
+from actors.plan.relational import Aggregate, Named, Project, Scan
+from actors.plan.relational_walk import nodes
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.service import Service
 from actors.settings import Settings
 from actors.spark import connect
+from actors.spark.child import EXIT_SPARK_GONE
 from actors.spark.java import JavaHome
 from actors.spark.jobs import Ticket
 from actors.spark.plans import PreparedPlan
@@ -66,18 +71,35 @@ def server(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator
 
 @pytest.fixture(scope="module")
 def engine(
-    tmp_path_factory: pytest.TempPathFactory, server: ConnectServer
+    tmp_path_factory: pytest.TempPathFactory, server: ConnectServer, java: JavaHome
 ) -> Iterator[ChildProcess]:
     settings = Settings(
         spark_master=server.url, engine_jobs_in_flight_max=2, engine_inline_bytes_max=64 * 1024
     )
-    made = ChildProcess(tmp_path_factory.mktemp("engine"), settings, None)
+    made = ChildProcess(tmp_path_factory.mktemp("engine"), settings, java)
     yield made
     made.close()
 
 
-def analyze(engine: ChildProcess, *texts: str, conf: tuple[tuple[str, str], ...] = ()) -> Any:
-    return engine.ask(Analyze(job_id(), TABLES, texts, conf))
+@pytest.fixture(scope="module")
+def blind(
+    tmp_path_factory: pytest.TempPathFactory, server: ConnectServer
+) -> Iterator[ChildProcess]:
+    """An engine without a Java of its own to read plans with."""
+    settings = Settings(spark_master=server.url, engine_jobs_in_flight_max=1)
+    made = ChildProcess(tmp_path_factory.mktemp("blind"), settings, None)
+    yield made
+    made.close()
+
+
+def analyze(
+    engine: ChildProcess,
+    text: str,
+    conf: tuple[tuple[str, str], ...] = (),
+    *,
+    translate: bool = False,
+) -> Any:
+    return engine.ask(Analyze(job_id(), TABLES, text, conf, translate))
 
 
 def test_the_child_says_what_it_reached(engine: ChildProcess) -> None:
@@ -88,26 +110,93 @@ def test_the_child_says_what_it_reached(engine: ChildProcess) -> None:
 # -- analysis -----------------------------------------------------------------------------------
 
 
-def test_analysis_names_types_nullability_and_determinism(engine: ChildProcess) -> None:
-    answer = analyze(
-        engine,
-        "SELECT k, count(*), avg(v) AS a, array(s) AS l FROM l GROUP BY k, s",
-        "SELECT x FROM `odd `` name`;",
-        "SELECT k, K AS k FROM L -- the same name twice",
-        "WITH c AS (SELECT k FROM l) SELECT * FROM c ORDER BY k LIMIT 3",
-        "SELECT current_timestamp() AS t, TIMESTAMP '2020-01-01 00:00:00' AS u FROM l",
-    )
-    assert isinstance(answer, Analyzed), answer
-    assert answer.schemas[0].columns == (
+def test_analysis_names_types_nullability_and_sources(engine: ChildProcess) -> None:
+    answer = analyze(engine, "SELECT k, count(*), avg(v) AS a, array(s) AS l FROM l GROUP BY k, s")
+    assert answer.schema.columns == (
         Column("k", "bigint"),
         Column("count(1)", "bigint", False),
         Column("a", "double"),
         Column("l", "array<string>", False),
     )
-    assert answer.schemas[1].columns == (Column("x", "int", False),)
-    assert answer.schemas[2].names == ("k", "k")
-    assert [column.type for column in answer.schemas[4].columns] == ["timestamp", "timestamp"]
-    assert answer.volatility is None
+    assert (answer.sources, answer.volatility) == (("l",), None)
+    odd = analyze(engine, "SELECT x FROM `odd `` name`;")
+    assert (odd.schema.columns, odd.sources) == ((Column("x", "int", False),), ("odd ` name",))
+    twice = analyze(engine, "SELECT k, K AS k FROM L -- the same name twice")
+    assert (twice.schema.names, twice.sources) == (("k", "k"), ("l",))
+    steps = "WITH l AS (SELECT k FROM query) SELECT k, TIMESTAMP '2020-01-01 00:00:00' AS u FROM l"
+    told = analyze(engine, steps)
+    assert [column.type for column in told.schema.columns] == ["bigint", "timestamp"]
+    assert told.sources == ("query",)
+
+
+def test_a_plan_is_read_by_our_own_spark(engine: ChildProcess, blind: ChildProcess) -> None:
+    """Under the session's settings; without Java the reason says so, and the rest is told."""
+    text = "SELECT q.k, count(*) AS n FROM query q JOIN l ON q.k = l.k AND l.v > 1 GROUP BY q.k"
+    told, unread = (analyze(each, text, translate=True) for each in (engine, blind))
+    assert isinstance(told.translation.root, Project)
+    assert {each.source for each in nodes(told.translation.root) if isinstance(each, Scan)} == {
+        0,
+        1,
+    }
+    assert unread.translation.root is None
+    assert "without a Java of our own: this test has none" in unread.translation.reason
+    assert (told.schema, told.sources) == (unread.schema, unread.sources)
+    assert told.sources == ("query", "l")
+    for ansi in ("true", "false"):
+        conf = (("spark.sql.ansi.enabled", ansi),)
+        root = analyze(engine, "SELECT sum(v) AS s FROM l", conf, translate=True).translation.root
+        assert [each.ansi for each in nodes(root) if isinstance(each, Aggregate)] == [
+            ansi == "true"
+        ]
+
+
+def test_what_only_the_server_knows_is_not_read(
+    engine: ChildProcess, blind: ChildProcess, server: ConnectServer
+) -> None:
+    """A table of the server's own is refused, whatever it is named; a function is not read."""
+    session = SparkSession(server.url)
+    session.sql("CREATE TABLE theirs AS SELECT 1L AS k").collect()
+    try:
+        for each in (engine, blind):
+            for name in ("theirs", "default.theirs", "spark_catalog.default.theirs"):
+                refused = analyze(each, f"SELECT l.k FROM l JOIN {name} t ON l.k = t.k")
+                assert isinstance(refused, JobFailed), refused
+                assert "none of the service's tables: spark_catalog.default.theirs" in refused.text
+    finally:
+        session.sql("DROP TABLE theirs").collect()
+        session.stop()
+
+
+@pytest.mark.parametrize(
+    ("written", "call"),
+    [
+        ("rand()", "rand()"),
+        ("current_date", "current_date()"),
+        ("`v` + unix_timestamp( )", "unix_timestamp()"),
+        ("CAST('now' AS timestamp) > x.at", "the literal 'now'"),
+        ("transform(array(1), x -> rand())", "rand()"),
+    ],
+)
+def test_what_is_volatile_is_told_by_words_without_a_plan(
+    blind: ChildProcess, written: str, call: str
+) -> None:
+    text = f"SELECT {written} AS a FROM (SELECT v, now AS at FROM (SELECT *, v AS now FROM l)) x"
+    answer = analyze(blind, text.replace(" > x.at", " IS NULL"))
+    assert isinstance(answer, Analyzed), answer
+    assert answer.volatility is not None
+    assert answer.volatility.call == call
+
+
+def test_words_that_are_no_calls(blind: ChildProcess) -> None:
+    text = "SELECT first(s) AS a, 'rand() now' AS b, max(v) AS `rand()` -- now()\n FROM l"
+    assert analyze(blind, text).volatility is None
+
+
+@pytest.mark.parametrize("name", ["nowhere", "`no where`", "made.made", "parquet.`/etc`"])
+def test_a_name_that_nobody_has_is_told(engine: ChildProcess, name: str) -> None:
+    assert analyze(engine, f"SELECT * FROM l, {name}").missing.replace("`", "") == name.replace(
+        "`", ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +223,6 @@ def test_what_is_not_deterministic(engine: ChildProcess, text: str) -> None:
         ("SELECT nope FROM l", "UNRESOLVED_COLUMN"),
         ("SELEC v FROM l", "PARSE_SYNTAX_ERROR"),
         ("SELECT 1) UNION ALL SELECT (2", "PARSE_SYNTAX_ERROR"),
-        ("SELECT * FROM nowhere", "TABLE_OR_VIEW_NOT_FOUND"),
         ("CREATE TABLE made (a int)", "a view is a query"),
         ("CREATE VIEW made AS SELECT 1", "a view is a query"),
         ("DROP VIEW l", "a view is a query"),
@@ -144,7 +232,6 @@ def test_what_is_not_deterministic(engine: ChildProcess, text: str) -> None:
         ("INSERT INTO l VALUES (1, 1, 'a')", "a view is a query"),
         ("EXPLAIN SELECT 1", "a view is a query"),
         ("SELECT INTERVAL '1' DAY AS i", "cannot be stored"),
-        ("SELECT * FROM parquet.`/etc`", ""),
     ],
 )
 def test_what_analysis_refuses(engine: ChildProcess, text: str, words: str) -> None:
@@ -162,8 +249,7 @@ def test_no_refused_command_has_run(engine: ChildProcess) -> None:
         assert "a view is a query" in analyze(engine, text).text
     tables = engine.ask(Query(job_id(), "SELECT CAST('' AS bigint) AS x", ()))
     assert tables.code == "DefiniteError"  # ANSI is on, as it was
-    assert "TABLE_OR_VIEW_NOT_FOUND" in analyze(engine, "SELECT * FROM made").text
-    assert "NOT_FOUND" in analyze(engine, "SELECT * FROM made.made").text
+    assert analyze(engine, "SELECT * FROM made").missing == "`made`"
 
 
 def test_a_setting_that_spark_refuses(engine: ChildProcess) -> None:
@@ -327,6 +413,37 @@ def test_cancel_while_running_and_before_the_start(engine: ChildProcess) -> None
         assert table_of(answer).to_pylist() == [{"x": 499_500}]
 
 
+def test_a_child_whose_reader_has_ended_ends(
+    server: ConnectServer, java: JavaHome, tmp_path: Path
+) -> None:
+    """The next one begins anew: a JVM that is gone is not looked for in the middle of a job."""
+    settings = Settings(spark_master=server.url, engine_jobs_in_flight_max=1)
+    child = ChildProcess(tmp_path / "child", settings, java)
+    try:
+        assert analyze(child, "SELECT k FROM l", translate=True).translation.root is not None
+        found = subprocess.run(
+            ["pgrep", "-P", str(child.process.pid), "java"], capture_output=True, check=True
+        )
+        os.kill(int(found.stdout), signal.SIGKILL)
+        child.send(Analyze(job_id(), TABLES, "SELECT v FROM l", (), True))
+        assert child.process.wait(250) == EXIT_SPARK_GONE
+    finally:
+        child.close()
+
+
+@pytest.mark.parametrize("home", ["/nowhere"])
+def test_a_java_that_does_not_run_is_told(server: ConnectServer, tmp_path: Path, home: str) -> None:
+    settings = Settings(spark_master=server.url, engine_jobs_in_flight_max=1)
+    nothing = JavaHome(Path(home), 17, "JAVA_HOME")
+    child = ChildProcess(tmp_path / "child", settings, nothing, archive=tmp_path / "none")
+    try:
+        for _ in range(2):
+            told = analyze(child, "SELECT k FROM l", translate=True).translation
+            assert "it does not start" in told.reason
+    finally:
+        child.close()
+
+
 # -- the end ------------------------------------------------------------------------------------
 
 
@@ -472,7 +589,9 @@ async def test_a_service_whose_spark_is_behind_a_server(
                 {"name": "Ex", "n": 2, "delay": 9, "most": 6},
                 {"name": "United", "n": 6, "delay": 20, "most": 7},
             ]
-            assert "last step: planned anew" in await client.explain("late")
+            told = await client.explain("late")
+            assert "last step: planned anew" in told
+            assert "opaque" not in told
             await query(client, first, last)
 
 

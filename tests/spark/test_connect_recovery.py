@@ -38,7 +38,7 @@ def settings_of(port: int, token: str, **more: Any) -> Settings:
 
 
 def analyze(name: str) -> Analyze:
-    return Analyze(name, (), ("SELECT 1",))
+    return Analyze(name, (), "SELECT 1")
 
 
 async def ask(engine: Address[Any], job: Job) -> Any:

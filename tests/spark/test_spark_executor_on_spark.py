@@ -40,7 +40,7 @@ TABLE = Schema((Column("v", "bigint"),))
 
 
 def analyze(name: str) -> Analyze:
-    return Analyze(name, (), ("SELECT 1",))
+    return Analyze(name, (), "SELECT 1")
 
 
 SLEEPS = "java_method('java.lang.Thread', 'sleep', 3600000L) IS NOT NULL"

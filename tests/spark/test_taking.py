@@ -119,12 +119,12 @@ def test_columns_are_inferred(child: ChildProcess, folder: Path) -> None:
 
     found = infer("one.csv", "csv", ("header", "true"), ("inferSchema", "true"))
     assert isinstance(found, Analyzed)
-    assert [(c.name, c.type) for c in found.schemas[0].columns] == [("a", "int"), ("b", "string")]
+    assert [(c.name, c.type) for c in found.schema.columns] == [("a", "int"), ("b", "string")]
     found = infer("bad.json", "json")
-    assert [(c.name, c.type) for c in found.schemas[0].columns] == [("a", "string")]
+    assert [(c.name, c.type) for c in found.schema.columns] == [("a", "string")]
     pq.write_table(pa.table({"n": pa.array([1], pa.int16())}), folder / "n.parquet")
     found = infer("n.parquet", "parquet")
-    assert [(c.name, c.type) for c in found.schemas[0].columns] == [("n", "smallint")]
+    assert [(c.name, c.type) for c in found.schema.columns] == [("n", "smallint")]
 
 
 EVERY = Schema(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,7 @@ class WrongFront(CatalystFront):
         self,
         rewritten: Any,
         found: DataFrame,
-        tables: Sequence[tuple[str, Schema]],
+        tables: Mapping[int, tuple[str, Schema]],
         nodes_max: int,
     ) -> Project:
         made = super()._built(rewritten, found, tables, nodes_max)
@@ -198,7 +198,7 @@ def main() -> None:
 
     def said(text: str, instead: Project | None) -> str:
         front.instead = instead
-        told = analyze(bridge, Analyze("j", TABLES, (text,), (), (), True), NODES_MAX).translation
+        told = analyze(bridge, Analyze("j", TABLES, text, (), True), NODES_MAX).translation
         assert told is not None
         return told.reason
 

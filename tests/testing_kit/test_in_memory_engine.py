@@ -135,7 +135,7 @@ async def test_errors_of_the_data_are_definite_on_both_routes(bench: Bench) -> N
 @with_bench
 async def test_refusals_reach_the_caller(bench: Bench) -> None:
     with pytest.raises(QueryRejected):
-        await bench.run(Analyze("a", (("t", T),), ("select nothing from t",)))
+        await bench.run(Analyze("a", (("t", T),), "select nothing from t"))
     with pytest.raises(InvalidUsage, match="not prepared"):
         await bench.run(Step("s", "unknown", 0, 0, {}, 0, 1))
 
@@ -177,15 +177,15 @@ async def test_a_held_job_waits_and_can_be_cancelled(bench: Bench) -> None:
 @with_bench
 async def test_the_next_job_fails_as_told(bench: Bench) -> None:
     bench.controls.fail_next("Analyze", EngineLost("gone"))
-    job = Analyze("a", (("t", T),), ("select a from t",))
+    job = Analyze("a", (("t", T),), "select a from t")
     with pytest.raises(EngineLost):
         await bench.run(job)
-    assert (await bench.run(job)).schemas[0].names == ("a",)
+    assert (await bench.run(job)).schema.names == ("a",)
 
 
 @with_bench
 async def test_an_answer_may_be_asked_for_without_the_helper(bench: Bench) -> None:
     answer: Any = await bench.address.ask(
-        lambda reply: Run(Analyze("a", (("t", T),), ("select g from t",)), reply), 5_000
+        lambda reply: Run(Analyze("a", (("t", T),), "select g from t"), reply), 5_000
     )
-    assert answer.schemas[0].names == ("g",)
+    assert answer.schema.names == ("g",)

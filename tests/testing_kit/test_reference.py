@@ -34,7 +34,7 @@ class Texts(Engine):
     async def run(self, job: Job) -> Answer:
         if isinstance(job, Analyze):
             ranked = Schema((*T.columns, Column(RANK, "int")))
-            return Analyzed(job.job_id, (ranked if RANK in job.texts[0] else T,))
+            return Analyzed(job.job_id, ranked if RANK in job.sql else T)
         assert isinstance(job, Difference)
         self.jobs.append(job)
         rows: list[Any] = []

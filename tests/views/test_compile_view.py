@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from actors.errors import QueryRejected, UnknownObject
+from actors.errors import InvalidUsage, QueryRejected, UnknownObject
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Analyzed, Translation
 from actors.plan.relational import Equal, Filter, Named, OuterJoin, Project, Scan
 from actors.plan.schema import Column, Schema
 from actors.testing import tpch
-from actors.testing.analysis import analyzed
-from actors.views.compile import AnalyzeQueries, compile_view
+from actors.testing.analysis import analyze_in_memory
+from actors.views.compile import compile_view
 from actors.views.explain import explain
 from actors.views.fingerprint import fingerprint
 from actors.views.lookups import Origin
@@ -36,19 +35,8 @@ TABLES = {
 }
 
 
-async def answers(
-    tables: tuple[tuple[str, Schema], ...],
-    texts: tuple[str, ...],
-    conf: tuple[tuple[str, str], ...],
-    renditions: tuple[str, ...] = (),
-    *,
-    translate: bool = False,
-) -> Analyzed:
-    return analyzed("a", texts, dict(tables))
-
-
 async def compiled(sql: str) -> DeltaPlan:
-    return await compile_view(sql, TABLES, answers)
+    return await compile_view(sql, TABLES, analyze_in_memory)
 
 
 INCREMENTAL = [
@@ -143,7 +131,7 @@ async def test_is_opaque_with_the_construct_named(sql: str, reason: str) -> None
         ("select id as __time from flights", "reserved"),
         ("select missing from flights", "missing"),
         ("select 1 as x", "at least one table"),
-        ("insert into flights values (1)", "not INSERT"),
+        ("insert into flights values (1)", "a view is a query; this is a command"),
         ("select id from flights; select 1", "one query"),
         ("select id from flights tablesample (10 percent)", "TABLESAMPLE"),
     ],
@@ -256,9 +244,11 @@ async def test_not_in_is_an_anti_join_where_the_query_leaves_no_null() -> None:
 )
 async def test_a_setting_that_changes_what_a_text_means_makes_a_view_opaque(setting: str) -> None:
     sql = "select carrier, stddev(delay) as s from flights group by 1"
-    plan = await compile_view(sql, TABLES, answers, ((setting, "true"),))
+    plan = await compile_view(sql, TABLES, analyze_in_memory, ((setting, "true"),))
     assert (plan.mode, plan.reason) == ("opaque", f"the setting {setting}")
-    plan = await compile_view(sql, TABLES, answers, (("spark.sql.session.timeZone", "UTC"),))
+    plan = await compile_view(
+        sql, TABLES, analyze_in_memory, (("spark.sql.session.timeZone", "UTC"),)
+    )
     assert plan.mode == "incremental"
 
 
@@ -354,121 +344,87 @@ async def test_the_fingerprint_follows_plan_conf_and_engine() -> None:
     sql = "select id from flights"
     plan = await compiled(sql)
     assert plan.fingerprint == (await compiled(sql)).fingerprint
-    other = await compile_view(sql, TABLES, answers, (("spark.sql.ansi.enabled", "false"),))
+    other = await compile_view(
+        sql, TABLES, analyze_in_memory, (("spark.sql.ansi.enabled", "false"),)
+    )
     assert other.fingerprint != plan.fingerprint
     assert fingerprint(plan, "4.3.0") != fingerprint(plan, "4.4.0")
 
 
-async def test_an_engine_without_plans_is_asked_for_the_text_and_then_for_its_parts() -> None:
-    """The first answer says that there is no plan; only then are probes and renditions sent."""
-    asked: list[tuple[tuple[str, ...], tuple[str, ...], bool]] = []
+class Asked:
+    """An engine that answers what it is told to; it notes the tables and the text it is given."""
 
-    async def counted(
+    def __init__(self, *answers: Analyzed) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[list[str], str]] = []
+
+    async def __call__(
+        self,
         tables: tuple[tuple[str, Schema], ...],
-        texts: tuple[str, ...],
+        sql: str,
         conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...] = (),
         *,
         translate: bool = False,
     ) -> Analyzed:
-        asked.append((texts, renditions, translate))
-        return await answers(tables, texts, conf, renditions)
-
-    sql = "select carrier, count(*) as n from flights group by carrier"
-    assert (await compile_view(sql, TABLES, counted)).mode == "incremental"
-    first, ((again, *probes), written_again, translate) = asked
-    assert first == ((sql,), (), True)
-    assert again == sql
-    assert probes
-    assert written_again
-    assert not translate
+        self.asked.append(([name for name, _ in tables], sql))
+        return self.answers.pop(0)
 
 
-def translating(found: Translation, asked: list[tuple[str, ...]]) -> AnalyzeQueries:
-    """An engine that shows its plan; it notes what it is asked."""
-
-    async def answer(
-        tables: tuple[tuple[str, Schema], ...],
-        texts: tuple[str, ...],
-        conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...] = (),
-        *,
-        translate: bool = False,
-    ) -> Analyzed:
-        asked.append(texts)
-        told = analyzed("a", texts, dict(tables))
-        return msgspec.structs.replace(told, translation=found if translate else None)
-
-    return answer
+IDS = Schema((Column("id", "int", False),))
 
 
 async def test_a_translated_plan_is_the_views_and_the_engine_is_asked_once() -> None:
     """The answer is another query's plan, so that the view's own text cannot have made it."""
-    asked: list[tuple[str, ...]] = []
     columns = (("i0_id", "id"), ("i0_carrier", "Carrier"))
     only = Filter(Scan(0, columns), "i0_id > 7")
     root = Project(only, (Named("id", "i0_id"),))
     sql = "select id from flights where id > 5"
-    plan = await compile_view(sql, TABLES, translating(Translation(root), asked))
-    assert (plan.mode, asked) == ("incremental", [(sql,)])
+    engine = Asked(Analyzed("a", IDS, ("flights",), translation=Translation(root)))
+    plan = await compile_view(sql, TABLES, engine)
+    assert (plan.mode, engine.asked) == ("incremental", [(["flights"], sql)])
     assert "i0_id > 7" in explain(plan)
     assert "> 5" not in explain(plan)
 
 
 async def test_a_view_that_is_not_translated_is_opaque_for_that_reason() -> None:
-    """The parser would know this view: a refused translation must not fall back to it."""
-    asked: list[tuple[str, ...]] = []
-    refused = translating(Translation(None, "a plan that is not the text's: x"), asked)
-    plan = await compile_view("select id from flights", TABLES, refused)
+    refused = Translation(None, "a plan that is not the text's: x")
+    engine = Asked(Analyzed("a", IDS, ("flights",), translation=refused))
+    plan = await compile_view("select id from flights", TABLES, engine)
     assert (plan.mode, plan.reason) == ("opaque", "a plan that is not the text's: x")
-    assert len(asked) == 1
+    assert len(engine.asked) == 1
 
 
-async def test_an_expression_that_is_no_scalar_is_not_taken_for_one() -> None:
-    """Spark's own text is accepted, what was asked beside it is not: the view is opaque."""
-    asked: list[tuple[str, ...]] = []
-
-    async def refused(
-        tables: tuple[tuple[str, Schema], ...],
-        texts: tuple[str, ...],
-        conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...] = (),
-        *,
-        translate: bool = False,
-    ) -> Analyzed:
-        asked.append(texts)
-        if any("WHERE" in text and "hll_sketch_agg" in text.lower() for text in texts):
-            raise QueryRejected("[INVALID_WHERE_CONDITION] no aggregate here")
-        return Analyzed("a", (Schema((Column("h", "binary"),)),) * len(texts))
-
-    sql = "select hll_sketch_agg(delay) as h from flights"
-    plan = await compile_view(sql, TABLES, refused)
-    assert plan.mode == "opaque"
-    assert "not a scalar of the resolved query: [INVALID_WHERE" in plan.reason
-    first, (again, *probes) = asked
-    assert (first, again) == ((sql,), sql)
-    assert probes
+async def test_tables_are_those_that_the_engine_says() -> None:
+    """A name that is only computed is given when it is missed; one that is only mentioned is not
+    read."""
+    sql = "select id as carriers from identifier('fli' || 'ghts')"
+    told = Analyzed("a", IDS, ("flights",), translation=Translation(None, "x"))
+    engine = Asked(Analyzed("a", missing="`FLIGHTS`"), told)
+    plan = await compile_view(sql, TABLES, engine)
+    assert plan.sources == ("flights",)
+    assert [names for names, _ in engine.asked] == [["carriers"], ["carriers", "flights"]]
 
 
-async def test_the_refusal_of_the_text_is_the_answer() -> None:
-    async def refused(
-        tables: tuple[tuple[str, Schema], ...],
-        texts: tuple[str, ...],
-        conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...] = (),
-        *,
-        translate: bool = False,
-    ) -> Analyzed:
-        raise QueryRejected("of the probe" if len(texts) > 1 else "of the text")
-
-    with pytest.raises(QueryRejected, match="of the text"):
-        await compile_view("select id from flights", TABLES, refused)
+@pytest.mark.parametrize(
+    ("missing", "error", "words"),
+    [
+        ("`nowhere`", UnknownObject, "no table or view named 'nowhere'; known: big, carriers"),
+        ("`flights`", UnknownObject, "no table or view named 'flights'"),
+        ("`x`.`fli``ghts`", UnknownObject, "x.fli`ghts: names are not qualified"),
+        ("`penstock`.`views`", InvalidUsage, "can only be read"),
+    ],
+)
+async def test_a_name_that_nobody_has(missing: str, error: type[Exception], words: str) -> None:
+    engine = Asked(*[Analyzed("a", missing=missing)] * 2)
+    with pytest.raises(error, match=words):
+        await compile_view("select id from flights", TABLES, engine)
+    assert len(engine.asked) == 1
 
 
 async def test_what_one_term_found_does_not_lead_another_further() -> None:
     """TPC-H q5: from a changed order to its customer, to all suppliers of the nation, to all that
     they sold. Suppliers' sales are looked up where a supplier, nation or region changed."""
-    plan = await compile_view(tpch.QUERIES["q5"], tpch.SCHEMAS, answers)
+    plan = await compile_view(tpch.QUERIES["q5"], tpch.SCHEMAS, analyze_in_memory)
     assert plan.sources == ("customer", "orders", "lineitem", "supplier", "nation", "region")
     followed: set[int] = set()
     for lookup in (each for stratum in plan.strata for each in stratum.lookups):

@@ -8,9 +8,9 @@ import pytest
 import sqlglot
 from sqlglot.dialects.spark import Spark
 
-from actors.views.dialect import VERBATIM, VerbatimSpark
-from actors.views.grouping import spelled_out
-from actors.views.trees import column_id, text, tree_of
+from actors.testing.parsed.dialect import VERBATIM, VerbatimSpark
+from actors.testing.parsed.grouping import spelled_out
+from actors.testing.parsed.trees import column_id, text, tree_of
 
 
 def test_functions_that_pass_verbatim_are_ones_that_the_parser_knows() -> None:

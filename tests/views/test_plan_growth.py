@@ -14,10 +14,9 @@ import msgspec
 import pytest
 
 from actors.plan.delta import DeltaPlan, Node
-from actors.plan.jobs import Analyzed
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
 from actors.plan.schema import Column, Schema
-from actors.testing.analysis import analyzed
+from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
 from actors.views.operators import children_of, size_of
 
@@ -33,17 +32,7 @@ LIMITS = PlanLimits()
 
 
 def compiled(sql: str, limits: PlanLimits = LIMITS) -> DeltaPlan:
-    async def asked(
-        tables: tuple[tuple[str, Schema], ...],
-        texts: tuple[str, ...],
-        conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...] = (),
-        *,
-        translate: bool = False,
-    ) -> Analyzed:
-        return analyzed("", texts, dict(tables))
-
-    return asyncio.run(compile_view(sql, {"t": T}, asked, (), limits))
+    return asyncio.run(compile_view(sql, {"t": T}, analyze_in_memory, (), limits))
 
 
 def expressions_of(node: Node) -> int:

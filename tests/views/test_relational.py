@@ -31,12 +31,11 @@ from actors.plan.schema import Schema
 from actors.testing import tpch
 from actors.testing.analysis import analyze
 from actors.testing.oracle import differences, run_query
-from actors.views.build import build
-from actors.views.compile import probes
+from actors.testing.parsed.build import build, probe_texts
+from actors.testing.parsed.parse import read_tables
+from actors.testing.parsed.resolve import resolve
+from actors.testing.parsed.trees import Unsupported, factored, reads, text, tree_of
 from actors.views.explain import explain_tree
-from actors.views.parse import read_tables
-from actors.views.resolve import resolve
-from actors.views.trees import Unsupported, factored, reads, text, tree_of
 
 TABLES: dict[str, Schema] = view_corpus.TABLES
 
@@ -46,9 +45,9 @@ def plan_of(sql: str, tables: dict[str, Schema] = TABLES) -> ViewPlan:
     assert tree is not None, reason
     output = analyze(sql, {name: tables[name] for name in sources})
 
-    resolved, texts, _ = probes(tree, sources, tables)
-    types = {text: analyze(text, tables) for text in texts}
-    return build(resolved, sources, output, types)
+    resolved = resolve(tree, sources, tables)
+    types = {text: analyze(text, tables) for text in probe_texts(resolved, sources)}
+    return ViewPlan(sources, build(resolved, sources, output, types), output)
 
 
 @cache

@@ -47,7 +47,7 @@ async def changes_of(plan: Plan, *columns: str) -> tuple[str, list[str]]:
     root = Project(plan, tuple(Named(name, name) for name in columns))
 
     async def answer(*_: object, **__: object) -> Analyzed:
-        return Analyzed("a", (output,), translation=Translation(root))
+        return Analyzed("a", output, ("t",), translation=Translation(root))
 
     made = await compile_view("select 1 from t", {"t": KEYED}, answer)
     lines = explain(made).splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from actors.plan.schema import Column, Schema
 from actors.plan.updates import from_ipc
 from actors.protocol.compute import Finishing, OrderBy
+from actors.views.plain_sql import query_text
 from actors.views.simple import SimpleRead, simple_read
 
 TABLES = {
@@ -28,6 +30,7 @@ TABLES = {
             Column("price", "decimal(10,2)"),
         )
     ),
+    "words": Schema((Column("distinct", "int"), Column("all", "int"), Column("id", "int"))),
     "penstock.steps": Schema((Column("ms", "double"),)),
 }
 
@@ -71,6 +74,12 @@ def test_columns_keep_the_names_that_were_written() -> None:
         ("late = true", [("late", "=", True)]),
         ("day >= DATE '2013-02-01'", [("day", ">=", datetime.date(2013, 2, 1))]),
         ("ratio > 2", [("ratio", ">", 2.0)]),
+        ("ratio > 0.1 and 2.5D >= ratio", [("ratio", ">", 0.1), ("ratio", "<=", 2.5)]),
+        ("price = 5.25", [("price", "=", Decimal("5.25"))]),
+        ("id BETWEEN -1 AND 2L", [("id", ">=", -1), ("id", "<=", 2)]),
+        ("id > (5) -- of them", [("id", ">", 5)]),
+        ("id /* a /* b */ c */ == 5 AND `carrier` != \"it's\"",
+         [("id", "=", 5), ("Carrier", "<>", "it's")]),
     ],
 )  # fmt: skip
 def test_comparisons_with_literals_of_the_column_s_type(
@@ -103,6 +112,9 @@ def test_order_limit_and_offset() -> None:
         "SELECT 1 AS a",
         "SELECT id + 1 AS a FROM flights",
         "SELECT DISTINCT id FROM flights",
+        "SELECT all id FROM words",
+        "SELECT distinct AS d FROM words",
+        "SELECT id FROM flights WHERE id > 1 x",
         "SELECT count(*) FROM flights",
         "SELECT id FROM flights GROUP BY id",
         "SELECT id, id AS other FROM flights",
@@ -141,11 +153,23 @@ def test_everything_else_is_for_spark(sql: str) -> None:
         "id IN (1, 2)",
         "id <=> 1",
         "id = delay",
+        "id = 5 = true",
+        "id = 5 + 1",
+        "id = 5 OR carrier = 'a' AND id = 2",
+        "id > 5 AND",
+        "carrier = 'a' 'b'",
+        "carrier = 'a\\'b'",
+        "carrier = r'a'",
+        "carrier = 'a''b'",
+        "NOT (id IS NULL AND delay IS NULL)",
+        "price = 5.255",
+        "id = 5 /* open",
+        "carrier = 'open",
+        "id = 5ABC",
         "id = '5'",
         "id = 5.5",
         "id = NULL",
         "delay = 3000000000",
-        "ratio > 0.1",
         "ratio > 9007199254740993",
         "small > 1",
         "code = 'abc'",
@@ -153,12 +177,27 @@ def test_everything_else_is_for_spark(sql: str) -> None:
         "late = 1",
         "day = '2013-02-01'",
         "at > TIMESTAMP '2013-02-01 00:00:00'",
-        "price = 5",
         "carrier LIKE 'U%'",
-        "id BETWEEN 1 AND 2",
         "carrier = CAST('2013-02-01' AS DATE)",
         "day = TRY_CAST('2013-02-01' AS DATE)",
     ],
 )
 def test_a_comparison_that_spark_might_read_otherwise_is_for_spark(sql: str) -> None:
     assert read(f"SELECT id FROM flights WHERE {sql}") is None
+
+
+@pytest.mark.parametrize(
+    ("sql", "wanted"),
+    [
+        ("SELECT 1;", "SELECT 1"),
+        ("SELECT ';' AS a -- b;\n ; -- c", "SELECT ';' AS a"),
+        (" SELECT 1 /* ; /* x */ */ ;; ", "SELECT 1"),
+        ("SELECT '; -- no' ;\n", "SELECT '; -- no'"),
+        ("SELECT 1; SELECT 2;", "SELECT 1; SELECT 2;"),
+        ("SELECT 'open ;", "SELECT 'open"),
+        ("-- nothing", ""),
+        ("SELECT `a;b` FROM t;", "SELECT `a;b` FROM t"),
+    ],
+)
+def test_a_query_ends_with_its_last_word(sql: str, wanted: str) -> None:
+    assert query_text(sql) == wanted

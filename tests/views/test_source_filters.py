@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.plan.jobs import Analyzed
 from actors.plan.schema import Column, Schema
-from actors.testing.analysis import analyzed
+from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
 from actors.views.source_filters import source_filter
 
@@ -29,19 +28,8 @@ TABLES = {
 }
 
 
-async def answers(
-    tables: tuple[tuple[str, Schema], ...],
-    texts: tuple[str, ...],
-    conf: tuple[tuple[str, str], ...],
-    renditions: tuple[str, ...] = (),
-    *,
-    translate: bool = False,
-) -> Analyzed:
-    return analyzed("a", texts, dict(tables))
-
-
 async def filter_of(sql: str, source: int = 0) -> str | None:
-    found = source_filter(await compile_view(sql, TABLES, answers), source)
+    found = source_filter(await compile_view(sql, TABLES, analyze_in_memory), source)
     return None if found is None else str(found)
 
 
@@ -49,6 +37,8 @@ async def filter_of(sql: str, source: int = 0) -> str | None:
     ("sql", "wanted"),
     [
         ("select id from t where n > 5", "n > 5"),
+        ("select id from t where n > 5L and cast(3 as bigint) > id", "n > 5 AND id < 3"),
+        ("select id from t where day > cast('2013-01-02' as date)", "day > 2013-01-02"),
         ("select id from t where 5 > n and -3 <= id", "n < 5 AND id >= -3"),
         ("select id from t where Name = 'b' and n is not null", "Name = b AND n is not null"),
         ("select id from t where n in (1, 2) and n is null", "n in 1 2 AND n is null"),

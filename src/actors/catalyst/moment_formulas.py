@@ -15,7 +15,7 @@ from typing import Final
 _OF_PAIRS: Final = {
     "Corr": "s.xy / nullif(sqrt(s.xx * s.yy), 0D)",
     "CovPopulation": "s.xy / nullif(s.n, 0D)",
-    "CovSample": "s.xy / nullif(s.n - 1D, 0D)",
+    "CovSample": "CASE WHEN s.n > 1D THEN s.xy / (s.n - 1D) END",
     "RegrAvgX": "s.y",
     "RegrAvgY": "s.x",
     "RegrIntercept": "s.x - s.xy / nullif(s.yy, 0D) * s.y",

@@ -102,13 +102,15 @@ class RelationalBuilder:
     def __init__(
         self,
         functions: FunctionNames,
-        column_names: Sequence[Sequence[str]],
+        column_names: Mapping[int, Sequence[str]],
         *,
         ansi: bool,
     ) -> None:
-        """`column_names`: of each table, by its number, the names of its columns."""
+        """`column_names`: of each table, by the number that its columns carry, their names; a
+        table's place in it is its place among the plan's sources."""
         self._functions = functions
         self._column_names = column_names
+        self._places = {number: place for place, number in enumerate(column_names)}
         self._ansi = ansi
         self._fresh = FreshIds()
         self._scans: dict[int, int] = {}
@@ -239,13 +241,14 @@ class RelationalBuilder:
     def _table(self, node: TreeNode) -> PlanBlock:
         attributes = node.kids("output")
         numbers = {each.fields["metadata"].get(TABLE_METADATA) for each in attributes}
-        source = numbers.pop() if len(numbers) == 1 else None
-        if source is None:
+        number = numbers.pop() if len(numbers) == 1 else None
+        if number is None:
             return self._values(node)
+        source = self._places[number]
         seen = self._scans.get(source, 0)
         self._scans[source] = seen + 1
         suffix = "" if seen == 0 else chr(ord("a") + seen) if seen < 26 else f"_{seen}"
-        own = self._column_names[source]
+        own = tuple(self._column_names[number])
         columns: dict[int, ColumnBinding] = {}
         pairs = []
         for each in attributes:

@@ -199,15 +199,13 @@ class CatalogStore:
     async def _analyze(
         self,
         tables: tuple[tuple[str, Schema], ...],
-        texts: tuple[str, ...],
+        sql: str,
         conf: tuple[tuple[str, str], ...],
-        renditions: tuple[str, ...] = (),
         *,
         translate: bool = False,
     ) -> Analyzed:
         self._analyses += 1
-        job_id = f"analyze-{self._analyses}"
-        job = Analyze(job_id, tables, texts, conf, renditions, translate)
+        job = Analyze(f"analyze-{self._analyses}", tables, sql, conf, translate)
         with span(SPARK_JOB, job.job_id, ""):
             answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
         if not isinstance(answer, Analyzed):

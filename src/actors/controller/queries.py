@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -64,7 +64,8 @@ from actors.spans import carrying
 from actors.telemetry import TRACEPARENT
 from actors.threshold_probes import QUERY_ANSWER
 from actors.views.compile import CHANGES_MEANING
-from actors.views.parse import query_text, read_query
+from actors.views.plain_sql import query_text
+from actors.views.query_analysis import analyzed_query
 from actors.views.simple import simple_read
 
 BATCH_ROWS: int = 16_384
@@ -99,13 +100,14 @@ class _Running(msgspec.Struct):
     session: Address[Any]
     request: Query
     time: Time
-    names: str
-    """Of its inputs, for people."""
+    """Until its inputs are known, unless it is given: the latest at which a table was written."""
     deadline_ms: int
     since_ms: float
     timer: Effect
     taken: anyio.Event
     """Set when the client was sent the last piece."""
+    names: str = ""
+    """Of its inputs, for people, as soon as they are known."""
     effect: Effect | None = None
     telling: bool = False
     state: str = "analysing"
@@ -144,9 +146,6 @@ class Queries:
         if instead is not None:
             session.reply(instead)
             return
-        _, _, names = read_query(sql, readable, "what is asked")
-        inputs = [desk.catalog.find(name) for name in names]
-        time = self._readable_time(inputs) if as_of is None else as_of
         limit = desk.settings.queries_in_flight_max
         if len(self._running) >= limit:
             raise Busy(f"{limit} queries run already (queries_in_flight_max): try again later")
@@ -154,7 +153,7 @@ class Queries:
         deadline = desk.settings.query_deadline_ms if deadline is None else deadline
         if deadline <= 0:
             raise InvalidUsage(f"deadline_ms = {deadline}: must be greater than zero")
-        self._begin(session, msgspec.structs.replace(request, sql=sql), inputs, time, deadline)
+        self._begin(session, msgspec.structs.replace(request, sql=sql), deadline)
 
     def _read_instead(
         self, sql: str, request: Query, readable: dict[str, Schema]
@@ -165,7 +164,7 @@ class Queries:
             return None
         as_of = request.as_of
         if as_of is None and found.name not in relations:
-            as_of = self._readable_time([self._desk.catalog.find(found.name)])
+            as_of = readable_time(self._desk, [self._desk.catalog.find(found.name)])
         return ReadInstead(
             request.request,
             found.name,
@@ -176,22 +175,10 @@ class Queries:
             found.finishing,
         )
 
-    def _readable_time(self, inputs: list[CatalogObject]) -> Time:
-        """The greatest time at which all can be read; of none: the latest written one."""
-        desk = self._desk
-        if not inputs:
-            return max(0, desk.frontiers.tables_upper - 1)
-        upper = min(desk.frontiers.upper(entry) for entry in inputs)
-        if upper == 0:
-            return max(desk.latest_with_contents(entry) for entry in inputs)
-        return max(latest(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
-
     def _begin(
         self,
         session: Address[Any],
         request: Query,
-        inputs: list[CatalogObject],
-        time: Time,
         deadline_ms: int,
     ) -> None:
         desk = self._desk
@@ -200,15 +187,14 @@ class Queries:
         running = self._running[number] = _Running(
             session,
             request,
-            time,
-            ", ".join(entry.name for entry in inputs),
+            readable_time(desk, ()) if request.as_of is None else request.as_of,
             deadline_ms,
             desk.ctx.monotonic_ms(),
             desk.ctx.after(deadline_ms, QueryLate(number)),
             anyio.Event(),
         )
         self._by_request[session.path, request.request] = number
-        run = _Run(desk, self._executor, self._scratch / f"query-{number}", number, running, inputs)
+        run = _Run(desk, self._executor, self._scratch / f"query-{number}", number, running)
         traceparent = TRACEPARENT.get()
 
         async def carry_out() -> None:
@@ -306,6 +292,16 @@ class Queries:
             )
 
 
+def readable_time(desk: Desk, inputs: Sequence[CatalogObject]) -> Time:
+    """The greatest time at which all can be read; of none: the latest written one."""
+    if not inputs:
+        return max(0, desk.frontiers.tables_upper - 1)
+    upper = min(desk.frontiers.upper(entry) for entry in inputs)
+    if upper == 0:
+        return max(desk.latest_with_contents(entry) for entry in inputs)
+    return max(latest(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
+
+
 class _Run:
     """One query on its way, beside the controller."""
 
@@ -316,14 +312,13 @@ class _Run:
         scratch: Path,
         number: int,
         running: _Running,
-        inputs: list[CatalogObject],
     ) -> None:
         self._desk = desk
         self._executor = executor
         self._scratch = scratch
         self._number = number
         self._running = running
-        self._inputs = inputs
+        self._inputs: list[CatalogObject] = []
         clock, settings = desk.ctx.clock, desk.settings
         self._name = f"query-{number}"
         self._engine = Engine(executor, clock, settings, scratch, self._name)
@@ -343,14 +338,30 @@ class _Run:
                 await self._desk.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
 
     async def _analysed(self) -> Schema:
-        tables = tuple((entry.name, entry.schema) for entry in self._inputs)
-        job = Analyze(f"{self._name}/analyze", tables, (self._running.request.sql,))
+        """What the query makes; what it reads and at which time is known from then on."""
+        desk, running = self._desk, self._running
+        sql = running.request.sql
+        told = await analyzed_query(sql, desk.catalog.readable(), self._analyze)
+        self._inputs = [desk.catalog.find(name) for name in told.sources]
+        running.names = ", ".join(told.sources)
+        as_of = running.request.as_of
+        running.time = readable_time(desk, self._inputs) if as_of is None else as_of
+        _check_columns(told.schema)
+        return told.schema
+
+    async def _analyze(
+        self,
+        tables: tuple[tuple[str, Schema], ...],
+        sql: str,
+        conf: tuple[tuple[str, str], ...],
+        *,
+        translate: bool = False,
+    ) -> Analyzed:
+        job = Analyze(f"{self._name}/analyze", tables, sql, conf, translate)
         answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
         if not isinstance(answer, Analyzed):
             raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
-        (schema,) = answer.schemas
-        _check_columns(schema)
-        return schema
+        return answer
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:

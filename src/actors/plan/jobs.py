@@ -58,17 +58,14 @@ class JobTrace(msgspec.Struct, frozen=True, gc=False):
 
 
 class Analyze(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks Spark for the schema of each text over the given (empty) tables, and whether the
-    first one is volatile."""
+    """Asks Spark what a query is over (empty) tables: `tables` are those that it may name."""
 
     job_id: str
     tables: tuple[tuple[str, Schema], ...]
-    texts: tuple[str, ...]
+    sql: str
     conf: tuple[tuple[str, str], ...] = ()
-    renditions: tuple[str, ...] = ()
-    """Texts that must mean what the first of `texts` means."""
     translate: bool = False
-    """Whether a relational plan of the first of `texts` is wanted."""
+    """Whether its relational plan is wanted."""
 
 
 class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -240,7 +237,7 @@ class Volatility(msgspec.Struct, frozen=True, gc=False):
 
 class Translation(msgspec.Struct, frozen=True, gc=False):
     """A query's relational plan as Spark's own analysis gives it; `source` numbers are places in
-    the job's tables."""
+    `Analyzed.sources`."""
 
     root: Project | None
     """A projection onto the output's columns, by name; None: no rule knows the query."""
@@ -249,20 +246,19 @@ class Translation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Spark's schemas, one for each text; and what it says of the first text."""
+    """What Spark says of a query."""
 
     job_id: str
-    schemas: tuple[Schema, ...]
+    schema: Schema = Schema(())
+    sources: tuple[str, ...] = ()
+    """Which of the job's tables it reads, in the order in which its plan names them."""
     volatility: Volatility | None = None
     """None: its answer is a function of its tables, but for the choices that Spark's aggregates
     are free to make (``first``)."""
-    names_volatility: bool = True
-    """Whether that was told from Spark's trees. An engine that sees none knows only that there is
-    something, which may be such a choice, and nothing of the clock."""
-    difference: str = ""
-    """How Spark's plan of a rendition differs from the text's own; empty: none does."""
     translation: Translation | None = None
-    """None: the engine shows no plans, or none was asked for."""
+    """None: none was asked for."""
+    missing: str = ""
+    """A name, as Spark writes it, that is none of the job's tables: nothing else is told then."""
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -280,8 +280,6 @@ class ViewPlan(msgspec.Struct, frozen=True):
     """Names of the imported objects, as the query writes them; Scan.source indexes this."""
     root: Project
     output: Schema
-    keeps_firsts: bool = True
-    """Says whether the engine that maintains it keeps first rows of an order."""
 
 
 def columns_of(plan: Plan) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ async def infer(
     except Malformed as error:
         raise InvalidUsage(f"the columns cannot be inferred, declare them: {error}") from None
     assert isinstance(answer, Analyzed)
-    return check_columns(answer.schemas[0].columns)
+    return check_columns(answer.schema.columns)
 
 
 async def run(around: Surroundings, job: Job, paths: Sequence[str]) -> Any:

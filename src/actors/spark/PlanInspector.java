@@ -1,10 +1,13 @@
 import java.util.IdentityHashMap;
+import java.util.LinkedHashSet;
 import java.util.Map;
+import java.util.Set;
 import java.util.regex.Pattern;
 import org.antlr.v4.runtime.tree.ParseTree;
 import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases$;
 import org.apache.spark.sql.catalyst.analysis.EliminateView$;
 import org.apache.spark.sql.catalyst.expressions.AesEncrypt;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
@@ -22,11 +25,17 @@ import org.apache.spark.sql.catalyst.parser.AbstractSqlParser;
 import org.apache.spark.sql.catalyst.parser.SqlBaseParser;
 import org.apache.spark.sql.catalyst.plans.Cross$;
 import org.apache.spark.sql.catalyst.plans.Inner$;
+import org.apache.spark.sql.catalyst.plans.logical.CTERelationRef;
 import org.apache.spark.sql.catalyst.plans.logical.Join;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.OneRowRelation;
+import org.apache.spark.sql.catalyst.plans.logical.Range;
 import org.apache.spark.sql.catalyst.plans.logical.Sample;
+import org.apache.spark.sql.catalyst.plans.logical.UnionLoopRef;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.trees.TreePattern;
+import org.apache.spark.sql.types.Metadata;
 import org.apache.spark.sql.types.StringType;
 
 /**
@@ -118,6 +127,49 @@ public class PlanInspector {
         return otherwise.apply(node);
       }
     });
+  }
+
+  // One plan: what it reads.
+
+  /**
+   * Returns the numbers of the tables that an analysed plan reads, in its order, with commas
+   * between them; after "!" the first relation that is none of them. A table's columns carry its
+   * number as their metadata under `key`.
+   */
+  public static String tables(Object plan, String key) {
+    LinkedHashSet numbers = new LinkedHashSet();
+    String foreign = tables((LogicalPlan) plan, key, numbers, new IdentityHashMap());
+    if (foreign != null) return "!" + foreign;
+    StringBuilder text = new StringBuilder();
+    for (Object number : numbers) text.append(text.length() == 0 ? "" : ",").append(number);
+    return text.toString();
+  }
+
+  private static String tables(LogicalPlan plan, String key, Set numbers, Map seen) {
+    if (seen.put(plan, plan) != null) return null;
+    if (plan.children().isEmpty() && !(plan instanceof CTERelationRef)) {
+      boolean values = plan instanceof LocalRelation || plan instanceof OneRowRelation
+          || plan instanceof Range || plan instanceof UnionLoopRef;
+      if (!values) {
+        String line = plan.toString().split("\n")[0].replaceAll("#\\d+L?", "");
+        return line.length() > LINE_CHARACTERS_MAX ? line.substring(0, LINE_CHARACTERS_MAX) : line;
+      }
+      scala.collection.Iterator columns = plan.output().iterator();
+      while (columns.hasNext()) {
+        Metadata marks = ((Attribute) columns.next()).metadata();
+        if (plan instanceof LocalRelation && marks.contains(key)) numbers.add(marks.getLong(key));
+      }
+    }
+    String foreign = null;
+    scala.collection.Iterator below = plan.children().iterator();
+    while (foreign == null && below.hasNext()) {
+      foreign = tables((LogicalPlan) below.next(), key, numbers, seen);
+    }
+    scala.collection.Iterator queries = plan.subqueries().iterator();
+    while (foreign == null && queries.hasNext()) {
+      foreign = tables((LogicalPlan) queries.next(), key, numbers, seen);
+    }
+    return foreign;
   }
 
   // One plan: what else its answer depends on.

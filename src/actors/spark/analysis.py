@@ -1,30 +1,62 @@
-"""What Spark says of a query: its schema, whether it is deterministic, or why it is refused.
+"""What Spark says of a query: its schema, what it reads, whether it is deterministic, its plan.
 
 A text is analysed without being executed: `spark.sql` would run a command (``DROP TABLE``, an
 ``INSERT``) while it is asked what it means. Tables are empty views of the session, which belongs
-to one thread and one job at a time.
+to one thread and one job at a time. This is for a session whose plans can be seen;
+`actors.spark.remote_analysis` asks one that shows none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.jobs import Analyze, Analyzed
 from actors.plan.schema import Schema
-from actors.spark.bridge import Bridge
-from actors.spark.failures import is_gone, short_text
+from actors.spark.failures import condition_of
 from actors.spark.rows import schema_of
 
+if TYPE_CHECKING:
+    from actors.spark.bridge import Bridge, ClassicBridge
 
-def empty_frame(bridge: Bridge, schema: Schema) -> DataFrame:
-    """No rows, with the columns' types and nullability."""
-    return bridge.empty(schema)
+_NO_TABLE: Final = "TABLE_OR_VIEW_NOT_FOUND"
+
+
+def analyze(bridge: ClassicBridge, job: Analyze, nodes_max: int) -> Analyzed:
+    """Return what Spark says of a query; with its relational plan, where one is wanted and its
+    tree has at most `nodes_max` nodes.
+
+    Raises `QueryRejected` or Spark's own error for a text that is refused.
+    """
+    tables = {name: bridge.numbered(kind, i) for i, (name, kind) in enumerate(job.tables)}
+    with bridge.views(tables):
+        try:
+            found = bridge.query(job.sql)
+        except AnalysisException as error:
+            return Analyzed(job.job_id, missing=missing_table(error))
+        schema = output_schema(found.schema)
+        used = bridge.tables(found)
+        volatility = bridge.volatility(job.sql, found)
+        translation = None
+        if job.translate and not volatility:
+            given = {number: job.tables[number] for number in used}
+            translation = bridge.translate(found, given, nodes_max)
+    sources = tuple(job.tables[number][0] for number in used)
+    return Analyzed(job.job_id, schema, sources, volatility, translation)
+
+
+def missing_table(error: AnalysisException) -> str:
+    """Return the name of the table that Spark does not find. Raises the error when it is another
+    one."""
+    name: str = (error.getMessageParameters() or {}).get("relationName", "")
+    if condition_of(error) != _NO_TABLE or not name:
+        raise error
+    return name
 
 
 def query(bridge: Bridge, text: str) -> DataFrame:
@@ -33,43 +65,6 @@ def query(bridge: Bridge, text: str) -> DataFrame:
     Raises `QueryRejected` when the text is a command; Spark's own error when it is refused.
     """
     return bridge.query(text)
-
-
-def analyze(bridge: Bridge, job: Analyze, nodes_max: int) -> Analyzed:
-    """Return the schemas of all texts, and what Spark says of the first one; with its relational
-    plan, where one is wanted and its tree has at most `nodes_max` nodes.
-
-    Raises `QueryRejected` or Spark's own error for a text that is refused; a rendition that is
-    refused differs.
-    """
-    schemas: list[Schema] = []
-    frames: list[DataFrame] = []
-    tables = {name: bridge.numbered(kind, i) for i, (name, kind) in enumerate(job.tables)}
-    translation = None
-    with bridge.views(tables):
-        for text in job.texts:
-            found = query(bridge, text)
-            schemas.append(output_schema(found.schema))
-            frames.append(found)
-        volatility = bridge.volatility(job.texts[0], frames[0]) if frames else None
-        differences = (_difference(bridge, frames[0], text) for text in job.renditions)
-        difference = "" if volatility else next(filter(None, differences), "")
-        if job.translate and not volatility:
-            translation = bridge.translate(frames[0], job.tables, nodes_max)
-    named = bridge.names_volatility
-    return Analyzed(job.job_id, tuple(schemas), volatility, named, difference, translation)
-
-
-def _difference(bridge: Bridge, found: DataFrame, rendition: str) -> str:
-    """Return how a rendition's plan differs from that of `found`; empty: it does not."""
-    try:
-        return bridge.difference(found, query(bridge, rendition))
-    except QueryRejected as error:
-        return str(error)
-    except PySparkException as error:
-        if is_gone(error):
-            raise
-        return f"as written again it is refused: {short_text(str(error))}"
 
 
 def output_schema(struct: StructType) -> Schema:

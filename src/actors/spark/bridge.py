@@ -12,33 +12,39 @@ not public; the version is pinned, and all such names are used here, in `actors.
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from actors.catalyst.relations import TABLE_METADATA
 from actors.errors import QueryRejected
-from actors.plan.jobs import Translation, Volatility
+from actors.plan.jobs import Analyze, Analyzed, Translation, Volatility
 from actors.plan.schema import Schema
+from actors.spark.analysis import analyze
 from actors.spark.catalyst_front import CatalystFront
 from actors.spark.java_classes import java_object
-from actors.threshold_probes import TABLE_BATCH
+from actors.spark.spark_schemas import (
+    bare_name,
+    declared_json,
+    numbered_json,
+    spark_struct,
+    struct_json,
+    view_name,
+)
+from actors.threshold_probes import LOCAL_RELATION, TABLE_BATCH
 
+LOCAL_RELATION_SETTING: Final = "spark.sql.execution.arrow.localRelationThreshold"
+ALWAYS_LOCAL_BYTES: Final = 1 << 40
+"""`ClassicBridge.table` says itself which rows become a local relation."""
 _COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
-CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
-"""Spark's own key in the metadata of a column, `CharVarcharUtils`."""
 _SLOT_OPTIONS: Final = {
     "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
@@ -48,45 +54,6 @@ _SLOT_OPTIONS: Final = {
 }
 """How a slot is read whatever the session says: every value as it was written, and a file that
 is gone or torn is an error, never no rows."""
-
-
-def view_name(name: str) -> str:
-    """A table's name as SQL: quoted unless it is written so already."""
-    return name if name.startswith("`") else "`" + name.replace("`", "``") + "`"
-
-
-@lru_cache(maxsize=1024)
-def spark_struct(arrow: pa.Schema) -> StructType:
-    """An Arrow schema as Spark's, all columns nullable."""
-    return from_arrow_schema(arrow, prefer_timestamp_ntz=True)
-
-
-@lru_cache(maxsize=1024)
-def struct_json(arrow: pa.Schema) -> str:
-    """The same, as Spark writes it."""
-    return str(spark_struct(arrow).json())
-
-
-@lru_cache(maxsize=1024)
-def declared_json(schema: Schema) -> str:
-    """A schema with the columns' own nullability, as Spark writes it."""
-    struct = StructType()
-    for field, column in zip(spark_struct(schema.arrow()).fields, schema.columns, strict=True):
-        struct.add(field.name, field.dataType, column.nullable)
-    return str(struct.json())
-
-
-def numbered_json(schema: Schema, number: int) -> str:
-    """Return a schema as `declared_json` has it, whose columns say the number of their table."""
-    struct = StructType()
-    declared = StructType.fromJson(json.loads(declared_json(schema)))
-    for field, column in zip(declared.fields, schema.columns, strict=True):
-        marks: dict[str, Any] = {TABLE_METADATA: number}
-        if column.type.lower().startswith("char("):
-            # Spark fills up what is compared with such a column.
-            marks[CHAR_LENGTH] = column.type.lower()
-        struct.add(field.name, field.dataType, field.nullable, marks)
-    return str(struct.json())
 
 
 class Bridge(ABC):
@@ -123,32 +90,14 @@ class Bridge(ABC):
     def deterministic(self, found: DataFrame) -> bool:
         """Whether Spark holds every expression of an analysed frame to be deterministic."""
 
-    names_volatility = True
-    """See `Analyzed.names_volatility`."""
+    @abstractmethod
+    def analyzed(self, job: Analyze, nodes_max: int) -> Analyzed:
+        """Return what Spark says of a query (see `actors.spark.analysis`)."""
 
     @abstractmethod
-    def volatility(self, text: str, found: DataFrame) -> Volatility | None:
-        """Return the call by which the answer of somebody's text, whose frame is `found`, is no
-        function of its tables; None when it has none."""
-
-    @abstractmethod
-    def difference(self, found: DataFrame, other: DataFrame) -> str:
-        """Return how the plans of two analysed frames differ; empty when they are one query."""
-
-    def translate(
-        self, found: DataFrame, tables: Sequence[tuple[str, Schema]], nodes_max: int
-    ) -> Translation | None:
-        """Return the relational plan of an analysed frame over tables (made by `numbered`); None
-        where plans are not to be seen."""
-        return None
-
-    def numbered(self, schema: Schema, number: int) -> DataFrame:
-        """No rows, with the columns' types and nullability, marked with the table's number."""
-        return self.empty(schema)
-
-    @abstractmethod
-    def table(self, table: pa.Table) -> DataFrame:
-        """Arrow rows as a frame: a local relation as long as they are few."""
+    def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
+        """Arrow rows as a frame: a local relation as long as they are few. `uses`: how often a plan
+        has it."""
 
     @abstractmethod
     def empty(self, schema: Schema) -> DataFrame:
@@ -206,21 +155,38 @@ class ClassicBridge(Bridge):
         plan: Any = found._jdf.queryExecution().analyzed()
         return bool(plan.deterministic())
 
+    def analyzed(self, job: Analyze, nodes_max: int) -> Analyzed:
+        """See `Bridge.analyzed`."""
+        return analyze(self, job, nodes_max)
+
+    def tables(self, found: DataFrame) -> tuple[int, ...]:
+        """Return the numbers of the tables (made by `numbered`) that an analysed frame reads, in
+        the order of its plan. Raises `QueryRejected` when it reads anything else."""
+        plan = found._jdf.queryExecution().analyzed()
+        told: str = self.java("PlanInspector").tables(plan, TABLE_METADATA)
+        if told.startswith("!"):
+            raise QueryRejected(
+                f"the query reads what is none of the service's tables: {told[1:]}; "
+                "take it in as a source first"
+            )
+        return tuple(map(int, filter(None, told.split(","))))
+
     def volatility(self, text: str, found: DataFrame) -> Volatility | None:
-        """See `Bridge.volatility`."""
+        """Return the call by which the answer of somebody's text, whose frame is `found`, is no
+        function of its tables; None when it has none."""
         parser = self.engine.sessionState().sqlParser()
         inspector = self.java("PlanInspector")
         call: str = inspector.volatileCall(parser, text, found._jdf.queryExecution().analyzed())
         return Volatility(call[1:], clock=call[0] == "@") if call else None
 
-    def difference(self, found: DataFrame, other: DataFrame) -> str:
-        """See `Bridge.difference`."""
-        plans = (each._jdf.queryExecution().analyzed() for each in (found, other))
-        return str(self.java("PlanInspector").difference(*plans))
-
-    def table(self, table: pa.Table) -> DataFrame:
+    def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
         """Arrow rows as a frame: a local relation as long as they are few, else a partition a
-        batch, which is decoded where it is used."""
+        batch, which is decoded where it is used.
+
+        Rows of a local relation are objects on the driver's heap, several times their size here,
+        and anew in each place of a plan that has a projection or a filter over them.
+        """
+        local = not LOCAL_RELATION.crossed(table.nbytes * uses > LOCAL_RELATION.limit)
         path = self._scratch / f"rows-{uuid.uuid4().hex}"
         cores: int = self.session.sparkContext.defaultParallelism
         rows = max(TABLE_BATCH.limit, -(-table.num_rows // cores))
@@ -231,7 +197,14 @@ class ClassicBridge(Bridge):
             batches = self._python.readArrowStreamFromFile(str(path))
         finally:
             os.unlink(path)
-        made = self._python.toDataFrame(batches, struct_json(table.schema), self.engine)
+        conf = self.engine.conf()
+        if not local:
+            conf.set(LOCAL_RELATION_SETTING, "0")
+        try:
+            made = self._python.toDataFrame(batches, struct_json(table.schema), self.engine)
+        finally:
+            if not local:
+                conf.set(LOCAL_RELATION_SETTING, str(ALWAYS_LOCAL_BYTES))
         return DataFrame(made, self.session)
 
     def empty(self, schema: Schema) -> DataFrame:
@@ -241,15 +214,15 @@ class ClassicBridge(Bridge):
         return DataFrame(rows, self.session)
 
     def translate(
-        self, found: DataFrame, tables: Sequence[tuple[str, Schema]], nodes_max: int
-    ) -> Translation | None:
-        """See `Bridge.translate`."""
+        self, found: DataFrame, tables: Mapping[int, tuple[str, Schema]], nodes_max: int
+    ) -> Translation:
+        """Return the relational plan of an analysed frame over `tables` (made by `numbered`)."""
         if self._front is None:  # it asks for all functions of the session
             self._front = CatalystFront(self)
         return self._front.translate(found, tables, nodes_max)
 
     def numbered(self, schema: Schema, number: int) -> DataFrame:
-        """See `Bridge.numbered`."""
+        """No rows, with the columns' types and nullability, marked with the table's number."""
         kind = self.engine.parseDataType(numbered_json(schema, number))
         rows = self.engine.createDataFrame(self.jvm.java.util.ArrayList(), kind)
         return DataFrame(rows, self.session)
@@ -280,4 +253,4 @@ class ClassicBridge(Bridge):
             yield
         finally:
             for name in frames:
-                self._catalog.dropTempView(view_name(name))
+                self._catalog.dropTempView(bare_name(name))  # which is not parsed

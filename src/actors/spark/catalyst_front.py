@@ -9,7 +9,7 @@ view that is recomputed, not one that is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
@@ -47,10 +47,10 @@ class CatalystFront:
         self._functions: FunctionNames = function_names(gateway, bridge.engine)
 
     def translate(
-        self, found: DataFrame, tables: Sequence[tuple[str, Schema]], nodes_max: int
+        self, found: DataFrame, tables: Mapping[int, tuple[str, Schema]], nodes_max: int
     ) -> Translation:
-        """Return the relational plan of a query over `tables`, or why there is none: one of more
-        than `nodes_max` nodes is refused."""
+        """Return the relational plan of a query over `tables`, by number and in the order of the
+        plan's sources, or why there is none: one of more than `nodes_max` nodes is refused."""
         try:
             rewritten = self._rewritten(found)
             root = self._built(rewritten, found, tables, nodes_max)
@@ -59,7 +59,7 @@ class CatalystFront:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # A view is rather recomputed than lost by a plan of a form that nobody thought of.
             return Translation(None, f"a plan that is not understood ({error!r})")
-        difference = self._difference(rewritten, found, root, [name for name, _ in tables])
+        difference = self._difference(rewritten, found, root, [name for name, _ in tables.values()])
         if difference:
             return Translation(None, f"a plan that is not the text's: {difference}")
         return Translation(root)
@@ -77,7 +77,7 @@ class CatalystFront:
         self,
         rewritten: Any,
         found: DataFrame,
-        tables: Sequence[tuple[str, Schema]],
+        tables: Mapping[int, tuple[str, Schema]],
         nodes_max: int,
     ) -> Project:
         try:
@@ -88,7 +88,7 @@ class CatalystFront:
             raise NotTranslated(f"its plan cannot be read: {short_text(str(error))}") from None
         tree = parse_tree(dumped, nodes_max=nodes_max, depth_max=nodes_max)
         ansi = self._bridge.session.conf.get("spark.sql.ansi.enabled") == "true"
-        columns = [schema.names for _, schema in tables]
+        columns = {number: schema.names for number, (_, schema) in tables.items()}
         names = [field.name for field in found.schema.fields]
         return RelationalBuilder(self._functions, columns, ansi=ansi).build(tree, names)
 

@@ -281,13 +281,15 @@ def _bound_log() -> None:
         return  # not a file
 
 
-def open_engine(settings: Settings, scratch: Path, class_archive: str = "") -> Engine:
+def open_engine(
+    settings: Settings, scratch: Path, class_archive: str = "", no_java: str = ""
+) -> Engine:
     """Starts Spark, or connects to it. Raises `EngineUnavailable` or Spark's own error."""
     if is_remote(settings.spark_master):
         # here, because what it imports need not be installed for any other master
         from actors.spark.remote import open_remote
 
-        return open_remote(settings, scratch)
+        return open_remote(settings, scratch, class_archive, no_java)
     conf = spark_conf(settings, scratch, class_archive)
     return Engine(open_session(conf, scratch), settings, scratch)
 
@@ -304,7 +306,7 @@ def main(arguments: list[str]) -> None:
     use_kernel_limits(settings.kernel_limits)
     logging.getLogger("SQLQueryContextLogger").disabled = True
     try:
-        engine = open_engine(settings, scratch, first.class_archive)
+        engine = open_engine(settings, scratch, first.class_archive, first.no_java)
     except BaseException as error:  # noqa: BLE001 - whatever it was, the log tells
         why = without_secrets(str(error), settings.spark_master)
         leave(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)

@@ -13,6 +13,7 @@ so that none is ever run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,11 +27,14 @@ from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.plan import SQL, LocalRelation, LogicalPlan, SubqueryAlias
 
 from actors.errors import Canceled, QueryRejected
-from actors.plan.jobs import Volatility
+from actors.plan.jobs import Analyze, Analyzed
 from actors.plan.schema import Schema
-from actors.spark.bridge import Bridge, declared_json, struct_json, view_name
+from actors.spark.bridge import Bridge
 from actors.spark.failures import condition_of
+from actors.spark.plan_reader import PlanReader
+from actors.spark.remote_analysis import analyze_remotely
 from actors.spark.session import ThreadSessions
+from actors.spark.spark_schemas import bare_name, declared_json, struct_json, view_name
 
 SENT_AHEAD_BYTES: Final = 1024 * 1024
 """Rows from this size on are sent once, not with each call."""
@@ -41,16 +45,16 @@ TRIES_AGAIN: Final = 7
 """With the waits between them: some 3.5 s, after which nobody is held to be there."""
 QUERIES_KNOWN_MAX: Final = 256
 """Texts that a session remembers to be queries."""
+_WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_DETERMINISTIC: Final = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"
 
 
 class ConnectBridge(Bridge):
     """One session of one thread, behind Spark Connect. `tag` names the job at hand."""
 
-    names_volatility = False
-
-    def __init__(self, session: SparkSession, tag: Callable[[], str]) -> None:
+    def __init__(self, session: SparkSession, tag: Callable[[], str], reader: PlanReader) -> None:
         super().__init__(session)
+        self.reader = reader
         self._tag = tag
         self._frames: dict[str, DataFrame] = {}
         self._kept = 0
@@ -74,7 +78,7 @@ class ConnectBridge(Bridge):
         """See `Bridge.sql`."""
         lowered = text.lower()
         read = [
-            SubqueryAlias(frame._plan, view_name(name))
+            SubqueryAlias(frame._plan, _alias(name))
             for name, frame in self._frames.items()
             if _may_be_named(name, lowered)
         ]
@@ -112,15 +116,11 @@ class ConnectBridge(Bridge):
             raise
         return True
 
-    def volatility(self, text: str, found: DataFrame) -> Volatility | None:
-        """See `Bridge.volatility`: the server shows no tree."""
-        return None if self.deterministic(found) else Volatility("the query")
+    def analyzed(self, job: Analyze, nodes_max: int) -> Analyzed:
+        """See `Bridge.analyzed`."""
+        return analyze_remotely(self, job, nodes_max)
 
-    def difference(self, found: DataFrame, other: DataFrame) -> str:
-        """See `Bridge.difference`: compared by the server as they are, with no rule before."""
-        return "" if found.sameSemantics(other) else "the server's plans of both are not the same"
-
-    def table(self, table: pa.Table) -> DataFrame:
+    def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
         """See `Bridge.table`."""
         rows: LogicalPlan = LocalRelation(table, schema=struct_json(table.schema))
         if table.num_rows and table.nbytes >= SENT_AHEAD_BYTES:
@@ -157,6 +157,13 @@ class ConnectBridge(Bridge):
         return True
 
 
+def _alias(name: str) -> str:
+    """A view's name as the server takes it: it parses one to make the view, and does not to drop
+    it, so that a quoted one stays."""
+    bare = bare_name(name)
+    return bare if _WORD.fullmatch(bare) else view_name(name)
+
+
 def _may_be_named(name: str, lowered: str) -> bool:
     """Whether a text (in lower case) may name a view. A name with odd characters always may."""
     bare = name.strip("`")
@@ -167,10 +174,16 @@ class ConnectSessions(ThreadSessions):
     """The sessions of one worker thread, behind Spark Connect. `base` is set in each of them."""
 
     def __init__(
-        self, root: SparkSession, user: frozenset[str], scratch: Path, base: Mapping[str, str]
+        self,
+        root: SparkSession,
+        user: frozenset[str],
+        scratch: Path,
+        base: Mapping[str, str],
+        reader: PlanReader,
     ) -> None:
         super().__init__(root, user, scratch)
         self._base = base
+        self._reader = reader
         self._tag = ""
         self._current: ConnectBridge | None = None
         self._over = False
@@ -202,7 +215,7 @@ class ConnectSessions(ThreadSessions):
             current.session.interruptTag(tag)
 
     def _bridge(self, session: SparkSession) -> Bridge:
-        return ConnectBridge(session, lambda: self._tag)
+        return ConnectBridge(session, lambda: self._tag, self._reader)
 
     def _new_session(self) -> SparkSession:
         session = self._root.newSession()

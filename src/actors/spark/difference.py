@@ -22,9 +22,10 @@ from actors.plan.jobs import Difference, Query, Rows, RowsDone
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema, query
-from actors.spark.bridge import CHAR_LENGTH, Bridge
+from actors.spark.bridge import Bridge
 from actors.spark.failures import describe
 from actors.spark.rows import Loaded, done, frame, load
+from actors.spark.spark_schemas import CHAR_LENGTH
 from actors.spark.steps import Slot, is_small
 from actors.spark.translate import consolidated, holds_floats, quote
 from actors.threshold_probes import REPEATED_ROWS

@@ -33,7 +33,6 @@ from actors.plan.jobs import (
     TakeFiles,
 )
 from actors.settings import Settings
-from actors.spark.analysis import analyze
 from actors.spark.difference import run_difference, run_query
 from actors.spark.failures import SparkGone, failed
 from actors.spark.plans import PreparedPlan, prepare
@@ -194,11 +193,10 @@ class Engine:
 def dispatch(slot: Slot, ticket: Ticket) -> Answer:
     """Does the job with the sessions of `slot`. Raises our errors or Spark's own."""
     job = ticket.job
-    for text in job.texts if isinstance(job, Analyze) else (getattr(job, "sql", ""),):
-        slot.check_size(text)
+    slot.check_size(getattr(job, "sql", ""))
     match job:
         case Analyze():
-            return analyze(slot.sessions.get(job.conf, small=True), job, slot.tree_nodes_max)
+            return slot.sessions.get(job.conf, small=True).analyzed(job, slot.tree_nodes_max)
         case Prepare() if ticket.prepared is not None:
             bridge = slot.sessions.get(job.plan.conf, small=True)
             return prepare(bridge, ticket.prepared, job)

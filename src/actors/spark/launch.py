@@ -202,11 +202,16 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
     Raises `EngineUnavailable` when there is no Java or the process cannot be started, and
     `BadSettings` when the address of a Spark Connect server is none.
     """
-    java = archive = None
+    java: JavaHome | None = None
+    archive, no_java = None, ""
     if is_remote(settings.spark_master):
         shown(settings.spark_master)
-    else:
+    try:
         java, archive = await clock.run_blocking(lambda: _java_and_archive(directory))
+    except EngineUnavailable as error:
+        if not is_remote(settings.spark_master):
+            raise
+        no_java = str(error)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     log = os.open(log_path(directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -232,7 +237,7 @@ async def launch(settings: Settings, directory: Path, clock: Clock) -> EnginePro
             os.sched_setaffinity(process.pid, cores().engine)
         streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
         made = EngineProcess(process, streams, settings, directory, clock, archive, log_start)
-        made.send(Start(settings, str(directory), str(archive or "")))
+        made.send(Start(settings, str(directory), str(archive or ""), no_java))
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         ours.close()

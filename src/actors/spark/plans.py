@@ -15,7 +15,7 @@ from actors.plan.delta import DeltaPlan, Node
 from actors.plan.jobs import Prepare, Prepared
 from actors.plan.plan_splitting import divided, pieces, renamed
 from actors.plan.schema import DIFF, TIME, Column, Schema
-from actors.spark.analysis import check_types, empty_frame, output_schema, query
+from actors.spark.analysis import check_types, output_schema, query
 from actors.spark.bridge import Bridge
 from actors.spark.translate import Relation, Translator, leaves
 
@@ -134,7 +134,7 @@ def prepare(bridge: Bridge, prepared: PreparedPlan, job: Prepare) -> Prepared:
     plan = job.plan
     if plan.mode == "opaque" or not plan.strata:
         empties = {
-            name: empty_frame(bridge, schema)
+            name: bridge.empty(schema)
             for name, schema in zip(plan.sources, plan.source_schemas, strict=True)
         }
         with bridge.views(empties):

@@ -1,4 +1,4 @@
-"""The engine whose Spark is a Spark Connect server: nothing of Spark runs in this process.
+"""The engine whose Spark is a Spark Connect server: our own Spark only reads plans.
 
 Theory of operation. The server is shared and not ours: we start nothing there, set only what a
 session may set, and let go of our sessions at the end. Worker threads have sessions of their
@@ -29,6 +29,7 @@ from actors.plan.jobs import Answer, EngineReady, JobFailed
 from actors.settings import Settings
 from actors.spark.failures import is_forgotten, short_text
 from actors.spark.jobs import Engine, Ticket, dispatch
+from actors.spark.plan_reader import PlanReader
 from actors.spark.remote_address import shown, without_secrets
 from actors.spark.session import CONNECT_SETTINGS, ThreadSessions
 from actors.spark.steps import Slot
@@ -60,9 +61,15 @@ class RemoteEngine(Engine):
     """Sessions behind Spark Connect, and what all worker threads share."""
 
     def __init__(
-        self, root: SparkSession, settings: Settings, scratch: Path, base: Mapping[str, str]
+        self,
+        root: SparkSession,
+        settings: Settings,
+        scratch: Path,
+        base: Mapping[str, str],
+        reader: PlanReader,
     ) -> None:
         super().__init__(root, settings, scratch)
+        self._reader = reader
         self._root = root
         self._base = base
         self._place = shown(settings.spark_master)
@@ -103,11 +110,12 @@ class RemoteEngine(Engine):
 
     def lost(self) -> bool:
         """See `Engine.lost`."""
-        return self._silent() is not None
+        return self._reader.ended() or self._silent() is not None
 
     def end(self) -> None:
         """Lets go of all sessions, which ends what runs in them; not for long."""
         self._ending = True
+        self._reader.end()
         if self._gone:
             return
         done = threading.Thread(target=self._release, daemon=True)
@@ -131,7 +139,7 @@ class RemoteEngine(Engine):
         return None
 
     def _sessions(self) -> ThreadSessions:
-        made = ConnectSessions(self._root, self._user, self._temporary, self._base)
+        made = ConnectSessions(self._root, self._user, self._temporary, self._base, self._reader)
         self._all.append(made)
         return made
 
@@ -152,8 +160,11 @@ class RemoteEngine(Engine):
             del self._running[ticket.group]
 
 
-def open_remote(settings: Settings, scratch: Path) -> RemoteEngine:
-    """Connects to the server that `spark_master` names.
+def open_remote(
+    settings: Settings, scratch: Path, class_archive: str = "", no_java: str = ""
+) -> RemoteEngine:
+    """Connects to the server that `spark_master` names. `no_java` says why there is no Java here
+    to read plans with; empty: there is one.
 
     Raises `BadSettings` for its address, and `EngineUnavailable` when nobody answers, when the
     server is of another release, or when it refuses a setting.
@@ -172,7 +183,8 @@ def open_remote(settings: Settings, scratch: Path) -> RemoteEngine:
             f"the Spark Connect server at {place} is Spark {version}; this is for "
             f"{pyspark.__version__}: views would not mean the same"
         )
-    return RemoteEngine(root, settings, scratch, base)
+    reader = PlanReader(settings, scratch, base, class_archive, no_java)
+    return RemoteEngine(root, settings, scratch, base, reader)
 
 
 def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAIN) -> SparkSession:

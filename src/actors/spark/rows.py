@@ -13,7 +13,7 @@ import os
 import uuid
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -26,9 +26,12 @@ from actors.errors import InvalidUsage, StorageError
 from actors.plan.jobs import NO_UPPER, Rows, RowsDone
 from actors.plan.schema import DIFF, ERROR, TIME, Column, Schema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
-from actors.spark.bridge import Bridge, spark_struct
+from actors.spark.spark_schemas import spark_struct
 from actors.spark.translate import quote
 from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
+
+if TYPE_CHECKING:
+    from actors.spark.bridge import Bridge
 
 _BATCH_ROWS: Final = 8_192
 """Rows decoded at a time while it is not known whether a file is small."""
@@ -196,16 +199,16 @@ def schema_of(struct: StructType) -> Schema:
     return Schema(tuple(columns))
 
 
-def frame(bridge: Bridge, loaded: Loaded) -> DataFrame:
-    """The rows as a frame: user columns, time, diff."""
+def frame(bridge: Bridge, loaded: Loaded, uses: int = 1) -> DataFrame:
+    """The rows as a frame: user columns, time, diff; `uses`: how often a plan has it."""
     if loaded.frame is not None:
         return loaded.frame
     if not loaded.files:
-        return bridge.table(loaded.table)
+        return bridge.table(loaded.table, uses)
     scanned = _scan(bridge, loaded)
     if loaded.table.num_rows == 0:
         return scanned
-    return scanned.unionByName(bridge.table(loaded.table))
+    return scanned.unionByName(bridge.table(loaded.table, uses))
 
 
 def _scan(bridge: Bridge, loaded: Loaded) -> DataFrame:

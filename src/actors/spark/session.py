@@ -25,7 +25,12 @@ from pyspark.sql import SparkSession
 
 from actors.errors import BadSettings, QueryRejected
 from actors.settings import Settings
-from actors.spark.bridge import Bridge, ClassicBridge
+from actors.spark.bridge import (
+    ALWAYS_LOCAL_BYTES,
+    LOCAL_RELATION_SETTING,
+    Bridge,
+    ClassicBridge,
+)
 from actors.spark.class_archive import archive_options
 from actors.spark.failures import is_gone
 from actors.spark.start import CHILD_FOLDER
@@ -38,8 +43,6 @@ _MEMORY: Final = re.compile(r"(\d+)([kmgt]?)b?")
 RESULT_SHARE: Final = 2
 """A collected answer may take one such part of the driver's heap."""
 SESSIONS_PER_THREAD_MAX: Final = 8
-LOCAL_RELATION_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Rows of a local relation are objects on the driver's heap, several times their size here."""
 VERIFY_PAGES: Final = "parquet.page.verify-checksum.enabled"
 """A damaged byte of a part is an error: without, Spark reads a wrong value."""
 SMALL_STEPS: Final = {
@@ -128,7 +131,7 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
         "spark.sql.codegen.cache.maxEntries": "4000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-        "spark.sql.execution.arrow.localRelationThreshold": str(LOCAL_RELATION_BYTES_MAX),
+        LOCAL_RELATION_SETTING: str(ALWAYS_LOCAL_BYTES),
         "spark.sql.artifact.isolation.enabled": "false",
     }
     if on_loopback(settings.spark_master):

@@ -26,6 +26,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     scratch: str
     class_archive: str = ""
     """Path of the archive that the JVM may start from (`actors.spark.class_archive`)."""
+    no_java: str = ""
+    """Why there is no Java; only where Spark runs elsewhere."""
 
 
 ChildMessage: TypeAlias = Start | Job

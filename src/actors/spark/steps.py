@@ -281,7 +281,9 @@ class _Work(msgspec.Struct, frozen=True):
         interval: tuple[int, int],
         *,
         small: bool,
-    ) -> str:
+    ) -> tuple[str, Mapping[str, int]]:
+        """The text, and how often its plan has each relation."""
+
         def types(node: Node) -> Mapping[str, str]:
             return self.prepared.types(bridge, node)
 
@@ -295,7 +297,7 @@ class _Work(msgspec.Struct, frozen=True):
         )
         made = translator.statement(self.prepared.strata, self.chosen, self.root)
         self.slot.check_size(made)
-        return made
+        return made, translator.uses
 
     def large(self, collected_bytes_max: int) -> bool:
         """Whether the answer is probably too large to be collected."""
@@ -369,7 +371,9 @@ def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:
         one_time=work.one_time,
         schemas=schemas,
         tables={name: rows.table for name, rows in work.loaded.items() if not rows.empty},
-        render=lambda relations, interval: work.statement(bridge, relations, interval, small=True),
+        render=lambda relations, interval: work.statement(bridge, relations, interval, small=True)[
+            0
+        ],
         wanted=lambda: work.wanted(bridge),
         sociable=not prepared.plan.conf,
         group=slot.group,
@@ -421,7 +425,7 @@ def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterato
     """The step's query; it is good for as long as its rows have names."""
     job = work.job
     relations: dict[str, Relation] = {}
-    frames = {}
+    read = {}
     for name in work.needed:
         rows = work.loaded.get(name)
         if rows is None or rows.empty:
@@ -432,12 +436,12 @@ def _planned(slot: Slot, bridge: Bridge, work: _Work, *, small: bool) -> Iterato
             # Asked of files only: there it spares a column and the products with it.
             ones = bool(rows.files) and job.at_once and all_ones(rows)
             relations[name] = Relation(rows.rows.schema, view, rows.bytes, ones)
-            frames[view] = frame(bridge, rows)
+            read[view] = rows
     # What is at one time is computed at time 0: the same text, hence the same classes, each time.
     interval = (0, 1) if job.at_once else (job.lo, job.hi)
-    with bridge.views(frames):
-        text = work.statement(bridge, relations, interval, small=small)
-        slot.check()
+    text, uses = work.statement(bridge, relations, interval, small=small)
+    slot.check()
+    with bridge.views({view: frame(bridge, rows, uses[view]) for view, rows in read.items()}):
         found = bridge.sql(text)
         slot.check()
         yield found

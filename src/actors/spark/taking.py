@@ -20,10 +20,11 @@ from pyspark.sql.types import StructType
 from actors.errors import DefiniteError, InvalidUsage
 from actors.plan.jobs import Analyzed, InferFiles, RowsDone, TakeFiles
 from actors.spark.analysis import output_schema
-from actors.spark.bridge import Bridge, spark_struct
+from actors.spark.bridge import Bridge
 from actors.spark.failures import short_text
 from actors.spark.files import too_large, write_files
 from actors.spark.rows import done
+from actors.spark.spark_schemas import spark_struct
 from actors.spark.steps import Slot
 from actors.spark.translate import quote
 from actors.threshold_probes import COLLECTED
@@ -118,7 +119,7 @@ def infer_files(slot: Slot, job: InferFiles) -> Analyzed:
     stored, and Spark's own errors."""
     bridge = slot.sessions.get((), small=False)
     found = _frame(bridge, job.paths, job.format, job.options, None)
-    return Analyzed(job.job_id, (output_schema(found.schema),))
+    return Analyzed(job.job_id, output_schema(found.schema))
 
 
 def _frame(

@@ -67,8 +67,8 @@ def _rows(*rows: tuple[int, str]) -> Rows:
 def jobs() -> Iterator[tuple[Job, PreparedPlan | None]]:
     """Jobs of every kind, each with the plan that it names."""
     given = _rows((1, "a"), (2, "b"))
-    texts = QUERY, "SELECT rand() AS r FROM t"
-    yield Analyze("analyze", (("t", TABLE),), texts, translate=True), None
+    yield Analyze("analyze", (("t", TABLE),), QUERY, translate=True), None
+    yield Analyze("refuse", (("t", TABLE),), "SELECT rand() AS r FROM t"), None
     yield Difference("difference", QUERY, (("t", given),), COUNTS, 1, given_counts()), None
     for name, (node, output) in PLANS.items():
         strata = (Stratum((), node, ()),)

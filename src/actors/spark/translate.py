@@ -20,7 +20,10 @@ only Spark knows, come from the `types` it is given.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from actors.errors import InvalidUsage
 from actors.plan.delta import (
@@ -77,6 +80,26 @@ __all__ = [
 ]
 
 
+_RELATION: Final = re.compile(r"\b(?:__\w+|r\d+)\b")
+
+
+def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
+    """Return how often Spark's plan has each relation, or more: it writes out a table expression
+    wherever it is named, and in those that follow.
+
+    `bodies` are the names and texts of the table expressions, in their order, and the query.
+
+    >>> relation_uses([("r0", "__d0 JOIN __d0"), ("r1", "r0 UNION r0, __s1"), ("", "r1, r0")])
+    Counter({'__d0': 6, 'r0': 3, 'r1': 1, '__s1': 1})
+    """
+    uses: Counter[str] = Counter()
+    for name, text in reversed(bodies):
+        times = uses[name] if name else 1
+        for named, count in Counter(_RELATION.findall(text)).items():
+            uses[named] += times * count
+    return uses
+
+
 class Translator(Groups, Tops):
     """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
     `one_time`: all changes are at one time. `at_once`: so they are, and there is nothing before:
@@ -110,9 +133,15 @@ class Translator(Groups, Tops):
         """
         self._strata = {f"r{index}": node for index, node in enumerate(strata)}
         *before, last = chosen
-        made = [f"r{index} AS (\n{self.text(strata[index])}\n)" for index in before]
+        bodies = {f"r{index}": self.text(strata[index]) for index in before}
+        made = [f"{name} AS (\n{text}\n)" for name, text in bodies.items()]
         prefix = f"WITH {', '.join(made)}\n" if made else ""
-        return prefix + self.text(strata[last] if root is None else root)
+        whole = self.text(strata[last] if root is None else root)
+        self.uses = relation_uses([*bodies.items(), ("", whole)])
+        return prefix + whole
+
+    uses: Mapping[str, int] = {}
+    """How often the last statement's plan has each relation (see `relation_uses`)."""
 
     def text(self, node: Node) -> str:
         """The SELECT that makes a node's updates."""

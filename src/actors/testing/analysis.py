@@ -1,4 +1,5 @@
-"""Schemas of queries without Spark: a small typer over sqlglot trees.
+"""What Spark's analysis says of queries, without Spark: a small typer over sqlglot trees, and the
+plans of `actors.testing.parsed`.
 
 It answers what Spark's analysis answers for the queries of tests: names, types, nullability
 (columns, counts and literals; all else may be NULL) of SELECT with joins, derived tables,
@@ -9,7 +10,7 @@ Spark nearly has it. It checks no more than that: Spark refuses much that this l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -18,15 +19,21 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from actors.errors import QueryRejected
-from actors.plan.jobs import Analyzed
+from actors.plan.jobs import Analyze, Analyzed, Translation
 from actors.plan.schema import Column, Schema
+from actors.spark.volatile_words import volatility_of
 from actors.testing.aggregates import aggregate_type, by_one_name
 from actors.testing.expressions import (
     Compiled,
     common_type,
     compile_expression,
 )
-from actors.views.volatile_words import volatility_of
+from actors.testing.parsed.build import build, probe_texts
+from actors.testing.parsed.char_columns import check_char_columns
+from actors.testing.parsed.parse import UnknownTable, read_tables
+from actors.testing.parsed.resolve import resolve
+from actors.views.query_analysis import Conf, Tables
+from actors.views.unsupported import Unsupported
 
 _INT_RESULTS: Final = (exp.RowNumber,)
 _RANKS: Final = ("rank", "denserank", "ntile", "rownumber")
@@ -66,13 +73,52 @@ def analyze(sql: str, tables: Mapping[str, Schema]) -> Schema:
     return Schema(_Typer(known).query(trees[0], Scope()))
 
 
-def analyzed(job_id: str, texts: Sequence[str], tables: Mapping[str, Schema]) -> Analyzed:
-    """Return the answer to an `Analyze`: it has only the parser's tree, so that all renditions
-    mean what the first text means. Raises `QueryRejected`."""
-    volatility = volatility_of(texts[0])
+def analyzed(job: Analyze) -> Analyzed:
+    """Return the answer to an `Analyze`. Raises `QueryRejected`."""
+    tables = dict(job.tables)
+    try:
+        tree, reason, sources = read_tables(job.sql, tables)
+    except UnknownTable as error:
+        return Analyzed(job.job_id, missing=str(error))
+    columns = {column.name.lower() for name in sources for column in tables[name].columns}
+    volatility = volatility_of(job.sql, columns)
     if volatility is not None:
-        return Analyzed(job_id, (), volatility)
-    return Analyzed(job_id, tuple(analyze(text, tables) for text in texts))
+        return Analyzed(job.job_id, Schema(()), sources, volatility)
+    schema = analyze(job.sql, tables)
+    translation = None
+    if job.translate and sources:
+        translation = _translated(job.sql, tree, reason, schema, {n: tables[n] for n in sources})
+    return Analyzed(job.job_id, schema, sources, None, translation)
+
+
+async def analyze_in_memory(
+    tables: Tables, sql: str, conf: Conf, *, translate: bool = False
+) -> Analyzed:
+    """Answer what `compile_view` asks, without an engine. Raises `QueryRejected`."""
+    return analyzed(Analyze("analyze", tables, sql, conf, translate))
+
+
+def _translated(
+    sql: str, tree: Any, reason: str, output: Schema, tables: Mapping[str, Schema]
+) -> Translation:
+    sources = tuple(tables)
+    try:
+        if tree is None:
+            raise Unsupported(reason)
+        resolved = resolve(tree, sources, tables)
+        types = {text: analyze(text, tables) for text in probe_texts(resolved, sources)}
+        check_char_columns(resolved.root, tuple(tables.values()))
+        return ParsedTranslation(build(resolved, sources, output, types))
+    except Unsupported as why:
+        return ParsedTranslation(None, str(why))
+    except QueryRejected as why:
+        return ParsedTranslation(None, f"an expression that is not a scalar of the query: {why}")
+    except (SqlglotError, RecursionError, LookupError) as error:
+        return ParsedTranslation(None, f"a text that resolving fails on ({type(error).__name__})")
+
+
+class ParsedTranslation(Translation, frozen=True):
+    """A plan that was made without Spark: of some queries it is another one than Spark's."""
 
 
 class _Typer:

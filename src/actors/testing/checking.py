@@ -494,9 +494,9 @@ class Checked:
             result.settings = "; ".join(f"{at}: {what}" for at, what in self._settings_text.items())
 
     def _expectations(self) -> list[Expectation]:
-        """What holds on this engine: one without plans has modes of its own where told."""
+        """What holds on this engine: one that parses has modes of its own where told."""
         everything = self.script.expectations
-        if self._engine.shows_plans:
+        if not self._engine.parses:
             return [each for each in everything if not each.parsed]
         own = {each.view.lower() for each in everything if each.parsed}
         return [each for each in everything if not each.is_mode() or each.view.lower() not in own]

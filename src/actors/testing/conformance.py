@@ -266,8 +266,7 @@ async def output_schemas(corpus: str, queries: Sequence[CorpusQuery], place: Pla
     Raises `QueryRejected` for a text that it does not accept."""
     analyze = Engine(place.executor, "texts").analyze()
     tables = tuple(CORPORA[corpus].tables.items())
-    analyzed = await analyze(tables, tuple(query.sql for query in queries), (), ())
-    return list(analyzed.schemas)
+    return [(await analyze(tables, query.sql, ())).schema for query in queries]
 
 
 async def judge_corpus(

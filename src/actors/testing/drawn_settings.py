@@ -78,6 +78,7 @@ LEAST_LIMITS: Final[Mapping[str, int]] = {
     "file_piece_bytes": 500,
     "sink_file_bytes": 2_000,
     "plan_shared_nodes": 4,
+    "engine_relation_bytes": 2_000,
 }
 """The least value of kernel limits of which a smaller one costs far more than it shows."""
 

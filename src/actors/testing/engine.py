@@ -177,7 +177,7 @@ class InMemoryExecutor(Actor[Any]):
     def answer(self, job: Job) -> Answer:
         """The job's answer. Raises what a job may fail with."""
         if isinstance(job, Analyze):
-            return analyzed(job.job_id, job.texts, dict(job.tables))
+            return analyzed(job)
         if isinstance(job, Prepare):
             _check(job.plan)
             return Prepared(job.job_id)

@@ -42,10 +42,11 @@ from actors.plan.jobs import (
 )
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import from_ipc, to_ipc
+from actors.testing.analysis import ParsedTranslation
 from actors.testing.engine import TO, table_of
 from actors.testing.nodes import Relation, consolidated, frozen, group_key
 from actors.testing.nodes import Update as Row
-from actors.views.compile import AnalyzeQueries
+from actors.views.query_analysis import AnalyzeQuery
 
 
 class Engine:
@@ -55,8 +56,8 @@ class Engine:
         self._executor = executor
         self._name = name
         self._jobs = 0
-        self.shows_plans = False
-        """Whether any analysis came with a plan of the engine's own."""
+        self.parses = False
+        """Whether any plan was made by a parser, not by Spark."""
 
     def job_id(self) -> str:
         """A fresh job id."""
@@ -72,21 +73,20 @@ class Engine:
         answer: Answer = await self._executor.ask(ask)
         return answer
 
-    def analyze(self) -> AnalyzeQueries:
+    def analyze(self) -> AnalyzeQuery:
         """The function that `compile_view` asks."""
 
         async def analyze(
             tables: tuple[tuple[str, Schema], ...],
-            texts: tuple[str, ...],
+            sql: str,
             conf: tuple[tuple[str, str], ...],
-            renditions: tuple[str, ...] = (),
             *,
             translate: bool = False,
         ) -> Analyzed:
-            job = Analyze(self.job_id(), tables, texts, conf, renditions, translate)
+            job = Analyze(self.job_id(), tables, sql, conf, translate)
             answer = await self.run(job)
             assert isinstance(answer, Analyzed)
-            self.shows_plans |= answer.translation is not None
+            self.parses |= isinstance(answer.translation, ParsedTranslation)
             return answer
 
         return analyze

@@ -57,11 +57,11 @@ class Reference:
         if found.sql:
             tables = tuple(zip(self._plan.sources, self._plan.source_schemas, strict=True))
             try:
-                analyzed = await self._engine.analyze()(tables, (found.sql,), self._plan.conf, ())
+                analyzed = await self._engine.analyze()(tables, found.sql, self._plan.conf)
             except QueryRejected:
                 found = Freedom("unknown", why=found.why or "its candidates cannot be asked for")
             else:
-                self._text = _Text(found.sql, analyzed.schemas[0])
+                self._text = _Text(found.sql, analyzed.schema)
         self.freedom = found
 
     async def contents(self, moments: Mapping[int, Sequence[Bag]]) -> dict[int, Bag | None]:

@@ -1,59 +1,33 @@
-"""SQL text → delta plan: parse, resolve, ask Spark, derive.
+"""SQL text → delta plan: ask Spark, derive.
 
-Spark is the authority: its analysis of the view's own text gives the output schema, refuses
-what is not Spark SQL and tells what is volatile (a value that belongs to no time of the inputs,
-or the clock, whose next change no view can register); its plan of the text as we write it again
-must be its plan of the view's own (`renditions`); its analysis of the query as resolved must give
-the same types. Whatever cannot be resolved, compared, typed or derived makes the view opaque,
-with a reason that names it; nothing is guessed. `compile_view` is pure but for what `analyze`
-does.
+Spark is the authority: its analysis of the view's own text gives the output schema, refuses what
+is not Spark SQL, says which tables it reads, and tells what is volatile (a value that belongs to
+no time of the inputs, or the clock, whose next change no view can register); its plan, proven to
+be the text's (`actors.spark.catalyst_front`), is what the rules work on. What they do not know
+makes the view opaque, with a reason that names it; nothing is guessed. `compile_view` is pure but
+for what `analyze` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
-from sqlglot.errors import SqlglotError
 
-from actors.errors import InvalidUsage, JobTooLarge, QueryRejected
+from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Analyzed, Translation
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
 from actors.plan.relational import Opaque, ViewPlan
 from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
 from actors.views import rule_opaque
-from actors.views.build import build, probe_texts
-from actors.views.char_columns import check_char_columns
 from actors.views.delta import Derived, derive
 from actors.views.explain import explain_tree
 from actors.views.fingerprint import fingerprint
-from actors.views.grouping import spelled_out
-from actors.views.parse import Tree, query_text, read_tables
-from actors.views.renditions import renditions
-from actors.views.resolve import Resolved, Unsupported, resolve
-from actors.views.volatile_words import has_free_choice, volatility_of
-
-Conf: TypeAlias = tuple[tuple[str, str], ...]
-Tables: TypeAlias = tuple[tuple[str, Schema], ...]
-
-
-class AnalyzeQueries(Protocol):
-    """Asks the engine what texts are over (empty) tables under settings."""
-
-    def __call__(
-        self,
-        tables: Tables,
-        texts: tuple[str, ...],
-        conf: Conf,
-        renditions: tuple[str, ...] = (),
-        *,
-        translate: bool = False,
-    ) -> Awaitable[Analyzed]:
-        """Return the schemas of `texts`, whether `renditions` mean what the first text means,
-        and with `translate` its relational plan."""
-
+from actors.views.plain_sql import query_text
+from actors.views.query_analysis import AnalyzeQuery, Conf, analyzed_query
+from actors.views.unsupported import Unsupported
 
 DEFAULT_LIMITS: Final = PlanLimits()
 CHANGES_MEANING: Final = (
@@ -73,7 +47,7 @@ they read names, literals, keys and aggregates as Spark does by default."""
 async def compile_view(
     sql: str,
     tables: Mapping[str, Schema],
-    analyze: AnalyzeQueries,
+    analyze: AnalyzeQuery,
     conf: Conf = (),
     limits: PlanLimits = DEFAULT_LIMITS,
 ) -> DeltaPlan:
@@ -84,23 +58,18 @@ async def compile_view(
     stored), `UnknownObject`, and what `analyze` raises.
     """
     sql = query_text(sql)
-    tree, reason, sources = read_tables(sql, tables)
-    given = tuple((name, tables[name]) for name in sources)
-    analyzed = await analyze(given, (sql,), conf, translate=True)
-    _refuse_volatile(sql, analyzed)
-    output = analyzed.schemas[0]
+    analyzed = await analyzed_query(sql, tables, analyze, conf, translate=True)
+    _refuse_volatile(analyzed)
+    output, sources = analyzed.schema, analyzed.sources
+    if not sources:
+        raise QueryRejected("a maintained view must read at least one table or view")
     _check_output(output)
     schemas = tuple(tables[name] for name in sources)
     try:
         for key, _ in conf:
             if key.lower().startswith(CHANGES_MEANING):
                 raise Unsupported(f"the setting {key}")
-        if analyzed.translation is not None:
-            view = _translated(analyzed.translation, sources, output)
-        elif tree is None:
-            raise Unsupported(reason)
-        else:
-            view = await _parsed(sql, tree, given, output, analyze, conf)
+        view = _translated(analyzed.translation, sources, output)
         derived = _derived(view, schemas, limits)
         plan = DeltaPlan(
             sources=sources,
@@ -119,30 +88,10 @@ async def compile_view(
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
 
 
-def _translated(found: Translation, sources: tuple[str, ...], output: Schema) -> ViewPlan:
-    if found.root is None:
-        raise Unsupported(found.reason)
+def _translated(found: Translation | None, sources: tuple[str, ...], output: Schema) -> ViewPlan:
+    if found is None or found.root is None:
+        raise Unsupported("no plan was told" if found is None else found.reason)
     return ViewPlan(sources, found.root, output)
-
-
-async def _parsed(
-    sql: str, tree: Tree, given: Tables, output: Schema, analyze: AnalyzeQueries, conf: Conf
-) -> ViewPlan:
-    """The plan by a parser of our own, for an engine that shows none. Raises `Unsupported`."""
-    sources = tuple(name for name, _ in given)
-    asked = probes(tree, sources, dict(given))
-    try:
-        analyzed = await analyze(given, (sql, *asked.texts), conf, asked.renditions)
-    except (QueryRejected, JobTooLarge) as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise Unsupported(
-            f"an expression that is not a scalar of the resolved query: {line}"
-        ) from None
-    if analyzed.difference:
-        raise Unsupported(f"a text that Spark reads differently: {analyzed.difference}")
-    types = dict(zip(asked.texts, analyzed.schemas[1:], strict=True))
-    check_char_columns(asked.resolved.root, tuple(schema for _, schema in given))
-    return build(asked.resolved, sources, output, types)
 
 
 def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) -> Derived:
@@ -163,29 +112,8 @@ def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) ->
     return derived
 
 
-class Probes(NamedTuple):
-    """A query as resolved, and the texts whose schemas tell the types of its parts."""
-
-    resolved: Resolved
-    texts: tuple[str, ...]
-    renditions: tuple[str, ...]
-    """The whole query as it is written again."""
-
-
-def probes(tree: Tree, sources: tuple[str, ...], tables: Mapping[str, Schema]) -> Probes:
-    """A parsed view, resolved. Raises `Unsupported`."""
-    try:
-        resolved = resolve(tree, sources, tables)
-        again = renditions(spelled_out(tree))
-        return Probes(resolved, probe_texts(resolved, sources), again)
-    except (SqlglotError, RecursionError, LookupError) as error:  # or Spark refuses it too
-        raise Unsupported(f"a text that resolving fails on ({type(error).__name__})") from None
-
-
-def _refuse_volatile(sql: str, analyzed: Analyzed) -> None:
+def _refuse_volatile(analyzed: Analyzed) -> None:
     found = analyzed.volatility
-    if not analyzed.names_volatility:
-        found = volatility_of(sql) or (None if has_free_choice(sql) else found)
     if found is None:
         return
     if found.clock:

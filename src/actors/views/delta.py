@@ -40,11 +40,11 @@ from actors.plan.relational import (
     ViewPlan,
     WindowFunctions,
 )
+from actors.plan.relational_text import quote
 from actors.plan.relational_walk import inputs_of
 from actors.plan.schema import Schema
 from actors.views.measures import not_additive
 from actors.views.operators import Context, Operator
-from actors.views.resolve import Unsupported
 from actors.views.rule_constants import ConstantsOperator
 from actors.views.rule_distinct import over_distinct
 from actors.views.rule_expansion import ExpansionOperator, GenerationOperator
@@ -63,7 +63,7 @@ from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_top import limit
 from actors.views.rule_window import WindowOperator
-from actors.views.trees import quote
+from actors.views.unsupported import Unsupported
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
@@ -83,7 +83,6 @@ class Derived(msgspec.Struct, frozen=True):
 def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
     """The plan that maintains a view. Raises `Unsupported`."""
     context = Context(schemas)
-    context.keeps_firsts = view.keeps_firsts
     node = _operator(context, view.root).delta()
     if context.hidden:
         node = _packed(context, node, view.output)
@@ -194,7 +193,7 @@ def _aggregate(context: Context, plan: Aggregate, below: Operator) -> Operator:
             sums.append(call)
         elif call.distinct and call.argument and not not_additive(single, ansi=plan.ansi):
             distinct_calls.setdefault(call.argument, []).append(single)
-        elif context.keeps_firsts and is_extreme(plan, call):
+        elif is_extreme(plan, call):
             firsts.append(call)
         else:
             context.keyed.append(f"{why}: touched groups are computed afresh")

@@ -159,7 +159,7 @@ def _pairs(node: Pair | Match) -> str:
 
 
 def _lines(plan: Plan, view: ViewPlan) -> Iterator[str]:
-    mode = _mode(plan, view.keeps_firsts) if isinstance(plan, Aggregate) else ""
+    mode = _mode(plan) if isinstance(plan, Aggregate) else ""
     yield _title(plan, view.sources) + mode
     for each in inputs_of(plan):
         yield from (f"  {line}" for line in _lines(each, view))
@@ -205,7 +205,7 @@ def _title(plan: Plan, sources: tuple[str, ...]) -> str:
             return f"Opaque ({plan.reason})"
 
 
-def _mode(plan: Aggregate, firsts: bool) -> str:
+def _mode(plan: Aggregate) -> str:
     """How a grouping is maintained, where that is not by sums alone."""
     why = [not_additive(call, ansi=plan.ansi) for call in plan.calls]
     afresh = [
@@ -213,11 +213,11 @@ def _mode(plan: Aggregate, firsts: bool) -> str:
         for call, reason in zip(plan.calls, why, strict=True)
         if reason
         and not (call.distinct and not not_additive(_plain(call), ansi=plan.ansi))
-        and not (firsts and is_extreme(plan, call))
+        and not is_extreme(plan, call)
     ]
     if afresh:
         return f" [keyed: {'; '.join(dict.fromkeys(afresh))}]"
-    if firsts and any(is_extreme(plan, call) for call in plan.calls):
+    if any(is_extreme(plan, call) for call in plan.calls):
         return " [incremental, with a reserve]"
     return " [incremental, over distinct values]" if any(why) else " [incremental]"
 

@@ -53,8 +53,6 @@ class Context:
         self.one_row: set[str] = set()
         """Runs of the changes of one row: what is beside it is read whole where that changes, and
         any of it may match."""
-        self.keeps_firsts = True
-        """Says whether the engine keeps first rows of an order."""
         self.bounded: set[str] = set()
         """Hidden states of few rows, whatever is in the tables: reading them whole costs little."""
         self._asked: list[set[Wanted]] = []

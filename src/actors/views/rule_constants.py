@@ -15,7 +15,7 @@ from actors.plan.delta import Call, Generate, Input, Node, Recompute, Where
 from actors.plan.relational import Constants
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, select
-from actors.views.trees import Unsupported
+from actors.views.unsupported import Unsupported
 
 
 class ConstantsOperator(Operator):

@@ -33,7 +33,7 @@ from actors.views.operators import (
     narrowed,
     select,
 )
-from actors.views.resolve import Unsupported
+from actors.views.unsupported import Unsupported
 
 ROWS: Final = "n"
 _UNGROUPED: Final = ("map<", "variant", "void", "interval")

@@ -20,7 +20,7 @@ from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, select
 from actors.views.rule_group import ROWS, GroupOperator
 from actors.views.rule_linear import NOT_KEYS, PassingOperator, ProjectOperator
-from actors.views.trees import Unsupported
+from actors.views.unsupported import Unsupported
 
 _FLOATS: Final = ("float", "double")
 _UNGROUPED: Final = ("map<", "variant", "void", "interval", "unknown")

@@ -27,10 +27,10 @@ from actors.plan.relational import Equal, Key, Named, OuterJoin, SemiJoin
 from actors.plan.relational_text import words_of
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, select
-from actors.views.resolve import Unsupported
 from actors.views.rule_group import GroupOperator
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import NULL, ProjectOperator
+from actors.views.unsupported import Unsupported
 
 
 class _Matched:

@@ -8,44 +8,15 @@ only. Everything else is Spark's. Pure.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
-import sqlglot
-from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from actors.plan.schema import Schema, arrow_type
 from actors.plan.updates import to_ipc
 from actors.protocol.compute import Comparison, Finishing, OrderBy
-from actors.views.parse import DIALECT
-
-Op: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">=", "is null", "is not null"]
-
-_PARTS: Final = frozenset({"expressions", "from", "from_", "where", "order", "limit", "offset"})
-_OPS: Final[Mapping[Any, tuple[Op, Op]]] = {
-    exp.EQ: ("=", "="),
-    exp.NEQ: ("<>", "<>"),
-    exp.LT: ("<", ">"),
-    exp.LTE: ("<=", ">="),
-    exp.GT: (">", "<"),
-    exp.GTE: (">=", "<="),
-}
-"""Each comparison, and what it is with its sides exchanged."""
-_INTEGERS: Final[Mapping[str, int]] = {
-    "tinyint": 8,
-    "byte": 8,
-    "smallint": 16,
-    "short": 16,
-    "int": 32,
-    "integer": 32,
-    "bigint": 64,
-    "long": 64,
-}
-_WHOLE_DOUBLES_MAX: Final = 1 << 53
+from actors.views.plain_sql import NotPlain, PlainReader, Test, value_of
 
 
 class SimpleRead(msgspec.Struct, frozen=True):
@@ -58,42 +29,49 @@ class SimpleRead(msgspec.Struct, frozen=True):
     finishing: Finishing | None = None
 
 
-class NotSimple(Exception):
-    """What was looked at is for Spark."""
-
-
 def simple_read(sql: str, tables: Mapping[str, Schema]) -> SimpleRead | None:
     """The read that answers the query; None: it is not simple. `tables`: what may be named, with
     a relation of the service under its full name."""
     try:
-        statements = [tree for tree in sqlglot.parse(sql, dialect=DIALECT) if tree is not None]
-        if len(statements) != 1 or not isinstance(statements[0], exp.Select):
-            return None
-        return _read(statements[0], {name.lower(): name for name in tables}, tables)
-    except (NotSimple, SqlglotError, RecursionError, ValueError):
+        return _read(PlainReader(sql), tables)
+    except (NotPlain, RecursionError, ValueError):  # also what Arrow says of a value
         return None
 
 
-def _read(tree: Any, catalog: Mapping[str, str], tables: Mapping[str, Schema]) -> SimpleRead:
-    parts = {name for name, part in tree.args.items() if part}
-    source = tree.args.get("from") or tree.args.get("from_")
-    if not parts <= _PARTS or source is None:
-        raise NotSimple
-    table = source.this
-    if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
-        raise NotSimple
-    if {name for name, part in table.args.items() if part} - {"this", "db", "alias"}:
-        raise NotSimple
-    full = f"{table.db}.{table.name}" if table.args.get("db") else table.name
-    name = catalog.get(full.lower())
-    if name is None or (table.args.get("alias") and table.args["alias"].args.get("columns")):
-        raise NotSimple
-    scope = _Scope(tables[name], table.alias_or_name)
-    project, names = _columns(tree, scope)
-    where = tree.args.get("where")
-    tests = () if where is None else tuple(_test(each, scope) for each in conjuncts(where.this))
-    finishing = _finishing(tree, scope, dict(zip(names, project, strict=True)))
-    return SimpleRead(name, project, names, tests, finishing)
+def _read(reader: PlainReader, tables: Mapping[str, Schema]) -> SimpleRead:
+    reader.needs("SELECT")
+    listed = _listed(reader)
+    reader.needs("FROM")
+    qualifier, name = reader.column()
+    full = f"{qualifier}.{name}" if qualifier else name
+    found = {known.lower(): known for known in tables}.get(full.lower())
+    if found is None:
+        raise NotPlain(f"no table {full}")
+    if reader.takes("AS") or not reader.follows("WHERE", "ORDER", "LIMIT", "OFFSET", ""):
+        name = reader.name()
+    scope = _Scope(tables[found], name)
+    project, names = _columns(listed, scope)
+    tests = reader.conjunction() if reader.takes("WHERE") else []
+    filters = tuple(_comparison(test, scope) for test in tests)
+    finishing = _finishing(reader, scope, dict(zip(names, project, strict=True)))
+    if not reader.at_end():
+        raise NotPlain("more than a plain read")
+    return SimpleRead(found, project, names, filters, finishing)
+
+
+def _listed(reader: PlainReader) -> list[tuple[tuple[str, str], str]]:
+    """Take a select list: columns and their names in the answer; none: all of them."""
+    if reader.takes("*"):
+        return []
+    listed = []
+    while True:
+        column = reader.column()
+        named = column[1]
+        if reader.takes("AS") or not reader.follows(",", "FROM"):
+            named = reader.name()
+        listed.append((column, named))
+        if not reader.takes(","):
+            return listed
 
 
 class _Scope:
@@ -103,117 +81,71 @@ class _Scope:
         self.types = {column.name: column.type.lower() for column in schema.columns}
         self._own = {name.lower(): name for name in schema.names}
         if len(self._own) < len(schema.names):
-            raise NotSimple
+            raise NotPlain("columns that differ in case alone")
         self._qualifier = qualifier.lower()
 
-    def column(self, node: Any) -> str:
-        """The column that a node is."""
-        if not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
-            raise NotSimple
-        if node.args.get("db") or (node.table and node.table.lower() != self._qualifier):
-            raise NotSimple
-        found = self._own.get(node.name.lower())
-        if found is None:
-            raise NotSimple
+    def column(self, named: tuple[str, str]) -> str:
+        """The column that a name is."""
+        qualifier, name = named
+        found = self._own.get(name.lower())
+        if found is None or (qualifier and qualifier.lower() != self._qualifier):
+            raise NotPlain(f"no column {name}")
         return found
 
 
-def _columns(tree: Any, scope: _Scope) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if len(tree.expressions) == 1 and type(tree.expressions[0]) is exp.Star:
-        if any(tree.expressions[0].args.values()):
-            raise NotSimple
+def _columns(
+    listed: list[tuple[tuple[str, str], str]], scope: _Scope
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not listed:
         return tuple(scope.types), tuple(scope.types)
-    project, names = [], []
-    for each in tree.expressions:
-        inner = each.this if isinstance(each, exp.Alias) else each
-        project.append(scope.column(inner))
-        # Spark names a column as it is written.
-        names.append(each.alias if isinstance(each, exp.Alias) else inner.name)
-    folded = [name.lower() for name in names]
-    if len(set(project)) < len(project) or len(set(folded)) < len(folded):
-        raise NotSimple
-    return tuple(project), tuple(names)
+    project = tuple(scope.column(column) for column, _ in listed)
+    names = tuple(named for _, named in listed)  # Spark names a column as it is written
+    if len(set(project)) < len(project) or len({each.lower() for each in names}) < len(names):
+        raise NotPlain("a column twice")
+    return project, names
 
 
-def conjuncts(node: Any) -> list[Any]:
-    """What AND holds together, without parentheses, in order."""
-    if isinstance(node, exp.Paren):
-        return conjuncts(node.this)
-    if isinstance(node, exp.And):
-        return [*conjuncts(node.this), *conjuncts(node.expression)]
-    return [node]
-
-
-def _test(node: Any, scope: _Scope) -> Comparison:
-    negated = isinstance(node, exp.Not)
-    inner = node.this if negated else node
-    if isinstance(inner, exp.Is) and isinstance(inner.expression, exp.Null):
-        return Comparison(scope.column(inner.this), "is not null" if negated else "is null")
-    if negated or type(node) not in _OPS:
-        raise NotSimple
-    op, exchanged = _OPS[type(node)]
-    left, right = node.this, node.expression
-    if not isinstance(left, exp.Column):
-        left, right, op = right, left, exchanged
-    column = scope.column(left)
+def _comparison(test: Test, scope: _Scope) -> Comparison:
+    column = scope.column(test.column)
+    if test.op == "in":
+        raise NotPlain("IN")
+    if not test.values:
+        return Comparison(column, test.op)
     kind = scope.types[column]
-    value = pa.array([literal(right, kind)], arrow_type(kind))
-    return Comparison(column, op, to_ipc(pa.table({column: value})))
+    value = pa.array([value_of(test.values[0], kind)], arrow_type(kind))
+    return Comparison(column, test.op, to_ipc(pa.table({column: value})))
 
 
-def literal(node: Any, kind: str) -> Any:
-    """The value of a literal that compares with a column of that type as its equal in it."""
-    if isinstance(node, exp.Cast) and type(node) is exp.Cast and kind == "date":
-        text = node.this
-        if node.to.is_type("date") and isinstance(text, exp.Literal) and text.is_string:
-            return datetime.date.fromisoformat(text.this)
-    if isinstance(node, exp.Boolean) and kind == "boolean":
-        return bool(node.this)
-    if isinstance(node, exp.Literal) and node.is_string and kind == "string":
-        return str(node.this)
-    sign = 1
-    if isinstance(node, exp.Neg):
-        sign, node = -1, node.this
-    if not isinstance(node, exp.Literal) or node.is_string or not str(node.this).isdigit():
-        raise NotSimple
-    number = sign * int(node.this)
-    bits = _INTEGERS.get(kind)
-    if bits is not None and -(1 << (bits - 1)) <= number < 1 << (bits - 1):
-        return number
-    if kind == "double" and abs(number) <= _WHOLE_DOUBLES_MAX:
-        return float(number)
-    raise NotSimple
-
-
-def _finishing(tree: Any, scope: _Scope, named: Mapping[str, str]) -> Finishing | None:
-    order, limit, offset = (tree.args.get(part) for part in ("order", "limit", "offset"))
-    if order is None and limit is None and offset is None:
+def _finishing(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> Finishing | None:
+    if not reader.follows("ORDER", "LIMIT", "OFFSET"):
         return None
-    by = []
-    for each in () if order is None else order.expressions:
-        column = scope.column(each.this)
-        # A name in ORDER BY is the answer's column first: it must be the same one.
-        for alias, own in named.items():
-            if alias.lower() == each.this.name.lower() and own != column:
-                raise NotSimple
-        if not _ordered(scope.types[column]):
-            raise NotSimple
-        descending = bool(each.args.get("desc"))
-        by.append(OrderBy(column, descending, bool(each.args.get("nulls_first"))))
+    by: list[OrderBy] = []
+    if reader.takes("ORDER", "BY"):
+        by.append(_order(reader, scope, named))
+        while reader.takes(","):
+            by.append(_order(reader, scope, named))
     if len({each.column for each in by}) < len(by):
-        raise NotSimple
-    return Finishing(tuple(by), _count(limit), _count(offset) or 0)
+        raise NotPlain("an order twice by a column")
+    limit = reader.count() if reader.takes("LIMIT") else None
+    offset = reader.count() if reader.takes("OFFSET") else 0
+    return Finishing(tuple(by), limit, offset)
+
+
+def _order(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> OrderBy:
+    written = reader.column()
+    column = scope.column(written)
+    # A name in ORDER BY is the answer's column first: it must be the same one.
+    for alias, own in named.items():
+        if alias.lower() == written[1].lower() and own != column:
+            raise NotPlain("an order by an alias")
+    if not _ordered(scope.types[column]):
+        raise NotPlain("an order by what has none")
+    descending = reader.takes("DESC") or (reader.takes("ASC") and False)
+    first = reader.takes("NULLS", "FIRST")
+    last = not first and reader.takes("NULLS", "LAST")
+    return OrderBy(column, descending, first or (not last and not descending))
 
 
 def _ordered(kind: str) -> bool:
     found = arrow_type(kind)
     return not (pa.types.is_nested(found) or pa.types.is_null(found))
-
-
-def _count(part: Any) -> int | None:
-    if part is None:
-        return None
-    number = part.expression
-    if not isinstance(number, exp.Literal) or number.is_string or not str(number.this).isdigit():
-        raise NotSimple
-    return int(number.this)

@@ -8,7 +8,7 @@ A source's listen task may leave out parts whose rows the view's own WHERE drops
 - every use goes through a WHERE directly: bare columns may be renamed on the way, nothing may be
   computed, since a row that is dropped later might have raised an error first;
 - every conjunct of that WHERE is understood, and cannot raise an error: a column compared with a
-  literal that has its type, or casts to it without loss (`simple.py`), BETWEEN, IN, tests of NULL.
+  literal that has its type, or casts to it without loss (`plain_sql`), BETWEEN, IN, tests of NULL.
 
 A WHERE above another is looked at as well, as long as those below are understood: a row that one
 drops is not shown to the next. When in doubt, there is no filter. Pure.
@@ -16,36 +16,16 @@ drops is not shown to the next. When in doubt, there is no filter. Pure.
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pyarrow as pa
-import sqlglot
-from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
-from actors.persist.filtering import Condition, Op, PartFilter
+from actors.persist.filtering import Condition, PartFilter
 from actors.persist.statistics import has_bounds
 from actors.plan.delta import DeltaPlan, Input, Node, Select, Where
 from actors.plan.schema import Schema, arrow_type
 from actors.views.operators import children_of, is_name
-from actors.views.parse import DIALECT
-from actors.views.simple import NotSimple, conjuncts, literal
-
-_OPS: Mapping[Any, tuple[Op, Op]] = {
-    exp.EQ: ("=", "="),
-    exp.LT: ("<", ">"),
-    exp.LTE: ("<=", ">="),
-    exp.GT: (">", "<"),
-    exp.GTE: (">=", "<="),
-}
-"""Each comparison, and what it is with its sides exchanged."""
-_IN = frozenset({"this", "expressions"})
-_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+from actors.views.plain_sql import NotPlain, PlainReader, Test, value_of
 
 
 def source_filter(plan: DeltaPlan, source: int) -> PartFilter | None:
@@ -90,7 +70,7 @@ def _use(path: list[Node], schema: Schema) -> list[Condition]:
         elif isinstance(node, Where):
             try:
                 found += _conditions(node.predicate, columns, schema)
-            except (NotSimple, SqlglotError, RecursionError, ValueError, pa.ArrowException):
+            except (NotPlain, RecursionError, ValueError, pa.ArrowException):
                 break
         else:
             break
@@ -106,79 +86,24 @@ def _bare(expression: str) -> str:
 
 
 def _conditions(predicate: str, columns: Mapping[str, str], schema: Schema) -> list[Condition]:
-    """Raises `NotSimple` when a part of it is not understood."""
-    tree = sqlglot.parse_one(predicate, dialect=DIALECT)
+    """Raises `NotPlain` when a part of it is not understood."""
+    reader = PlainReader(predicate)
+    tests = reader.conjunction()
+    if not reader.at_end():
+        raise NotPlain("more than a conjunction of plain tests")
     types = {column.name: column.type.lower() for column in schema.columns}
-    found: list[Condition] = []
-    for each in conjuncts(tree):
-        found += _condition(each, columns, types)
-    return found
+    return [_condition(test, columns, types) for test in tests]
 
 
-def _condition(node: Any, columns: Mapping[str, str], types: Mapping[str, str]) -> list[Condition]:
-    negated = isinstance(node, exp.Not)
-    inner = node.this if negated else node
-    while isinstance(inner, exp.Paren):
-        inner = inner.this
-    if isinstance(inner, exp.Is) and isinstance(inner.expression, exp.Null):
-        own = _column(inner.this, columns)
-        return [Condition(own, "is not null" if negated else "is null")]
-    if negated:
-        raise NotSimple
-    if isinstance(inner, exp.In):
-        given = inner.expressions
-        if not given or {name for name, part in inner.args.items() if part} - _IN:
-            raise NotSimple
-        return [_compared(inner.this, "in", given, columns, types)]
-    if isinstance(inner, exp.Between):
-        if inner.args.get("symmetric"):
-            raise NotSimple
-        low, high = inner.args["low"], inner.args["high"]
-        return [
-            _compared(inner.this, ">=", [low], columns, types),
-            _compared(inner.this, "<=", [high], columns, types),
-        ]
-    if type(inner) not in _OPS:
-        raise NotSimple
-    op, exchanged = _OPS[type(inner)]
-    left, right = inner.this, inner.expression
-    if not isinstance(left, exp.Column):
-        left, right, op = right, left, exchanged
-    return [_compared(left, op, [right], columns, types)]
-
-
-def _compared(
-    node: Any, op: Op, values: list[Any], columns: Mapping[str, str], types: Mapping[str, str]
-) -> Condition:
-    own = _column(node, columns)
+def _condition(test: Test, columns: Mapping[str, str], types: Mapping[str, str]) -> Condition:
+    qualifier, name = test.column
+    if qualifier or name not in columns or test.op == "<>":
+        raise NotPlain(f"a test of {name} by {test.op}")
+    own = columns[name]
+    if not test.values:
+        return Condition(own, test.op)
     kind = types[own]
     if not has_bounds(kind, arrow_type(kind)):
-        raise NotSimple
-    scalars = (pa.scalar(_value(value, kind), arrow_type(kind)) for value in values)
-    return Condition(own, op, tuple(scalars))
-
-
-def _value(node: Any, kind: str) -> Any:
-    """As `simple.literal`, and a number with digits after the point where that is exact: as a
-    decimal, and as the double that Spark makes of it."""
-    sign = 1
-    inner = node
-    if isinstance(inner, exp.Neg):
-        sign, inner = -1, inner.this
-    number = isinstance(inner, exp.Literal) and not inner.is_string
-    if number and _NUMBER.fullmatch(inner.this):
-        if kind.startswith("decimal"):
-            return sign * decimal.Decimal(inner.this)
-        if kind == "double" and "." in inner.this:
-            return sign * float(inner.this)
-    if isinstance(node, exp.Cast) and kind == "date" and node.to.is_type("date"):
-        text = node.this
-        if isinstance(text, exp.Literal) and text.is_string and _DAY.fullmatch(text.this):
-            return datetime.date.fromisoformat(text.this)  # a cast that cannot fail
-    return literal(node, kind)
-
-
-def _column(node: Any, columns: Mapping[str, str]) -> str:
-    if not isinstance(node, exp.Column) or node.table or node.name not in columns:
-        raise NotSimple
-    return columns[node.name]
+        raise NotPlain(f"a type without bounds: {kind}")
+    scalars = (pa.scalar(value_of(value, kind), arrow_type(kind)) for value in test.values)
+    return Condition(own, test.op, tuple(scalars))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import msgspec
 from sqlglot import exp
 
-from actors.views.parse import Tree
-from actors.views.trees import Unsupported, bare, present, text, transform
+from actors.testing.parsed.parse import Tree
+from actors.testing.parsed.trees import Unsupported, bare, present, text, transform
 
 Listing = list[tuple[str, Tree]]
 """Columns in order: lower-cased name (empty: cannot be named) and expression."""

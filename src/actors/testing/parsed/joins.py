@@ -33,9 +33,9 @@ from actors.plan.relational import (
     SemiJoin,
     columns_of,
 )
-from actors.views.parse import Tree
-from actors.views.scope import Scope
-from actors.views.trees import Unsupported, all_of, ids, substituted, text
+from actors.testing.parsed.parse import Tree
+from actors.testing.parsed.scope import Scope
+from actors.testing.parsed.trees import Unsupported, all_of, ids, substituted, text
 
 
 class Fresh:

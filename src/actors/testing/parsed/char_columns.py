@@ -19,7 +19,7 @@ from actors.plan.relational import (
 )
 from actors.plan.relational_walk import nodes
 from actors.plan.schema import Schema
-from actors.views.trees import Unsupported, reads
+from actors.testing.parsed.trees import Unsupported, reads
 
 
 def check_char_columns(root: Plan, schemas: Sequence[Schema]) -> None:

@@ -1,4 +1,4 @@
-"""An untyped plan and Spark's answers → `ViewPlan`; and the probes that ask for those answers.
+"""An untyped plan and Spark's answers → a plan; and the probes that ask for them.
 
 Theory of operation. Sub-trees of the plan are written out as SQL (`render`) and analysed, all in
 one message: of each grouping its parts and its results, of each DISTINCT and UNION ALL the
@@ -21,6 +21,7 @@ from actors.errors import InvalidUsage
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
+    AggregateFormula,
     Distinct,
     Key,
     Named,
@@ -29,15 +30,14 @@ from actors.plan.relational import (
     Project,
     SemiJoin,
     UnionAll,
-    ViewPlan,
     columns_of,
 )
 from actors.plan.relational_text import render
 from actors.plan.relational_walk import inputs_of, nodes, with_inputs
 from actors.plan.schema import Column, Schema, arrow_type
-from actors.views.resolve import Resolved
-from actors.views.subquery import check_claim
-from actors.views.trees import Unsupported, quote, tree_of
+from actors.testing.parsed.resolve import Resolved
+from actors.testing.parsed.subquery import check_claim
+from actors.testing.parsed.trees import Unsupported, quote, tree_of
 
 __all__ = ["OUTPUT_PREFIX", "build", "probe_texts", "quote"]
 
@@ -64,7 +64,7 @@ def probe_texts(resolved: Resolved, sources: tuple[str, ...]) -> tuple[str, ...]
 
 def build(
     resolved: Resolved, sources: tuple[str, ...], output: Schema, answers: dict[str, Schema]
-) -> ViewPlan:
+) -> Project:
     """The plan with types, from Spark's schema of each probe. Raises `Unsupported`."""
     _check_outputs(resolved, output, answers[render(resolved.root, sources)])
     ansi = answers[f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"].columns[0].type
@@ -77,8 +77,7 @@ def build(
         Named(wanted.name, _cast(made.expression, wanted.type))
         for made, wanted in zip(resolved.root.columns, output.columns, strict=True)
     )
-    root = Project(typer.typed(resolved.root.input), columns)
-    return ViewPlan(sources, root, output, keeps_firsts=False)
+    return Project(typer.typed(resolved.root.input), columns)
 
 
 class _Typer:
@@ -147,7 +146,8 @@ def _typed_aggregate(plan: Aggregate, found: list[tuple[Column, ...]], *, ansi: 
     for call in plan.calls:
         kind = next(results).type
         argument = None if call.argument is None else next(parts)
-        calls.append(_typed_call(call, kind, argument))
+        typed = _typed_call(call, kind, argument)
+        calls.append(typed if plan.keys else _afresh(typed))
     return msgspec.structs.replace(plan, keys=keys, calls=tuple(calls), ansi=ansi)
 
 
@@ -162,6 +162,15 @@ def _typed_call(call: AggregateCall, kind: str, argument: Column | None) -> Aggr
     return replaced(
         call, type=kind, argument_type=argument.type, argument_nullable=argument.nullable
     )
+
+
+def _afresh(call: AggregateCall) -> AggregateCall:
+    """A call over all rows as one to compute afresh: the in-memory engine keeps no first rows."""
+    if call.function not in ("min", "max") or call.argument is None:
+        return call
+    text = f"{call.function}({{0}})"
+    formula = AggregateFormula(text, text, (call.argument,))
+    return msgspec.structs.replace(call, formula=formula)
 
 
 def _typed_key(key: Key, column: Column, what: str) -> Key:

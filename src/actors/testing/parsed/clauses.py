@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 from sqlglot import exp
 
-from actors.views.parse import Tree
-from actors.views.scope import Listing, Scope
-from actors.views.trees import Unsupported, check_args, operand, present
+from actors.testing.parsed.parse import Tree
+from actors.testing.parsed.scope import Listing, Scope
+from actors.testing.parsed.trees import Unsupported, check_args, operand, present
 
 ORDER: Final = {"order", "sort", "cluster", "distribute"}
 """Contents are a bag: an order without a limit changes nothing."""

@@ -14,10 +14,10 @@ import msgspec
 from sqlglot import exp
 
 from actors.plan.relational import AggregateCall, Key
-from actors.views.joins import Fresh
-from actors.views.parse import Tree
-from actors.views.scope import Listing, Names
-from actors.views.trees import (
+from actors.testing.parsed.joins import Fresh
+from actors.testing.parsed.parse import Tree
+from actors.testing.parsed.scope import Listing, Names
+from actors.testing.parsed.trees import (
     Unsupported,
     bare,
     check_args,

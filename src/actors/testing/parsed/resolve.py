@@ -36,7 +36,7 @@ from actors.plan.relational import (
 )
 from actors.plan.relational_walk import pruned
 from actors.plan.schema import Schema
-from actors.views.clauses import (
+from actors.testing.parsed.clauses import (
     ORDER,
     Cte,
     aliased,
@@ -46,8 +46,8 @@ from actors.views.clauses import (
     using_of,
     visible_ctes,
 )
-from actors.views.grouping import group, is_aggregate, spelled_out
-from actors.views.joins import (
+from actors.testing.parsed.grouping import group, is_aggregate, spelled_out
+from actors.testing.parsed.joins import (
     Block,
     Fresh,
     check_reads,
@@ -57,10 +57,10 @@ from actors.views.joins import (
     sealed,
     semi_join,
 )
-from actors.views.parse import Tree, lower_columns
-from actors.views.scope import Listing, Names, Scope, joined
-from actors.views.subquery import Claim, Matching, matching, never_null
-from actors.views.trees import (
+from actors.testing.parsed.parse import Tree, lower_columns
+from actors.testing.parsed.scope import Listing, Names, Scope, joined
+from actors.testing.parsed.subquery import Claim, Matching, matching, never_null
+from actors.testing.parsed.trees import (
     Unsupported,
     bare,
     check_args,

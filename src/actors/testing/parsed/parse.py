@@ -1,11 +1,9 @@
 """SQL text → a syntax tree, and the tables it reads.
 
 Theory of operation. sqlglot parses the text as Spark SQL, and that is all that is taken from it:
-its qualifier and optimiser do not follow Spark's rules. Names are left for `resolve`. A text that
-Spark knows and the parser does not is an opaque view.
+its qualifier and optimiser do not follow Spark's rules. Names are left for `resolve`.
 
-What a view may read is found from the tree where it parses, else from the words of the text: a
-superset of the tables is harmless, a missing one is not.
+What a query may read is found from the tree where it parses, else from the words of the text.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from actors.errors import QueryRejected, UnknownObject
+from actors.errors import QueryRejected
 from actors.plan.schema import Schema
-from actors.protocol.relations import refuse_relation
-from actors.views.dialect import VerbatimSpark
+from actors.testing.parsed.dialect import VerbatimSpark
 
 DIALECT: Final = VerbatimSpark
 
@@ -29,18 +26,8 @@ Tree = Any
 """A sqlglot expression: the library is untyped for us."""
 
 
-_NOTHING: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*", re.DOTALL)
-
-
-def query_text(sql: str) -> str:
-    """Return the text up to its last word: without semicolons and comments behind it."""
-    bare = sql.strip().rstrip(";").strip()
-    try:
-        words = [each for each in DIALECT().tokenize(sql) if each.text != ";"]
-    except (SqlglotError, ValueError):
-        return bare
-    end = words[-1].end + 1 if words else 0
-    return sql[:end].strip() if end and _NOTHING.fullmatch(sql, end) else bare
+class UnknownTable(Exception):
+    """A query names no table that is given; the text is the name as Spark writes it."""
 
 
 def lower_columns(schema: Schema) -> dict[str, str]:
@@ -49,17 +36,10 @@ def lower_columns(schema: Schema) -> dict[str, str]:
 
 
 def read_tables(sql: str, tables: Mapping[str, Schema]) -> tuple[Tree | None, str, tuple[str, ...]]:
-    """(tree or None, reason, sources) of a view. Raises `QueryRejected` and `UnknownObject`."""
-    tree, reason, sources = read_query(sql, tables, "a view")
-    if not sources:
-        raise QueryRejected("a maintained view must read at least one table or view")
-    return tree, reason, sources
+    """Return (tree or None, why there is none, sources) of a query.
 
-
-def read_query(
-    sql: str, tables: Mapping[str, Schema], what: str
-) -> tuple[Tree | None, str, tuple[str, ...]]:
-    """The same of any query, which may read nothing; `what` it is, for people."""
+    Raises `QueryRejected` for what is no query, and `UnknownTable`.
+    """
     catalog = {name.lower(): name for name in tables}
     try:
         parsed = (_query_of(tree) for tree in sqlglot.parse(sql, dialect=DIALECT))
@@ -68,12 +48,12 @@ def read_query(
         reason = f"the parser does not know this syntax: {_first_line(error)}"
         return None, reason, _words(sql, catalog)
     if len(statements) != 1:
-        raise QueryRejected(f"{what} is one query, not {len(statements)} statements")
+        raise QueryRejected(f"[PARSE_SYNTAX_ERROR] one query, not {len(statements)} statements")
     tree: Tree = statements[0]
     if isinstance(tree, exp.Condition | exp.Alias):
         return None, "the parser takes the text for an expression", _words(sql, catalog)
     if not isinstance(tree, exp.Query):
-        raise QueryRejected(f"{what} is a query, not {tree.key.upper()}")
+        raise QueryRejected(f"a view is a query; this is a command ({tree.key.upper()})")
     return tree, "", _sources(tree, catalog)
 
 
@@ -95,16 +75,11 @@ def _sources(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
         if table.find_ancestor(exp.Hint) or not isinstance(table.this, exp.Identifier):
             continue
         name = table.name.lower()
-        if table.args.get("db"):
-            refuse_relation(f"{table.db}.{table.name}", "a query over")
-            raise UnknownObject(
-                f"{table.sql(dialect=DIALECT)}: names are not qualified here; write {table.name}"
-            )
-        if name in catalog:
+        parts = [table.db, table.name] if table.args.get("db") else [table.name]
+        if len(parts) == 1 and name in catalog:
             found[catalog[name]] = None
-        elif name not in ctes:
-            known = ", ".join(sorted(catalog.values())[:20]) or "none"
-            raise UnknownObject(f"no table or view named {table.name!r}; known: {known}")
+        elif len(parts) > 1 or name not in ctes:
+            raise UnknownTable(".".join("`" + each.replace("`", "``") + "`" for each in parts))
     return tuple(found)
 
 
@@ -113,11 +88,6 @@ def _words(sql: str, catalog: Mapping[str, str]) -> tuple[str, ...]:
     # stands between backticks.
     text = sql.lower()
     return tuple(name for low, name in catalog.items() if low.replace("`", "``") in text)
-
-
-def without_literals(sql: str) -> str:
-    """Return the text without what its string literals and comments say."""
-    return re.sub(r"'(?:[^'\\]|\\.)*'|--[^\n]*", "''", sql)
 
 
 def _first_line(error: BaseException) -> str:

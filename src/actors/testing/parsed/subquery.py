@@ -14,8 +14,8 @@ import msgspec
 from sqlglot import exp
 
 from actors.plan.relational import Plan
-from actors.views.parse import Tree
-from actors.views.trees import Unsupported, bare
+from actors.testing.parsed.parse import Tree
+from actors.testing.parsed.trees import Unsupported, bare
 
 
 class Matching(msgspec.Struct, frozen=True):

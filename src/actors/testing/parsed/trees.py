@@ -16,7 +16,8 @@ import sqlglot
 from sqlglot import exp
 
 from actors.plan.relational_text import quote as quote
-from actors.views.parse import DIALECT, Tree
+from actors.testing.parsed.parse import DIALECT, Tree
+from actors.views.unsupported import Unsupported as Unsupported
 
 _SCALAR_WORDS: Final = """
 Column Identifier Dot Literal RawString HexString Boolean Null Cast TryCast DataType
@@ -31,10 +32,6 @@ DateDiff AddMonths LastDay TimestampDiff Bracket ArraySize ArrayContains Array M
 SafeDivide IntervalSpan TimestampAdd Chr Decode DecodeCase Overlay Struct PropertyEQ Anonymous
 """
 SCALAR: Final = frozenset(_SCALAR_WORDS.split())
-
-
-class Unsupported(Exception):
-    """No rule knows this construct; the text names it."""
 
 
 def column_id(prefix: str, name: str, names: tuple[str, ...]) -> str:

@@ -1,0 +1,94 @@
+"""A JVM of our own beside a Spark Connect server: it analyses queries, and runs none.
+
+A server shows no plans. The same Spark of this package, with the same settings and empty tables of
+the same types, reads a text as the server does; what only the server knows (a function of its own)
+is not read here, and says so. The JVM is started by the first query that needs it, and a child
+whose JVM has ended is replaced as a whole, as that of any other engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from pyspark.errors import PySparkException
+
+from actors.errors import EngineUnavailable, QueryRejected
+from actors.plan.jobs import Analyze, Analyzed
+from actors.settings import Settings
+from actors.spark.analysis import analyze
+from actors.spark.bridge import ClassicBridge
+from actors.spark.failures import is_gone, short_text
+from actors.spark.session import ThreadSessions, open_session, spark_conf
+
+READ_SETTINGS: Final = "spark.sql."
+"""Those of a session's settings under which a text may mean something else begin so."""
+_BLIND: Final = "no plans are seen over Spark Connect without a Java of our own"
+
+
+class PlanReader:
+    """Reads plans for all worker threads of a child, one query at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        scratch: Path,
+        base: Mapping[str, str],
+        class_archive: str,
+        no_java: str,
+    ) -> None:
+        """`base`: the settings of the server's sessions. `no_java`: why there is no Java here;
+        empty: there is one."""
+        own = {key: value for key, value in base.items() if key.startswith(READ_SETTINGS)}
+        self._settings = msgspec.structs.replace(settings, spark_master="local[1]", spark_conf=own)
+        self._scratch = scratch
+        self._archive = class_archive
+        self._no_java = no_java
+        self._lock = threading.Lock()
+        self._sessions: ThreadSessions | None = None
+        self._process: Any = None
+
+    def read(self, job: Analyze, nodes_max: int) -> Analyzed | str:
+        """Return what `analyze` says of a query that the server accepts, or why nothing can be
+        said here."""
+        if self._no_java:
+            return (
+                f"no plans are seen over Spark Connect without a Java of our own: {self._no_java}"
+            )
+        with self._lock:
+            try:
+                if self._sessions is None:
+                    self._sessions = self._opened()
+                bridge = self._sessions.get(job.conf, small=True)
+                assert isinstance(bridge, ClassicBridge)
+                told = analyze(bridge, job, nodes_max)
+            except EngineUnavailable as error:
+                self._no_java = str(error)
+                return f"{_BLIND}: {error}"
+            except (PySparkException, QueryRejected) as error:
+                if is_gone(error):
+                    raise
+                return f"only the server can read it: {short_text(str(error))}"
+        return f"only the server knows {told.missing}" if told.missing else told
+
+    def ended(self) -> bool:
+        """Return whether its JVM was started and is there no more."""
+        return self._process is not None and self._process.poll() is not None
+
+    def end(self) -> None:
+        """Ends its JVM, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _opened(self) -> ThreadSessions:
+        """Raises `EngineUnavailable` when it does not start."""
+        conf = spark_conf(self._settings, self._scratch, self._archive)
+        try:
+            session = open_session(conf, self._scratch)
+        except Exception as error:  # noqa: BLE001 - whatever it was, views can do without
+            raise EngineUnavailable(f"it does not start ({short_text(str(error))})") from None
+        self._process = session.sparkContext._gateway.proc
+        return ThreadSessions(session, frozenset(self._settings.spark_conf), self._scratch)

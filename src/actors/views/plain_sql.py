@@ -1,0 +1,337 @@
+"""The little SQL that is read here and not by Spark: a text's words, and plain conditions.
+
+Spark reads views and queries. Two things cannot wait for it: a query that is a mere read of one
+object is answered without an engine (`simple`), and a condition that the engine wrote itself says
+which parts of a source need not be fetched (`source_filters`). For both, a reader that knows little
+and refuses the rest is enough: what is not surely read as Spark reads it raises `NotPlain`.
+
+A literal stands for a value of a column's type when Spark's comparison of both has no cast that
+could lose anything: an integer within the column's range (of any width), a decimal that the
+column's type holds, a double, a text, a boolean, a day.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+Op: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">=", "is null", "is not null", "in"]
+
+_TOKEN: Final = re.compile(
+    r"""(?P<blank>\s+|--[^\n]*(?:\n|\Z))
+    |(?P<comment>/\*)
+    |(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+    |(?P<name>`(?:[^`]|``)*`)
+    |(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?:BD|[LSYDF])?(?!\w))
+    |(?P<word>\w+)
+    |(?P<sign><=>|<=|>=|<>|!=|==|.)""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+_COMMENT_MARK: Final = re.compile(r"/\*|\*/")
+_WHOLE: Final = re.compile(r"(\d+)[LSY]?", re.IGNORECASE)
+_DECIMAL: Final = re.compile(r"(\d+(?:\.\d+)?)(BD)?", re.IGNORECASE)
+_DOUBLE: Final = re.compile(r"(\d+(?:\.\d+)?(?:E[+-]?\d+)?)(D)?", re.IGNORECASE)
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_INTEGER_BITS: Final[Mapping[str, int]] = {
+    "tinyint": 8,
+    "byte": 8,
+    "smallint": 16,
+    "short": 16,
+    "int": 32,
+    "integer": 32,
+    "bigint": 64,
+    "long": 64,
+}
+_WHOLE_DOUBLES_MAX: Final = 1 << 53
+_EXCHANGED: Final[Mapping[str, Op]] = {
+    "=": "=",
+    "<>": "<>",
+    "<": ">",
+    "<=": ">=",
+    ">": "<",
+    ">=": "<=",
+}
+"""Each comparison with its sides exchanged."""
+_SAME: Final = {"==": "=", "!=": "<>"}
+_NO_NAME_WORDS: Final = "ALL CASE DISTINCT EXISTS FALSE FROM NOT NULL SELECT TRUE"
+_NO_NAMES: Final = frozenset(_NO_NAME_WORDS.split())
+"""Words that say something else to Spark where a name could stand."""
+
+
+class NotPlain(Exception):
+    """What was read is for Spark."""
+
+
+class Token(NamedTuple):
+    """A word of a text: `kind` is text, name, number, word or sign."""
+
+    kind: str
+    text: str
+    end: int
+
+
+class Value(NamedTuple):
+    """A literal as it is written: `kind` is number, text, boolean or date."""
+
+    kind: str
+    text: str
+
+
+class Test(NamedTuple):
+    """A column (its qualifier, empty for none, and its name) compared with literals."""
+
+    column: tuple[str, str]
+    op: Op
+    values: tuple[Value, ...] = ()
+
+
+def tokens(sql: str) -> list[Token]:
+    """Return the words of a text, without comments. Raises `NotPlain` for one that does not end."""
+    found: list[Token] = []
+    at = 0
+    while at < len(sql):
+        match = _TOKEN.match(sql, at)
+        assert match is not None
+        kind, at = str(match.lastgroup), match.end()
+        if kind == "comment":
+            at = _comment_end(sql, at)
+        elif match[0] in "'\"`":
+            raise NotPlain("a quote that does not end")
+        elif kind != "blank":
+            found.append(Token(kind, match[0], at))
+    return found
+
+
+def _comment_end(sql: str, at: int) -> int:
+    """Return where a comment ends that began before `at`: they nest. A hint is for Spark."""
+    if sql.startswith("+", at):
+        raise NotPlain("a hint")
+    depth = 1
+    while depth:
+        mark = _COMMENT_MARK.search(sql, at)
+        if mark is None:
+            raise NotPlain("a comment that does not end")
+        depth += 1 if mark[0] == "/*" else -1
+        at = mark.end()
+    return at
+
+
+def query_text(sql: str) -> str:
+    """Return a query up to its last word: without semicolons and comments behind it.
+
+    >>> query_text("SELECT ';' AS a -- the first\\n; -- and no more")
+    "SELECT ';' AS a"
+    """
+    try:
+        words = [each for each in tokens(sql) if each.text != ";"]
+        after = [each for each in tokens(sql) if each.text == ";"]
+    except NotPlain:
+        return sql.strip().rstrip(";").strip()
+    end = words[-1].end if words else 0
+    if any(each.end < end for each in after):  # several statements: Spark says so
+        return sql.strip()
+    return sql[:end].strip()
+
+
+class PlainReader:
+    """Reads a text word by word."""
+
+    def __init__(self, sql: str) -> None:
+        """Raises `NotPlain`, as all that is read does."""
+        self._tokens = tokens(sql)
+        self._at = 0
+
+    def _next(self) -> Token:
+        token = self.peek()
+        self._at += 1
+        return token
+
+    def peek(self) -> Token:
+        """Return the next word; a sign without text at the end."""
+        return self._tokens[self._at] if self._at < len(self._tokens) else Token("sign", "", 0)
+
+    def at_end(self) -> bool:
+        """Return whether nothing is left."""
+        return self._at == len(self._tokens)
+
+    def follows(self, *words: str) -> bool:
+        """Return whether one of these words (in upper case) or signs comes next; empty: nothing."""
+        token = self.peek()
+        return token.kind in ("word", "sign") and token.text.upper() in words
+
+    def takes(self, *words: str) -> bool:
+        """Take these words (in upper case) or signs if they come next; return whether they do."""
+        following = self._tokens[self._at : self._at + len(words)]
+        if [each.text.upper() for each in following if each.kind in ("word", "sign")] != [*words]:
+            return False
+        self._at += len(words)
+        return True
+
+    def needs(self, *words: str) -> None:
+        """Take these words. Raises `NotPlain` when others come."""
+        if not self.takes(*words):
+            raise NotPlain(f"no {' '.join(words)}")
+
+    def name(self) -> str:
+        """Take a name, quoted or not."""
+        token = self._next()
+        if token.kind == "name":
+            return token.text[1:-1].replace("``", "`")
+        if token.kind != "word" or token.text[0].isdigit() or token.text.upper() in _NO_NAMES:
+            raise NotPlain("no name")
+        return token.text
+
+    def column(self) -> tuple[str, str]:
+        """Take a column: its qualifier, empty for none, and its name."""
+        first = self.name()
+        return (first, self.name()) if self.takes(".") else ("", first)
+
+    def count(self) -> int:
+        """Take a number of rows."""
+        token = self._next()
+        if token.kind != "number" or not token.text.isdigit():
+            raise NotPlain("no number of rows")
+        return int(token.text)
+
+    # -- conditions ----------------------------------------------------------------------------
+
+    def conjunction(self) -> list[Test]:
+        """Take tests that AND holds together, with or without parentheses around them."""
+        found = self._test()
+        while self.takes("AND"):
+            found += self._test()
+        return found
+
+    def _test(self) -> list[Test]:
+        if self.takes("NOT"):
+            (test, *more) = self._test()
+            if more or test.op not in ("is null", "is not null"):
+                raise NotPlain("NOT before more than a test of NULL")
+            return [Test(test.column, "is null" if test.op == "is not null" else "is not null")]
+        if self.peek().text == "(":
+            back = self._at
+            self._at += 1
+            try:
+                found = self.conjunction()
+                self.needs(")")
+            except NotPlain:
+                self._at = back  # a literal in parentheses
+            else:
+                return found
+        if self._is_value():
+            value, op = self._value(), self._comparison()
+            return [Test(self.column(), _EXCHANGED[op], (value,))]
+        return self._tested(self.column())
+
+    def _tested(self, column: tuple[str, str]) -> list[Test]:
+        if self.takes("IS"):
+            negated = self.takes("NOT")
+            self.needs("NULL")
+            return [Test(column, "is not null" if negated else "is null")]
+        if self.takes("IN", "("):
+            values = [self._value()]
+            while self.takes(","):
+                values.append(self._value())
+            self.needs(")")
+            return [Test(column, "in", tuple(values))]
+        if self.takes("BETWEEN"):
+            low = self._value()
+            self.needs("AND")
+            return [Test(column, ">=", (low,)), Test(column, "<=", (self._value(),))]
+        op = self._comparison()
+        return [Test(column, op, (self._value(),))]
+
+    def _comparison(self) -> Op:
+        text = self._next().text
+        op = _SAME.get(text, text)
+        if op not in _EXCHANGED:
+            raise NotPlain("no comparison")
+        return _EXCHANGED[_EXCHANGED[op]]
+
+    # -- literals ------------------------------------------------------------------------------
+
+    def _is_value(self) -> bool:
+        token = self.peek()
+        if token.kind in ("number", "text") or token.text in ("-", "("):
+            return True
+        following = self._tokens[self._at + 1 : self._at + 2]
+        after = following[0] if following else token
+        word = token.text.upper()
+        return token.kind == "word" and (
+            word in ("TRUE", "FALSE")
+            or (word == "DATE" and after.kind == "text")
+            or (word == "CAST" and after.text == "(")
+        )
+
+    def _value(self) -> Value:
+        if self.takes("("):
+            value = self._value()
+            self.needs(")")
+            return value
+        if self.takes("-"):
+            value = self._value()
+            if value.kind != "number" or value.text.startswith("-"):
+                raise NotPlain("a minus before no number")
+            return Value("number", "-" + value.text)
+        if self.takes("CAST", "("):
+            value = self._value()
+            self.needs("AS")
+            wanted = self.name().lower()
+            self.needs(")")
+            return _cast(value, wanted)
+        token = self._next()
+        if token.kind == "number":
+            return Value("number", token.text)
+        if token.kind == "text" and self.peek().kind != "text" and "\\" not in token.text:
+            return Value("text", token.text[1:-1])
+        if token.kind == "word" and token.text.upper() in ("TRUE", "FALSE"):
+            return Value("boolean", token.text.lower())
+        if token.kind == "word" and token.text.upper() == "DATE" and self.peek().kind == "text":
+            return _cast(self._value(), "date")
+        raise NotPlain("no literal")
+
+
+def _cast(value: Value, wanted: str) -> Value:
+    """Return a literal that a cast makes another kind of, without loss."""
+    if wanted == "date" and value.kind == "text" and _DAY.fullmatch(value.text):
+        return Value("date", value.text)
+    whole = value.kind == "number" and _WHOLE.fullmatch(value.text.removeprefix("-"))
+    if whole and wanted in ("bigint", "double"):  # its value decides whether it fits the column
+        return value
+    raise NotPlain(f"a cast to {wanted}")
+
+
+def value_of(value: Value, kind: str) -> Any:
+    """Return the value of a literal that compares with a column of that type as its equal in it.
+
+    Raises `NotPlain`; `ValueError` for a day that is none.
+    """
+    if value.kind == "number":
+        return _number(value.text, kind)
+    if value.kind == "text" and kind == "string":
+        return value.text
+    if value.kind == "boolean" and kind == "boolean":
+        return value.text == "true"
+    if value.kind == "date" and kind == "date":
+        return datetime.date.fromisoformat(value.text)
+    raise NotPlain(f"a {value.kind} beside a column of type {kind}")
+
+
+def _number(text: str, kind: str) -> Any:
+    sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
+    if (whole := _WHOLE.fullmatch(digits)) is not None:
+        number = sign * int(whole[1])
+        bits = _INTEGER_BITS.get(kind)
+        if bits is not None and -(1 << (bits - 1)) <= number < 1 << (bits - 1):
+            return number
+        if kind == "double" and abs(number) <= _WHOLE_DOUBLES_MAX:
+            return float(number)
+    if kind.startswith("decimal") and (exact := _DECIMAL.fullmatch(digits)) is not None:
+        return sign * Decimal(exact[1])
+    is_double = (found := _DOUBLE.fullmatch(digits)) and (found[2] or "." in digits)
+    if kind == "double" and found is not None and is_double:
+        return sign * float(found[1])
+    raise NotPlain(f"the number {text} beside a column of type {kind}")

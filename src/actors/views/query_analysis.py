@@ -1,0 +1,94 @@
+"""Which tables a query names, as Spark says.
+
+Nothing is parsed here. A table whose name stands in the text may be named by it: such tables are
+given to the engine, which says which of them its plan reads, or which name it misses: a name that
+the text only computes (``IDENTIFIER('a' || 'b')``) is given then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Mapping
+from typing import Final, Protocol, TypeAlias
+
+from actors.errors import UnknownObject
+from actors.plan.jobs import Analyzed
+from actors.plan.schema import Schema
+from actors.protocol.relations import refuse_relation
+
+Conf: TypeAlias = tuple[tuple[str, str], ...]
+Tables: TypeAlias = tuple[tuple[str, Schema], ...]
+
+
+class AnalyzeQuery(Protocol):
+    """Asks the engine what a text is over (empty) tables under settings."""
+
+    def __call__(
+        self, tables: Tables, sql: str, conf: Conf, *, translate: bool = False
+    ) -> Awaitable[Analyzed]:
+        """Return what it says, with `translate` its relational plan too."""
+
+
+KNOWN_SHOWN_MAX: Final = 20
+_PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^`.]+)")
+
+
+async def analyzed_query(
+    sql: str,
+    tables: Mapping[str, Schema],
+    analyze: AnalyzeQuery,
+    conf: Conf = (),
+    *,
+    translate: bool = False,
+) -> Analyzed:
+    """Return what the engine says of a query over `tables`, whose `sources` are those it reads.
+
+    Raises `UnknownObject` for a name that is none of them, `InvalidUsage` for a relation of the
+    service about itself, and what `analyze` raises.
+    """
+    folded = {name.lower(): name for name in tables}
+    names = dict.fromkeys(mentioned(sql, tables))
+    while True:
+        given = tuple((name, tables[name]) for name in names)
+        told = await analyze(given, sql, conf, translate=translate)
+        if not told.missing:
+            return told
+        name = folded.get(_only_part(told.missing).lower())
+        if name is None or name in names:
+            shown = ", ".join(sorted(tables)[:KNOWN_SHOWN_MAX]) or "none"
+            raise UnknownObject(
+                f"no table or view named {_only_part(told.missing)!r}; known: {shown}"
+            )
+        names[name] = None
+
+
+def mentioned(sql: str, tables: Mapping[str, Schema]) -> list[str]:
+    """Return the tables whose names stand in a text.
+
+    A name may hold anything, also what looks like a comment: where it is no plain word, it is
+    looked for as it stands between backticks.
+
+    >>> mentioned("SELECT 1 FROM `a b`, T2 -- t", dict.fromkeys(["a b", "b", "t2", "T", "x"]))
+    ['a b', 'b', 't2', 'T']
+    """
+    text = sql.lower()
+    words = set(re.findall(r"\w+", text))
+    found = []
+    for name in tables:
+        low = name.lower()
+        plain = re.fullmatch(r"\w+", low) is not None
+        if low in words if plain else low.replace("`", "``") in text:
+            found.append(name)
+    return found
+
+
+def _only_part(name: str) -> str:
+    """Return a name as Spark writes it without its quotes. Raises `UnknownObject` and
+    `InvalidUsage` for a qualified one."""
+    parts: list[str] = [quoted.replace("``", "`") or plain for quoted, plain in _PART.findall(name)]
+    if len(parts) == 1:
+        return parts[0]
+    refuse_relation(".".join(parts), "a query over")
+    raise UnknownObject(
+        f"{'.'.join(parts)}: names are not qualified here; write {parts[-1] if parts else name}"
+    )

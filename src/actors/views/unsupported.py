@@ -1,0 +1,7 @@
+"""What no rule knows."""
+
+from __future__ import annotations
+
+
+class Unsupported(Exception):
+    """No rule knows this construct; the text names it. The view, or the node, is then opaque."""
