@@ -123,6 +123,17 @@ def test_errors_are_one_line_and_status_2(
     assert lines[0].startswith("penstock: ")
 
 
+@pytest.mark.parametrize("arguments", [["check-views", "x.view"], ["simulate", "--runs", "1"]])
+def test_a_command_without_its_packages_says_which(arguments: list[str]) -> None:
+    code = "import sys; sys.modules['sqlglot'] = None; from actors.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == cli.STATUS_FAILED
+    assert "pip install 'penstock-views[testing]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_our_error_is_found_inside_groups() -> None:
     group = ExceptionGroup("a", [ValueError(), ExceptionGroup("b", [AddressInUse("taken")])])
     assert isinstance(cli.cause_of(group), AddressInUse)

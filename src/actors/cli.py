@@ -45,6 +45,7 @@ from actors.terminal import (
     Key,
     LogLevel,
     TokenFile,
+    needs_extra,
     run_loop,
     set_up_logging,
 )
@@ -323,8 +324,9 @@ def check_views(
     engine killed. Prints one line a view; exit status 1 if any is wrong or an expectation fails.
     """
     set_up_logging(log_level)
-    from actors.testing.check_views import Command
-    from actors.testing.check_views import main as check
+    with needs_extra("testing", "check-views"):
+        from actors.testing.check_views import Command
+        from actors.testing.check_views import main as check
 
     if bool(paths) == bool(fuzz):
         raise typer.BadParameter("give view scripts, or --fuzz with how many views to make up")
@@ -360,7 +362,8 @@ def simulate(
 
     A failure is shown with its seed and a shrunk schedule.
     """
-    from actors.testing import simulate as simulation
+    with needs_extra("testing", "simulate"):
+        from actors.testing import simulate as simulation
 
     if persist + sources + halves + wal + wal_files > 1:
         raise typer.BadParameter(

@@ -9,7 +9,8 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
@@ -128,6 +129,17 @@ def speaks_to_a_service(command: Callable[..., None]) -> Callable[..., None]:
 
     made: Callable[..., None] = takes("target", options)(command)
     return made
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Imports what only an extra installs. Raises `BadSettings` where it is not there."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadSettings(
+            f"{what} needs more packages: pip install 'penstock-views[{extra}]' ({error})"
+        ) from None
 
 
 class OneLine(logging.Formatter):

@@ -40,8 +40,8 @@ CHANGES_MEANING: Final = (
     "spark.sql.parser.",
     "spark.sql.session.collation",
 )
-"""Settings under which a text means something else than it does to the resolver and the rules:
-they read names, literals, keys and aggregates as Spark does by default."""
+"""Settings under which a text means something else than it does to the rules and to a plain read:
+they take names, literals, keys and aggregates as Spark does by default."""
 
 
 async def compile_view(
