@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from actors.catalyst.function_calls import FunctionNames
+from actors.catalyst.plan_nodes import NotTranslated
 from actors.catalyst.plan_tree import TreeNode
 from actors.catalyst.relations import (
     SESSION_MARK,
     TABLE_METADATA,
-    NotTranslated,
     RelationalBuilder,
 )
 from actors.plan.relational import (

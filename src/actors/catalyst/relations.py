@@ -13,8 +13,8 @@ given in the order of the visit, so that one text always has one plan, and one f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -34,6 +34,16 @@ from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.filter_safety import is_surely_safe
 from actors.catalyst.function_calls import FunctionNames
 from actors.catalyst.literals import NotRendered
+from actors.catalyst.plan_nodes import (
+    PASSING,
+    NotTranslated,
+    constant_of,
+    construct_of,
+    existence_of,
+    is_null_aware,
+    is_one_row,
+    join_kind,
+)
 from actors.catalyst.plan_tree import TreeNode, walk
 from actors.catalyst.tree_reading import (
     attribute_in_place_of,
@@ -71,17 +81,6 @@ TABLE_METADATA: Final = "penstock_table"
 """The key in a column's metadata under which the number of its table stands."""
 RANGE_ROWS_MAX: Final = 10_000
 """Bounds the rows of a ``range()``: a step makes all of them."""
-_PASSING: Final = frozenset(
-    {
-        "SubqueryAlias",
-        "View",
-        "ResolvedHint",
-        "Repartition",
-        "RepartitionByExpression",
-        "RebalancePartitions",
-    }
-)
-"""Nodes that change no rows: contents are a bag, whose order and partitions mean nothing."""
 SESSION_MARK: Final = "spark.sessionWindow"
 """Spark's own key in the metadata of a column by which a grouping merges sessions."""
 TOO_MANY_ROWS: Final = (
@@ -89,11 +88,12 @@ TOO_MANY_ROWS: Final = (
     "returned by a subquery used as an expression."
 )
 _UNORDERED: Final = ("map<", "variant", "interval")
-_OUTER_KINDS: Final = {"LeftOuter": "left", "RightOuter": "right", "FullOuter": "full"}
 
 
-class NotTranslated(Exception):
-    """No rule knows this construct; the text names it."""
+_LIFTED: Final = ("ScalarSubquery", "Exists")
+_Reason: TypeAlias = Callable[[PlanBlock], tuple[PlanBlock, PlanBlock, list[Conjunct]]]
+"""From rows of the left: they, maybe with one more column, the right, and what says that two
+match."""
 
 
 class RelationalBuilder:
@@ -153,11 +153,11 @@ class RelationalBuilder:
         return WrittenExpression(text, frozenset(read), type_of(node))
 
     def _lifted(self, block: PlanBlock, node: TreeNode) -> tuple[PlanBlock, TreeNode]:
-        """Return an expression without scalar subqueries, over a block that has their values: a
-        subquery of just one row is one more input."""
-        if not any(each.name == "ScalarSubquery" for each in walk(node)):
+        """Return an expression without subqueries, over a block that has their values: a subquery
+        of just one row is one more input; EXISTS is whether a count is above zero."""
+        if not any(each.name in _LIFTED for each in walk(node)):
             return block, node
-        if node.name != "ScalarSubquery":
+        if node.name not in _LIFTED:
             children = []
             for each in node.children:
                 block, made = self._lifted(block, each)
@@ -169,9 +169,12 @@ class RelationalBuilder:
                 raise NotTranslated("a correlated subquery that is no join")
             plan = node.fields["plan"]
             inner = self._block(plan)
-            bound = inner.columns[inner.output[0]]
-            if not is_one_row(plan):
-                inner, bound = self._single_value(inner, bound)
+            if node.name == "Exists":
+                inner, bound = self._any_row(inner)
+            elif is_one_row(plan):
+                bound = inner.columns[inner.output[0]]
+            else:
+                inner, bound = self._single_value(inner, inner.columns[inner.output[0]])
             columns = {number: bound}
             block = block.merged(PlanBlock(inner.inputs, inner.conjuncts, [], columns), [])
         return block, attribute_in_place_of(node, number)
@@ -196,6 +199,14 @@ class RelationalBuilder:
         plan = Project(grouped, (Named(made, text),))
         return PlanBlock([plan], [], [], {}), ColumnBinding(made, bound.type, True)
 
+    def _any_row(self, block: PlanBlock) -> tuple[PlanBlock, ColumnBinding]:
+        """Return one row that says whether a block has any."""
+        count, made = self._fresh.take("a", "bigint"), self._fresh.take("c", "boolean")
+        calls = (AggregateCall(count, "count", None, "bigint", "bigint", False),)
+        grouped = Aggregate(block.close(self._fresh), (), calls, self._ansi)
+        plan = Project(grouped, (Named(made, f"({count} > 0L)"),))
+        return PlanBlock([plan], [], [], {}), ColumnBinding(made, "boolean", False)
+
     def _conjuncts(
         self, condition: TreeNode | None, columns: Mapping[int, ColumnBinding]
     ) -> list[Conjunct]:
@@ -216,7 +227,7 @@ class RelationalBuilder:
     # -- nodes -------------------------------------------------------------------------------------
 
     def _block(self, node: TreeNode) -> PlanBlock:
-        if node.name in _PASSING:
+        if node.name in PASSING:
             return self._block(node.children[0])
         read: Callable[[TreeNode], PlanBlock] | None = {
             "LocalRelation": self._table,
@@ -356,29 +367,35 @@ class RelationalBuilder:
         kind = join_kind(node)
         left, right = (self._block(each) for each in node.children)
         condition = node.kid("condition")
-        if kind == "anti":
+        if kind in ("anti", "mark"):
             parts = [] if condition is None else conjuncts_of(condition)
-            return self._anti_join(left, right, parts)
+            reasons = self._reasons(left, right, parts)
+            if kind == "anti":
+                return self._anti_join(left, reasons)
+            return self._mark_join(left, reasons, node.fields["joinType"]["exists"])
         conjuncts = self._conjuncts(condition, left.columns | right.columns)
         if kind == "inner":
             return left.merged(right, conjuncts)
-        if kind == "mark":
-            return self._mark_join(left, right, conjuncts, node.fields["joinType"]["exists"])
         if kind == "semi":
             return self._semi_join(left, right, conjuncts, anti=False)
         return self._outer_join(left, right, conjuncts, kind)
 
-    def _anti_join(self, left: PlanBlock, right: PlanBlock, parts: Sequence[TreeNode]) -> PlanBlock:
-        """An anti join; one by ``a = b OR (a = b) IS NULL`` (NOT IN) as one for each reason for
-        which a row of the left goes: an equal value, a NULL on the right, and a NULL of its own
-        where there is any row on the right."""
+    def _reasons(
+        self, left: PlanBlock, right: PlanBlock, parts: Sequence[TreeNode]
+    ) -> Iterator[_Reason]:
+        """Yield why a row of the left has a match, each of the rows for which none before it holds.
+
+        By ``a = b OR (a = b) IS NULL`` (NOT IN) these are an equal value, a NULL on the right, and
+        a NULL of its own where there is any row on the right.
+        """
         aware = [part for part in parts if is_null_aware(part)]
         both = left.columns | right.columns
         plain = [each for p in parts if p not in aware for each in self._conjuncts(p, both)]
         if len(aware) > 1:
             raise NotTranslated("NOT IN of several columns where a NULL can occur")
         if not aware:
-            return self._semi_join(left, right, plain, anti=True)
+            yield lambda rows: (rows, right, plain)
+            return
         equality = aware[0].children[0]
         mine, theirs = (self._write(each, both) for each in equality.children)
         nullable = [is_nullable(each) for each in equality.children]
@@ -386,17 +403,29 @@ class RelationalBuilder:
         if not mine.reads <= names:
             mine, theirs, nullable = theirs, mine, nullable[::-1]
         tests = [*plain, *self._conjuncts(equality, both)]
-        made = self._semi_join(left, right, tests, anti=True)
-        if nullable[1]:
-            made, null = self._with_column(made, "NULL", theirs.type)
-            tests = [*plain, equal_to(null, theirs, null_safe=True)]
-            made = self._semi_join(made, right, tests, anti=True)
-        if nullable[0]:
+        yield lambda rows: (rows, right, tests)
+
+        def null_there(rows: PlanBlock) -> tuple[PlanBlock, PlanBlock, list[Conjunct]]:
+            made, null = self._with_column(rows, "NULL", theirs.type)
+            return made, right, [*plain, equal_to(null, theirs, null_safe=True)]
+
+        def null_here(rows: PlanBlock) -> tuple[PlanBlock, PlanBlock, list[Conjunct]]:
             marked = f"CASE WHEN ({mine.text} IS NULL) THEN 1 END"
-            made, mark = self._with_column(made, marked, "int")
+            made, mark = self._with_column(rows, marked, "int")
             ones, one = self._with_column(right, "1", "int")
-            tests = [*plain, equal_to(mark, one, null_safe=False)]
-            made = self._semi_join(made, ones, tests, anti=True)
+            return made, ones, [*plain, equal_to(mark, one, null_safe=False)]
+
+        if nullable[1]:
+            yield null_there
+        if nullable[0]:
+            yield null_here
+
+    def _anti_join(self, left: PlanBlock, reasons: Iterable[_Reason]) -> PlanBlock:
+        """Rows of the left that have no match for any reason."""
+        made = left
+        for reason in reasons:
+            rows, right, tests = reason(made)
+            made = self._semi_join(rows, right, tests, anti=True)
         return made
 
     def _with_column(
@@ -410,26 +439,28 @@ class RelationalBuilder:
         written = WrittenExpression(id_, frozenset({id_}), kind)
         return PlanBlock([made], [], block.output, block.columns), written
 
-    def _mark_join(
-        self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], mark: TreeNode
-    ) -> PlanBlock:
+    def _mark_join(self, left: PlanBlock, reasons: Iterable[_Reason], mark: TreeNode) -> PlanBlock:
         """Rows of the left with whether they have a match: those that have one, marked true, and
         those that have none, marked false."""
         kinds = [left.columns[number].type for number in left.output]
         ids = [self._fresh.take("u", kind) for kind in (*kinds, "boolean")]
-        sides = []
-        for anti in (False, True):
-            block = self._semi_join(left, right, conjuncts, anti=anti)
-            own = [block.columns[number].id for number in block.output]
-            texts = [*own, "false" if anti else "true"]
+        sides: list[tuple[PlanBlock, str]] = []
+        rest = left
+        for reason in reasons:
+            rows, right, tests = reason(rest)
+            sides.append((self._semi_join(rows, right, tests, anti=False), "true"))
+            rest = self._semi_join(rows, right, tests, anti=True)
+        made: list[Plan] = []
+        for block, said in (*sides, (rest, "false")):
+            texts = [*(block.columns[number].id for number in block.output), said]
             named = (Named(id_, text) for id_, text in zip(ids, texts, strict=True))
-            sides.append(Project(block.close(self._fresh), tuple(named)))
+            made.append(Project(block.close(self._fresh), tuple(named)))
         columns: dict[int, ColumnBinding] = {}
         for number, id_ in zip(left.output, ids, strict=False):
             columns.setdefault(number, msgspec.structs.replace(left.columns[number], id=id_))
         number = mark.fields["exprId"]
         columns[number] = ColumnBinding(ids[-1], "boolean", False)
-        return PlanBlock([UnionAll(tuple(sides))], [], [*left.output, number], columns)
+        return PlanBlock([UnionAll(tuple(made))], [], [*left.output, number], columns)
 
     def _outer_join(
         self, left: PlanBlock, right: PlanBlock, conjuncts: list[Conjunct], kind: str
@@ -677,62 +708,12 @@ def column_id(prefix: str, name: str, names: Sequence[str]) -> str:
     return f"{prefix}_{plain}" + ("" if plain == name else f"_{list(names).index(name)}")
 
 
-def join_kind(node: TreeNode) -> str:
-    """Return ``inner``, ``left``, ``right``, ``full``, ``semi``, ``anti`` or ``mark`` (a semi join
-    that keeps all rows and says which have a match). Raises `NotTranslated`."""
-    kind = node.fields["joinType"]
-    known = {"Inner": "inner", "Cross": "inner", "LeftSemi": "semi", "LeftAnti": "anti"}
-    if isinstance(kind, dict) and isinstance(kind.get("exists"), TreeNode):
-        return "mark"
-    found = (known | _OUTER_KINDS).get(kind) if isinstance(kind, str) else None
-    if found is None:
-        raise NotTranslated(_JOINS.get(str(kind), f"a join of kind {kind}"))
-    return found
-
-
-_JOINS: Final = {
-    "LeftSingle": "a correlated subquery of which there may be two rows",
-}
-_CONSTRUCTS: Final = {
-    "Tail": "LIMIT",
-    "Pivot": "PIVOT",
-    "UnionLoop": "WITH RECURSIVE",
-}
-
-
-def construct_of(node: TreeNode) -> str:
-    """Return a plan node's name as a user writes it."""
-    return _CONSTRUCTS.get(node.name, f"the plan node {node.name}")
-
-
-def existence_of(node: TreeNode) -> tuple[TreeNode, bool] | None:
-    """Return the plan of an EXISTS without correlation, and whether it is negated."""
-    anti = node.name == "Not"
-    inner = node.children[0] if anti else node
-    plan = inner.fields.get("plan") if inner.name == "Exists" else None
-    return (plan, anti) if isinstance(plan, TreeNode) and not inner.children else None
-
-
-def is_null_aware(node: TreeNode) -> bool:
-    """Return whether a predicate is ``a = b OR (a = b) IS NULL``, as NOT IN makes it."""
-    if node.name != "Or" or node.children[1].name != "IsNull":
-        return False
-    return node.children[0].name == "EqualTo"
-
-
 def equal_to(left: WrittenExpression, right: WrittenExpression, *, null_safe: bool) -> Conjunct:
     """Return an equality of two expressions."""
     sign = "<=>" if null_safe else "="
     text = f"({left.text} {sign} {right.text})"
     written = WrittenExpression(text, left.reads | right.reads)
     return Conjunct(written, (left, right), null_safe)
-
-
-def is_one_row(node: TreeNode) -> bool:
-    """Return whether a plan has just one row, whatever is in its tables."""
-    while node.name == "Project" or node.name in _PASSING:
-        node = node.children[0]
-    return node.name == "Aggregate" and not node.kids("groupingExpressions")
 
 
 def _numbers(attributes: Sequence[TreeNode]) -> list[int]:
@@ -746,13 +727,6 @@ def _columns_by_number(
         number: ColumnBinding(key.name, key.type, key.nullable)
         for number, key in zip(_numbers(attributes), made, strict=True)
     }
-
-
-def constant_of(node: TreeNode | None) -> int:
-    """Return the number that a LIMIT or OFFSET says. Raises `NotTranslated` for another one."""
-    if node is None or node.name != "Literal" or node.fields["value"] is None:
-        raise NotTranslated("a LIMIT that is no number")
-    return int(node.fields["value"])
 
 
 def _check_ordered(types: Iterable[tuple[str, str]]) -> None:

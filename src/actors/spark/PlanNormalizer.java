@@ -153,7 +153,7 @@ public class PlanNormalizer {
       List parts = new ArrayList();
       split((Expression) plan.condition().get(), Collections.EMPTY_MAP, parts);
       for (int i = 0; i < parts.size(); i++) {
-        if (isNullAware((Expression) parts.get(i))) return visitNotIn(left, right, parts, i);
+        if (isNullAware((Expression) parts.get(i))) return visitNotIn(plan, left, right);
       }
     }
     if (type == Inner$.MODULE$ || type == Cross$.MODULE$) {
@@ -185,29 +185,29 @@ public class PlanNormalizer {
     return block;
   }
 
-  /** A semi join that keeps all rows is the rows with a match, and those without one. */
+  /** A semi join that keeps all rows is the rows with a match, by each reason for one, and those
+   *  without one. */
   private static Block visitMark(Join plan, Block left, Block right) {
-    Map both = new HashMap(left.columns);
-    both.putAll(right.columns);
-    List parts = new ArrayList();
-    if (plan.condition().isDefined()) {
-      split((Expression) plan.condition().get(), both, parts);
-    }
-    LogicalPlan mine = product(left);
+    LogicalPlan rest = product(left);
     LogicalPlan theirs = closed(right);
     List output = list(plan.left().output());
     List children = new ArrayList();
-    for (int side = 0; side < 2; side++) {
-      LogicalPlan joined = restricted(joined(mine, theirs, side == 0, parts), left.conjuncts);
-      List items = new ArrayList();
-      for (int i = 0; i < output.size(); i++) {
-        Expression item = substituted((Expression) output.get(i), left.columns);
-        items.add(alias(item, NamedExpression$.MODULE$.newExprId()));
+    List reasons = reasons(plan.condition(), left, right, rest);
+    for (int i = 0; i < reasons.size(); i++) {
+      List tests = new ArrayList();
+      List own = new ArrayList(left.conjuncts);
+      List parts = (List) reasons.get(i);
+      for (int j = 0; j < parts.size(); j++) {
+        Expression part = (Expression) parts.get(j);
+        // What a row of the left says for itself may stand above the join as well as in it.
+        boolean alone = j < parts.size() - 1 || reasons.size() == 1;
+        (alone && part.references().subsetOf(rest.outputSet()) ? own : tests).add(part);
       }
-      Expression mark = Literal$.MODULE$.apply(Boolean.valueOf(side == 0));
-      items.add(alias(mark, NamedExpression$.MODULE$.newExprId()));
-      children.add(new Project(seq(items), joined));
+      LogicalPlan joined = restricted(joined(rest, theirs, true, tests), own);
+      children.add(marked(joined, output, left, true));
+      rest = joined(rest, theirs, false, parts);
     }
+    children.add(marked(restricted(rest, left.conjuncts), output, left, false));
     Block block = new Block();
     LogicalPlan union = new Union(seq(flat(children)), false, false);
     block.plans.add(union);
@@ -221,20 +221,56 @@ public class PlanNormalizer {
     return block;
   }
 
+  private static LogicalPlan marked(LogicalPlan plan, List output, Block left, boolean matched) {
+    List items = new ArrayList();
+    for (int i = 0; i < output.size(); i++) {
+      Expression item = substituted((Expression) output.get(i), left.columns);
+      items.add(alias(item, NamedExpression$.MODULE$.newExprId()));
+    }
+    Expression mark = Literal$.MODULE$.apply(Boolean.valueOf(matched));
+    items.add(alias(mark, NamedExpression$.MODULE$.newExprId()));
+    return new Project(seq(items), plan);
+  }
+
   /** ``a = b OR (a = b) IS NULL``, as NOT IN makes it. */
   private static boolean isNullAware(Expression part) {
     return part instanceof Or && ((Or) part).left() instanceof EqualTo
         && ((Or) part).right() instanceof IsNull;
   }
 
-  /** An anti join for each reason for which a row goes: an equal value, a NULL on the right, a
-   *  NULL of its own where there is any row on the right. */
-  private static Block visitNotIn(Block left, Block right, List parts, int place) {
-    Map both = new HashMap(left.columns);
-    both.putAll(right.columns);
+  /** An anti join for each reason for which a row goes. */
+  private static Block visitNotIn(Join plan, Block left, Block right) {
     LogicalPlan mine = product(left);
     LogicalPlan theirs = closed(right);
-    EqualTo given = (EqualTo) ((Or) parts.get(place)).left();
+    List reasons = reasons(plan.condition(), left, right, mine);
+    for (int i = 0; i < reasons.size(); i++) {
+      mine = joined(mine, theirs, false, (List) reasons.get(i));
+    }
+    Block block = new Block();
+    block.plans.add(mine);
+    block.conjuncts.addAll(left.conjuncts);
+    block.columns.putAll(left.columns);
+    return block;
+  }
+
+  /**
+   * Returns the conditions by which a row has a match, one for each reason. By a null-aware
+   * equality these are an equal value, a NULL on the right, and a NULL of its own where there is
+   * any row on the right; its condition is the last of each.
+   */
+  private static List reasons(scala.Option condition, Block left, Block right, LogicalPlan mine) {
+    Map both = new HashMap(left.columns);
+    both.putAll(right.columns);
+    List parts = new ArrayList();
+    if (condition.isDefined()) split((Expression) condition.get(), Collections.EMPTY_MAP, parts);
+    EqualTo given = null;
+    List plain = new ArrayList();
+    for (int i = 0; i < parts.size(); i++) {
+      Expression part = (Expression) parts.get(i);
+      if (given == null && isNullAware(part)) given = (EqualTo) ((Or) part).left();
+      else plain.add(substituted(part, both));
+    }
+    if (given == null) return Collections.singletonList(plain);
     Expression a = substituted(given.left(), both);
     Expression b = substituted(given.right(), both);
     boolean aMayBeNull = given.left().nullable();
@@ -246,10 +282,6 @@ public class PlanNormalizer {
       aMayBeNull = given.right().nullable();
       bMayBeNull = given.left().nullable();
     }
-    List plain = new ArrayList();
-    for (int i = 0; i < parts.size(); i++) {
-      if (i != place) plain.add(substituted((Expression) parts.get(i), both));
-    }
     List conditions = new ArrayList();
     conditions.add(new EqualTo(a, b));
     if (bMayBeNull) {
@@ -259,16 +291,13 @@ public class PlanNormalizer {
       Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
       conditions.add(new EqualTo(when(new IsNull(a), one), one));
     }
+    List found = new ArrayList();
     for (int i = 0; i < conditions.size(); i++) {
       List all = new ArrayList(plain);
       all.add(conditions.get(i));
-      mine = joined(mine, theirs, false, all);
+      found.add(all);
     }
-    Block block = new Block();
-    block.plans.add(mine);
-    block.conjuncts.addAll(left.conjuncts);
-    block.columns.putAll(left.columns);
-    return block;
+    return found;
   }
 
   private static LogicalPlan joined(
@@ -280,28 +309,49 @@ public class PlanNormalizer {
     return new Join(mine, theirs, type, condition, JoinHint$.MODULE$.NONE());
   }
 
-  /** Returns an expression in which a scalar subquery of just one row is a column of the block. */
+  /** Returns an expression in which a subquery without correlation is a column of the block: its
+   *  one value, or whether it has a row. */
   private static Expression lifted(Expression node, final Block block) {
     return (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object each) {
-        return each instanceof ScalarSubquery && ((ScalarSubquery) each).children().isEmpty();
+        return (each instanceof ScalarSubquery || each instanceof Exists)
+            && ((SubqueryExpression) each).children().isEmpty();
       }
       public Object applyOrElse(Object each, scala.Function1 otherwise) {
         if (!isDefinedAt(each)) return otherwise.apply(each);
-        ScalarSubquery it = (ScalarSubquery) each;
+        SubqueryExpression it = (SubqueryExpression) each;
         if (!block.columns.containsKey(it.exprId())) {
           LogicalPlan plan = (LogicalPlan) it.plan();
           Block inner = visit(plan);
-          Attribute output = (Attribute) plan.output().head();
-          Object stands = inner.columns.get(output.exprId());
-          Expression value = (Expression) (stands == null ? output : stands);
-          block.columns.put(it.exprId(), isOneRow(plan) ? value : singleValue(inner, value));
+          Expression value;
+          if (it instanceof Exists) {
+            value = anyRow(inner);
+          } else {
+            Attribute output = (Attribute) plan.output().head();
+            Object stands = inner.columns.get(output.exprId());
+            value = (Expression) (stands == null ? output : stands);
+            if (!isOneRow(plan)) value = singleValue(inner, value);
+          }
+          block.columns.put(it.exprId(), value);
           block.plans.addAll(inner.plans);
           block.conjuncts.addAll(inner.conjuncts);
         }
         return block.columns.get(it.exprId());
       }
     });
+  }
+
+  /** Makes a block one row, and returns whether it had any. */
+  private static Expression anyRow(Block block) {
+    LogicalPlan below = closed(block);
+    Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
+    Count count = new Count(seq(Collections.singletonList(one)));
+    Alias rows = alias(count.toAggregateExpression(), NamedExpression$.MODULE$.newExprId());
+    List items = Collections.singletonList(rows);
+    block.plans.clear();
+    block.conjuncts.clear();
+    block.plans.add(new Aggregate(seq(new ArrayList()), seq(items), below, none()));
+    return new GreaterThan(rows.toAttribute(), Literal$.MODULE$.apply(Long.valueOf(0L)));
   }
 
   /** Makes a block one row, and returns the only value there is: NULL for none, an error for

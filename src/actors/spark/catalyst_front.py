@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame
 
 from actors.catalyst.function_calls import FunctionNames
+from actors.catalyst.plan_nodes import NotTranslated
 from actors.catalyst.plan_tree import PlanTreeRejected, parse_tree
-from actors.catalyst.relations import NotTranslated, RelationalBuilder
+from actors.catalyst.relations import RelationalBuilder
 from actors.catalyst.rules import ONCE, REPEATED, rule_names
 from actors.errors import QueryRejected
 from actors.plan.jobs import Translation

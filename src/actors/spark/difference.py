@@ -23,11 +23,12 @@ from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema, query
 from actors.spark.bridge import Bridge
+from actors.spark.exact_groups import exact_keys, types_of
 from actors.spark.failures import describe
 from actors.spark.rows import Loaded, done, frame, load
 from actors.spark.spark_schemas import CHAR_LENGTH
 from actors.spark.steps import Slot, is_small
-from actors.spark.translate import consolidated, holds_floats, quote
+from actors.spark.translate import consolidated, quote
 from actors.threshold_probes import REPEATED_ROWS
 
 RESULT: Final = "__result"
@@ -148,14 +149,9 @@ def run_query(slot: Slot, job: Query) -> RowsDone:
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
 
-def floats_of(schema: Schema) -> set[str]:
-    """Columns whose bits a GROUP BY does not keep."""
-    return {column.name for column in schema.columns if holds_floats(column.type)}
-
-
 def _contents_in_spark(bridge: Bridge, schema: Schema, view: str, *, apart: bool) -> DataFrame:
-    rows, floats = f"SELECT * FROM {quote(view)}", floats_of(schema)
-    text = consolidated(rows, schema.names, floats, by_time=False, keep="> 0", apart=apart)
+    rows, exact = f"SELECT * FROM {quote(view)}", exact_keys(types_of(schema))
+    text = consolidated(rows, schema.names, exact, by_time=False, keep="> 0", apart=apart)
     repeated = f"explode(sequence(1L, {DIFF})) AS {DIFF}"
     return bridge.sql(text).selectExpr(*map(quote, schema.names), repeated).drop(DIFF)
 
@@ -198,6 +194,6 @@ def _subtract_in_spark(
     if old is not None and not old.empty:
         frames[OLD] = frame(bridge, old)
         rows += f"\nUNION ALL SELECT {', '.join([*names, f'-{DIFF}'])} FROM {quote(OLD)}"
-    text = consolidated(rows, output.names, floats_of(output), by_time=False)
+    text = consolidated(rows, output.names, exact_keys(types_of(output)), by_time=False)
     with bridge.views(frames):
         return bridge.collect(bridge.sql(text), lambda: _with_diff(output))

@@ -45,12 +45,6 @@ def leaves(node: Node) -> Iterator[str]:
     return (found.name for found in inputs_below(node))
 
 
-def holds_floats(kind: str) -> bool:
-    """Whether values of a type hold floats, whose bits a GROUP BY does not keep."""
-    low = kind.lower()
-    return "map<" not in low and any(word in low for word in ("float", "double", "real"))
-
-
 def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
     """SQL for ``value × diff`` with no digit lost. `kind` is the wanted type.
 
@@ -109,24 +103,24 @@ def from_rows(rows: str) -> str:
 def consolidated(
     rows: str,
     names: Sequence[str],
-    floats: set[str],
+    exact: Mapping[str, Sequence[str]],
     *,
     by_time: bool = True,
     keep: str = "<> 0",
     apart: bool = False,
 ) -> str:
-    """Sums the diffs of equal rows (at equal times); keeps those whose sum is `keep`. `apart`:
-    no filter of what stands above is computed of rows that were not summed up yet."""
-    grouped = [quote(name) for name in names]
-    items = [f"any_value({quote(n)}) AS {quote(n)}" if n in floats else quote(n) for n in names]
+    """Sums the diffs of equal rows (at equal times); keeps those whose sum is `keep`. `exact`: the
+    keys of columns that are not grouped by themselves (`exact_groups`). `apart`: no filter of what
+    stands above is computed of rows that were not summed up yet."""
+    grouped = [key for name in names for key in exact.get(name, (quote(name),))]
+    items = [f"any_value({quote(n)}) AS {quote(n)}" if n in exact else quote(n) for n in names]
     if by_time:
         grouped.append(TIME)
         items.append(TIME)
-    exact = [f"CAST({quote(name)} AS string)" for name in names if name in floats]
     items.append(f"sum({DIFF}) AS {DIFF}")
     if apart:  # true of every sum that is kept: Spark moves no filter below one that may change
         keep += f" AND rand(0) < abs({DIFF})"
-    groups = ", ".join([*grouped, *exact])
+    groups = ", ".join(grouped)
     tail = f"GROUP BY {groups} " if groups else ""
     summed = f"SELECT {', '.join(items)} {from_rows(rows)} {tail}"
     return f"SELECT * {from_rows(summed)} WHERE {DIFF} {keep}"

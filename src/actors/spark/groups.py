@@ -20,12 +20,12 @@ from actors.plan.delta import (
     columns_of,
 )
 from actors.plan.schema import DIFF, TIME
+from actors.spark.exact_groups import exact_keys
 from actors.spark.fragments import (
     UNION,
     Types,
     consolidated,
     from_rows,
-    holds_floats,
     quote,
     times_diff,
 )
@@ -132,13 +132,14 @@ class Groups(ABC):
     def _summed(self, node: Recompute | RecomputeRows, rows: str, weights: list[str]) -> str:
         """Equal rows of a group once for each time, with sums of their diffs."""
         keys, values = [quote(key) for key in node.keys], _arguments(node)
-        grouped, items = [*keys, TIME, *values], [*keys, TIME, *values]
-        if isinstance(node, RecomputeRows):
-            # Rows are handed on: GROUP BY alone would make -0.0 and 0.0 one.
-            kinds = self._types(node.changes)
-            floats = {quote(name) for name, kind in kinds.items() if holds_floats(kind)}
-            items = [f"any_value({name}) AS {name}" if name in floats else name for name in items]
-            grouped += [f"CAST({name} AS string)" for name in [*keys, *values] if name in floats]
+        # Of rows that are handed on GROUP BY alone would make -0.0 and 0.0 one.
+        kinds, aggregated = self._types(node.changes), isinstance(node, Recompute)
+        exact = {quote(n): e for n, e in exact_keys(kinds, only_maps=aggregated).items()}
+        grouped = [key for name in [*keys, TIME, *values] for key in exact.get(name, (name,))]
+        items = [
+            f"any_value({name}) AS {name}" if name in exact else name
+            for name in [*keys, TIME, *values]
+        ]
         return (
             f"SELECT {', '.join([*items, *weights])} {from_rows(rows)} "
             f"GROUP BY {', '.join(grouped)}"
@@ -320,8 +321,7 @@ class Groups(ABC):
     def _consolidate(self, node: Consolidate) -> str:
         names = columns_of(node)
         kinds = self._types(node.input)
-        floats = {name for name in names if holds_floats(kinds.get(name, ""))}
-        return consolidated(self.text(node.input), names, floats)
+        return consolidated(self.text(node.input), names, exact_keys(kinds))
 
 
 def _arguments(node: Recompute | RecomputeRows) -> list[str]:

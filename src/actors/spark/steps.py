@@ -35,6 +35,7 @@ from actors.plan.plan_splitting import makes_rows_of_none
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.bridge import Bridge
+from actors.spark.exact_groups import exact_keys, types_of
 from actors.spark.failures import describe
 from actors.spark.files import (
     AnswerTooLarge,
@@ -44,7 +45,7 @@ from actors.spark.files import (
     too_large,
     write_files,
 )
-from actors.spark.fragments import consolidated, holds_floats, quote
+from actors.spark.fragments import consolidated, quote
 from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, Request
 from actors.spark.rows import Loaded, all_ones, done, frame, load
@@ -143,10 +144,10 @@ def _summed(bridge: Bridge, loaded: Loaded) -> Loaded:
         times = pa.repeat(pa.scalar(0, pa.int64()), loaded.table.num_rows)
         table = consolidate(set_column(loaded.table, TIME, times))
         return msgspec.structs.replace(loaded, table=table)
-    floats = {column.name for column in schema.columns if holds_floats(column.type)}
+    exact = exact_keys(types_of(schema))
     with bridge.views({_UNSUMMED: frame(bridge, loaded)}):
         rows = f"SELECT * FROM {quote(_UNSUMMED)}"
-        found = bridge.sql(consolidated(rows, schema.names, floats, by_time=False))
+        found = bridge.sql(consolidated(rows, schema.names, exact, by_time=False))
         found = found.selectExpr(*map(quote, schema.names), f"0L AS {TIME}", DIFF)
     nothing = schema.arrow_updates().empty_table()
     return Loaded(loaded.rows, nothing, (), KEPT_BYTES, found)

@@ -17,7 +17,8 @@ from actors.plan.delta import (
     columns_of,
 )
 from actors.plan.schema import DIFF, TIME
-from actors.spark.fragments import UNION, Types, from_rows, holds_floats, quote
+from actors.spark.exact_groups import exact_keys
+from actors.spark.fragments import UNION, Types, from_rows, quote
 
 
 class Tops(ABC):
@@ -99,18 +100,21 @@ class Tops(ABC):
         cut = f"(__total > {node.most} OR __is_short = 1)"
         kept = f"CASE WHEN NOT {cut} OR __upto - __peers < {node.kept} THEN __new ELSE 0L END"
         stays = f"SELECT *, {cut} AS __cut, {kept} AS __kept {from_rows(told)}"
+        there = f"{DIFF} <> 0 AND {TIME} >= 0"  # where nothing has changed, nothing does
         if not node.edges:
             changed = f"SELECT {', '.join(names)}, __last AS {TIME}, __kept - __was AS {DIFF}"
-            return f"SELECT * {from_rows(f'{changed} {from_rows(stays)}')} WHERE {DIFF} <> 0"
-        # The last that stays is the edge where others do not; of peers any one.
+            return f"SELECT * {from_rows(f'{changed} {from_rows(stays)}')} WHERE {there}"
+        # The last that stays is the edge where others do not; of peers any one. Where all stay,
+        # the old edge holds for the rows that were left out before; a shortage has brought these.
         reversed_place = (
             "SELECT *, sum(__kept) OVER () AS __all_kept, row_number() OVER (PARTITION BY "
             f"__kept > 0 ORDER BY __upto DESC) AS __place {from_rows(stays)}"
         )
         new = "CASE WHEN __kept > 0 AND __place = 1 AND __all_kept < __total THEN 1L ELSE 0L END"
-        diff = f"CASE WHEN __cut THEN {new} - __edge ELSE 0L END"
+        moved = "__cut AND (__is_short = 1 OR __all_kept < __total)"
+        diff = f"CASE WHEN {moved} THEN {new} - __edge ELSE 0L END"
         changed = f"SELECT {', '.join(names)}, __last AS {TIME}, {diff} AS {DIFF}"
-        return f"SELECT * {from_rows(f'{changed} {from_rows(reversed_place)}')} WHERE {DIFF} <> 0"
+        return f"SELECT * {from_rows(f'{changed} {from_rows(reversed_place)}')} WHERE {there}"
 
     def _weighed_candidates(self, node: TopCandidates, names: Sequence[str]) -> str:
         """Each row once, with its weights among the new candidates and the old, and in the edge;
@@ -129,15 +133,14 @@ class Tops(ABC):
         nulls = [f"NULL AS {name}" for name in names]
         zeros = ["-1L AS __at", "0L AS __new", "0L AS __was", "0L AS __edge", "1 AS __short"]
         parts.append(self._select([*nulls, *zeros], node.shortage))
-        kinds = self._types(node.changes)
-        floats = {quote(name) for name, kind in kinds.items() if holds_floats(kind)}
-        items = [f"any_value({name}) AS {name}" if name in floats else name for name in names]
-        exact = [f"CAST({name} AS string)" for name in names if name in floats]
+        exact = {quote(n): keys for n, keys in exact_keys(self._types(node.changes)).items()}
+        items = [f"any_value({name}) AS {name}" if name in exact else name for name in names]
+        grouped = [key for name in names for key in exact.get(name, (name,))]
         sums = [f"CAST(sum({each}) AS bigint) AS {each}" for each in ("__new", "__was", "__edge")]
         sums += ["max(__at) AS __at", "max(__short) AS __short"]
         rows = (
             f"SELECT {', '.join([*items, *sums])} {from_rows(self._united(parts))} "
-            f"GROUP BY {', '.join([*names, *exact])}"
+            f"GROUP BY {', '.join(grouped)}"
         )
         order = ", ".join(node.order)
         return (

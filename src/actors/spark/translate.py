@@ -50,13 +50,13 @@ from actors.plan.delta import (
 )
 from actors.plan.relational import Named
 from actors.plan.schema import DIFF, TIME
+from actors.spark.exact_groups import exact_keys
 from actors.spark.fragments import (
     UNION,
     Relation,
     Types,
     consolidated,
     from_rows,
-    holds_floats,
     join_tests,
     leaves,
     quote,
@@ -72,7 +72,6 @@ __all__ = [
     "Translator",
     "Types",
     "consolidated",
-    "holds_floats",
     "leaves",
     "quote",
     "sql_type",
@@ -276,8 +275,7 @@ class Translator(Groups, Tops):
             return self.text(node)
         names = columns_of(node)
         kinds = self._types(node)
-        floats = {name for name in names if holds_floats(kinds.get(name, ""))}
-        rows = consolidated(self.text(node), names, floats, by_time=False, keep="> 0")
+        rows = consolidated(self.text(node), names, exact_keys(kinds), by_time=False, keep="> 0")
         return f"SELECT *, 0L AS {TIME} {from_rows(rows)}"
 
     def _join_hints(self, node: Pair) -> list[str]:

@@ -67,6 +67,8 @@ from actors.views.unsupported import Unsupported
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
+HIDDEN_STATES_MAX: Final = 30
+"""A row says by the bits of an int which of them it belongs to; the first bit is the view's."""
 BESIDE: Final = "is read when the one row beside it changes"
 """In the reason of a view that is incremental but for that."""
 
@@ -84,6 +86,8 @@ def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
     """The plan that maintains a view. Raises `Unsupported`."""
     context = Context(schemas)
     node = _operator(context, view.root).delta()
+    if len(context.hidden) > HIDDEN_STATES_MAX:
+        raise Unsupported(f"{len(context.hidden)} states of its own, more than {HIDDEN_STATES_MAX}")
     if context.hidden:
         node = _packed(context, node, view.output)
     strata = context.strata(node)
