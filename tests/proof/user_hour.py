@@ -194,10 +194,8 @@ def compare(terminal: Terminal, bank: Bank, when: str) -> None:
         wanted = bank.rows(query)
 
         def equal(name: str = name, wanted: Rows = wanted) -> bool:
-            return (
-                state(terminal, name) == "running"
-                and counted(terminal.rows("peek", name, "--limit", "10000000")) == wanted
-            )
+            check_state(terminal, name)
+            return counted(terminal.rows("peek", name, "--limit", "10000000")) == wanted
 
         terminal.wait(f"{name} equals PostgreSQL {when}", equal)
     errors = terminal.rows("peek", "penstock.errors")
@@ -209,12 +207,11 @@ def compare(terminal: Terminal, bank: Bank, when: str) -> None:
     print(f"{when}: all equal, {time.monotonic() - started:.0f} s after the load", flush=True)
 
 
-def state(terminal: Terminal, name: str) -> str:
-    """Return an object's state; raise `Different` for one that is stalled."""
+def check_state(terminal: Terminal, name: str) -> None:
+    """Raise `Different` for an object that is stalled."""
     (found,) = [row for row in terminal.rows("peek", "penstock.objects") if row["name"] == name]
     if found["state"] in ("stalled", "failed"):
         raise Different(f"{name} is {found['state']}: {found}")
-    return str(found["state"])
 
 
 def make(terminal: Terminal, bank: Bank, again: str = "") -> None:
@@ -275,7 +272,8 @@ def copied(terminal: Terminal, bank: Bank, folder: Path) -> None:
     """Copy every view into files, and compare these."""
     for number, (name, query) in enumerate(VIEWS.items()):
         place = folder / f"copy {number}"
-        manifest = terminal.run("copy-to", name, str(place)).strip()
+        told = terminal.run("copy-to", name, str(place)).strip()
+        manifest = told.partition(" files: ")[2]
         files = json.loads(Path(manifest).read_text())["files"]
         found = Rows()
         for file in files:

@@ -58,6 +58,8 @@ QUERIES = {
     "full": "select a.v, b.w from a full join b on a.k = b.k and a.v < b.w",
     "semi": "select v from a where exists (select 1 from b where a.k = b.k and a.v < b.w)",
     "anti": "select v from a where not exists (select 1 from b where a.k = b.k and a.v < b.w)",
+    "mark": "select k from a where v > 3 or k not in (select c from b where a.v = b.w)",
+    "any row": "select k, v > 1 or exists (select 1 from b where w > 2) as e from a",
     "except": "select k from a except select k from b",
     "groups": "select g, k, min(v) as m, count(distinct v) as n from a group by g, k",
     "union": "select k from a union all select c from b union all select w from b",

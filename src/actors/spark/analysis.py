@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, QueryRejected
@@ -22,7 +21,7 @@ from actors.spark.failures import condition_of
 from actors.spark.rows import schema_of
 
 if TYPE_CHECKING:
-    from actors.spark.bridge import Bridge, ClassicBridge
+    from actors.spark.bridge import ClassicBridge
 
 _NO_TABLE: Final = "TABLE_OR_VIEW_NOT_FOUND"
 
@@ -57,14 +56,6 @@ def missing_table(error: AnalysisException) -> str:
     if condition_of(error) != _NO_TABLE or not name:
         raise error
     return name
-
-
-def query(bridge: Bridge, text: str) -> DataFrame:
-    """The query's frame, analysed and not run.
-
-    Raises `QueryRejected` when the text is a command; Spark's own error when it is refused.
-    """
-    return bridge.query(text)
 
 
 def output_schema(struct: StructType) -> Schema:

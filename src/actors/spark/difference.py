@@ -21,7 +21,7 @@ from actors.errors import DefiniteError
 from actors.plan.jobs import Difference, Query, Rows, RowsDone
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import consolidate, negate
-from actors.spark.analysis import check_types, output_schema, query
+from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import Bridge
 from actors.spark.exact_groups import exact_keys, types_of
 from actors.spark.failures import describe
@@ -65,7 +65,7 @@ def _run_difference(slot: Slot, job: Difference, *, apart: bool) -> RowsDone:
     old = None if job.old is None else load(job.old)
     with over_contents(slot, job.tables, job.conf, old, apart=apart) as opened:
         bridge = opened.bridge
-        found = query(bridge, job.sql)
+        found = bridge.query(job.sql)
         check_types(output_schema(found.schema), job.output, "the query", names=False)
         found = found.toDF(*job.output.names)
         slot.check()
@@ -143,7 +143,7 @@ def run_query(slot: Slot, job: Query) -> RowsDone:
     with bridge.views(tables):
         slot.check()
         started = time.perf_counter()
-        found = query(bridge, job.sql)
+        found = bridge.query(job.sql)
         table = bridge.collect(found, lambda: output_schema(found.schema).arrow())
     elapsed = (time.perf_counter() - started) * 1000
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)

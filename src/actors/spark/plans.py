@@ -15,7 +15,7 @@ from actors.plan.delta import DeltaPlan, Node
 from actors.plan.jobs import Prepare, Prepared
 from actors.plan.plan_splitting import divided, pieces, renamed
 from actors.plan.schema import DIFF, TIME, Column, Schema
-from actors.spark.analysis import check_types, output_schema, query
+from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import Bridge
 from actors.spark.translate import Relation, Translator, leaves
 
@@ -138,7 +138,7 @@ def prepare(bridge: Bridge, prepared: PreparedPlan, job: Prepare) -> Prepared:
             for name, schema in zip(plan.sources, plan.source_schemas, strict=True)
         }
         with bridge.views(empties):
-            made = output_schema(query(bridge, plan.sql).schema)
+            made = output_schema(bridge.query(plan.sql).schema)
         check_types(made, plan.output, "the query", names=False)
         return Prepared(job.job_id)
     for index in range(len(prepared.strata)):
