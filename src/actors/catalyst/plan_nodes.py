@@ -1,4 +1,4 @@
-"""What nodes of a rewritten plan are: kinds of joins, tests, single rows, constants."""
+"""Tells what nodes of a rewritten plan are: kinds of joins, tests, single rows, constants."""
 
 from __future__ import annotations
 

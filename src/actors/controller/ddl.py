@@ -15,11 +15,12 @@ import importlib.metadata
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from actors.arrangement.hashing import check_key_type
+from actors.controller.analyses import analyzer
 from actors.controller.boot import latest
 from actors.controller.catalog import (
     CATALOG_KEY,
@@ -44,14 +45,12 @@ from actors.errors import (
 )
 from actors.kernel import Address
 from actors.persist import Cas, NewShard, PersistClient
-from actors.plan.jobs import Analyze, Analyzed, ExecutorMessage, Run
+from actors.plan.jobs import ExecutorMessage
 from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import Column, Schema, arrow_type
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
 from actors.settings import Settings
-from actors.spans import span
-from actors.telemetry import SPARK_JOB
 from actors.views.compile import compile_view
 from actors.views.policy import with_policy
 
@@ -84,9 +83,8 @@ class CatalogStore:
         settings: Settings,
     ) -> None:
         self._persist = persist
-        self._executor = executor
+        self._analyze = analyzer(executor, "analyze")
         self._settings = settings
-        self._analyses = 0
 
     # -- creation ------------------------------------------------------------------------------
 
@@ -195,22 +193,6 @@ class CatalogStore:
             if error.determinate:
                 await self.drop_holds(catalog, entry)
             raise
-
-    async def _analyze(
-        self,
-        tables: tuple[tuple[str, Schema], ...],
-        sql: str,
-        conf: tuple[tuple[str, str], ...],
-        *,
-        translate: bool = False,
-    ) -> Analyzed:
-        self._analyses += 1
-        job = Analyze(f"analyze-{self._analyses}", tables, sql, conf, translate)
-        with span(SPARK_JOB, job.job_id, ""):
-            answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
-        if not isinstance(answer, Analyzed):
-            raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
-        return answer
 
     async def hold_inputs(self, holder: str, sources: Sequence[CatalogObject]) -> Time:
         """The latest time at which all inputs can be read, held there for `holder`."""

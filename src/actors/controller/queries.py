@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.compute.stash import row_too_large
+from actors.controller.analyses import analyzer
 from actors.controller.boot import latest, source_import
 from actors.controller.catalog import CatalogObject
 from actors.controller.desk import Desk, fault, refuse
@@ -53,7 +54,7 @@ from actors.errors import (
     ViewInError,
 )
 from actors.kernel import Address, Effect
-from actors.plan.jobs import Analyze, Analyzed, ExecutorMessage, Run, Select
+from actors.plan.jobs import ExecutorMessage, Select
 from actors.plan.pieces import Piece, pieces
 from actors.plan.schema import DIFF, Schema
 from actors.plan.updates import opening_of
@@ -107,7 +108,7 @@ class _Running(msgspec.Struct):
     taken: anyio.Event
     """Set when the client was sent the last piece."""
     names: str = ""
-    """Of its inputs, for people, as soon as they are known."""
+    """Names its inputs for people, as soon as they are known."""
     effect: Effect | None = None
     telling: bool = False
     state: str = "analysing"
@@ -338,30 +339,16 @@ class _Run:
                 await self._desk.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
 
     async def _analysed(self) -> Schema:
-        """What the query makes; what it reads and at which time is known from then on."""
+        """Return what the query makes; what it reads, and at which time, is known from then on."""
         desk, running = self._desk, self._running
-        sql = running.request.sql
-        told = await analyzed_query(sql, desk.catalog.readable(), self._analyze)
+        sql, analyze = running.request.sql, analyzer(self._executor, f"{self._name}/analyze")
+        told = await analyzed_query(sql, desk.catalog.readable(), analyze)
         self._inputs = [desk.catalog.find(name) for name in told.sources]
         running.names = ", ".join(told.sources)
         as_of = running.request.as_of
         running.time = readable_time(desk, self._inputs) if as_of is None else as_of
         _check_columns(told.schema)
         return told.schema
-
-    async def _analyze(
-        self,
-        tables: tuple[tuple[str, Schema], ...],
-        sql: str,
-        conf: tuple[tuple[str, str], ...],
-        *,
-        translate: bool = False,
-    ) -> Analyzed:
-        job = Analyze(f"{self._name}/analyze", tables, sql, conf, translate)
-        answer: Any = await self._executor.ask(lambda reply: Run(job, reply))
-        if not isinstance(answer, Analyzed):
-            raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
-        return answer
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:

@@ -65,7 +65,7 @@ class Analyze(msgspec.Struct, frozen=True, gc=False, tag=True):
     sql: str
     conf: tuple[tuple[str, str], ...] = ()
     translate: bool = False
-    """Whether its relational plan is wanted."""
+    """Says whether its relational plan is wanted."""
 
 
 class Prepare(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -246,7 +246,7 @@ class Translation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Analyzed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """What Spark says of a query."""
+    """Tells what Spark says of a query."""
 
     job_id: str
     schema: Schema = Schema(())

@@ -1,4 +1,4 @@
-"""What Spark says of a query: its schema, what it reads, whether it is deterministic, its plan.
+"""Asks Spark what it says of a query: schema, tables read, whether it is deterministic, its plan.
 
 A text is analysed without being executed: `spark.sql` would run a command (``DROP TABLE``, an
 ``INSERT``) while it is asked what it means. Tables are empty views of the session, which belongs

@@ -55,9 +55,7 @@ class PlanReader:
         """Return what `analyze` says of a query that the server accepts, or why nothing can be
         said here."""
         if self._no_java:
-            return (
-                f"no plans are seen over Spark Connect without a Java of our own: {self._no_java}"
-            )
+            return f"{_BLIND}: {self._no_java}"
         with self._lock:
             try:
                 if self._sessions is None:

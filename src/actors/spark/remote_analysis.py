@@ -1,4 +1,4 @@
-"""What a Spark Connect server says of a query, and what our own Spark reads of its plan.
+"""Asks a Spark Connect server what it says of a query, and our own Spark what its plan is.
 
 The server is the authority for the schema, and for what is refused. Which tables a text reads
 stands in the server's own words for its analysed plan: our tables are views there, and relations of

@@ -1,4 +1,4 @@
-"""What makes a query's answer no function of its tables, by the words of its text.
+"""Finds what makes a query's answer no function of its tables, by the words of its text.
 
 For engines that do not show Catalyst's own flags (a server behind Spark Connect where there is no
 Java of our own, the in-memory one): names of functions that are called, words that Spark takes for
@@ -41,7 +41,7 @@ _BARE: Final = frozenset(_BARE_WORDS.split())
 _MOVING_DAY: Final = re.compile(
     r"""(['"])\s*(?:now|today|yesterday|tomorrow)\b[^'"]*\1""", re.IGNORECASE
 )
-"""Where it is compared with a time it is one; whether it is, these words do not tell."""
+"""Matches more than it must: whether the text is compared with a time, its words do not tell."""
 _QUOTED: Final = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/""", re.DOTALL
 )

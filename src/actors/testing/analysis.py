@@ -1,5 +1,5 @@
-"""What Spark's analysis says of queries, without Spark: a small typer over sqlglot trees, and the
-plans of `actors.testing.parsed`.
+"""Says what Spark's analysis says of queries, without Spark: a small typer over sqlglot trees, and
+the plans of `actors.testing.parsed`.
 
 It answers what Spark's analysis answers for the queries of tests: names, types, nullability
 (columns, counts and literals; all else may be NULL) of SELECT with joins, derived tables,

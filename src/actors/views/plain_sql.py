@@ -65,7 +65,7 @@ class NotPlain(Exception):
     """What was read is for Spark."""
 
 
-class Token(NamedTuple):
+class SqlToken(NamedTuple):
     """A word of a text: `kind` is text, name, number, word or sign."""
 
     kind: str
@@ -73,24 +73,24 @@ class Token(NamedTuple):
     end: int
 
 
-class Value(NamedTuple):
+class LiteralValue(NamedTuple):
     """A literal as it is written: `kind` is number, text, boolean or date."""
 
     kind: str
     text: str
 
 
-class Test(NamedTuple):
+class ColumnTest(NamedTuple):
     """A column (its qualifier, empty for none, and its name) compared with literals."""
 
     column: tuple[str, str]
     op: Op
-    values: tuple[Value, ...] = ()
+    values: tuple[LiteralValue, ...] = ()
 
 
-def tokens(sql: str) -> list[Token]:
+def tokens(sql: str) -> list[SqlToken]:
     """Return the words of a text, without comments. Raises `NotPlain` for one that does not end."""
-    found: list[Token] = []
+    found: list[SqlToken] = []
     at = 0
     while at < len(sql):
         match = _TOKEN.match(sql, at)
@@ -101,7 +101,7 @@ def tokens(sql: str) -> list[Token]:
         elif match[0] in "'\"`":
             raise NotPlain("a quote that does not end")
         elif kind != "blank":
-            found.append(Token(kind, match[0], at))
+            found.append(SqlToken(kind, match[0], at))
     return found
 
 
@@ -144,14 +144,14 @@ class PlainReader:
         self._tokens = tokens(sql)
         self._at = 0
 
-    def _next(self) -> Token:
+    def _next(self) -> SqlToken:
         token = self.peek()
         self._at += 1
         return token
 
-    def peek(self) -> Token:
+    def peek(self) -> SqlToken:
         """Return the next word; a sign without text at the end."""
-        return self._tokens[self._at] if self._at < len(self._tokens) else Token("sign", "", 0)
+        return self._tokens[self._at] if self._at < len(self._tokens) else SqlToken("sign", "", 0)
 
     def at_end(self) -> bool:
         """Return whether nothing is left."""
@@ -198,19 +198,21 @@ class PlainReader:
 
     # -- conditions ----------------------------------------------------------------------------
 
-    def conjunction(self) -> list[Test]:
+    def conjunction(self) -> list[ColumnTest]:
         """Take tests that AND holds together, with or without parentheses around them."""
         found = self._test()
         while self.takes("AND"):
             found += self._test()
         return found
 
-    def _test(self) -> list[Test]:
+    def _test(self) -> list[ColumnTest]:
         if self.takes("NOT"):
             (test, *more) = self._test()
             if more or test.op not in ("is null", "is not null"):
                 raise NotPlain("NOT before more than a test of NULL")
-            return [Test(test.column, "is null" if test.op == "is not null" else "is not null")]
+            return [
+                ColumnTest(test.column, "is null" if test.op == "is not null" else "is not null")
+            ]
         if self.peek().text == "(":
             back = self._at
             self._at += 1
@@ -223,26 +225,26 @@ class PlainReader:
                 return found
         if self._is_value():
             value, op = self._value(), self._comparison()
-            return [Test(self.column(), _EXCHANGED[op], (value,))]
+            return [ColumnTest(self.column(), _EXCHANGED[op], (value,))]
         return self._tested(self.column())
 
-    def _tested(self, column: tuple[str, str]) -> list[Test]:
+    def _tested(self, column: tuple[str, str]) -> list[ColumnTest]:
         if self.takes("IS"):
             negated = self.takes("NOT")
             self.needs("NULL")
-            return [Test(column, "is not null" if negated else "is null")]
+            return [ColumnTest(column, "is not null" if negated else "is null")]
         if self.takes("IN", "("):
             values = [self._value()]
             while self.takes(","):
                 values.append(self._value())
             self.needs(")")
-            return [Test(column, "in", tuple(values))]
+            return [ColumnTest(column, "in", tuple(values))]
         if self.takes("BETWEEN"):
             low = self._value()
             self.needs("AND")
-            return [Test(column, ">=", (low,)), Test(column, "<=", (self._value(),))]
+            return [ColumnTest(column, ">=", (low,)), ColumnTest(column, "<=", (self._value(),))]
         op = self._comparison()
-        return [Test(column, op, (self._value(),))]
+        return [ColumnTest(column, op, (self._value(),))]
 
     def _comparison(self) -> Op:
         text = self._next().text
@@ -266,7 +268,7 @@ class PlainReader:
             or (word == "CAST" and after.text == "(")
         )
 
-    def _value(self) -> Value:
+    def _value(self) -> LiteralValue:
         if self.takes("("):
             value = self._value()
             self.needs(")")
@@ -275,7 +277,7 @@ class PlainReader:
             value = self._value()
             if value.kind != "number" or value.text.startswith("-"):
                 raise NotPlain("a minus before no number")
-            return Value("number", "-" + value.text)
+            return LiteralValue("number", "-" + value.text)
         if self.takes("CAST", "("):
             value = self._value()
             self.needs("AS")
@@ -284,27 +286,27 @@ class PlainReader:
             return _cast(value, wanted)
         token = self._next()
         if token.kind == "number":
-            return Value("number", token.text)
+            return LiteralValue("number", token.text)
         if token.kind == "text" and self.peek().kind != "text" and "\\" not in token.text:
-            return Value("text", token.text[1:-1])
+            return LiteralValue("text", token.text[1:-1])
         if token.kind == "word" and token.text.upper() in ("TRUE", "FALSE"):
-            return Value("boolean", token.text.lower())
+            return LiteralValue("boolean", token.text.lower())
         if token.kind == "word" and token.text.upper() == "DATE" and self.peek().kind == "text":
             return _cast(self._value(), "date")
         raise NotPlain("no literal")
 
 
-def _cast(value: Value, wanted: str) -> Value:
+def _cast(value: LiteralValue, wanted: str) -> LiteralValue:
     """Return a literal that a cast makes another kind of, without loss."""
     if wanted == "date" and value.kind == "text" and _DAY.fullmatch(value.text):
-        return Value("date", value.text)
+        return LiteralValue("date", value.text)
     whole = value.kind == "number" and _WHOLE.fullmatch(value.text.removeprefix("-"))
     if whole and wanted in ("bigint", "double"):  # its value decides whether it fits the column
         return value
     raise NotPlain(f"a cast to {wanted}")
 
 
-def value_of(value: Value, kind: str) -> Any:
+def value_of(value: LiteralValue, kind: str) -> Any:
     """Return the value of a literal that compares with a column of that type as its equal in it.
 
     Raises `NotPlain`; `ValueError` for a day that is none.

@@ -16,7 +16,7 @@ import pyarrow as pa
 from actors.plan.schema import Schema, arrow_type
 from actors.plan.updates import to_ipc
 from actors.protocol.compute import Comparison, Finishing, OrderBy
-from actors.views.plain_sql import NotPlain, PlainReader, Test, value_of
+from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 
 
 class SimpleRead(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ def _columns(
     return project, names
 
 
-def _comparison(test: Test, scope: _Scope) -> Comparison:
+def _comparison(test: ColumnTest, scope: _Scope) -> Comparison:
     column = scope.column(test.column)
     if test.op == "in":
         raise NotPlain("IN")

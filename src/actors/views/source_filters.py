@@ -25,7 +25,7 @@ from actors.persist.statistics import has_bounds
 from actors.plan.delta import DeltaPlan, Input, Node, Select, Where
 from actors.plan.schema import Schema, arrow_type
 from actors.views.operators import children_of, is_name
-from actors.views.plain_sql import NotPlain, PlainReader, Test, value_of
+from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 
 
 def source_filter(plan: DeltaPlan, source: int) -> PartFilter | None:
@@ -95,7 +95,7 @@ def _conditions(predicate: str, columns: Mapping[str, str], schema: Schema) -> l
     return [_condition(test, columns, types) for test in tests]
 
 
-def _condition(test: Test, columns: Mapping[str, str], types: Mapping[str, str]) -> Condition:
+def _condition(test: ColumnTest, columns: Mapping[str, str], types: Mapping[str, str]) -> Condition:
     qualifier, name = test.column
     if qualifier or name not in columns or test.op == "<>":
         raise NotPlain(f"a test of {name} by {test.op}")
