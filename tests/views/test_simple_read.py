@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actors.errors import QueryRejected
 from actors.plan.schema import Column, Schema
 from actors.plan.updates import from_ipc
 from actors.protocol.compute import Finishing, OrderBy
@@ -193,7 +194,6 @@ def test_a_comparison_that_spark_might_read_otherwise_is_for_spark(sql: str) -> 
         ("SELECT ';' AS a -- b;\n ; -- c", "SELECT ';' AS a"),
         (" SELECT 1 /* ; /* x */ */ ;; ", "SELECT 1"),
         ("SELECT '; -- no' ;\n", "SELECT '; -- no'"),
-        ("SELECT 1; SELECT 2;", "SELECT 1; SELECT 2;"),
         ("SELECT 'open ;", "SELECT 'open"),
         ("-- nothing", ""),
         ("SELECT `a;b` FROM t;", "SELECT `a;b` FROM t"),
@@ -201,3 +201,8 @@ def test_a_comparison_that_spark_might_read_otherwise_is_for_spark(sql: str) -> 
 )
 def test_a_query_ends_with_its_last_word(sql: str, wanted: str) -> None:
     assert query_text(sql) == wanted
+
+
+def test_two_statements_are_no_query() -> None:
+    with pytest.raises(QueryRejected, match="line 2 has a statement behind a semicolon"):
+        query_text("SELECT ';'\n; -- and\nSELECT 2;")

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from actors.errors import QueryRejected
+
 Op: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">=", "is null", "is not null", "in"]
 
 _TOKEN: Final = re.compile(
@@ -122,8 +124,13 @@ def _comment_end(sql: str, at: int) -> int:
 def query_text(sql: str) -> str:
     """Return a query up to its last word: without semicolons and comments behind it.
 
+    Raises `QueryRejected` for several statements.
+
     >>> query_text("SELECT ';' AS a -- the first\\n; -- and no more")
     "SELECT ';' AS a"
+    >>> query_text("SELECT 1; SELECT 2")
+    Traceback (most recent call last):
+    actors.errors.QueryRejected: one query is wanted: line 1 has a statement behind a semicolon
     """
     try:
         words = [each for each in tokens(sql) if each.text != ";"]
@@ -131,8 +138,10 @@ def query_text(sql: str) -> str:
     except NotPlain:
         return sql.strip().rstrip(";").strip()
     end = words[-1].end if words else 0
-    if any(each.end < end for each in after):  # several statements: Spark says so
-        return sql.strip()
+    inner = [each.end for each in after if each.end < end]
+    if inner:
+        line = sql.count("\n", 0, inner[0]) + 1
+        raise QueryRejected(f"one query is wanted: line {line} has a statement behind a semicolon")
     return sql[:end].strip()
 
 
