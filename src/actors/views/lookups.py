@@ -102,14 +102,14 @@ class Lookups:
         strata[0] += [Lookup(target, (), ()) for target in sorted(whole)]
         levels: dict[Wanted, set[int]] = {}
         numbers: dict[Wanted, int] = {}
-        filled = self._filled()
+        filled = self._filled(whole)
         for wanted in self._in_order(whole):
             need = self._needs[wanted]
             number = numbers[wanted] = len(numbers)
             by_level: dict[int, list[Origin]] = {}
             for origin, fills in need.origins.items():
-                if origin[0][0] in "sh" and origin[0] not in filled:
-                    # Nothing fills it, so it has no rows: what is beside it never changes.
+                if not self._has_rows(origin, fills, filled, whole):
+                    # What is beside it never changes; where others look leads this one nowhere.
                     continue
                 for level in _levels(origin, [levels[f] for f in fills if f in levels]):
                     by_level.setdefault(level, []).append(origin)
@@ -122,23 +122,30 @@ class Lookups:
                 strata[level].append(made)
         return [tuple(lookups) for lookups in strata]
 
-    def _filled(self) -> set[str]:
-        """The inputs that some lookup fills: from changes, from whole states, and from what these
-        lead to. Others have no rows."""
-        filled = {
-            target
-            for (target, key, *_), need in self._needs.items()
-            if not need.origins and not key
-        }
+    def _filled(self, whole: set[str]) -> set[Wanted]:
+        """The lookups that may find rows: from changes, from whole states, and from what these
+        lead to."""
+        filled: set[Wanted] = set()
         while True:
             more = {
-                wanted[0]
+                wanted
                 for wanted, need in self._needs.items()
-                if any(name[0] not in "sh" or name in filled for name, _ in need.origins)
+                if wanted[0] in whole
+                or any(
+                    self._has_rows(each, need.origins[each], filled, whole) for each in need.origins
+                )
             }
             if more <= filled:
                 return filled
             filled |= more
+
+    @staticmethod
+    def _has_rows(origin: Origin, fills: set[Wanted], filled: set[Wanted], whole: set[str]) -> bool:
+        """Return whether an origin may have rows: a state has those that its own lookups find."""
+        name = origin[0]
+        if name[0] not in "sh" or name in whole:
+            return True
+        return any(fill[0] == name and fill in filled for fill in fills)
 
     def _in_order(self, whole: set[str]) -> list[Wanted]:
         """The lookups by key, each after those that fill its origins."""
