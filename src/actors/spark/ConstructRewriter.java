@@ -11,6 +11,7 @@ import org.apache.spark.sql.catalyst.expressions.CreateArray;
 import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
 import org.apache.spark.sql.catalyst.expressions.CurrentRow$;
 import org.apache.spark.sql.catalyst.expressions.EqualNullSafe;
+import org.apache.spark.sql.catalyst.expressions.Exists;
 import org.apache.spark.sql.catalyst.expressions.Explode;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GetStructField;
@@ -18,6 +19,7 @@ import org.apache.spark.sql.catalyst.expressions.GreaterThan;
 import org.apache.spark.sql.catalyst.expressions.GreaterThanOrEqual;
 import org.apache.spark.sql.catalyst.expressions.IsNull;
 import org.apache.spark.sql.catalyst.expressions.Least;
+import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.Literal$;
 import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
@@ -44,7 +46,9 @@ import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.Except;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.Generate;
+import org.apache.spark.sql.catalyst.plans.logical.GlobalLimit;
 import org.apache.spark.sql.catalyst.plans.logical.Intersect;
+import org.apache.spark.sql.catalyst.plans.logical.LocalLimit;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.Union;
@@ -62,6 +66,7 @@ import scala.jdk.javaapi.CollectionConverters;
  *   one value that there is for each of them.
  * - EXCEPT ALL and INTERSECT ALL are a grouping by all columns that counts the rows of either side,
  *   and above it a generator that gives each group as often as it is left.
+ * - A LIMIT of an EXISTS, of one row or more, says nothing.
  * - Sessions are merged while Spark runs: `[start, end]` of each row, in the order of the starts,
  *   is of the session before it where that has not ended before the start. So a row begins a
  *   session where its start is behind the ends of all rows that start before it, and is of the
@@ -75,7 +80,7 @@ public class ConstructRewriter {
 
   /** Returns an analysed plan, the plans of its subqueries among it, without these constructs. */
   public static Object rewrite(Object plan) {
-    return ((LogicalPlan) plan).transformUpWithSubqueries(
+    LogicalPlan made = (LogicalPlan) ((LogicalPlan) plan).transformUpWithSubqueries(
         new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object node) {
         return node instanceof Aggregate
@@ -95,6 +100,27 @@ public class ConstructRewriter {
         return withoutPivots(session == null ? plan : sessions(plan, session));
       }
     });
+    return made.transformAllExpressionsWithSubqueries(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return node instanceof Exists && isLimited(((Exists) node).plan());
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        if (!isDefinedAt(node)) return otherwise.apply(node);
+        GlobalLimit limit = (GlobalLimit) ((Exists) node).plan();
+        return ((Exists) node).withNewPlan(((LocalLimit) limit.child()).child());
+      }
+    });
+  }
+
+  /** Whether a plan is the first rows of another, of which there is one if that has one. */
+  private static boolean isLimited(LogicalPlan plan) {
+    if (!(plan instanceof GlobalLimit)) return false;
+    GlobalLimit limit = (GlobalLimit) plan;
+    if (!(limit.child() instanceof LocalLimit) || !(limit.limitExpr() instanceof Literal)) {
+      return false;
+    }
+    Object count = ((Literal) limit.limitExpr()).value();
+    return count instanceof Integer && ((Integer) count).intValue() > 0;
   }
 
   // Pivots.
