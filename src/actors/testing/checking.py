@@ -30,7 +30,7 @@ import msgspec
 from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected
 from actors.kernel import Address, System, SystemClock
 from actors.persist import PersistClient
-from actors.plan.delta import DeltaPlan
+from actors.plan.delta import AUTO, DeltaPlan
 from actors.plan.jobs import Difference
 from actors.plan.schema import Column, Schema
 from actors.settings import Settings
@@ -51,6 +51,7 @@ from actors.testing.view_scripts import (
     times_of,
 )
 from actors.views.compile import compile_view
+from actors.views.policy import with_policy
 
 if TYPE_CHECKING:
     from actors.testing.stage import Stage
@@ -216,14 +217,7 @@ class Checked:
     async def _plan(self, view: ViewText, tables: Mapping[str, Schema]) -> DeltaPlan:
         sql = inlined(self.script, view)
         plan = await compile_view(sql, tables, self._engine.analyze(), self.script.conf)
-        policy = self.script.policies.get(view.name, "auto")
-        if policy == "incremental strict" and plan.mode == "opaque":
-            raise InvalidUsage(f"the policy is incremental strict, but: {plan.reason}")
-        if policy == "full":
-            plan = msgspec.structs.replace(
-                plan, mode="opaque", reason="the policy is full", strata=(), hidden=()
-            )
-        return plan
+        return with_policy(plan, self.script.policies.get(view.name, AUTO))
 
     def _note(self, updates: Sequence[Update]) -> None:
         """All times, the one at which everything left is deleted last."""
