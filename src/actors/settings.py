@@ -105,6 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     group_commit_ms: int = 2
     """How long the first write of a group waits for company."""
     hold_downgrade_ms: int = 1_000
+    clock_tick_ms: int = 1_000
+    """How often idle tables are sealed up to now while a view over them follows the clock."""
     maintenance_ms: int = 250
 
     # storage

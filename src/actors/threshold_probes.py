@@ -306,6 +306,17 @@ TOUCHED_ROWS: Final = SettingThreshold(
     "rows that a step touches are looked up",
     "the shard is scanned in Spark",
 )
+DUE_BYTES: Final = SettingThreshold(
+    "inflight_bytes_per_dataflow_max",
+    "what comes due in a step fits into it",
+    "the step is halved",
+    decision="due",
+)
+DUE_BUCKETS: Final = KernelLimit(
+    "due_buckets", 10_000,
+    "what comes due in a step is looked up second by second",
+    "all that is to come is read",
+)  # fmt: skip
 HIDDEN_ROWS: Final = SettingThreshold(
     "hidden_rows_whole_max",
     "hidden aggregate state goes into a step whole",

@@ -569,3 +569,37 @@ def test_any_order_of_arrival_seals_no_time_early(
     reach = min(batches[-1][1] for batches in world.batches)
     assert made.lo == reach
     assert world.taken == [[t for t in times if t < reach] for times in everything]
+
+
+# -- dataflows that change with the clock ----------------------------------------------------------
+
+
+def test_a_temporal_dataflow_computes_steps_without_changes() -> None:
+    made = running(machine(temporal=True))
+    compute = computing(made.handle(described(0, 5, 9)))
+    assert (compute.step.lo, compute.step.hi, compute.step.times) == (5, 9, (8,))
+    finish(made)
+    assert made.lo == 9
+    compute = one_step(made, 12, updates(9))
+    assert compute.step.times == (9, 11)
+
+
+def test_a_temporal_step_that_fails_is_halved_down_to_a_millisecond() -> None:
+    made = running(machine(temporal=True))
+    compute = one_step(made, 9, updates(5))
+    found = [(compute.step.lo, compute.step.hi)]
+    while found[-1][1] - found[-1][0] > 1:
+        compute = computing(made.handle(m.FailedDefinitely(made.number, "bad")))
+        found.append((compute.step.lo, compute.step.hi))
+    assert found == [(5, 9), (5, 7), (5, 6)]
+    (commit,) = made.handle(m.FailedDefinitely(made.number, "bad"))
+    assert isinstance(commit, m.Commit)
+    assert (commit.step.error, commit.step.times) == ("bad", (5,))
+
+
+def test_a_temporal_dataflow_in_error_looks_again_as_time_passes() -> None:
+    made = running(machine(temporal=True), in_error=True)
+    compute = computing(made.handle(described(0, 5, 9)))
+    assert compute.step.in_error
+    (commit,) = made.handle(m.FailedDefinitely(made.number, "still"))
+    assert isinstance(commit, m.Commit), "in error it is not halved"

@@ -14,6 +14,7 @@ from actors.arrangement import SharedArrangements
 from actors.dataflow.touched import Lookups, Touched
 from actors.plan.delta import DeltaPlan, Hidden, Input, Lookup, Stratum
 from actors.plan.schema import Column, Schema
+from actors.threshold_probes import DUE_BUCKETS
 
 Make: TypeAlias = Callable[..., Touched]
 
@@ -49,7 +50,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def looked_up(touched: Touched, plan: DeltaPlan, *deltas: Any) -> Lookups:
     tables = [table(PAIRS, *rows) for rows in deltas]
-    lookups = Lookups(touched, tables, 5)
+    lookups = Lookups(touched, tables, 5, {})
     lookups.follow(plan.strata, whole_hidden=False)
     return lookups
 
@@ -133,7 +134,7 @@ def test_steps_move_imports_and_hidden_states(make: Make) -> None:
     touched.step((), (), 9)
     assert touched.imports.lo == 9
     tables = [table(PAIRS, (1, 0, 9, 1)), table(PAIRS)]
-    lookups = Lookups(touched, tables, 9)
+    lookups = Lookups(touched, tables, 9, {})
     lookups.follow(plan.strata, whole_hidden=False)
     assert rows_of(lookups, "s1") == [(1, 10, 8, 1), (1, 11, 8, 1)]
     assert rows_of(lookups, "h0") == [(1, 2, 8, 1)]
@@ -151,6 +152,30 @@ def test_a_hidden_state_given_in_part_is_given_whole_to_a_later_run(make: Make) 
     for _ in range(2):
         lookups.follow(plan.strata, whole_hidden=True)
         assert rows_of(lookups, "h0") == [(1, 1, 4, 1), (2, 7, 4, 1)]
+
+
+PLANNED = Schema((Column("k", "bigint"), Column("due", "bigint"), Column("bucket", "bigint")))
+
+
+@pytest.mark.parametrize("buckets_max", [1, 10_000])
+def test_what_comes_due_is_found_at_its_time(
+    make: Make, buckets_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DUE_BUCKETS, "limit", buckets_max)
+    plan = plan_of(hidden=(Hidden(PLANNED, ("bucket",), "due", "bucket"),))
+    touched = make(plan)
+    planned = [(1, 900), (2, 1000), (2, 1000), (3, 2500), (4, 2999), (5, 3000), (6, 9000)]
+    touched.insert("h0", table(PLANNED, *((k, due, due // 1000, 3, 1) for k, due in planned)))
+    touched.insert("h0", table(PLANNED, (4, 2999, 2, 4, -1)))
+    found = touched.due(500, 3000)["c0"]
+    assert [(k, at, n) for k, _, _, at, n in listed(found)] == [
+        (1, 900, 1),
+        (2, 1000, 2),
+        (3, 2500, 1),
+    ]
+    assert not touched.due(500, 900)["c0"].num_rows
+    lookups = Lookups(touched, [table(PAIRS), table(PAIRS)], 500, touched.due(500, 901))
+    assert rows_of(lookups, "c0") == [(1, 900, 0, 900, 1)]
 
 
 def test_a_view_without_lookups_takes_no_place(make: Make) -> None:

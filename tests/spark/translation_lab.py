@@ -33,6 +33,7 @@ from actors.plan.relational import (
     Plan,
     Project,
     SemiJoin,
+    TemporalFilter,
     UnionAll,
     WindowFunctions,
 )
@@ -59,6 +60,10 @@ QUERIES = {
     "semi": "select v from a where exists (select 1 from b where a.k = b.k and a.v < b.w)",
     "anti": "select v from a where not exists (select 1 from b where a.k = b.k and a.v < b.w)",
     "mark": "select k from a where v > 3 or k not in (select c from b where a.v = b.w)",
+    "texts": "select k from a where g not in (select g from a x where x.v > 3)",
+    "first match": "select k from a where exists (select 1 from b where b.k = a.k limit 2)",
+    "clock": "select k from a where timestamp_seconds(v) > now() - interval 1 hour",
+    "day": "select k from a where current_date() between date '2020-01-01' and date(g)",
     "any row": "select k, v > 1 or exists (select 1 from b where w > 2) as e from a",
     "except": "select k from a except select k from b",
     "groups": "select g, k, min(v) as m, count(distinct v) as n from a group by g, k",
@@ -79,6 +84,14 @@ def wrong_nodes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     match plan:
         case Filter() | Distinct():
             yield "left out", plan.input
+        case TemporalFilter():
+            yield "left out", plan.input
+            bound = plan.bounds[0]
+            for found, other in ((" > ", " >= "), ("now()", "localtimestamp()"), ("HOUR", "DAY")):
+                test = bound.test.replace(found, other)
+                if test != bound.test:
+                    changed = replace(bound, test=test)
+                    yield f"other {found.strip()}", replace(plan, bounds=(changed,))
         case Join():
             yield from wrong_conditions(plan, plan.equal, plan.residual)
         case OuterJoin():

@@ -32,7 +32,7 @@ from actors.views.delta import derive
 from actors.views.explain import explain
 from actors.views.operators import Context
 from actors.views.rule_kept import KeptOperator
-from actors.views.rule_linear import ScanOperator
+from actors.views.rule_linear import ProjectOperator, ScanOperator
 from actors.views.rule_window import WindowOperator
 
 KEYED = Schema((Column("k", "int"), Column("x", "int"), Column("l", "array<int>")), ("k", "x"))
@@ -223,3 +223,34 @@ async def test_single_rows_beside_one_another_are_one_input() -> None:
     assert any("rows = 4" in line for line in few)
     _, many = await changes_of(single_rows(8), "i0_k", "a3")
     assert len(many) < 2 * len(few)
+
+
+def test_an_origin_that_nobody_looks_up_leads_nowhere() -> None:
+    """A constant never changes, so no row of the table is looked up for its sake; that the table
+    is looked up for another's sake gives it none either."""
+    one = Constants((), "", "")
+    words = Constants((Key("v0", "v0", "int"),), "VALUES (1)", "inline(array(struct(1)))")
+    inner = SemiJoin(PAIRS, one, False, (), (), TYPES)
+    plan = SemiJoin(inner, words, False, (Equal("i0_x", "v0"),), (), (*TYPES, ("v0", "int")))
+    root = Project(plan, (Named("k", "i0_k"),))
+    made = derive(ViewPlan(("t",), root, Schema((Column("k", "int"),))), (KEYED,))
+    looked_up: set[str] = set()
+    for lookup in (each for stratum in made.strata for each in stratum.lookups):
+        unknown = {name for name, _ in lookup.origins if name[0] in "sh"} - looked_up
+        assert not unknown, f"{lookup.target} by rows of {unknown}"
+        looked_up.add(lookup.target)
+    assert {"s0", "h0"} <= looked_up
+
+
+@pytest.mark.parametrize("kind", ["string", "decimal(8,2)", "decimal(8, 2)"])
+def test_a_null_of_any_type_is_sought_as_null(kind: str) -> None:
+    context = Context((KEYED,))
+    made = (
+        Named("n", f"CAST(NULL AS {kind})"),
+        Named("k", "i0_k"),
+        Named("c", "CAST(NULL AS int) + 1"),
+    )
+    rows = ProjectOperator(context, made, ScanOperator(context, PAIRS))
+    rows.delta()
+    assert rows.delta_origins(("k", "n")) == (("d0", ("k", "")),)
+    assert rows.delta_origins(("c",)) is None

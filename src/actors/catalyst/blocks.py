@@ -12,11 +12,22 @@ only where a constant or a flattened join left it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.plan.relational import Equal, Filter, Join, Named, Plan, Project, columns_of
+from actors.catalyst.plan_nodes import NotTranslated
+from actors.plan.relational import (
+    Equal,
+    Filter,
+    Join,
+    Named,
+    Plan,
+    Project,
+    TemporalFilter,
+    TimeBound,
+    columns_of,
+)
 
 
 class ColumnBinding(msgspec.Struct, frozen=True):
@@ -36,13 +47,23 @@ class WrittenExpression(msgspec.Struct, frozen=True):
 
 
 class Conjunct(msgspec.Struct, frozen=True):
-    """A predicate; `sides`: of an equality, both of its operands."""
+    """A predicate; `sides`: of an equality, both of its operands; `clock`: of a comparison with the
+    clock, where it turns. `safe`: it raises an error for no row."""
 
     written: WrittenExpression
     sides: tuple[WrittenExpression, WrittenExpression] | None = None
     null_safe: bool = False
+    clock: TimeBound | None = None
+    safe: bool = False
+
+    def text(self) -> str:
+        """Return its text. Raises `NotTranslated` for a comparison with the clock."""
+        if self.clock is not None:
+            raise NotTranslated(CLOCK_BETWEEN)
+        return self.written.text
 
 
+CLOCK_BETWEEN: Final = "a comparison with the clock that is no filter of one side of a join"
 Equality: TypeAlias = tuple[WrittenExpression, WrittenExpression, bool]
 """An expression of the left, one of the right, and whether two NULLs are equal."""
 
@@ -100,16 +121,16 @@ class PlanBlock(msgspec.Struct):
         owner = {name: index for index, each in enumerate(inputs) for name in columns_of(each)}
         edges: list[tuple[int, int, Conjunct]] = []
         residual: list[str] = []
-        for each in self.conjuncts:
+        for each in guards_first(self.conjuncts):
             places = {owner[name] for name in each.written.reads}
             homes = [{owner[name] for name in side.reads} for side in each.sides or ()]
             if len(places) <= 1:
                 place = min(places, default=0)
-                inputs[place] = filtered(inputs[place], each.written.text)
-            elif homes and all(len(home) == 1 for home in homes):
+                inputs[place] = filtered(inputs[place], each, fresh)
+            elif not each.clock and homes and all(len(home) == 1 for home in homes):
                 edges.append((homes[0].pop(), homes[1].pop(), each))
             else:
-                residual.append(each.written.text)
+                residual.append(each.text())
         if len(inputs) == 1:
             return inputs[0]
         wanted: list[list[WrittenExpression]] = [[] for _ in inputs]
@@ -131,8 +152,14 @@ class PlanBlock(msgspec.Struct):
         return Join(tuple(inputs), tuple(dict.fromkeys(equal)), tuple(residual), types)
 
 
-def filtered(plan: Plan, predicate: str) -> Plan:
-    """Return the plan's rows for which a predicate is true."""
+def filtered(plan: Plan, conjunct: Conjunct, fresh: FreshIds) -> Plan:
+    """Return the plan's rows for which a predicate of theirs is true."""
+    predicate = conjunct.written.text
+    if conjunct.clock is not None:
+        if isinstance(plan, TemporalFilter) and conjunct.safe:
+            return msgspec.structs.replace(plan, bounds=(*plan.bounds, conjunct.clock))
+        types = tuple((id_, fresh.types[id_]) for id_ in columns_of(plan))
+        return TemporalFilter(plan, (conjunct.clock,), types)
     if isinstance(plan, Filter):
         return Filter(plan.input, f"{plan.predicate} AND {predicate}")
     return Filter(plan, predicate)
@@ -155,29 +182,44 @@ def keyed(
     return plan, names
 
 
+def guards_first(conjuncts: Iterable[Conjunct]) -> list[Conjunct]:
+    """Return predicates with those first that raise for no row: they guard the others. Catalyst
+    moves what stands in an outer join below what stands in an inner one.
+
+    >>> raising = Conjunct(WrittenExpression("12 div x > 1", frozenset("x")))
+    >>> guard = Conjunct(WrittenExpression("x <> 0", frozenset("x")), safe=True)
+    >>> [each.written.text for each in guards_first([raising, guard])]
+    ['x <> 0', '12 div x > 1']
+    """
+    return sorted(conjuncts, key=lambda each: not each.safe)
+
+
 def split_conjuncts(
     conjuncts: Iterable[Conjunct], left: Plan, right: Plan
-) -> tuple[list[Equality], list[str], list[str], list[str]]:
-    """Return the equalities between two sides, the rest, and what each side alone decides."""
+) -> tuple[list[Equality], list[str], list[Conjunct], list[Conjunct]]:
+    """Return the equalities between two sides, the rest, and what each side alone decides.
+
+    Raises `NotTranslated` for a comparison with the clock among the rest.
+    """
     mine, theirs = frozenset(columns_of(left)), frozenset(columns_of(right))
     equal: list[Equality] = []
     rest: list[str] = []
-    own: list[str] = []
-    other: list[str] = []
-    for each in conjuncts:
+    own: list[Conjunct] = []
+    other: list[Conjunct] = []
+    for each in guards_first(conjuncts):
         read = each.written.reads
         if read and read <= mine:
-            own.append(each.written.text)
+            own.append(each)
         elif read and read <= theirs:
-            other.append(each.written.text)
-        elif each.sides is not None and all(side.reads for side in each.sides):
+            other.append(each)
+        elif each.clock is None and each.sides and all(side.reads for side in each.sides):
             one, two = each.sides
             if one.reads <= mine and two.reads <= theirs:
                 equal.append((one, two, each.null_safe))
             elif two.reads <= mine and one.reads <= theirs:
                 equal.append((two, one, each.null_safe))
             else:
-                rest.append(each.written.text)
+                rest.append(each.text())
         else:
-            rest.append(each.written.text)
+            rest.append(each.text())
     return equal, rest, own, other

@@ -27,6 +27,13 @@ NESTED_LOGIC_MAX: Final = 16
 """Operators of one chain of ANDs or ORs within each other, that are written so."""
 
 _FORMS: Final[dict[str, SpecialForm]] = {**SPECIAL_FORMS, **AGGREGATE_FORMS}
+CLOCK_CALLS: Final = {
+    "CurrentDate": "current_date()",
+    "CurrentTimestamp": "current_timestamp()",
+    "LocalTimestamp": "localtimestamp()",
+    "Now": "now()",
+}
+"""Calls of the clock that a temporal filter follows, by the class of their expression."""
 _OPERATORS: Final = {
     "And": "AND",
     "BitwiseAnd": "&",
@@ -82,7 +89,8 @@ class ExpressionWriter:
 
     `subqueries` names the columns that scalar subqueries have become, by the subqueries' ids; one
     that is not in it is refused. `ansi` and `raw_strings` are the session's settings
-    ``spark.sql.ansi.enabled`` and ``spark.sql.parser.escapedStringLiterals``.
+    ``spark.sql.ansi.enabled`` and ``spark.sql.parser.escapedStringLiterals``. Calls of the clock
+    are refused but with `clock`.
     """
 
     def __init__(
@@ -92,7 +100,9 @@ class ExpressionWriter:
         *,
         ansi: bool = True,
         raw_strings: bool = False,
+        clock: bool = False,
     ) -> None:
+        self._clock = clock
         self.functions = functions
         self.ansi = ansi
         self.raw_strings = raw_strings
@@ -144,6 +154,8 @@ class ExpressionWriter:
         name = node.name
         if name == "AttributeReference":
             return self._column(node.fields["exprId"])
+        if name in CLOCK_CALLS and not self._clock:
+            raise NotRendered(f"{CLOCK_CALLS[name]} elsewhere than in a comparison of WHERE")
         if name == "Literal":
             return literal_text(node, raw=self.raw_strings)
         if node.fields.get("stale"):

@@ -45,6 +45,7 @@ from actors.catalyst.plan_nodes import (
     join_kind,
 )
 from actors.catalyst.plan_tree import TreeNode, walk
+from actors.catalyst.temporal import is_row_safe, reads_clock, time_bound
 from actors.catalyst.tree_reading import (
     attribute_in_place_of,
     conjuncts_of,
@@ -105,13 +106,16 @@ class RelationalBuilder:
         column_names: Mapping[int, Sequence[str]],
         *,
         ansi: bool,
+        zone: str,
     ) -> None:
         """`column_names`: of each table, by the number that its columns carry, their names; a
-        table's place in it is its place among the plan's sources."""
+        table's place in it is its place among the plan's sources. `zone`: the session's time
+        zone."""
         self._functions = functions
         self._column_names = column_names
         self._places = {number: place for place, number in enumerate(column_names)}
         self._ansi = ansi
+        self._zone = zone
         self._fresh = FreshIds()
         self._scans: dict[int, int] = {}
         self._types = self._fresh.types
@@ -135,7 +139,11 @@ class RelationalBuilder:
     # -- expressions -------------------------------------------------------------------------------
 
     def _writer(
-        self, columns: Mapping[int, ColumnBinding], read: set[str] | None = None
+        self,
+        columns: Mapping[int, ColumnBinding],
+        read: set[str] | None = None,
+        *,
+        clock: bool = False,
     ) -> ExpressionWriter:
         def column(number: int) -> str:
             bound = columns.get(number)
@@ -145,7 +153,7 @@ class RelationalBuilder:
                 read.add(bound.id)
             return bound.id
 
-        return ExpressionWriter(self._functions, column, ansi=self._ansi)
+        return ExpressionWriter(self._functions, column, ansi=self._ansi, clock=clock)
 
     def _write(self, node: TreeNode, columns: Mapping[int, ColumnBinding]) -> WrittenExpression:
         read: set[str] = set()
@@ -212,13 +220,25 @@ class RelationalBuilder:
     ) -> list[Conjunct]:
         found = []
         for part in [] if condition is None else conjuncts_of(condition):
+            if reads_clock(part):
+                found.append(self._clock_test(part, columns))
+                continue
             written = self._write(part, columns)
             sides = None
             if part.name in ("EqualTo", "EqualNullSafe"):
                 left, right = (self._write(each, columns) for each in compared(part))
                 sides = (left, right)
-            found.append(Conjunct(written, sides, part.name == "EqualNullSafe"))
+            null_safe = part.name == "EqualNullSafe"
+            found.append(Conjunct(written, sides, null_safe, safe=is_surely_safe(part)))
         return found
+
+    def _clock_test(self, part: TreeNode, columns: Mapping[int, ColumnBinding]) -> Conjunct:
+        """Return a comparison with the clock. Raises `NotTranslated` for any other use of it."""
+        read: set[str] = set()
+        writer = self._writer(columns, read, clock=True)
+        bound = time_bound(part, writer.write(part), writer.write, self._zone)
+        written = WrittenExpression(bound.test, frozenset(read))
+        return Conjunct(written, clock=bound, safe=is_row_safe(part))
 
     def _new_column(self, prefix: str, node: TreeNode) -> ColumnBinding:
         kind = type_of(node)
@@ -406,7 +426,7 @@ class RelationalBuilder:
         yield lambda rows: (rows, right, tests)
 
         def null_there(rows: PlanBlock) -> tuple[PlanBlock, PlanBlock, list[Conjunct]]:
-            made, null = self._with_column(rows, "NULL", theirs.type)
+            made, null = self._with_column(rows, f"CAST(NULL AS {theirs.type})", theirs.type)
             return made, right, [*plain, equal_to(null, theirs, null_safe=True)]
 
         def null_here(rows: PlanBlock) -> tuple[PlanBlock, PlanBlock, list[Conjunct]]:
@@ -473,12 +493,12 @@ class RelationalBuilder:
             left, right = right, left
         mine, theirs = left.close(self._fresh), right.close(self._fresh)
         equal, rest, own, other = split_conjuncts(conjuncts, mine, theirs)
-        rest = [*own, *rest]
+        rest = [*(each.text() for each in own), *rest]
         if kind == "full":
-            rest += other
+            rest += (each.text() for each in other)
         else:
-            for predicate in other:
-                theirs = filtered(theirs, predicate)
+            for each in other:
+                theirs = filtered(theirs, each, self._fresh)
         mine, theirs, tied = self._tied(mine, theirs, equal)
         made = OuterJoin(
             mine,
@@ -495,13 +515,13 @@ class RelationalBuilder:
     ) -> PlanBlock:
         mine, theirs = left.close(self._fresh), right.close(self._fresh)
         equal, rest, own, other = split_conjuncts(conjuncts, mine, theirs)
-        for predicate in other:
-            theirs = filtered(theirs, predicate)
+        for each in other:
+            theirs = filtered(theirs, each, self._fresh)
         if anti:
-            rest = [*own, *rest]
+            rest = [*(each.text() for each in own), *rest]
         else:
-            for predicate in own:
-                mine = filtered(mine, predicate)
+            for each in own:
+                mine = filtered(mine, each, self._fresh)
         mine, theirs, tied = self._tied(mine, theirs, equal)
         made = SemiJoin(mine, theirs, anti, tied, tuple(rest), self._types_of(mine, theirs))
         return PlanBlock([made], [], left.output, left.columns)
@@ -713,7 +733,7 @@ def equal_to(left: WrittenExpression, right: WrittenExpression, *, null_safe: bo
     sign = "<=>" if null_safe else "="
     text = f"({left.text} {sign} {right.text})"
     written = WrittenExpression(text, left.reads | right.reads)
-    return Conjunct(written, (left, right), null_safe)
+    return Conjunct(written, (left, right), null_safe, safe=True)
 
 
 def _numbers(attributes: Sequence[TreeNode]) -> list[int]:

@@ -53,7 +53,7 @@ from actors.controller.statements import StatementDone, Statements
 from actors.controller.status import StatusRead, lag_ms, live_text, read_sinces, report
 from actors.controller.storage_ddl import Makers, StorageStore
 from actors.controller.subscribes import Held, PieceDue, PieceRead, Subscribes
-from actors.controller.table_ticks import TableTicks, Ticked
+from actors.controller.table_ticks import ClockDue, TableTicks, Ticked
 from actors.controller.tables import TableWriter
 from actors.errors import Busy, InvalidUsage, PenstockError, UnknownObject, WouldBlock
 from actors.kernel import Actor, Address
@@ -144,6 +144,7 @@ ControllerMessage: TypeAlias = (
     | QueryEnded
     | QueryLate
     | Ticked
+    | ClockDue
     | HoldsDue
     | HoldsMoved
     | LeftoverTurn
@@ -223,6 +224,7 @@ class Controller(Actor[ControllerMessage]):
             self._sources,
         )
         self._ticks = TableTicks(desk)
+        self._ticks.begin()
         self._holds = HoldMoves(desk)
         self._holds.begin()
 
@@ -270,6 +272,8 @@ class Controller(Actor[ControllerMessage]):
                 self._outside_responded(message)
             case Ticked():
                 self._ticks.ticked(message)
+            case ClockDue():
+                self._ticks.clock_due()
             case ReplicaConnected(half="storage"):
                 self._sources.connected(message)
             case ReplicaLost(half="storage"):

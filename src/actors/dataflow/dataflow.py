@@ -117,6 +117,7 @@ class Dataflow(Actor[_Message]):
             sources=len(description.imports),
             durable=isinstance(export, ViewExport),
             opaque=isinstance(export, ViewExport) and not export.plan.strata,
+            temporal=isinstance(export, ViewExport) and export.plan.temporal,
             as_of=description.as_of,
             until=description.until,
             budget_bytes=settings.inflight_bytes_per_dataflow_max,

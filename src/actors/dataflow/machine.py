@@ -21,7 +21,9 @@ Who lost a race *stands by* at each of its next steps: the other may go first fo
 followed; else this one computes the step, and if it is the first to commit it no longer stands
 by. So of several replicas one computes, and the others keep ready.
 
-A step without updates skips 3: only the frontier moves. A source that fails *freezes* the
+A step without updates skips 3: only the frontier moves. Not so that of a *temporal* dataflow, whose
+output changes with the clock: it has its last time among its times, and may change at any. So it
+is halved by its interval, down to a single millisecond. A source that fails *freezes* the
 dataflow exactly at what is missing: what is whole before it is still taken, nothing past it is
 ever cut; after a delay a new incarnation starts. A source that told what is not so freezes it at
 once: the step at hand may be wrong. An indefinite failure repeats its stage after a delay.
@@ -106,6 +108,7 @@ class Machine:
         sources: int,
         durable: bool,
         opaque: bool = False,
+        temporal: bool = False,
         as_of: Time = 0,
         until: Frontier | None = None,
         budget_bytes: int,
@@ -113,6 +116,7 @@ class Machine:
     ) -> None:
         self.durable = durable
         self.opaque = opaque
+        self.temporal = temporal
         self.as_of = as_of
         self.until = until
         self.budget_bytes = budget_bytes
@@ -316,6 +320,8 @@ class Machine:
     ) -> None:
         self.number += 1
         self.hi = hi
+        if self.temporal:
+            times = sorted({*(time for time in times if time < hi), hi - 1})
         self.step = Step(
             self.incarnation,
             self.number,
@@ -345,14 +351,19 @@ class Machine:
     def _failed_definitely(self, event: FailedDefinitely) -> list[Effect]:
         step = self.step
         assert step is not None
-        if len(step.times) > 1 and not step.in_error:
+        if self._divisible(step) and not step.in_error:
             return self._halve(step)
         self.step = msgspec.structs.replace(step, error=event.text)
         return self._computed(None)
 
+    def _divisible(self, step: Step) -> bool:
+        """Return whether a step may change its output at more than one time."""
+        return step.hi - step.lo > 1 if self.temporal else len(step.times) > 1
+
     def _halve(self, step: Step) -> list[Effect]:
         """The first half of the step's times instead; the others wait again."""
-        hi = step.times[len(step.times) // 2]
+        half = step.lo + (step.hi - step.lo) // 2
+        hi = half if self.temporal else step.times[len(step.times) // 2]
         put_back(self.sources, step.deltas)
         self._set_step(hi, step.times, self._take(hi))
         assert self.step is not None
@@ -458,7 +469,7 @@ class Machine:
         But what is too large at a single time is the step's result, as a definite error is.
         """
         step = self.step
-        one_result = step is not None and (len(step.times) <= 1 or step.in_error)
+        one_result = step is not None and (not self._divisible(step) or step.in_error)
         if event.final and one_result and self.state is State.RUNNING:
             return self._failed_definitely(FailedDefinitely(event.number, event.text))
         self.attempt += 1
@@ -475,7 +486,7 @@ class Machine:
         step = self.step
         if self.state is State.RUNNING and step is not None and not self._restart_due:
             too_large, self._too_large = self._too_large, False
-            if too_large and len(step.times) > 1:
+            if too_large and self._divisible(step):
                 # Grown back only as far as half of what was too large, before the next is cut.
                 self.budget_bytes = max(1, min(self.budget_bytes, self._step_bytes) // 4)
                 return self._halve(step)

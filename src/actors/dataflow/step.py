@@ -23,14 +23,22 @@ import pyarrow.compute as pc
 
 from actors.dataflow.engine import Engine
 from actors.dataflow.touched import Lookups, Touched
-from actors.errors import LocalProtocolError
-from actors.plan.delta import DeltaPlan, Stratum, missed_later, narrowed
+from actors.errors import DefiniteError, LocalProtocolError
+from actors.plan.delta import (
+    CHANGED,
+    INTERVAL,
+    INTERVAL_SCHEMA,
+    DeltaPlan,
+    Stratum,
+    missed_later,
+    narrowed,
+)
 from actors.plan.jobs import LikelyRun, Rows
 from actors.plan.jobs import Step as StepJob
 from actors.plan.schema import DIFF, TIME, Column, Schema
-from actors.plan.updates import concat, condensed, consolidate
+from actors.plan.updates import concat, condensed, consolidate, to_ipc
 from actors.progress import Frontier, Time
-from actors.threshold_probes import TOUCHED_ROWS
+from actors.threshold_probes import DUE_BYTES, TOUCHED_ROWS
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
@@ -105,10 +113,12 @@ def input_names(plan: DeltaPlan, first: int, last: int) -> list[str]:
 
 
 def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
-    """The runs of steps with changes of one import, those with all changes at one time first."""
+    """The runs of steps with changes of one import, or of the clock; first those with all changes
+    at one time."""
     found: dict[tuple[int, int, tuple[str, ...]], None] = {}
-    for source in range(len(plan.sources)):
-        made, first = {f"d{source}"}, 0
+    clocks = [f"c{k}" for k, state in enumerate(plan.hidden) if state.due]
+    for origin in (*(f"d{source}" for source in range(len(plan.sources))), *clocks):
+        made, first = {origin}, 0
         while first < len(plan.strata):
             last = fused(plan, first, hidden_whole=hidden_whole)
             changed = tuple(name for name in input_names(plan, first, last) if name in made)
@@ -119,9 +129,16 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     return [LikelyRun(*run, one_time) for one_time in (True, False) for run in found]
 
 
+def interval_rows(lo: Time, hi: Frontier) -> Rows:
+    """Return the input that tells a step's interval."""
+    shape = INTERVAL_SCHEMA.arrow_updates()
+    row = pa.Table.from_pylist([{"lo": lo, "hi": hi, TIME: 0, DIFF: 1}], shape)
+    return Rows(schema=INTERVAL_SCHEMA, arrow=to_ipc(row))
+
+
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
     """The schema of a named input; a stratum's output is read off its Arrow columns."""
-    if name[0] == "h":
+    if name[0] in "hc":
         return plan.hidden[int(name[1:])].schema
     if name[0] in "ds":
         return plan.source_schemas[int(name[1:])]
@@ -178,12 +195,17 @@ async def delta_step(
 
     `name` is (incarnation, number). An import of which more than `lookup_rows_max` rows are
     touched is given whole, as files that Spark scans: ``whole_state(import)``. Raises what the
-    engine, the arrangements and the stores raise.
+    engine, the arrangements and the stores raise, and `DefiniteError` for more times than fit.
     """
     lo, hi = interval
-    lookups = Lookups(touched, deltas, lo)
+    due = await engine.clock.run_blocking(partial(touched.due, lo, hi)) if plan.temporal else {}
+    due_bytes = sum(rows.nbytes for rows in due.values())
+    bytes_max = engine.settings.inflight_bytes_per_dataflow_max
+    if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
+        raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
+    lookups = Lookups(touched, deltas, lo, due)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
-    changes = sum(delta.num_rows for delta in deltas)
+    changes = sum(rows.num_rows for rows in (*deltas, *due.values()))
     spark_ms = 0.0
     prepared = True
     first = 0
@@ -197,6 +219,9 @@ async def delta_step(
         async with AsyncExitStack() as stack:
             inputs: dict[str, Rows] = {}
             for input_name in input_names(plan, first, last):
+                if input_name == INTERVAL:
+                    inputs[INTERVAL] = interval_rows(lo, hi)
+                    continue
                 rows = lookups.rows(input_name)
                 if rows is None or not rows.num_rows:
                     continue
@@ -208,12 +233,12 @@ async def delta_step(
                     continue
                 schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
                 rows = rows.select([*schema.names, TIME, DIFF])
-                if input_name[0] in "dr":
+                if input_name[0] in CHANGED:
                     rows = await engine.work(rows.num_rows, partial(condensed, rows))
                 packed = await engine.pack(schema, rows)
                 stack.push_async_callback(engine.discard, packed)
                 inputs[input_name] = packed
-            if not any(given_name[0] in "dr" for given_name in inputs):
+            if not any(given_name[0] in CHANGED for given_name in inputs):
                 # Nothing changed that these strata read, so neither does their output.
                 first, wide = last + 1, None
                 continue
@@ -243,11 +268,10 @@ def whole_job(
     """Return the job that computes the view from scratch at `as_of`: contents as deltas, every
     state empty, one run. With `into_files` a large answer comes as files."""
     last = len(plan.strata) - 1
-    inputs = {
-        input_name: sources[int(input_name[1:])]
-        for input_name in input_names(plan, 0, last)
-        if input_name.startswith("d")
-    }
+    names = input_names(plan, 0, last)
+    inputs = {name: sources[int(name[1:])] for name in names if name.startswith("d")}
+    if INTERVAL in names:
+        inputs[INTERVAL] = interval_rows(0, as_of + 1)
     job_id = engine.job_id(*name, "whole")
     return StepJob(job_id, engine.dataflow, 0, last, inputs, 0, as_of + 1, True, into_files)
 

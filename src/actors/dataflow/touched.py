@@ -17,7 +17,7 @@ methods that read, insert or close block (files): call them off the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 
 from actors.arrangement import Arrangement, Handle, SharedArrangements
 from actors.errors import InvalidUsage
-from actors.plan.delta import DeltaPlan, Lookup, Stratum
+from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, set_column
 from actors.progress import Frontier, ShardId, Time
-from actors.threshold_probes import HIDDEN_ROWS, LIMIT_RESERVE
+from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS, LIMIT_RESERVE
 
 
 class Imports:
@@ -86,6 +86,7 @@ class Touched:
         self._arrangements = arrangements
         self._schemas = {f"s{i}": schema for i, schema in enumerate(plan.source_schemas)}
         self._schemas |= {f"h{k}": state.schema for k, state in enumerate(plan.hidden)}
+        self._due = {f"h{k}": state for k, state in enumerate(plan.hidden) if state.due}
         self._hidden: dict[str, dict[tuple[str, ...], Arrangement]] = {}
         self._inserts: dict[str, int] = {}
         self.rows_read = 0
@@ -181,6 +182,23 @@ class Touched:
         handle = self.imports.handles[target, key]
         return self._counted(handle.lookup(keys) if handle.key else handle.scan())
 
+    def due(self, lo: Time, hi: Frontier) -> dict[str, pa.Table]:
+        """Return what the clock changes in ``[lo, hi)``: rows that come due, each at that time, by
+        the input (``c{k}``) that they are."""
+        first, last = lo // DUE_BUCKET_MS, (hi - 1) // DUE_BUCKET_MS
+        found = {}
+        for target, state in self._due.items():
+            if DUE_BUCKETS.exceeded_by(last - first + 1):
+                rows = self.scan(target)
+            else:
+                buckets = pa.table({"k0": pa.array(range(first, last + 1), pa.int64())})
+                rows = self.find(target, (state.bucket,), [buckets])
+            rows = rows.filter(pc.less(rows[state.due], pa.scalar(hi, pa.int64())))
+            shape = state.schema.arrow_updates()
+            timed = set_column(rows.select(shape.names).cast(shape), TIME, rows[state.due])
+            found[f"c{target[1:]}"] = consolidate(timed)
+        return found
+
     def _counted(self, found: pa.Table) -> pa.Table:
         self.rows_read += found.num_rows
         return found
@@ -191,6 +209,8 @@ def _wanted(plan: DeltaPlan, kind: str) -> list[tuple[str, tuple[str, ...]]]:
     empty key counts only where there is no other."""
     lookups = [lookup for stratum in plan.strata for lookup in stratum.lookups]
     found = dict.fromkeys((each.target, each.key) for each in lookups if each.target[0] == kind)
+    if kind == "h":
+        found |= {(f"h{k}", (s.bucket,)): None for k, s in enumerate(plan.hidden) if s.due}
     keyed = {target for target, key in found if key}
     return [(target, key) for target, key in found if key or target not in keyed]
 
@@ -198,9 +218,17 @@ def _wanted(plan: DeltaPlan, kind: str) -> list[tuple[str, tuple[str, ...]]]:
 class Lookups:
     """The lookups of one step, followed stratum by stratum."""
 
-    def __init__(self, touched: Touched, deltas: Sequence[pa.Table], lo: Time) -> None:
+    def __init__(
+        self,
+        touched: Touched,
+        deltas: Sequence[pa.Table],
+        lo: Time,
+        due: Mapping[str, pa.Table],
+    ) -> None:
+        """`due`: what the clock changes, by its input's name."""
         self._touched = touched
         self._rows: dict[str, pa.Table] = {f"d{i}": delta for i, delta in enumerate(deltas)}
+        self._rows |= due
         self._state_time = max(lo - 1, 0)
         self._whole: set[str] = set()
         """Hidden states of which all is given."""

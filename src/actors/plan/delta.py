@@ -9,7 +9,10 @@ Inputs of a stratum are named:
 - ``s{n}``  the state of import n: (a superset of) its updates with ``time < lo`` that the
   delta can touch; times below `lo` carry no meaning and may have been advanced;
 - ``h{k}``  hidden state k: (a superset of) the touched groups at ``< lo``;
-- ``r{k}``  the output of stratum k of the same step.
+- ``r{k}``  the output of stratum k of the same step;
+- ``c{k}``  the rows of hidden state k that come due in the step (`Hidden.due`), each at that time:
+  changes that the clock alone makes;
+- ``i0``    one row with the step's interval, `lo` and `hi`, at time 0.
 
 A step is a function of its interval and these inputs alone, and its output is right at every
 time in the interval: join pairs take the greater time, aggregates run over (group, time).
@@ -23,9 +26,15 @@ from typing import Final, TypeAlias
 import msgspec
 
 from actors.plan.relational import Named
-from actors.plan.schema import Schema
+from actors.plan.schema import Column, Schema
 
 AUTO: Final = "auto"
+CHANGED: Final = "drc"
+"""The letters of inputs that hold changes, as against state."""
+INTERVAL: Final = "i0"
+INTERVAL_SCHEMA: Final = Schema((Column("lo", "bigint"), Column("hi", "bigint")))
+DUE_BUCKET_MS: Final = 1000
+"""How many milliseconds have one value of `Hidden.bucket`."""
 ROW_COUNT: Final = "n"
 """The column of a grouping that counts its rows."""
 
@@ -49,6 +58,20 @@ class Select(msgspec.Struct, frozen=True, tag=True):
 
     input: Node
     columns: tuple[Named, ...]
+
+
+class Schedule(msgspec.Struct, frozen=True, tag=True):
+    """Updates of rows that are there only at some times: each at the later of its own time and
+    `begins`, and taken back at `ends`; nothing of one that ends before it begins.
+
+    `begins` and `ends` are columns of milliseconds, none of them NULL; empty: there is no such
+    bound. What would stand at `hi` or later is left out. `interval` is the step's.
+    """
+
+    input: Node
+    interval: Input
+    begins: str
+    ends: str
 
 
 class Weigh(msgspec.Struct, frozen=True, tag=True):
@@ -277,6 +300,7 @@ Node: TypeAlias = (
     Input
     | Where
     | Select
+    | Schedule
     | Weigh
     | Expand
     | Generate
@@ -300,7 +324,7 @@ def columns_of(node: Node) -> tuple[str, ...]:
     match node:
         case Input(columns=columns):
             return columns
-        case Where() | Weigh() | Consolidate() | TopGate():
+        case Where() | Schedule() | Weigh() | Consolidate() | TopGate():
             return columns_of(node.input)
         case Select():
             return tuple(column.name for column in node.columns)
@@ -349,6 +373,9 @@ def inputs_below(node: Node) -> Iterator[Input]:
             yield node
         case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             yield from inputs_below(node.input)
+        case Schedule():
+            yield from inputs_below(node.input)
+            yield node.interval
         case Pair() | Match():
             yield from inputs_below(node.left)
             yield from inputs_below(node.right)
@@ -411,11 +438,17 @@ def missed_later(strata: Sequence[Stratum], first: int, last: int) -> bool:
     )
 
 
-class Hidden(msgspec.Struct, frozen=True):
-    """Durable hidden state of one grouping: schema and its key columns."""
+class Hidden(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Durable hidden state of one grouping: schema and its key columns.
+
+    One of a temporal filter says in which column stands when a row comes due, in milliseconds, and
+    in which that divided by `DUE_BUCKET_MS`.
+    """
 
     schema: Schema
     keys: tuple[str, ...]
+    due: str = ""
+    bucket: str = ""
 
 
 class DeltaPlan(msgspec.Struct, frozen=True):
@@ -449,6 +482,11 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """The refresh policy (`views.policy`)."""
     tree: str = ""
     """The relational plan for people, a node a line."""
+
+    @property
+    def temporal(self) -> bool:
+        """Says whether contents change as time passes, without a change of an import."""
+        return any(state.due for state in self.hidden)
 
 
 def narrowed(schema: Schema, name: str, strata: Iterable[Stratum]) -> Schema:

@@ -233,6 +233,8 @@ class Volatility(msgspec.Struct, frozen=True, gc=False):
     call: str
     clock: bool = False
     """It stands for the time, the session or the release; otherwise for chance."""
+    temporal: bool = False
+    """It is a call of the clock, which a temporal filter can follow, and there is nothing else."""
 
 
 class Translation(msgspec.Struct, frozen=True, gc=False):

@@ -33,6 +33,7 @@ from actors.plan.delta import (
     Recompute,
     RecomputeRows,
     Reduce,
+    Schedule,
     Select,
     TopCandidates,
     TopCovered,
@@ -71,6 +72,8 @@ def children(node: Node) -> tuple[Node, ...]:
             return ()
         case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             return (node.input,)
+        case Schedule():
+            return node.input, node.interval
         case Union():
             return node.inputs
         case Pair() | Match():
@@ -90,6 +93,8 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
             return node
         case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             return msgspec.structs.replace(node, input=made[0])
+        case Schedule():
+            return msgspec.structs.replace(node, input=made[0], interval=made[1])
         case Union():
             return Union(tuple(made))
         case Pair() | Match():

@@ -62,6 +62,38 @@ class Filter(msgspec.Struct, frozen=True, tag=True):
     predicate: str
 
 
+class TimeEdge(msgspec.Struct, frozen=True):
+    """Where a comparison with the clock turns: at the first time T, in microseconds since the
+    epoch, at which ``floor((T + before) / unit) * unit + after`` is no less than `micros`, or with
+    `strict` greater; at no time where `micros` is NULL.
+
+    `micros` is an expression of the row. The comparison becomes true there, or with `ends` false.
+    """
+
+    micros: str
+    ends: bool
+    strict: bool
+    before: int = 0
+    unit: int = 1
+    after: int = 0
+
+
+class TimeBound(msgspec.Struct, frozen=True):
+    """A predicate that compares a row with the clock: its text, and where it turns."""
+
+    test: str
+    edges: tuple[TimeEdge, ...]
+
+
+class TemporalFilter(msgspec.Struct, frozen=True, tag=True):
+    """Rows for which all bounds hold: at time t the clock stands at t."""
+
+    input: Plan
+    bounds: tuple[TimeBound, ...]
+    types: tuple[tuple[str, str], ...]
+    """(column id, Spark type) of the input's columns."""
+
+
 class Project(msgspec.Struct, frozen=True, tag=True):
     """Computed columns. One whose expression is a bare id passes that column on."""
 
@@ -257,6 +289,7 @@ Plan: TypeAlias = (
     Scan
     | Constants
     | Filter
+    | TemporalFilter
     | Project
     | Join
     | OuterJoin
@@ -289,7 +322,7 @@ def columns_of(plan: Plan) -> tuple[str, ...]:
             return tuple(name for name, _ in plan.columns)
         case Constants():
             return tuple(column.name for column in plan.columns)
-        case Filter():
+        case Filter() | TemporalFilter():
             return columns_of(plan.input)
         case Project():
             return tuple(column.name for column in plan.columns)

@@ -29,6 +29,7 @@ from actors.plan.relational import (
     Project,
     Scan,
     SemiJoin,
+    TemporalFilter,
     UnionAll,
     WindowCall,
     WindowFunctions,
@@ -90,6 +91,9 @@ class _Writer:
                 return _select(_all(plan), f"{plan.table} AS v({names})") if names else _ONE_ROW
             case Filter():
                 return self._over(plan, plan.input, f" WHERE {plan.predicate}")
+            case TemporalFilter():
+                tests = " AND ".join(bound.test for bound in plan.bounds)
+                return self._over(plan, plan.input, f" WHERE {tests}")
             case Project():
                 return _select([_made(c) for c in plan.columns], self._table(plan.input))
             case Join():

@@ -24,6 +24,7 @@ from actors.plan.relational import (
     Project,
     Scan,
     SemiJoin,
+    TemporalFilter,
     UnionAll,
     WindowFunctions,
     columns_of,
@@ -34,7 +35,7 @@ from actors.plan.relational_text import words_of
 def inputs_of(plan: Plan) -> tuple[Plan, ...]:
     """The plans that a node reads, left to right."""
     match plan:
-        case Filter() | Project() | Aggregate() | Distinct():
+        case Filter() | TemporalFilter() | Project() | Aggregate() | Distinct():
             return (plan.input,)
         case Expansion() | Generation() | WindowFunctions() | Limit():
             return (plan.input,)
@@ -49,7 +50,7 @@ def inputs_of(plan: Plan) -> tuple[Plan, ...]:
 def with_inputs(plan: Plan, inputs: tuple[Plan, ...]) -> Plan:
     """The node over other inputs."""
     match plan:
-        case Filter() | Project() | Aggregate() | Distinct():
+        case Filter() | TemporalFilter() | Project() | Aggregate() | Distinct():
             return msgspec.structs.replace(plan, input=inputs[0])
         case Expansion() | Generation() | WindowFunctions() | Limit():
             return msgspec.structs.replace(plan, input=inputs[0])
@@ -75,6 +76,9 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
             return Scan(plan.source, tuple(each for each in plan.columns if each[0] in needed))
         case Filter():
             return Filter(pruned(plan.input, needed | words_of(plan.predicate)), plan.predicate)
+        case TemporalFilter():
+            read = _union(bound.test for bound in plan.bounds)
+            return with_inputs(plan, (pruned(plan.input, needed | read),))
         case Project():
             columns = tuple(column for column in plan.columns if column.name in needed)
             read = _union(column.expression for column in columns)

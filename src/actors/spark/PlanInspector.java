@@ -8,8 +8,13 @@ import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases$;
 import org.apache.spark.sql.catalyst.analysis.EliminateView$;
 import org.apache.spark.sql.catalyst.expressions.AesEncrypt;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.Cast;
+import org.apache.spark.sql.catalyst.expressions.CurrentDate;
+import org.apache.spark.sql.catalyst.expressions.CurrentTimestampLike;
+import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.LocalTimestamp;
 import org.apache.spark.sql.catalyst.expressions.PlanExpression;
 import org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable;
 import org.apache.spark.sql.catalyst.expressions.SubqueryExpression;
@@ -35,6 +40,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Sample;
 import org.apache.spark.sql.catalyst.plans.logical.UnionLoopRef;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.trees.TreePattern;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.Metadata;
 import org.apache.spark.sql.types.StringType;
 
@@ -48,9 +54,11 @@ public class PlanInspector {
   private static final Pattern MOVING =
       Pattern.compile("\\b(now|today|yesterday|tomorrow)\\b", Pattern.CASE_INSENSITIVE);
   private static final int LINE_CHARACTERS_MAX = 200;
+  private static final java.util.UUID CLOCK_IDS = java.util.UUID.randomUUID();
 
   private final Map seen = new IdentityHashMap();
   private String found = "";
+  private String clock = "";
 
   // Two plans: the same query or not.
 
@@ -91,7 +99,7 @@ public class PlanInspector {
   }
 
   private static LogicalPlan normalised(LogicalPlan plan, final Rule[] rules) {
-    LogicalPlan made = plan;
+    LogicalPlan made = withClockAsColumn(plan);
     for (int i = 0; i < rules.length; i++) made = (LogicalPlan) rules[i].apply(made);
     made = (LogicalPlan) made.transformUp(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object node) {
@@ -127,6 +135,27 @@ public class PlanInspector {
         return otherwise.apply(node);
       }
     });
+  }
+
+  /** Returns a plan in which calls of the clock are columns: constants are computed, but for them. */
+  private static LogicalPlan withClockAsColumn(LogicalPlan plan) {
+    return (LogicalPlan) plan.transformAllExpressions(new scala.runtime.AbstractPartialFunction() {
+      public boolean isDefinedAt(Object node) {
+        return isClock(node);
+      }
+      public Object applyOrElse(Object node, scala.Function1 otherwise) {
+        if (!isDefinedAt(node)) return otherwise.apply(node);
+        DataType kind = ((Expression) node).dataType();
+        ExprId id = new ExprId(kind.hashCode(), CLOCK_IDS);
+        scala.collection.immutable.Seq none = scala.collection.immutable.Nil$.MODULE$;
+        return new AttributeReference("clock", kind, false, Metadata.empty(), id, none);
+      }
+    });
+  }
+
+  private static boolean isClock(Object node) {
+    return node instanceof CurrentTimestampLike || node instanceof CurrentDate
+        || node instanceof LocalTimestamp;
   }
 
   // One plan: what it reads.
@@ -176,14 +205,14 @@ public class PlanInspector {
 
   /**
    * Returns the call or literal by which a query's answer is no function of its tables, with "@"
-   * before what stands for the time, the session or the release, and "?" before chance; an empty
-   * text for none. Takes the session's parser, the query's text and its analysed plan.
+   * before what stands for the time, the session or the release, "?" before chance, and "&" where
+   * there are calls of the clock alone; an empty text for none. Takes the session's parser, the query's text and its analysed plan.
    */
   public static String volatileCall(Object parser, String text, Object plan) {
     PlanInspector inspector = new PlanInspector();
     inspector.visitPlan((LogicalPlan) plan);
     if (inspector.found.isEmpty()) inspector.visitText((AbstractSqlParser) parser, text);
-    return inspector.found;
+    return inspector.found.isEmpty() ? inspector.clock : inspector.found;
   }
 
   private void visitPlan(LogicalPlan plan) {
@@ -222,6 +251,10 @@ public class PlanInspector {
       drawn = drawn && plan.deterministic();
     }
     if (!found.isEmpty()) return;
+    if (isClock(node)) {
+      if (clock.isEmpty()) clock = "&" + node.prettyName().toLowerCase() + "()";
+      return;
+    }
     if (moving || node.getClass().getSimpleName().equals("SparkVersion")) {
       found = "@" + called + "()";
     } else if (drawn || node instanceof AesEncrypt && drawsVector((AesEncrypt) node)) {

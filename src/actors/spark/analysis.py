@@ -42,7 +42,7 @@ def analyze(bridge: ClassicBridge, job: Analyze, nodes_max: int) -> Analyzed:
         used = bridge.tables(found)
         volatility = bridge.volatility(job.sql, found)
         translation = None
-        if job.translate and not volatility:
+        if job.translate and (volatility is None or volatility.temporal):
             given = {number: job.tables[number] for number in used}
             translation = bridge.translate(found, given, nodes_max)
     sources = tuple(job.tables[number][0] for number in used)

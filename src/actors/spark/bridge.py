@@ -177,7 +177,9 @@ class ClassicBridge(Bridge):
         parser = self.engine.sessionState().sqlParser()
         inspector = self.java("PlanInspector")
         call: str = inspector.volatileCall(parser, text, found._jdf.queryExecution().analyzed())
-        return Volatility(call[1:], clock=call[0] == "@") if call else None
+        if not call:
+            return None
+        return Volatility(call[1:], clock=call[0] in "@&", temporal=call[0] == "&")
 
     def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
         """Arrow rows as a frame: a local relation as long as they are few, else a partition a

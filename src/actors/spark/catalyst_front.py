@@ -91,7 +91,9 @@ class CatalystFront:
         ansi = self._bridge.session.conf.get("spark.sql.ansi.enabled") == "true"
         columns = {number: schema.names for number, (_, schema) in tables.items()}
         names = [field.name for field in found.schema.fields]
-        return RelationalBuilder(self._functions, columns, ansi=ansi).build(tree, names)
+        zone = self._bridge.session.conf.get("spark.sql.session.timeZone")
+        builder = RelationalBuilder(self._functions, columns, ansi=ansi, zone=zone)
+        return builder.build(tree, names)
 
     def _difference(
         self, rewritten: Any, found: DataFrame, root: Project, tables: Sequence[str]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.delta import DeltaPlan, Node
+from actors.plan.delta import CHANGED, INTERVAL, INTERVAL_SCHEMA, DeltaPlan, Node
 from actors.plan.jobs import Prepare, Prepared
 from actors.plan.plan_splitting import divided, pieces, renamed
 from actors.plan.schema import DIFF, TIME, Column, Schema
@@ -61,7 +61,9 @@ class PreparedPlan:
         """The schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
         plan = self.plan
         number = int(name[1:]) if name[1:].isdigit() else -1
-        if name[:1] == "h" and 0 <= number < len(plan.hidden):
+        if name == INTERVAL:
+            return INTERVAL_SCHEMA
+        if name[:1] in ("h", "c") and 0 <= number < len(plan.hidden):
             return plan.hidden[number].schema
         if name[:1] in ("d", "s") and 0 <= number < len(plan.source_schemas):
             return plan.source_schemas[number]
@@ -83,7 +85,7 @@ class PreparedPlan:
         """In which statements strata are run, with rows in these deltas and outputs of earlier
         strata. State counts as filled, lest it decides which plans there are; but there is none
         for a view that is `fresh`."""
-        changed = frozenset(name for name in filled if name[0] in "dr")
+        changed = frozenset(name for name in filled if name[0] in CHANGED)
         key = (first, last, changed, fresh)
         found = self._pieces.get(key)
         if found is None:
@@ -91,7 +93,7 @@ class PreparedPlan:
             if not fresh:
                 states = {f"s{index}" for index in range(len(self.plan.sources))}
                 states |= {f"h{index}" for index in range(len(self.plan.hidden))}
-            found = pieces(self.strata, first, last, changed | states, nodes_max)
+            found = pieces(self.strata, first, last, changed | states | {INTERVAL}, nodes_max)
             if len(self._pieces) >= PIECES_KNOWN_MAX:
                 self._pieces.clear()
             self._pieces[key] = found

@@ -50,6 +50,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from actors.errors import Canceled
+from actors.plan.delta import CHANGED
 from actors.plan.schema import Schema
 from actors.settings import Settings
 from actors.spark.bridge import Bridge, ClassicBridge
@@ -122,7 +123,7 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def changed(self) -> frozenset[str]:
         """Inputs that hold changes, as against state, and have rows."""
-        return frozenset(name for name in self.tables if name[0] in "dr")
+        return frozenset(name for name in self.tables if name[0] in CHANGED)
 
 
 class VariantKey(NamedTuple):
@@ -288,7 +289,7 @@ class PreparedSteps:
 
     def _build(self, key: VariantKey, request: Request) -> Variant:
         """Plans the step over new slots. Raises `Refused`, `SlotUnfit` or Spark's own error."""
-        viewed = [n for n in request.schemas if n in request.changed or n[0] in "sh"]
+        viewed = [n for n in request.schemas if n in request.changed or n[0] not in CHANGED]
         relations = {
             name: Relation(schema, f"__{name}" if name in viewed else None)
             for name, schema in request.schemas.items()

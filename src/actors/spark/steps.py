@@ -29,7 +29,15 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from actors.errors import Canceled, DefiniteError, InvalidUsage, JobTooLarge
-from actors.plan.delta import Consolidate, DeltaPlan, Node, narrowed, summed_first
+from actors.plan.delta import (
+    CHANGED,
+    INTERVAL,
+    Consolidate,
+    DeltaPlan,
+    Node,
+    narrowed,
+    summed_first,
+)
 from actors.plan.jobs import FileDone, LikelyRun, Prepared, Rehearse, Rows, RowsDone, Step
 from actors.plan.plan_splitting import makes_rows_of_none
 from actors.plan.schema import DIFF, TIME
@@ -159,7 +167,7 @@ def _run_strata(
     started = time.perf_counter()
     plan = prepared.plan
     small = is_small(loaded.values())
-    filled = frozenset(name for name, rows in loaded.items() if not rows.empty)
+    filled = frozenset(name for name, rows in loaded.items() if not rows.empty) - {INTERVAL}
     first, last = prepared.bounds(job.first, job.last)
     if job.lo > 0 and not filled:
         bridge = slot.sessions.get(plan.conf, small=small)
@@ -245,12 +253,14 @@ def _work(
     needed = {name for index in chosen for name in leaves(prepared.strata[index])}
     needed -= {f"r{index}" for index in chosen}
     mine = {name: rows for name, rows in loaded.items() if name in needed}
-    return _Work(slot, prepared, job, chosen, frozenset(needed), mine, root, one_time(loaded))
+    # What a temporal filter makes of changes at one time may be at several.
+    at_one_time = one_time(loaded) and not prepared.plan.temporal
+    return _Work(slot, prepared, job, chosen, frozenset(needed), mine, root, at_one_time)
 
 
 def _run(slot: Slot, work: _Work, *, small: bool) -> tuple[Any, bool]:
     """The rows, or their files, and whether their plan was there already."""
-    nothing = all(rows.empty for rows in work.loaded.values())
+    nothing = all(rows.empty or name == INTERVAL for name, rows in work.loaded.items())
     alone = any(makes_rows_of_none(work.prepared.strata[index]) for index in work.chosen)
     if work.job.lo > 0 and nothing and not alone:
         bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
@@ -452,7 +462,7 @@ def one_time(loaded: Mapping[str, Loaded]) -> bool:
     """Whether all changes (not the state) surely are at one time."""
     times: set[int] = set()
     for name, rows in loaded.items():
-        if name[0] in "dr" and not rows.empty:
+        if name[0] in CHANGED and not rows.empty:
             if rows.files or rows.frame is not None:
                 return False
             found = pc.min_max(rows.table[TIME])

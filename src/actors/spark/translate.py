@@ -38,6 +38,7 @@ from actors.plan.delta import (
     Recompute,
     RecomputeRows,
     Reduce,
+    Schedule,
     Select,
     TopCandidates,
     TopCovered,
@@ -152,6 +153,8 @@ class Translator(Groups, Tops):
             case Select():
                 made = [f"{c.expression}\n AS {quote(c.name)}" for c in node.columns]
                 return self._select([*made, TIME, DIFF], node.input)
+            case Schedule():
+                return self._schedule(node)
             case Weigh():
                 return self._weigh(node)
             case Expand():
@@ -232,6 +235,32 @@ class Translator(Groups, Tops):
         names = [*map(quote, columns_of(node)), TIME]
         rows = self._select([*names, f"{DIFF} * ({node.factor}) AS {DIFF}"], node.input)
         return rows if node.factor == "-1" else f"SELECT * {from_rows(rows)} WHERE {DIFF} <> 0"
+
+    def _schedule(self, node: Schedule) -> str:
+        """Each update with when it counts and when it does not any more. From scratch all stands at
+        the last time of the interval: there a row is, or is not."""
+        begins, ends = quote(node.begins), quote(node.ends)
+        names = [*map(quote, columns_of(node)), TIME, DIFF]
+        rows = (
+            f"FROM (\n{self.text(node.input)}\n) AS __l CROSS JOIN "
+            f"(SELECT hi AS __hi {from_rows(self.text(node.interval))}) AS __r"
+        )
+        hint = self._hint("SHUFFLE_REPLICATE_NL(__r)") if self._small else "/*+ BROADCAST(__r) */ "
+        if self._at_once:
+            tests = [f"{begins} < __hi"] if node.begins else []
+            tests += [f"{ends} >= __hi"] if node.ends else []
+            return f"SELECT {hint}{', '.join(names)}\n{rows} WHERE {' AND '.join(tests)}"
+        start = f"greatest({TIME}, {begins})" if node.begins else TIME
+        turns = [f"named_struct('t', {start}, 's', 1)"]
+        turns += [f"named_struct('t', {ends}, 's', -1)"] if node.ends else []
+        lasting = f" WHERE {start} < {ends}" if node.ends else ""
+        made = [*names[:-2], "__e.__t", f"{DIFF} * __e.__s AS {DIFF}", "__hi"]
+        timed = (
+            f"SELECT {', '.join(made)} FROM (SELECT {hint}*\n{rows}{lasting}) "
+            f"LATERAL VIEW inline(array({', '.join(turns)})) __e AS __t, __s"
+        )
+        chosen = [*names[:-2], f"__t AS {TIME}", DIFF]
+        return f"SELECT {', '.join(chosen)} FROM (\n{timed}\n) WHERE __t < __hi"
 
     def _expand(self, node: Expand) -> str:
         names = map(quote, columns_of(node))
@@ -332,6 +361,8 @@ class Translator(Groups, Tops):
                     return node.name in self._strata and self._empty(self._strata[node.name])
                 return relation.view is None
             case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
+                return self._empty(node.input)
+            case Schedule():
                 return self._empty(node.input)
             case Match():
                 if node.kind == "full":

@@ -43,7 +43,7 @@ from actors.kernel import Address, SystemClock
 from actors.persist import PersistClient
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_memory import MemoryConsensus
-from actors.plan.delta import DeltaPlan, Match, Pair
+from actors.plan.delta import INTERVAL_SCHEMA, DeltaPlan, Match, Pair, columns_of
 from actors.plan.jobs import Difference, Rows
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import negate, set_column, to_ipc
@@ -55,6 +55,7 @@ from actors.testing.freedom import freedom_of, is_approximate
 from actors.testing.maintain import accumulated, updates_of, weighted
 from actors.testing.nodes import Relation
 from actors.testing.oracle import RELATIVE_TOLERANCE, differences
+from actors.testing.reference import text_at
 from actors.testing.stage import Stage, shard_name
 
 SAMPLES: Final = {"far": (500, 4_000), "near": (500, 4_000), "own": (40, 160)}
@@ -96,6 +97,16 @@ def _three_groups(times: Sequence[int], choose: random.Random, *, stays: bool) -
     last = [] if stays else [times[-1]]
     groups = [list(changing[:cut]), list(changing[cut:]), last]
     return [group for group in groups if group]
+
+
+def _borne(sample: int, size: int, power: float) -> int:
+    """Return how many rows a table make an answer of `OUTPUT_ROWS_MAX`, where `sample` make one of
+    `size` that grows with a power of them; of one that hardly grows, very many.
+
+    >>> _borne(100, 10_000, 2.0), _borne(100, 110, 0.001)
+    (1000, 48516519541)
+    """
+    return round(sample * math.exp(min(20.0, math.log(OUTPUT_ROWS_MAX / size) / power)))
 
 
 def _with_sources(name: str, plans: Mapping[str, DeltaPlan]) -> dict[str, DeltaPlan]:
@@ -227,15 +238,14 @@ class BaseCheck:
             return rows
         for size in small.values():
             if size and size > first * 20:  # they multiply: more of them were too many to look at
-                power = math.log(size, first)
-                rows = min(rows, int(first * (OUTPUT_ROWS_MAX / size) ** (1 / power)))
+                rows = min(rows, _borne(first, size, math.log(size, first)))
         if rows <= second:
             return rows
         large = await self._answers(second)
         for name, size in large.items():
             power = math.log((size or 1) / max(1, small[name] or 1), second / first)
             if size and power > 0:
-                rows = min(rows, int(second * (OUTPUT_ROWS_MAX / size) ** (1 / power)))
+                rows = min(rows, _borne(second, size, power))
         return rows
 
     # -- the run ----------------------------------------------------------------------------------
@@ -366,7 +376,8 @@ class BaseCheck:
     ) -> Difference:
         self._jobs += 1
         job_id = self._engine.job_id(0, self._jobs, "base")
-        return Difference(job_id, plan.sql, tuple(tables), plan.output, time, old, plan.conf)
+        sql = text_at(plan.sql, time) if plan.temporal else plan.sql
+        return Difference(job_id, sql, tuple(tables), plan.output, time, old, plan.conf)
 
 
 def _inline(schema: Schema, tables: Sequence[pa.Table]) -> Rows:
@@ -379,7 +390,10 @@ def _crosses(plan: DeltaPlan) -> bool:
     """Whether a join of the plan looks at all pairs."""
     nodes = (node for stratum in plan.strata for node in _nodes(stratum.node))
     joins = (node for node in nodes if isinstance(node, Pair | Match))
-    return any(not node.equal and not node.same for node in joins)
+    interval = INTERVAL_SCHEMA.names
+    return any(
+        not node.equal and not node.same and columns_of(node.right) != interval for node in joins
+    )
 
 
 def _nodes(node: Any) -> Iterator[Any]:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from actors.errors import Canceled, DefiniteError, InvalidUsage, PenstockError
 from actors.kernel import Actor, Effect, Reply
-from actors.plan.delta import DeltaPlan, summed_first
+from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, summed_first
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     Analyze,
@@ -260,7 +260,8 @@ def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, Relation]:
     for index, schema in enumerate(plan.source_schemas):
         found[f"d{index}"] = found[f"s{index}"] = empty(schema)
     for index, state in enumerate(plan.hidden):
-        found[f"h{index}"] = empty(state.schema)
+        found[f"h{index}"] = found[f"c{index}"] = empty(state.schema)
+    found[INTERVAL] = empty(INTERVAL_SCHEMA)
     # What an earlier stratum makes has the columns that its node has.
     runner = Runner(found, 1, 2)
     for index in range(first):

@@ -316,6 +316,12 @@ def _date_part(tree: Any, columns: Columns) -> Compiled:
     return _call(("int", operator.attrgetter(name)), [inner], columns)
 
 
+def _pmod(tree: Any, columns: Columns) -> Compiled:
+    if tree.name.lower() != "pmod":
+        raise QueryRejected(f"the in-memory engine does not know {tree.name}()")
+    return _call(("same", operator.mod), tree.expressions, columns)
+
+
 _SIMPLE: Final[dict[type[Any], tuple[str, Callable[..., Any]]]] = {
     exp.Upper: ("string", str.upper),
     exp.Lower: ("string", str.lower),
@@ -333,6 +339,7 @@ _COMPILERS: Final[tuple[tuple[Any, Callable[[Any, Columns], Compiled]], ...]] = 
     (exp.Coalesce, _coalesce),
     (exp.Nullif, _nullif),
     ((exp.Greatest, exp.Least), _extreme),
+    (exp.Anonymous, _pmod),
     (exp.In, _in),
     (exp.Between, _between),
     ((exp.Like, exp.ILike), _like),

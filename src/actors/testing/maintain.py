@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from actors.errors import DefiniteError, InvalidUsage
 from actors.kernel import Address
-from actors.plan.delta import DeltaPlan, Lookup, missed_later
+from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, Lookup, missed_later
 from actors.plan.jobs import (
     Analyze,
     Analyzed,
@@ -253,7 +253,9 @@ class Maintained:
 
     async def advance(self, deltas: Sequence[list[Row]], lo: int, hi: int) -> None:
         """One step, whatever it takes. Raises the engine's errors but `DefiniteError`."""
-        times = sorted({time for delta in deltas for _, time, _ in delta})
+        times: Sequence[int] = sorted({time for delta in deltas for _, time, _ in delta})
+        if self.plan.temporal and lo > 0:  # time itself may change it, at any of them
+            times = range(lo, hi)
         if self.in_error or not self.plan.strata:
             for time in times or ([hi - 1] if lo == 0 else []):
                 self._take(deltas, time, time + 1)
@@ -312,6 +314,8 @@ class Maintained:
                 zip(plan.source_schemas, self.inputs, strict=True)
             )
         }
+        if plan.temporal:
+            inputs[INTERVAL] = rows_message(INTERVAL_SCHEMA, [((0, time + 1), 0, 1)])
         last = len(plan.strata) - 1
         job = Step(
             self._engine.job_id(), self._dataflow, 0, last, inputs, 0, time + 1, at_once=True
@@ -328,6 +332,8 @@ class Maintained:
         found: dict[str, Relation] = {}
         for index, delta in enumerate(deltas):
             found[f"d{index}"] = _relation(plan.source_schemas[index], delta)
+        found |= self._due(hi)
+        found[INTERVAL] = _relation(INTERVAL_SCHEMA, [((lo, hi), 0, 1)])
         taken: dict[str, set[tuple[Any, ...]]] = {}
         by_lookup: dict[int, set[tuple[Any, ...]]] = {}
         table: pa.Table | None = None
@@ -353,6 +359,20 @@ class Maintained:
             assert lo <= time < hi, f"an update at {time}, outside of [{lo}, {hi})"
         self.output += output
         self._take_hidden(hidden)
+
+    def _due(self, hi: int) -> dict[str, Relation]:
+        """What the clock changes before `hi`."""
+        found = {}
+        for index, hidden in enumerate(self.plan.hidden):
+            if hidden.due:
+                state, place = self._states[f"h{index}"], hidden.schema.names.index(hidden.due)
+                rows = [
+                    (row, row[place], weight)
+                    for row, _, weight in state.weighted(state.all(), 0)
+                    if row[place] < hi
+                ]
+                found[f"c{index}"] = _relation(hidden.schema, rows)
+        return found
 
     def _runs(self) -> list[int]:
         """The last strata of the next step's runs."""

@@ -29,6 +29,7 @@ from actors.plan.delta import (
     Pair,
     Recompute,
     Reduce,
+    Schedule,
     Select,
     Union,
     Weigh,
@@ -130,6 +131,7 @@ class Runner:
             Input: self._input,
             Where: self._where,
             Select: self._select,
+            Schedule: self._schedule,
             Weigh: self._weigh,
             Expand: self._expand,
             Pair: self._pair,
@@ -176,6 +178,19 @@ class Runner:
             for row, time, diff in below.updates
         ]
         return Relation(columns, updates)
+
+    def _schedule(self, node: Schedule) -> Relation:
+        rows = self.run(node.input)
+        places = {name: index for index, (name, _) in enumerate(rows.columns)}
+        made: list[Update] = []
+        for row, time, diff in rows.updates:
+            start = max(time, row[places[node.begins]]) if node.begins else time
+            end = row[places[node.ends]] if node.ends else None
+            if end is not None and start >= end:
+                continue
+            turns = [(start, diff), *([(end, -diff)] if end is not None else [])]
+            made += [(row, at, weight) for at, weight in turns if at < self._hi]
+        return Relation(rows.columns, made)
 
     def _weigh(self, node: Weigh) -> Relation:
         below = self.run(node.input)

@@ -13,6 +13,7 @@ view's own text, it is not used, and only an answer equal to that one is called 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -85,7 +86,8 @@ class Reference:
     async def _answers(
         self, text: _Text, moments: Mapping[int, Sequence[Bag]]
     ) -> dict[int, Bag | None]:
-        keys = {time: _key(bags) for time, bags in moments.items()}
+        passing = self._plan.temporal
+        keys = {time: (time if passing else 0, _key(bags)) for time, bags in moments.items()}
         wanted: dict[Any, Sequence[Bag]] = {}
         for time, bags in moments.items():
             if keys[time] not in text.known:
@@ -101,9 +103,12 @@ class Reference:
         """How `found` differs from what plain Spark could answer."""
         return self.freedom.differences(expected, found, exact_decimals=exact_decimals)
 
+    def _at(self, sql: str, time: int) -> str:
+        return text_at(sql, time) if self._plan.temporal else sql
+
     async def _evaluate(self, text: _Text, batch: list[tuple[Any, Sequence[Bag]]]) -> None:
         try:
-            answers = await self._run(text, [bags for _, bags in batch])
+            answers = await self._run(text, [(time, bags) for (time, _), bags in batch])
         except DefiniteError:
             if len(batch) == 1:
                 text.known[batch[0][0]] = None
@@ -115,20 +120,19 @@ class Reference:
         for (key, _), answer in zip(batch, answers, strict=True):
             text.known[key] = answer
 
-    async def _run(self, text: _Text, batch: list[Sequence[Bag]]) -> list[Bag]:
+    async def _run(self, text: _Text, batch: list[tuple[int, Sequence[Bag]]]) -> list[Bag]:
         plan = self._plan
         tables: list[tuple[str, Rows]] = []
         if len(batch) == 1:
-            sql, output = text.sql, text.output
+            time, bags = batch[0]
+            sql, output = self._at(text.sql, time), text.output
             tables = [
                 (name, rows_message(schema, weighted(bag, 0)))
-                for name, schema, bag in zip(
-                    plan.sources, plan.source_schemas, batch[0], strict=True
-                )
+                for name, schema, bag in zip(plan.sources, plan.source_schemas, bags, strict=True)
             ]
         else:
             branches = []
-            for number, bags in enumerate(batch):
+            for number, (time, bags) in enumerate(batch):
                 heads = []
                 for name, schema, bag in zip(plan.sources, plan.source_schemas, bags, strict=True):
                     view = f"__{number}_{name}"
@@ -136,7 +140,7 @@ class Reference:
                     heads.append(f"`{name}` AS (SELECT * FROM `{view}`)")
                 with_ = f"WITH {', '.join(heads)} " if heads else ""
                 branches.append(f"SELECT {number} AS {AT}, v.* FROM ({with_}SELECT * FROM\n(\n"
-                                f"{text.sql}\n)) v")  # fmt: skip
+                                f"{self._at(text.sql, time)}\n)) v")  # fmt: skip
             sql = "\nUNION ALL\n".join(branches)
             output = Schema((Column(AT, "int", False), *text.output.columns))
         job = Difference(self._engine.job_id(), sql, tuple(tables), output, 0, None, plan.conf)
@@ -148,6 +152,22 @@ class Reference:
             else:
                 answers[row[0]][row[1:]] += diff
         return answers
+
+
+def text_at(sql: str, time: int) -> str:
+    """Return a text with the clock standing at a time: its calls, replaced as words.
+
+    >>> text_at("select * from t where at > now() and d = current_date", 5)
+    'select * from t where at > timestamp_millis(5L) and d = CAST(timestamp_millis(5L) AS date)'
+    """
+    moment = f"timestamp_millis({time}L)"
+    for pattern, made in (
+        (r"\b(?:now\(\)|current_timestamp\b(?:\(\))?)", moment),
+        (r"\b(?:current_date\b(?:\(\))?|curdate\(\))", f"CAST({moment} AS date)"),
+        (r"\blocaltimestamp\b(?:\(\))?", f"CAST({moment} AS timestamp_ntz)"),
+    ):
+        sql = re.sub(pattern, made, sql, flags=re.IGNORECASE)
+    return sql
 
 
 def _key(bags: Sequence[Bag]) -> Any:

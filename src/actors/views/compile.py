@@ -11,13 +11,13 @@ for what `analyze` does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Analyzed, Translation
+from actors.plan.delta import INTERVAL, DeltaPlan
+from actors.plan.jobs import Analyzed, Translation, Volatility
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
 from actors.plan.relational import Opaque, ViewPlan
 from actors.plan.schema import SYSTEM_COLUMNS, Schema, arrow_type
@@ -84,6 +84,8 @@ async def compile_view(
             tree=explain_tree(view),
         )
     except Unsupported as why:
+        if analyzed.volatility is not None:  # recomputed it would stand at the time of its job
+            _refuse_clock(analyzed.volatility, str(why))
         plan = rule_opaque.derive(Opaque(sql, str(why)), sources, schemas, output, conf)
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
 
@@ -99,7 +101,8 @@ def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) ->
     try:
         derived = derive(view, schemas)
         inputs = {f"{letter}{i}" for i in range(len(schemas)) for letter in "ds"}
-        inputs |= {f"h{i}" for i in range(len(derived.hidden))}
+        inputs |= {f"{letter}{i}" for i in range(len(derived.hidden)) for letter in "hc"}
+        inputs.add(INTERVAL)
         nodes = [stratum.node for stratum in derived.strata]
         size = sum(statement_sizes(nodes, inputs, limits.statement_nodes_max))
     except RecursionError:
@@ -114,7 +117,7 @@ def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) ->
 
 def _refuse_volatile(analyzed: Analyzed) -> None:
     found = analyzed.volatility
-    if found is None:
+    if found is None or found.temporal:
         return
     if found.clock:
         advice = "is not supported in a maintained view: compute it when you read the view"
@@ -123,6 +126,13 @@ def _refuse_volatile(analyzed: Analyzed) -> None:
     else:
         advice = "is not deterministic: store its value in a table and read it from there"
     raise QueryRejected(f"{found.call} {advice}")
+
+
+def _refuse_clock(found: Volatility, why: str) -> NoReturn:
+    raise QueryRejected(
+        f"{found.call} is kept up with only where WHERE compares it, moved by constant intervals, "
+        f"with a time of the row (ts > now() - INTERVAL '1' HOUR); here: {why}"
+    )
 
 
 def _check_output(output: Schema) -> None:

@@ -36,6 +36,7 @@ from actors.plan.relational import (
     Project,
     Scan,
     SemiJoin,
+    TemporalFilter,
     UnionAll,
     ViewPlan,
     WindowFunctions,
@@ -61,6 +62,7 @@ from actors.views.rule_linear import (
 from actors.views.rule_one_row import inner_join
 from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
+from actors.views.rule_temporal import TemporalOperator
 from actors.views.rule_top import limit
 from actors.views.rule_window import WindowOperator
 from actors.views.unsupported import Unsupported
@@ -134,6 +136,8 @@ def _operator(context: Context, plan: Plan) -> Operator:
             return ConstantsOperator(context, plan)
         case Filter():
             return FilterOperator(context, plan, _operator(context, plan.input))
+        case TemporalFilter():
+            return TemporalOperator(context, plan, _operator(context, plan.input))
         case Project():
             return ProjectOperator(context, plan.columns, _operator(context, plan.input))
         case Join():

@@ -20,6 +20,7 @@ from actors.plan.delta import (
     Recompute,
     RecomputeRows,
     Reduce,
+    Schedule,
     Select,
     TopCandidates,
     TopCovered,
@@ -49,6 +50,7 @@ from actors.plan.relational import (
     Project,
     Scan,
     SemiJoin,
+    TemporalFilter,
     UnionAll,
     ViewPlan,
     WindowFunctions,
@@ -108,6 +110,9 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             return f"Input {node.name}({', '.join(node.columns)})", ()
         case Where():
             return f"Where {node.predicate}", (node.input,)
+        case Schedule():
+            title = f"Schedule from {node.begins or 'ever'} to {node.ends or 'ever'}"
+            return title, (node.input, node.interval)
         case Select():
             return f"Select {_named(node.columns)}", (node.input,)
         case Weigh():
@@ -174,6 +179,9 @@ def _title(plan: Plan, sources: tuple[str, ...]) -> str:
             return f"Constants {plan.table or 'one row'} ({_typed(plan.columns)})"
         case Filter():
             return f"Filter {plan.predicate}"
+        case TemporalFilter():
+            tests = " AND ".join(bound.test for bound in plan.bounds)
+            return f"TemporalFilter {tests} [incremental: rows come and go as time passes]"
         case Project():
             return f"Project {_named(plan.columns)}"
         case Join():

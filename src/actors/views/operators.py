@@ -94,7 +94,7 @@ class Context:
         if name[0] == "r":
             return None
         number = int(name[1:])
-        schema = self.hidden[number][0].schema if name[0] == "h" else self.schemas[number]
+        schema = self.hidden[number][0].schema if name[0] in "hc" else self.schemas[number]
         return next((each.type for each in schema.columns if each.name == column), None)
 
     def begin(self) -> None:

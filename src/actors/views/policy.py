@@ -28,6 +28,11 @@ def with_policy(plan: DeltaPlan, policy: str) -> DeltaPlan:
         raise QueryRejected(
             f"the view would not be incremental, as its refresh policy demands: {plan.reason}"
         )
+    if policy == FULL and plan.temporal:
+        raise QueryRejected(
+            "a view that compares rows with the clock is kept by steps: its contents change at "
+            "every moment, and recomputed it would be right at some only; leave its policy out"
+        )
     made = msgspec.structs.replace(plan, policy=policy)
     if policy == FULL:
         reason = "its refresh policy is full"

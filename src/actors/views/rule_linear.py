@@ -8,6 +8,8 @@ it passes on; when a search has none of them, it is for everything.
 
 from __future__ import annotations
 
+import re
+
 from actors.plan.delta import Input, Node, Select, Union, Where
 from actors.plan.relational import Filter, Named, Scan
 from actors.plan.relational_text import quote
@@ -26,6 +28,7 @@ from actors.views.operators import (
 
 NULL = "NULL"
 """The expression of a padded column."""
+_NULL = re.compile(r"NULL|CAST\(NULL AS \w+(?:\(\d+(?:, ?\d+)?\))?\)")
 NOT_KEYS = ("array<", "map<", "struct<", "void", "variant", "char(", "interval")
 
 
@@ -165,7 +168,7 @@ class ProjectOperator(Operator):
         self._made = columns
         self._passed: dict[str, str] = {}
         for column in columns:
-            if column.expression == NULL:
+            if _NULL.fullmatch(column.expression):
                 self._passed[column.name] = ""
             elif is_name(column.expression) and column.expression in below.columns:
                 self._passed[column.name] = column.expression

@@ -1,0 +1,181 @@
+"""Filters by the clock: rows come and go as time passes.
+
+Theory of operation. A row of the input is in the output from the first millisecond at which all
+bounds hold, and before the first at which one no longer does (`plan.relational.TimeEdge`). What has
+yet to happen to the rows that are there is a hidden state, the *schedule*: a row of the input with
+the time at which it will come (sign 1) or go (sign -1). A step applies what comes due in it
+(``c{k}``: changes that nobody made but the clock), and of a changed row what lies in the step; what
+lies beyond it goes to the schedule. A row that is deleted takes its plans back.
+
+The old state is the input's, of which those rows count whose times surround the step's `lo`.
+
+Source: Materialize's temporal filters, which write updates at future times into the collection
+itself; here a shard has no time beyond its upper, so they wait beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actors.plan.delta import (
+    DUE_BUCKET_MS,
+    INTERVAL,
+    INTERVAL_SCHEMA,
+    Hidden,
+    Input,
+    Node,
+    Pair,
+    Schedule,
+    Union,
+    Weigh,
+    Where,
+)
+from actors.plan.relational import TemporalFilter, TimeEdge
+from actors.plan.schema import Column, Schema
+from actors.views.lookups import Wanted
+from actors.views.operators import Context, Ids, Operator, Origins, both, select
+from actors.views.rule_linear import PassingOperator
+
+_EXTREME: Final = 4_000_000_000_000_000_000
+"""Microseconds beyond every time of the service; no shift of a bound makes an overflow of it."""
+
+
+def first_ms(micros: str, edge: TimeEdge) -> str:
+    """Return the millisecond at which a comparison has turned, over a column of microseconds.
+
+    >>> first_ms("m", TimeEdge("unix_micros(ts)", True, False))
+    '((m + pmod(-(m), 1000L)) div 1000L)'
+    >>> first_ms("m", TimeEdge("unix_micros(ts)", True, True, before=-3600000000))
+    '((((m + 1L) + 3600000000L) + pmod(-(((m + 1L) + 3600000000L)), 1000L)) div 1000L)'
+    """
+    text = _plus(micros, (1 if edge.strict else 0) - edge.after)
+    if edge.unit > 1:
+        text = f"({text} + pmod(-({text}), {edge.unit}L))"
+    text = _plus(text, -edge.before)
+    return f"(({text} + pmod(-({text}), 1000L)) div 1000L)"
+
+
+def _plus(text: str, number: int) -> str:
+    return f"({text} {'+' if number > 0 else '-'} {abs(number)}L)" if number else text
+
+
+class TemporalOperator(PassingOperator):
+    """Rows for which all comparisons with the clock hold."""
+
+    def __init__(self, context: Context, plan: TemporalFilter, below: Operator) -> None:
+        super().__init__(context, below)
+        self._types = dict(plan.types)
+        self._edges = [edge for bound in plan.bounds for edge in bound.edges]
+        prefix = context.prefix()
+        self._begins, self._ends = f"{prefix}begins", f"{prefix}ends"
+        self._due, self._bucket, self._sign = (
+            f"{prefix}{word}" for word in ("due", "bucket", "sign")
+        )
+        self._micros = f"{prefix}m"
+        self._number = -1
+
+    # -- rows with their times ---------------------------------------------------------------------
+
+    @property
+    def _own(self) -> list[tuple[str, str]]:
+        return [(id_, id_) for id_ in self.columns]
+
+    def _bounded(self, node: Node) -> Node:
+        """The rows with when they begin and end, of those of which it is known."""
+        names = [f"{self._micros}{place}" for place in range(len(self._edges))]
+        pairs = list(zip(names, self._edges, strict=True))
+        timed = Where(
+            select(node, [*self._own, *((name, edge.micros) for name, edge in pairs)]),
+            " AND ".join(f"{name} IS NOT NULL" for name in names),
+        )
+        clamped = select(
+            timed,
+            [
+                *self._own,
+                *((name, f"greatest(least({name}, {_EXTREME}L), -{_EXTREME}L)") for name in names),
+            ],
+        )
+        made = []
+        for column, ends, word in ((self._begins, False, "greatest"), (self._ends, True, "least")):
+            texts = [first_ms(name, edge) for name, edge in pairs if edge.ends == ends]
+            if texts:
+                text = f"{word}({', '.join(texts)})" if len(texts) > 1 else texts[0]
+                made.append((column, text))
+            elif ends:
+                self._ends = ""
+            else:
+                self._begins = ""
+        return select(clamped, [*self._own, *made])
+
+    def _beside_interval(self, node: Node) -> Node:
+        return Pair(node, Input(INTERVAL, INTERVAL_SCHEMA.names), ())
+
+    # -- what an operator says ---------------------------------------------------------------------
+
+    def make_delta(self) -> Node:
+        """What comes due, and of the input's changes what lies in the step."""
+        changes = self._bounded(self._below.delta(shared=True))
+        planned = [
+            *self._own,
+            (self._due, self._due),
+            (self._bucket, self._bucket),
+            (self._sign, self._sign),
+        ]
+        number = self._number = len(self.context.hidden)
+        columns = [Column(id_, self._types[id_]) for id_ in self.columns]
+        columns += [Column(self._due, "bigint"), Column(self._bucket, "bigint")]
+        schema = Schema((*columns, Column(self._sign, "int")))
+        due = Input(f"c{number}", schema.names)
+        state = Hidden(schema, (self._bucket,), self._due, self._bucket)
+        self.context.hidden.append((state, due))  # its number is taken; how it changes follows
+        later = [
+            self._later(changes, column, sign)
+            for column, sign in ((self._begins, 1), (self._ends, -1))
+            if column
+        ]
+        plans = Union((*later, select(Weigh(due, "-1"), planned)))
+        self.context.hidden[number] = state, plans
+        interval = Input(INTERVAL, INTERVAL_SCHEMA.names)
+        now = select(Schedule(changes, interval, self._begins, self._ends), self._own)
+        return Union((now, select(Weigh(due, self._sign), self._own)))
+
+    def _later(self, changes: Node, column: str, sign: int) -> Node:
+        """The changes that will happen at a column's time, behind the step."""
+        ordered = f" AND {self._begins} < {self._ends}" if self._begins and self._ends else ""
+        beyond = Where(self._beside_interval(changes), f"{column} >= hi{ordered}")
+        bucket = f"{column} div {DUE_BUCKET_MS}L"
+        made = [(self._due, column), (self._bucket, bucket), (self._sign, str(sign))]
+        return select(beyond, [*self._own, *made])
+
+    def old(self) -> Node:
+        """Those rows of the input that are there just before the step."""
+        rows = self._beside_interval(self._bounded(self._below.old()))
+        tests = [f"{self._begins} < lo"] if self._begins else []
+        tests += [f"{self._ends} >= lo"] if self._ends else []
+        return select(Where(rows, " AND ".join(tests)), self._own)
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """The input's, and what comes due."""
+        return both(self._below.delta_origins(ids), ((f"c{self._number}", ids),))
+
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """The input's."""
+        return self._below.old_origins(ids)
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """The input's."""
+        return self._below.seek(ids, origins, after, nulls=nulls)
+
+    def seekable(self, ids: Ids) -> bool:
+        """The input's."""
+        return self._below.seekable(ids)
+
+    def is_constant(self) -> bool:
+        """Never: time passes."""
+        return False
+
+    def kind(self, id_: str) -> str | None:
+        """The input's."""
+        return self._below.kind(id_)

@@ -1,0 +1,79 @@
+"""When idle tables are sealed although nobody writes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from actors.controller.catalog import TABLE, VIEW, Catalog, CatalogObject
+from actors.controller.messages import Tick
+from actors.controller.table_ticks import ClockDue, TableTicks, Ticked
+from actors.plan.delta import DeltaPlan, Hidden
+from actors.plan.schema import Column, Schema
+
+PAIRS = Schema((Column("k", "bigint"),))
+PLAN = DeltaPlan(("t",), (PAIRS,), PAIRS, "", "incremental", "")
+CLOCKED = msgspec.structs.replace(PLAN, hidden=(Hidden(PAIRS, ("k",), "k", "k"),))
+NOW = 7_000
+
+
+class Desk:
+    """What a part of the controller sees of it, noted down."""
+
+    def __init__(self, plan: DeltaPlan | None) -> None:
+        self.asked: list[type[Any]] = []
+        self.timers: list[tuple[int, Any]] = []
+        self.done: list[Ticked] = []
+        self.settings = SimpleNamespace(clock_tick_ms=250)
+        self.writer = SimpleNamespace(ask=self.asked.append)
+        self.frontiers = SimpleNamespace(tables_upper=5_000, sealed_below=lambda _: 6_000)
+        self.ctx = SimpleNamespace(now_ms=lambda: NOW, after=self._after, effect=self._effect)
+        objects = [CatalogObject(id="u1", name="t", kind=TABLE, schema=PAIRS, shard="t")]
+        if plan is not None:
+            view = CatalogObject(
+                id="u2", name="v", kind=VIEW, schema=PAIRS, shard="v", depends=("u1",), plan=plan
+            )
+            objects.append(view)
+        self.catalog = Catalog(tuple(objects), 3)
+
+    def _after(self, delay_ms: int, message: Any) -> None:
+        self.timers.append((delay_ms, message))
+
+    def _effect(self, run: Any, done: Any, failed: Any) -> None:
+        run()
+        self.done.append(done(None))
+
+
+def ticks(plan: DeltaPlan | None) -> tuple[Desk, TableTicks]:
+    desk = Desk(plan)
+    made = TableTicks(desk)  # type: ignore[arg-type]
+    made.begin()
+    return desk, made
+
+
+def test_a_view_that_follows_the_clock_has_the_tables_sealed() -> None:
+    desk, made = ticks(CLOCKED)
+    assert desk.timers == [(250, ClockDue())]
+    made.clock_due()
+    assert desk.asked == [Tick]
+    made.clock_due()
+    assert desk.asked == [Tick], "one is under way"
+    desk.frontiers.tables_upper = NOW + 1
+    made.ticked(desk.done.pop())
+    made.clock_due()
+    assert desk.asked == [Tick], "a write was there before"
+    assert len(desk.timers) == 4
+
+
+@pytest.mark.parametrize("plan", [None, PLAN])
+def test_where_none_does_an_idle_table_costs_nothing(plan: DeltaPlan | None) -> None:
+    desk, made = ticks(plan)
+    made.clock_due()
+    assert desk.asked == []
+    assert len(desk.timers) == 2
+    desk.catalog = Desk(CLOCKED).catalog
+    made.clock_due()
+    assert desk.asked == [Tick], "a view was made meanwhile"
