@@ -86,7 +86,7 @@ async def restore(
                     if as_of is not None:
                         started = engine.clock.monotonic_ms()
                         await _hydrate(engine, persist, description, export, as_of, upper, name)
-                        rows = await _rows(persist, description)
+                        rows = await _rows(persist, description, as_of + 1)
                         chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
             upper, as_of = await _start_of(persist, description, export)
         with suppress(JobTooLarge):  # its steps say so
@@ -184,14 +184,15 @@ async def _resume(
             async for rows in parts:
                 await engine.clock.run_blocking(partial(touched.insert, f"h{index}", rows))
     await engine.clock.run_blocking(touched.merge)
-    rows = await _rows(persist, description)
+    rows = await _rows(persist, description, upper)
     return Resumed(upper, touched, output_errors, tuple(source_errors), rows)
 
 
-async def _rows(persist: PersistClient, description: DataflowDescription) -> int:
-    """About how many rows the imports have: updates that are stored."""
+async def _rows(persist: PersistClient, description: DataflowDescription, before: Time) -> int:
+    """About how many rows the imports have before a time: updates that are stored."""
     states = [await persist.state(source.shard) for source in description.imports]
-    return sum(part.rows for state in states for batch in state.batches for part in batch.parts)
+    early = [batch for state in states for batch in state.batches if batch.lower < before]
+    return sum(part.rows for batch in early for part in batch.parts)
 
 
 async def errors_of(
