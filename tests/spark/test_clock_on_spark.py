@@ -4,6 +4,8 @@ its rows come and go."""
 from __future__ import annotations
 
 import datetime
+from collections import Counter
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,16 @@ LASTS = datetime.timedelta(seconds=3)
 
 
 async def wait_for_rows(client: Client, view: str, wanted: list[tuple[Any, ...]]) -> None:
-    """Until a view has just these rows."""
-    while True:
-        found = await client.peek(view, deadline_ms=400_000)
-        if sorted(tuple(row.values()) for row in found.to_pylist()) == wanted:
-            return
-        await anyio.sleep(0.1)
+    """Follow a view until it has just these rows."""
+    held: Counter[tuple[Any, ...]] = Counter()
+    async with aclosing(client.subscribe(view)) as changes:
+        async for change in changes:
+            for row in [] if change.table is None else change.table.to_pylist():
+                *values, _, diff = row.values()
+                held[tuple(values)] += diff
+            if not change.partial and sorted(held.elements()) == wanted:
+                return
+    raise AssertionError(f"{view} ended with {held}")
 
 
 @pytest.mark.anyio

@@ -36,6 +36,11 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     followed: bool = False
     """Another replica has made it."""
 
+    def is_divisible(self, *, temporal: bool) -> bool:
+        """Return whether it may change the output at more than one time: one of its own times, or
+        where the clock alone changes it (`temporal`), any."""
+        return self.hi - self.lo > 1 if temporal else len(self.times) > 1
+
 
 # -- events ----------------------------------------------------------------------------------------
 

@@ -351,14 +351,10 @@ class Machine:
     def _failed_definitely(self, event: FailedDefinitely) -> list[Effect]:
         step = self.step
         assert step is not None
-        if self._divisible(step) and not step.in_error:
+        if step.is_divisible(temporal=self.temporal) and not step.in_error:
             return self._halve(step)
         self.step = msgspec.structs.replace(step, error=event.text)
         return self._computed(None)
-
-    def _divisible(self, step: Step) -> bool:
-        """Return whether a step may change its output at more than one time."""
-        return step.hi - step.lo > 1 if self.temporal else len(step.times) > 1
 
     def _halve(self, step: Step) -> list[Effect]:
         """The first half of the step's times instead; the others wait again."""
@@ -469,7 +465,9 @@ class Machine:
         But what is too large at a single time is the step's result, as a definite error is.
         """
         step = self.step
-        one_result = step is not None and (not self._divisible(step) or step.in_error)
+        one_result = step is not None and (
+            step.in_error or not step.is_divisible(temporal=self.temporal)
+        )
         if event.final and one_result and self.state is State.RUNNING:
             return self._failed_definitely(FailedDefinitely(event.number, event.text))
         self.attempt += 1
@@ -486,7 +484,7 @@ class Machine:
         step = self.step
         if self.state is State.RUNNING and step is not None and not self._restart_due:
             too_large, self._too_large = self._too_large, False
-            if too_large and self._divisible(step):
+            if too_large and step.is_divisible(temporal=self.temporal):
                 # Grown back only as far as half of what was too large, before the next is cut.
                 self.budget_bytes = max(1, min(self.budget_bytes, self._step_bytes) // 4)
                 return self._halve(step)

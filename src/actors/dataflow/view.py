@@ -162,13 +162,10 @@ class View:
         try:
             outcome = await self._step(step)
         except (DefiniteError, JobTooLarge) as error:
-            divisible = len(step.times) > 1 or (
-                self._export.plan.temporal and step.hi - step.lo > 1
-            )
             # Where most of what there was changes, what is left may be small enough. Of a few
             # changes the one that is too large is there in the whole, too.
             few = isinstance(error, JobTooLarge) and 2 * rows <= self._state_rows
-            if divisible or few:
+            if few or step.is_divisible(temporal=self._export.plan.temporal):
                 raise
             # A step meets rows that are never there together, too: only the query itself can say.
             return Outcome(await self._whole(step, time), recomputed=True)

@@ -60,7 +60,7 @@ class Select(msgspec.Struct, frozen=True, tag=True):
     columns: tuple[Named, ...]
 
 
-class Schedule(msgspec.Struct, frozen=True, tag=True):
+class RowLifetimes(msgspec.Struct, frozen=True, tag=True):
     """Updates of rows that are there only at some times: each at the later of its own time and
     `begins`, and taken back at `ends`; nothing of one that ends before it begins.
 
@@ -300,7 +300,7 @@ Node: TypeAlias = (
     Input
     | Where
     | Select
-    | Schedule
+    | RowLifetimes
     | Weigh
     | Expand
     | Generate
@@ -324,7 +324,7 @@ def columns_of(node: Node) -> tuple[str, ...]:
     match node:
         case Input(columns=columns):
             return columns
-        case Where() | Schedule() | Weigh() | Consolidate() | TopGate():
+        case Where() | RowLifetimes() | Weigh() | Consolidate() | TopGate():
             return columns_of(node.input)
         case Select():
             return tuple(column.name for column in node.columns)
@@ -373,7 +373,7 @@ def inputs_below(node: Node) -> Iterator[Input]:
             yield node
         case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             yield from inputs_below(node.input)
-        case Schedule():
+        case RowLifetimes():
             yield from inputs_below(node.input)
             yield node.interval
         case Pair() | Match():

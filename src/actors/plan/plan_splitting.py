@@ -33,7 +33,7 @@ from actors.plan.delta import (
     Recompute,
     RecomputeRows,
     Reduce,
-    Schedule,
+    RowLifetimes,
     Select,
     TopCandidates,
     TopCovered,
@@ -72,7 +72,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return ()
         case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             return (node.input,)
-        case Schedule():
+        case RowLifetimes():
             return node.input, node.interval
         case Union():
             return node.inputs
@@ -93,7 +93,7 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
             return node
         case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
             return msgspec.structs.replace(node, input=made[0])
-        case Schedule():
+        case RowLifetimes():
             return msgspec.structs.replace(node, input=made[0], interval=made[1])
         case Union():
             return Union(tuple(made))

@@ -63,7 +63,7 @@ class Filter(msgspec.Struct, frozen=True, tag=True):
 
 
 class TimeEdge(msgspec.Struct, frozen=True):
-    """Where a comparison with the clock turns: at the first time T, in microseconds since the
+    """Says where a comparison with the clock turns: at the first time T, in microseconds since the
     epoch, at which ``floor((T + before) / unit) * unit + after`` is no less than `micros`, or with
     `strict` greater; at no time where `micros` is NULL.
 

@@ -39,7 +39,7 @@ from actors.plan.delta import (
     Recompute,
     RecomputeRows,
     Reduce,
-    Schedule,
+    RowLifetimes,
     Select,
     TopCandidates,
     TopCovered,
@@ -96,7 +96,7 @@ def reduces(node: Node, strata: Mapping[str, Node]) -> bool:
             return node.name[0] == "h" if below is None else reduces(below, strata)
         case Reduce() | Recompute():
             return True
-        case Where() | Select() | Schedule() | Weigh() | Expand() | Generate() | Consolidate():
+        case Where() | Select() | RowLifetimes() | Weigh() | Expand() | Generate() | Consolidate():
             return reduces(node.input, strata)
         case Accumulate():
             return reduces(node.contributions, strata)

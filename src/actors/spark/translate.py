@@ -38,7 +38,7 @@ from actors.plan.delta import (
     Recompute,
     RecomputeRows,
     Reduce,
-    Schedule,
+    RowLifetimes,
     Select,
     TopCandidates,
     TopCovered,
@@ -153,8 +153,8 @@ class Translator(Groups, Tops):
             case Select():
                 made = [f"{c.expression}\n AS {quote(c.name)}" for c in node.columns]
                 return self._select([*made, TIME, DIFF], node.input)
-            case Schedule():
-                return self._schedule(node)
+            case RowLifetimes():
+                return self._row_lifetimes(node)
             case Weigh():
                 return self._weigh(node)
             case Expand():
@@ -236,7 +236,7 @@ class Translator(Groups, Tops):
         rows = self._select([*names, f"{DIFF} * ({node.factor}) AS {DIFF}"], node.input)
         return rows if node.factor == "-1" else f"SELECT * {from_rows(rows)} WHERE {DIFF} <> 0"
 
-    def _schedule(self, node: Schedule) -> str:
+    def _row_lifetimes(self, node: RowLifetimes) -> str:
         """Each update with when it counts and when it does not any more. From scratch all stands at
         the last time of the interval: there a row is, or is not."""
         begins, ends = quote(node.begins), quote(node.ends)
@@ -362,7 +362,7 @@ class Translator(Groups, Tops):
                 return relation.view is None
             case Where() | Select() | Weigh() | Expand() | Generate() | Consolidate() | Reduce():
                 return self._empty(node.input)
-            case Schedule():
+            case RowLifetimes():
                 return self._empty(node.input)
             case Match():
                 if node.kind == "full":

@@ -361,7 +361,7 @@ class Maintained:
         self._take_hidden(hidden)
 
     def _due(self, hi: int) -> dict[str, Relation]:
-        """What the clock changes before `hi`."""
+        """Return what the clock changes before `hi`."""
         found = {}
         for index, hidden in enumerate(self.plan.hidden):
             if hidden.due:

@@ -29,7 +29,7 @@ from actors.plan.delta import (
     Pair,
     Recompute,
     Reduce,
-    Schedule,
+    RowLifetimes,
     Select,
     Union,
     Weigh,
@@ -131,7 +131,7 @@ class Runner:
             Input: self._input,
             Where: self._where,
             Select: self._select,
-            Schedule: self._schedule,
+            RowLifetimes: self._row_lifetimes,
             Weigh: self._weigh,
             Expand: self._expand,
             Pair: self._pair,
@@ -179,7 +179,7 @@ class Runner:
         ]
         return Relation(columns, updates)
 
-    def _schedule(self, node: Schedule) -> Relation:
+    def _row_lifetimes(self, node: RowLifetimes) -> Relation:
         rows = self.run(node.input)
         places = {name: index for index, (name, _) in enumerate(rows.columns)}
         made: list[Update] = []

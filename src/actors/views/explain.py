@@ -20,7 +20,7 @@ from actors.plan.delta import (
     Recompute,
     RecomputeRows,
     Reduce,
-    Schedule,
+    RowLifetimes,
     Select,
     TopCandidates,
     TopCovered,
@@ -110,8 +110,8 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             return f"Input {node.name}({', '.join(node.columns)})", ()
         case Where():
             return f"Where {node.predicate}", (node.input,)
-        case Schedule():
-            title = f"Schedule from {node.begins or 'ever'} to {node.ends or 'ever'}"
+        case RowLifetimes():
+            title = f"RowLifetimes from {node.begins or 'ever'} to {node.ends or 'ever'}"
             return title, (node.input, node.interval)
         case Select():
             return f"Select {_named(node.columns)}", (node.input,)

@@ -98,11 +98,34 @@ class ScanOperator(Operator):
 
 
 class PassingOperator(Operator):
-    """Rows of another operator, with its columns."""
+    """Pass on rows of another operator, with its columns: what is not said otherwise is the
+    input's."""
 
     def __init__(self, context: Context, below: Operator) -> None:
         super().__init__(context, below.columns)
         self._below = below
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """The input's."""
+        return self._below.delta_origins(ids)
+
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """The input's."""
+        return self._below.old_origins(ids)
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """The input's."""
+        return self._below.seek(ids, origins, after, nulls=nulls)
+
+    def seekable(self, ids: Ids) -> bool:
+        """The input's."""
+        return self._below.seekable(ids)
+
+    def kind(self, id_: str) -> str | None:
+        """The input's."""
+        return self._below.kind(id_)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
         """The input's."""
@@ -135,28 +158,6 @@ class FilterOperator(PassingOperator):
     def old(self) -> Node:
         """Those of the input's state."""
         return Where(self._below.old(), self._predicate)
-
-    def trace_delta(self, ids: Ids) -> Origins | None:
-        """The input's."""
-        return self._below.delta_origins(ids)
-
-    def old_origins(self, ids: Ids) -> Origins | None:
-        """The input's."""
-        return self._below.old_origins(ids)
-
-    def seek(
-        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
-    ) -> frozenset[Wanted]:
-        """The input's."""
-        return self._below.seek(ids, origins, after, nulls=nulls)
-
-    def seekable(self, ids: Ids) -> bool:
-        """The input's."""
-        return self._below.seekable(ids)
-
-    def kind(self, id_: str) -> str | None:
-        """The input's."""
-        return self._below.kind(id_)
 
 
 class ProjectOperator(Operator):

@@ -25,14 +25,13 @@ from actors.plan.delta import (
     Input,
     Node,
     Pair,
-    Schedule,
+    RowLifetimes,
     Union,
     Weigh,
     Where,
 )
 from actors.plan.relational import TemporalFilter, TimeEdge
 from actors.plan.schema import Column, Schema
-from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, both, select
 from actors.views.rule_linear import PassingOperator
 
@@ -60,7 +59,7 @@ def _plus(text: str, number: int) -> str:
 
 
 class TemporalOperator(PassingOperator):
-    """Rows for which all comparisons with the clock hold."""
+    """Keeps the rows for which all comparisons with the clock hold."""
 
     def __init__(self, context: Context, plan: TemporalFilter, below: Operator) -> None:
         super().__init__(context, below)
@@ -81,7 +80,7 @@ class TemporalOperator(PassingOperator):
         return [(id_, id_) for id_ in self.columns]
 
     def _bounded(self, node: Node) -> Node:
-        """The rows with when they begin and end, of those of which it is known."""
+        """Return the rows with when they begin and end, of those of which it is known."""
         names = [f"{self._micros}{place}" for place in range(len(self._edges))]
         pairs = list(zip(names, self._edges, strict=True))
         timed = Where(
@@ -113,7 +112,7 @@ class TemporalOperator(PassingOperator):
     # -- what an operator says ---------------------------------------------------------------------
 
     def make_delta(self) -> Node:
-        """What comes due, and of the input's changes what lies in the step."""
+        """Return what comes due, and of the input's changes what lies in the step."""
         changes = self._bounded(self._below.delta(shared=True))
         planned = [
             *self._own,
@@ -136,11 +135,11 @@ class TemporalOperator(PassingOperator):
         plans = Union((*later, select(Weigh(due, "-1"), planned)))
         self.context.hidden[number] = state, plans
         interval = Input(INTERVAL, INTERVAL_SCHEMA.names)
-        now = select(Schedule(changes, interval, self._begins, self._ends), self._own)
+        now = select(RowLifetimes(changes, interval, self._begins, self._ends), self._own)
         return Union((now, select(Weigh(due, self._sign), self._own)))
 
     def _later(self, changes: Node, column: str, sign: int) -> Node:
-        """The changes that will happen at a column's time, behind the step."""
+        """Return the changes that will happen at a column's time, behind the step."""
         ordered = f" AND {self._begins} < {self._ends}" if self._begins and self._ends else ""
         beyond = Where(self._beside_interval(changes), f"{column} >= hi{ordered}")
         bucket = f"{column} div {DUE_BUCKET_MS}L"
@@ -148,34 +147,16 @@ class TemporalOperator(PassingOperator):
         return select(beyond, [*self._own, *made])
 
     def old(self) -> Node:
-        """Those rows of the input that are there just before the step."""
+        """Return those rows of the input that are there just before the step."""
         rows = self._beside_interval(self._bounded(self._below.old()))
         tests = [f"{self._begins} < lo"] if self._begins else []
         tests += [f"{self._ends} >= lo"] if self._ends else []
         return select(Where(rows, " AND ".join(tests)), self._own)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """The input's, and what comes due."""
+        """Return the input's, and what comes due."""
         return both(self._below.delta_origins(ids), ((f"c{self._number}", ids),))
 
-    def old_origins(self, ids: Ids) -> Origins | None:
-        """The input's."""
-        return self._below.old_origins(ids)
-
-    def seek(
-        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
-    ) -> frozenset[Wanted]:
-        """The input's."""
-        return self._below.seek(ids, origins, after, nulls=nulls)
-
-    def seekable(self, ids: Ids) -> bool:
-        """The input's."""
-        return self._below.seekable(ids)
-
     def is_constant(self) -> bool:
-        """Never: time passes."""
+        """Return False: time passes."""
         return False
-
-    def kind(self, id_: str) -> str | None:
-        """The input's."""
-        return self._below.kind(id_)
