@@ -439,7 +439,30 @@ def test_a_java_that_does_not_run_is_told(server: ConnectServer, tmp_path: Path,
     try:
         for _ in range(2):
             told = analyze(child, "SELECT k FROM l", translate=True).translation
-            assert "it does not start" in told.reason
+            assert "it does not start, tried 3 times" in told.reason
+    finally:
+        child.close()
+
+
+def test_a_java_that_fails_once_is_started_again(
+    server: ConnectServer, java: JavaHome, tmp_path: Path
+) -> None:
+    """As one does that found no memory: views made later are not opaque for it."""
+    home, failed = tmp_path / "java", tmp_path / "failed"
+    (home / "bin").mkdir(parents=True)
+    program = home / "bin" / "java"
+    program.write_text(
+        f"#!/bin/sh\n[ -e {failed} ] || {{ touch {failed}; exit 1; }}\n"
+        f'exec {java.home}/bin/java "$@"\n'
+    )
+    program.chmod(0o755)
+    settings = Settings(spark_master=server.url, engine_jobs_in_flight_max=1)
+    failing = JavaHome(home, java.version, "JAVA_HOME")
+    child = ChildProcess(tmp_path / "child", settings, failing, archive=tmp_path / "none")
+    try:
+        told = analyze(child, "SELECT k FROM l", translate=True).translation
+        assert failed.exists()
+        assert told.root is not None, told.reason
     finally:
         child.close()
 

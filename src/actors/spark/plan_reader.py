@@ -26,6 +26,8 @@ from actors.spark.session import ThreadSessions, open_session, spark_conf
 
 READ_SETTINGS: Final = "spark.sql."
 """Those of a session's settings under which a text may mean something else begin so."""
+STARTS_MAX: Final = 3
+"""A start may fail once for want of memory; a Java that never starts is not tried for ever."""
 _BLIND: Final = "no plans are seen over Spark Connect without a Java of our own"
 
 
@@ -82,11 +84,15 @@ class PlanReader:
             self._process.kill()
 
     def _opened(self) -> ThreadSessions:
-        """Raises `EngineUnavailable` when it does not start."""
+        """Raises `EngineUnavailable` when it does not start, however often it is tried."""
         conf = spark_conf(self._settings, self._scratch, self._archive)
-        try:
-            session = open_session(conf, self._scratch)
-        except Exception as error:  # noqa: BLE001 - whatever it was, views can do without
-            raise EngineUnavailable(f"it does not start ({short_text(str(error))})") from None
+        for start in range(1, STARTS_MAX + 1):
+            try:
+                session = open_session(conf, self._scratch)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever it was, views can do without
+                if start == STARTS_MAX:
+                    text = f"it does not start, tried {start} times ({short_text(str(error))})"
+                    raise EngineUnavailable(text) from None
         self._process = session.sparkContext._gateway.proc
         return ThreadSessions(session, frozenset(self._settings.spark_conf), self._scratch)
