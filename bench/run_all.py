@@ -14,6 +14,7 @@ from measure import Measure
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {
+    "corpus_views.py",
     "measure.py",
     "pathway_peer.py",
     "postgres_peer.py",

@@ -54,7 +54,7 @@ from actors.catalyst.tree_reading import (
     without_aliases,
 )
 from actors.catalyst.widening import compared
-from actors.catalyst.window_calls import window_parts
+from actors.catalyst.window_calls import window_parts, window_reach
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
@@ -664,7 +664,9 @@ class RelationalBuilder:
             parts = window_parts(without_aliases(item), ordered=bool(order))
             writer = self._writer(block.columns)
             function, frame = parts.write(writer)
-            calls.append(WindowCall(bound.id, function, frame, bound.type, parts.by_row))
+            reach, size = window_reach(parts)
+            by_row = parts.by_row
+            calls.append(WindowCall(bound.id, function, frame, bound.type, by_row, reach, size))
         if any(call.by_row for call in calls) or not order:
             _check_ordered(types)
         partition = tuple(names[key.text] for key in keys)

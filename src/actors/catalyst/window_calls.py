@@ -8,6 +8,7 @@ functions of the bag of its rows are kept: not sums of floats, and no ``first``.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.literals import NotRendered
 from actors.catalyst.plan_tree import TreeNode
 from actors.catalyst.tree_reading import type_of
+from actors.plan.nearby import Reach
 
 _BY_VALUE: Final = frozenset({"Rank", "DenseRank", "PercentRank", "CumeDist"})
 """Functions that treat equal rows alike."""
@@ -24,6 +26,11 @@ _OF_BAGS: Final = frozenset(
     {"Count", "CountIf", "Sum", "Average", "Min", "Max", "BoolAnd", "BoolOr"}
 )
 """Aggregates that are a function of the values alone, but for floats."""
+_COUNTED: Final = re.compile(
+    r"byte|short|integer|long"
+    r"|interval (?:day|hour|minute|second)(?: to (?:hour|minute|second))?"
+)
+_DAY_MICROS: Final = 86_400_000_000
 
 
 class WindowParts(msgspec.Struct, frozen=True):
@@ -59,3 +66,55 @@ def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
     if inner.name not in _OF_BAGS or floats:
         raise NotRendered(f"the window function {inner.name} over a RANGE of an order with ties")
     return WindowParts(function, specification, by_row=False)
+
+
+# -- how far a change reaches ---------------------------------------------------------------------
+
+
+def window_reach(parts: WindowParts) -> tuple[Reach | None, int]:
+    """Return how far in its partition a change reaches what a function says: as `WindowCall` has
+    it, with the size in rows, or in the units of the one column of a RANGE frame's order (numbers,
+    days, microseconds)."""
+    function = parts.function
+    if function.name in ("RowNumber", "Rank"):
+        return "first", 0
+    if function.name == "DenseRank":
+        return "distinct", 0
+    if function.name in ("Lag", "Lead"):
+        offset = _number(function.kid("inputOffset" if function.name == "Lag" else "offset"))
+        if offset is None or function.fields.get("ignoreNulls"):
+            return None, 0
+        return "rows", abs(offset)
+    frame = parts.specification.kid("frameSpecification")
+    if function.name in OWN_FRAME or frame is None or frame.name != "SpecifiedWindowFrame":
+        return None, 0
+    sizes = []
+    calendar = False
+    for side in ("lower", "upper"):
+        bound = frame.kid(side)
+        if "CurrentRow" in (frame.fields.get(side), None if bound is None else bound.name):
+            continue
+        size = _number(bound)
+        if size is None or bound is None:
+            return None, 0
+        sizes.append(abs(size))
+        calendar |= "interval" in type_of(bound)
+    reach = max(sizes, default=0)
+    if frame.fields["frameType"] == "RowFrame":
+        return "rows", reach
+    # A day of an interval is one of the calendar, which may have an hour more.
+    return "range", reach + (_DAY_MICROS if calendar and reach >= _DAY_MICROS else 0)
+
+
+def _number(node: TreeNode | None) -> int | None:
+    """The value of a constant number, or the microseconds of an interval of days or less."""
+    if node is None:
+        return None
+    if node.name == "UnaryMinus":
+        size = _number(node.children[0])
+        return None if size is None else -size
+    kind = node.fields.get("dataType")
+    if node.name != "Literal" or not isinstance(kind, str) or not _COUNTED.fullmatch(kind):
+        return None
+    value = str(node.fields["value"])
+    return int(value) if re.fullmatch(r"-?\d+", value) else None

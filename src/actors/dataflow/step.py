@@ -138,10 +138,9 @@ def interval_rows(lo: Time, hi: Frontier) -> Rows:
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
     """The schema of a named input; a stratum's output is read off its Arrow columns."""
-    if name[0] in "hc":
-        return plan.hidden[int(name[1:])].schema
-    if name[0] in "ds":
-        return plan.source_schemas[int(name[1:])]
+    known = plan.input_schema(name)
+    if known is not None:
+        return known
     fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
     return Schema(tuple(Column(field.name, spark_type(field.type)) for field in fields))
 
@@ -223,12 +222,18 @@ async def delta_step(
                     inputs[INTERVAL] = interval_rows(lo, hi)
                     continue
                 rows = lookups.rows(input_name)
+                source = int(input_name[1:]) if input_name[0] == "s" else None
+                if input_name[0] == "n":
+                    near = plan.nearby[int(input_name[1:])]
+                    source = near.source
+                    found = partial(lookups.nearby, near)
+                    rows = await engine.work(lookups.count(f"s{source}"), found)
                 if rows is None or not rows.num_rows:
                     continue
-                if input_name[0] == "s" and TOUCHED_ROWS.crossed(
+                if source is not None and TOUCHED_ROWS.crossed(
                     rows.num_rows > engine.settings.lookup_rows_max
                 ):
-                    given = whole_state(int(input_name[1:]))
+                    given = whole_state(source)
                     inputs[input_name] = await stack.enter_async_context(given)
                     continue
                 schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)

@@ -25,12 +25,15 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.plan.nearby import NearbyRows
 from actors.plan.relational import Named
 from actors.plan.schema import Column, Schema
 
 AUTO: Final = "auto"
 CHANGED: Final = "drc"
 """The letters of inputs that hold changes, as against state."""
+STATE_LETTERS: Final = "hc"
+"""Those of inputs with the columns of a hidden state."""
 INTERVAL: Final = "i0"
 INTERVAL_SCHEMA: Final = Schema((Column("lo", "bigint"), Column("hi", "bigint")))
 DUE_BUCKET_MS: Final = 1000
@@ -482,11 +485,34 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """The refresh policy (`views.policy`)."""
     tree: str = ""
     """The relational plan for people, a node a line."""
+    nearby: tuple[NearbyRows, ...] = ()
+    """What the inputs ``n{k}`` are."""
 
     @property
     def temporal(self) -> bool:
         """Says whether contents change as time passes, without a change of an import."""
         return any(state.due for state in self.hidden)
+
+    def input_schema(self, name: str) -> Schema | None:
+        """Return the schema of an input but for a stratum's output; None: there is none such."""
+        if name == INTERVAL:
+            return INTERVAL_SCHEMA
+        number = int(name[1:]) if name[1:].isdigit() else -1
+        schemas: tuple[Schema, ...] = ()
+        if name[:1] in STATE_LETTERS:
+            schemas = tuple(state.schema for state in self.hidden)
+        elif name[:1] in ("d", "s"):
+            schemas = self.source_schemas
+        elif name[:1] == "n":
+            schemas = tuple(self.source_schemas[near.source] for near in self.nearby)
+        return schemas[number] if 0 <= number < len(schemas) else None
+
+    def input_names(self) -> list[str]:
+        """Return the names of all inputs but strata's outputs."""
+        found = [f"{letter}{i}" for i in range(len(self.source_schemas)) for letter in "ds"]
+        found += [f"{letter}{k}" for k in range(len(self.hidden)) for letter in STATE_LETTERS]
+        found += [f"n{k}" for k in range(len(self.nearby))]
+        return [*found, INTERVAL]
 
 
 def narrowed(schema: Schema, name: str, strata: Iterable[Stratum]) -> Schema:

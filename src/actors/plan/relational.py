@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from actors.plan.nearby import Reach
 from actors.plan.schema import Schema
 
 
@@ -248,6 +249,10 @@ class WindowCall(msgspec.Struct, frozen=True):
     type: str
     by_row: bool
     """Whether its value depends on the order of rows that the window's own order leaves equal."""
+    reach: Reach | None = None
+    """How far in its partition a change can reach: ``rows`` or ``range``, at most `size`; ``first``
+    and ``distinct`` are ranks with gaps and without; None: anywhere."""
+    size: int = 0
 
 
 class WindowFunctions(msgspec.Struct, frozen=True, tag=True):

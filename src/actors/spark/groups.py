@@ -88,14 +88,40 @@ class Groups(ABC):
             once = self._summed(node, changes, [f"CAST(sum({DIFF}) AS bigint) AS __w"])
             return f"SELECT *, 1L AS {DIFF} {from_rows(once)} WHERE __w > 0"
         old = self._select([*columns[:-2], f"-1L AS {TIME}", DIFF], node.old)
-        touched = self._touched(node, changes)
-        renamed = [f"{key} AS {quote(f'__k{i}')}" for i, key in enumerate(keys)]
-        rows = f"SELECT {', '.join([*renamed, *values, f'{TIME} AS __at', DIFF])}"
         whole = changes if self._empty(node.old) else f"{changes}{UNION}{old}"
         if self._small:
             whole = f"SELECT {self._hint()}* {from_rows(whole)}"
-        tests = [f"{key} <=> {quote(f'__k{i}')}" for i, key in enumerate(keys)] or ["true"]
-        hint = self._hint(*(["SHUFFLE_HASH(__r)"] if self._small else []))
+        if self._small and self._one_time and not self._is_first(node) and keys + values:
+            weighed = self._weighed_once(node, whole)
+        else:
+            weighed = self._weighed_at_times(node, self._touched(node, changes), whole)
+        return (
+            f"SELECT {', '.join([*keys, TIME, *values])}, __x.side AS {DIFF}, __x.w AS __w "
+            f"{from_rows(weighed)} LATERAL VIEW explode(array("
+            f"named_struct('side', -1L, 'w', __before), named_struct('side', 1L, 'w', __after))) "
+            f"__e AS __x WHERE {TIME} >= 0 AND __x.w > 0"
+        )
+
+    def _weighed_once(self, node: Recompute | RecomputeRows, whole: str) -> str:
+        """The rows of each group with their weights before and after the one time of all changes;
+        the time is negative where none is of the group."""
+        weights = [
+            f"CAST(sum({DIFF}) AS bigint) AS __after",
+            f"CAST(sum(CASE WHEN {TIME} < 0 THEN {DIFF} ELSE 0L END) AS bigint) AS __before",
+            f"max({TIME}) AS __last",
+        ]
+        partition = f"PARTITION BY {', '.join(map(quote, node.keys))}" if node.keys else ""
+        told = self._summed(node, whole, weights, timed=False)
+        return f"SELECT *, max(__last) OVER ({partition}) AS {TIME} {from_rows(told)}"
+
+    def _weighed_at_times(self, node: Recompute | RecomputeRows, touched: str, whole: str) -> str:
+        """The rows of each group with their weights before and after each time that touches it."""
+        keys, values = [quote(key) for key in node.keys], _arguments(node)
+        renamed = [f"{key} AS {quote(f'__k{i}')}" for i, key in enumerate(keys)]
+        rows = f"SELECT {', '.join([*renamed, *values, f'{TIME} AS __at', DIFF])}"
+        tests = [f"{key} <=> {quote(f'__k{i}')}" for i, key in enumerate(keys)]
+        join = "SHUFFLE_HASH(__r)" if tests else "SHUFFLE_REPLICATE_NL(__r)"
+        hint = self._hint(*([join] if self._small else []))
         given = keys
         if isinstance(node, RecomputeRows):  # the row's own value, which may be -0.0 beside 0.0
             given = [f"{quote(f'__k{i}')} AS {key}" for i, key in enumerate(keys)]
@@ -108,12 +134,7 @@ class Groups(ABC):
             f"CAST(sum({DIFF}) AS bigint) AS __after",
             f"CAST(sum(CASE WHEN __at < {TIME} THEN {DIFF} ELSE 0L END) AS bigint) AS __before",
         ]
-        return (
-            f"SELECT {', '.join([*keys, TIME, *values])}, __x.side AS {DIFF}, __x.w AS __w "
-            f"{from_rows(self._summed(node, joined, weights))} LATERAL VIEW explode(array("
-            f"named_struct('side', -1L, 'w', __before), named_struct('side', 1L, 'w', __after))) "
-            f"__e AS __x WHERE __x.w > 0"
-        )
+        return self._summed(node, joined, weights)
 
     def _touched(self, node: Recompute | RecomputeRows, changes: str) -> str:
         """The touched (group, time)s; without keys the last time too where nothing is before: the
@@ -121,7 +142,10 @@ class Groups(ABC):
         touched = f"SELECT {', '.join([*map(quote, node.keys), TIME])} {from_rows(changes)}"
         if isinstance(node, Recompute) and self._is_first(node):
             first = 0 if node.begins else self._hi - 1
-            touched += f"{UNION}SELECT CAST({first} AS bigint) AS {TIME}"
+            # A range of one slice is one partition; a row without a table has no such order.
+            one = f"SELECT id + {first} AS {TIME} FROM range(0, 1, 1, 1)"
+            both = f"{touched}{UNION}{one}"
+            touched = f"SELECT {self._hint()}* {from_rows(both)}"
         return f"SELECT DISTINCT * {from_rows(touched)}"
 
     def _is_first(self, node: Recompute | RecomputeRows) -> bool:
@@ -129,16 +153,18 @@ class Groups(ABC):
         in an old state, which there is none of before that."""
         return isinstance(node, Recompute) and not node.keys and node.begins == bool(self._lo)
 
-    def _summed(self, node: Recompute | RecomputeRows, rows: str, weights: list[str]) -> str:
-        """Equal rows of a group once for each time, with sums of their diffs."""
-        keys, values = [quote(key) for key in node.keys], _arguments(node)
+    def _summed(
+        self, node: Recompute | RecomputeRows, rows: str, weights: list[str], *, timed: bool = True
+    ) -> str:
+        """Equal rows of a group once, for each time if `timed`, with sums of their diffs."""
+        keys = [*map(quote, node.keys), *([TIME] if timed else [])]
+        values = _arguments(node)
         # Of rows that are handed on GROUP BY alone would make -0.0 and 0.0 one.
         kinds, aggregated = self._types(node.changes), isinstance(node, Recompute)
         exact = {quote(n): e for n, e in exact_keys(kinds, only_maps=aggregated).items()}
-        grouped = [key for name in [*keys, TIME, *values] for key in exact.get(name, (name,))]
+        grouped = [key for name in [*keys, *values] for key in exact.get(name, (name,))]
         items = [
-            f"any_value({name}) AS {name}" if name in exact else name
-            for name in [*keys, TIME, *values]
+            f"any_value({name}) AS {name}" if name in exact else name for name in [*keys, *values]
         ]
         return (
             f"SELECT {', '.join([*items, *weights])} {from_rows(rows)} "
@@ -170,15 +196,21 @@ class Groups(ABC):
         times = self._touched(node, self._select([TIME], node.changes))
         before = f"SELECT {TIME}, -1L AS {DIFF} {from_rows(times)}"
         if self._is_first(node):
-            # Before the first time there was no group.
-            first = f"SELECT min({TIME}) {from_rows(times)}"
-            before += f" WHERE {TIME} > ({first})"
+            # Before the first time there was no group; an old state's is the beginning of all.
+            first = "0" if node.begins else f"(SELECT min({TIME}) {from_rows(times)})"
+            before += f" WHERE {TIME} > {first}"
         sides = f"{before}{UNION}SELECT {TIME}, 1L AS {DIFF} {from_rows(times)}"
-        rows = [*values, f"{TIME} AS __at", f"{DIFF} AS __side"]
+        # The first branch has the types.
+        nulls = [f"NULL AS {value}" for value in values]
+        padding = f"SELECT {', '.join([*nulls, TIME, DIFF])}, 1 AS __padded {from_rows(sides)}"
+        rows = f"SELECT {', '.join([*values, TIME, DIFF])}, 0 AS __padded {from_rows(repeated)}"
+        both = f"SELECT {self._hint()}* {from_rows(f'{rows}{UNION}{padding}')}"
+        told = (
+            f"SELECT *, min(__padded) OVER (PARTITION BY {TIME}, {DIFF}) AS __alone "
+            f"{from_rows(both)}"
+        )
         return (
-            f"SELECT {', '.join([*values, TIME, DIFF])} FROM (\n{sides}\n) AS __l LEFT JOIN "
-            f"(\nSELECT {', '.join(rows)} {from_rows(repeated)}\n) AS __r "
-            f"ON {TIME} = __at AND {DIFF} = __side"
+            f"SELECT {', '.join([*values, TIME, DIFF])} {from_rows(told)} WHERE __padded = __alone"
         )
 
     def _reduce(self, node: Reduce) -> str:

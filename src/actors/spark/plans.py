@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.delta import CHANGED, INTERVAL, INTERVAL_SCHEMA, DeltaPlan, Node
+from actors.plan.delta import CHANGED, INTERVAL, DeltaPlan, Node
 from actors.plan.jobs import Prepare, Prepared
 from actors.plan.plan_splitting import divided, pieces, renamed
 from actors.plan.schema import DIFF, TIME, Column, Schema
@@ -60,13 +60,10 @@ class PreparedPlan:
     def input_schema(self, bridge: Bridge, name: str) -> Schema:
         """The schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
         plan = self.plan
+        known = plan.input_schema(name)
+        if known is not None:
+            return known
         number = int(name[1:]) if name[1:].isdigit() else -1
-        if name == INTERVAL:
-            return INTERVAL_SCHEMA
-        if name[:1] in ("h", "c") and 0 <= number < len(plan.hidden):
-            return plan.hidden[number].schema
-        if name[:1] in ("d", "s") and 0 <= number < len(plan.source_schemas):
-            return plan.source_schemas[number]
         if name[:1] == "r" and 0 <= number < len(self.strata):
             return self.stratum(bridge, number)
         raise InvalidUsage(f"the plan has no input {name!r}")
@@ -91,8 +88,7 @@ class PreparedPlan:
         if found is None:
             states: set[str] = set()
             if not fresh:
-                states = {f"s{index}" for index in range(len(self.plan.sources))}
-                states |= {f"h{index}" for index in range(len(self.plan.hidden))}
+                states = {name for name in self.plan.input_names() if name[0] in "shn"}
             found = pieces(self.strata, first, last, changed | states | {INTERVAL}, nodes_max)
             if len(self._pieces) >= PIECES_KNOWN_MAX:
                 self._pieces.clear()

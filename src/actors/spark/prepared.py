@@ -73,6 +73,7 @@ KEEPS_NOTHING: Final = frozenset(
         "LocalTableScan",
         "ObjectHashAggregate",
         "Project",
+        "Range",
         "Scan OneRowRelation",
         "Scan parquet",
         "ShuffledHashJoin",
@@ -81,6 +82,7 @@ KEEPS_NOTHING: Final = frozenset(
         "SortMergeJoin",
         "Union",
         "Window",
+        "WindowGroupLimit",
     }
 )
 """Nodes of physical plans that compute their rows afresh from their inputs, each time."""

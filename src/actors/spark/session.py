@@ -60,8 +60,12 @@ SLOT_STEPS: Final = {
     "spark.sql.parquet.columnarReaderBatchSize": "1024",
     "spark.sql.maxPlanStringLength": "1m",
     "spark.sql.optimizer.excludedRules": ",".join(
-        f"org.apache.spark.sql.catalyst.optimizer.{rule}"
-        for rule in ("PushDownLeftSemiAntiJoin", "PushLeftSemiLeftAntiThroughJoin")
+        f"org.apache.spark.sql.{rule}"
+        for rule in (
+            "catalyst.optimizer.PushDownLeftSemiAntiJoin",
+            "catalyst.optimizer.PushLeftSemiLeftAntiThroughJoin",
+            "execution.planmerging.MergeSubplans",
+        )
     ),
 }
 """On top of those for plans over slot files, whoever else has set them.

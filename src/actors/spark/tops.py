@@ -43,19 +43,21 @@ class Tops(ABC):
         return f"SELECT {self._hint()}* {from_rows(UNION.join(parts))}"
 
     def _gate(self, node: TopGate) -> str:
-        names = [quote(name) for name in columns_of(node)]
-        if self._empty(node.switch):
-            kept = "" if node.closes else " WHERE false"
-            return self._select([*names, TIME, DIFF], node.input) + kept
+        return self._gated(node.input, node.switch, closes=node.closes)
+
+    def _gated(self, input: Node, switch: Node, *, closes: bool) -> str:
+        """The rows of one node where another has any, or with `closes` has none."""
+        names = [quote(name) for name in columns_of(input)]
+        if self._empty(switch):
+            kept = "" if closes else " WHERE false"
+            return self._select([*names, TIME, DIFF], input) + kept
         # The first branch has the types: its columns are the input's.
-        rows = self._select([*names, TIME, DIFF, "0 AS __gate"], node.input)
+        rows = self._select([*names, TIME, DIFF, "0 AS __gate"], input)
         nulls = [f"NULL AS {name}" for name in names]
-        switch = self._select(
-            [*nulls, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __gate"], node.switch
-        )
-        both = self._united([rows, switch])
+        opened = self._select([*nulls, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __gate"], switch)
+        both = self._united([rows, opened])
         told = f"SELECT *, max(__gate) OVER () AS __any {from_rows(both)}"
-        wanted = 0 if node.closes else 1
+        wanted = 0 if closes else 1
         return (
             f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(told)} "
             f"WHERE __gate = 0 AND __any = {wanted}"

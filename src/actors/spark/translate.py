@@ -288,14 +288,20 @@ class Translator(Groups, Tops):
                 f"coalesce(__l.{TIME}, 0L) AS {TIME}",
                 f"coalesce(__l.{DIFF}, 1L) * coalesce(__r.__rdiff, 1L) AS {DIFF}",
             ]
-        tests = join_tests(node) or ["true"]
+        tests = join_tests(node)
+        if self._small and not tests and node.kind in ("semi", "anti"):
+            return self._gated(node.left, node.right, closes=node.kind == "anti")
+        if self._small and not node.equal:
+            # What is always equal: by an equality rows are hashed, else they are broadcast. Of
+            # ``<=>`` with a column that is always NULL Spark leaves a test of the other side.
+            tests.append(f"pmod(__l.{DIFF}, 1L) = pmod(__r.__rdiff, 1L)")
         hints = self._hint(*(["SHUFFLE_HASH(__r)"] if self._small else []))
         left_rows = self._state(node.left) if node.kind == "full" else self.text(node.left)
         weighed = ", ".join([*right, f"{DIFF} AS __rdiff"])
         state = f"SELECT {weighed} {from_rows(self._state(node.right))}"
         return (
             f"SELECT {hints}{', '.join(items)}\nFROM (\n{left_rows}\n) AS __l "
-            f"{join[node.kind]} JOIN (\n{state}\n) AS __r ON {' AND '.join(tests)}"
+            f"{join[node.kind]} JOIN (\n{state}\n) AS __r ON {' AND '.join(tests or ['true'])}"
         )
 
     def _state(self, node: Node) -> str:

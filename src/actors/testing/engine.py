@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from actors.errors import Canceled, DefiniteError, InvalidUsage, PenstockError
 from actors.kernel import Actor, Effect, Reply
-from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, summed_first
+from actors.plan.delta import DeltaPlan, summed_first
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     Analyze,
@@ -257,11 +257,10 @@ def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, Relation]:
         return Relation(tuple((c.name, c.type) for c in schema.columns), [])
 
     found: dict[str, Relation] = {}
-    for index, schema in enumerate(plan.source_schemas):
-        found[f"d{index}"] = found[f"s{index}"] = empty(schema)
-    for index, state in enumerate(plan.hidden):
-        found[f"h{index}"] = found[f"c{index}"] = empty(state.schema)
-    found[INTERVAL] = empty(INTERVAL_SCHEMA)
+    for name in plan.input_names():
+        schema = plan.input_schema(name)
+        assert schema is not None, f"the plan names {name}"
+        found[name] = empty(schema)
     # What an earlier stratum makes has the columns that its node has.
     runner = Runner(found, 1, 2)
     for index in range(first):

@@ -40,6 +40,7 @@ from actors.plan.jobs import (
     Run,
     Step,
 )
+from actors.plan.nearby import nearby_rows
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.testing.analysis import ParsedTranslation
@@ -342,6 +343,7 @@ class Maintained:
             for stratum in plan.strata[first : upto + 1]:
                 for lookup in stratum.lookups:
                     self._look_up(lookup, found, taken, by_lookup, lo)
+            found |= self._nearby(found)
             names = dict.fromkeys(n for s in plan.strata[first : upto + 1] for n in s.inputs)
             inputs = {
                 name: rows_message(_schema(found[name]), found[name].updates)
@@ -359,6 +361,17 @@ class Maintained:
             assert lo <= time < hi, f"an update at {time}, outside of [{lo}, {hi})"
         self.output += output
         self._take_hidden(hidden)
+
+    def _nearby(self, found: dict[str, Relation]) -> dict[str, Relation]:
+        """Return the inputs of rows near changes, where rows were looked up."""
+        made = {}
+        for index, near in enumerate(self.plan.nearby):
+            rows, changes = found.get(f"s{near.source}"), found[f"d{near.source}"]
+            if rows is not None:
+                thinned = nearby_rows(table_of(rows), table_of(changes), near)
+                names = [name for name, _ in rows.columns]
+                made[f"n{index}"] = Relation(rows.columns, updates_of(thinned, names))
+        return made
 
     def _due(self, hi: int) -> dict[str, Relation]:
         """Return what the clock changes before `hi`."""

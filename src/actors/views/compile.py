@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.delta import INTERVAL, DeltaPlan
+from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import Analyzed, Translation, Volatility
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
 from actors.plan.relational import Opaque, ViewPlan
@@ -80,6 +80,7 @@ async def compile_view(
             reason=derived.reason,
             strata=derived.strata,
             hidden=derived.hidden,
+            nearby=derived.nearby,
             conf=conf,
             tree=explain_tree(view),
         )
@@ -100,10 +101,9 @@ def _derived(view: ViewPlan, schemas: tuple[Schema, ...], limits: PlanLimits) ->
     """The plan of the view's changes. Raises `Unsupported`, also when it is too large."""
     try:
         derived = derive(view, schemas)
-        inputs = {f"{letter}{i}" for i in range(len(schemas)) for letter in "ds"}
-        inputs |= {f"{letter}{i}" for i in range(len(derived.hidden)) for letter in "hc"}
-        inputs.add(INTERVAL)
         nodes = [stratum.node for stratum in derived.strata]
+        # Whatever they may read has rows; but for outputs of one another.
+        inputs = {name for stratum in derived.strata for name in stratum.inputs if name[0] != "r"}
         size = sum(statement_sizes(nodes, inputs, limits.statement_nodes_max))
     except RecursionError:
         raise Unsupported("a plan that is nested too deeply") from None

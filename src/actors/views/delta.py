@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from actors.plan.delta import Accumulate, Hidden, Node, Select, Stratum, Union, Where
+from actors.plan.nearby import NearbyRows
 from actors.plan.relational import (
     Aggregate,
     AggregateCall,
@@ -64,7 +65,7 @@ from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_temporal import TemporalOperator
 from actors.views.rule_top import limit
-from actors.views.rule_window import WindowOperator
+from actors.views.rule_window import WindowOperator, ranks_wanted
 from actors.views.unsupported import Unsupported
 
 OUTPUT_PREFIX: Final = "o_"
@@ -80,6 +81,7 @@ class Derived(msgspec.Struct, frozen=True):
 
     strata: tuple[Stratum, ...]
     hidden: tuple[Hidden, ...]
+    nearby: tuple[NearbyRows, ...]
     mode: str
     reason: str
 
@@ -95,7 +97,7 @@ def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
     strata = context.strata(node)
     hidden = tuple(state for state, _ in context.hidden)
     mode, reason = _mode(context, strata, hidden, view.sources)
-    return Derived(strata, hidden, mode, reason)
+    return Derived(strata, hidden, tuple(context.nearby), mode, reason)
 
 
 def _mode(
@@ -135,7 +137,11 @@ def _operator(context: Context, plan: Plan) -> Operator:
         case Constants():
             return ConstantsOperator(context, plan)
         case Filter():
-            return FilterOperator(context, plan, _operator(context, plan.input))
+            below = plan.input
+            if isinstance(below, WindowFunctions):
+                ranked = _window(context, below, ranks_wanted(plan.predicate, below.calls))
+                return FilterOperator(context, plan, ranked)
+            return FilterOperator(context, plan, _operator(context, below))
         case TemporalFilter():
             return TemporalOperator(context, plan, _operator(context, plan.input))
         case Project():
@@ -157,12 +163,19 @@ def _operator(context: Context, plan: Plan) -> Operator:
         case Generation():
             return GenerationOperator(context, plan, _operator(context, plan.input))
         case WindowFunctions():
-            context.keyed.append("window functions: touched partitions are computed afresh")
-            return WindowOperator(context, plan, _operator(context, plan.input))
+            return _window(context, plan, 0)
         case Limit():
             return limit(context, plan, _operator(context, plan.input))
         case Opaque():
             raise Unsupported(plan.reason)
+
+
+def _window(context: Context, plan: WindowFunctions, ranks: int) -> Operator:
+    """Window functions, of which rows only the first `ranks` are wanted where that is not 0."""
+    made = WindowOperator(context, plan, _operator(context, plan.input), ranks)
+    what = "touched partitions" if made.near is None else "rows near changes"
+    context.keyed.append(f"window functions: {what} are computed afresh")
+    return made
 
 
 def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operator, ...]:

@@ -72,6 +72,8 @@ def explain(plan: DeltaPlan) -> str:
     for index, hidden in enumerate(plan.hidden):
         keys = ", ".join(hidden.keys) or "none: one row"
         lines.append(f"hidden {index}: {hidden.schema.ddl()}; keys: {keys}")
+    for index, near in enumerate(plan.nearby):
+        lines.append(f"n{index}: of {plan.sources[near.source]} {near.text()}")
     lines += [f"conf: {key} = {value}" for key, value in plan.conf]
     if plan.mode == "opaque" and not plan.strata:
         lines.append("recomputed whole at each time and subtracted")

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 from actors.plan.delta import Consolidate, Hidden, Input, Node, Select, Stratum, Union
+from actors.plan.nearby import NearbyRows
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
 from actors.threshold_probes import CUT_NODES
@@ -46,6 +47,7 @@ class Context:
         self.lookups = Lookups()
         self.cuts: list[Node] = []
         self.hidden: list[tuple[Hidden, Node]] = []
+        self.nearby: list[NearbyRows] = []
         self.keyed: list[str] = []
         """Why groups are computed afresh, for each grouping that is."""
         self.seldom: set[str] = set()
@@ -115,6 +117,12 @@ class Context:
         self.cuts.append(node)
         return Input(f"r{len(self.cuts) - 1}", columns)
 
+    def near(self, wanted: NearbyRows) -> str:
+        """Name the input that has the rows near changes."""
+        if wanted not in self.nearby:
+            self.nearby.append(wanted)
+        return f"n{self.nearby.index(wanted)}"
+
     def prefix(self) -> str:
         """A fresh prefix for column ids."""
         self._names += 1
@@ -178,6 +186,11 @@ class Operator(ABC):
     @abstractmethod
     def seekable(self, ids: Ids) -> bool:
         """Whether a search by these columns, NULLs included, reads just the rows that have them."""
+
+    def table_columns(self, ids: Ids) -> tuple[int, Ids] | None:
+        """Return the import whose rows the operator's are, all of them and each by itself, and the
+        names that it has for these columns; None: they are of no import, or some are computed."""
+        return None
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
         """The columns whose values these columns determine, by primary keys and equalities."""

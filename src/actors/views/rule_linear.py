@@ -92,6 +92,10 @@ class ScanOperator(Operator):
         ids = {own: name for name, own in self._own.items()}
         return (frozenset(ids[own] for own in key),) if key and set(key) <= set(ids) else ()
 
+    def table_columns(self, ids: Ids) -> tuple[int, Ids] | None:
+        """Its own."""
+        return self.source, tuple(self._own[id_] for id_ in ids)
+
     def kind(self, id_: str) -> str:
         """The table's own type."""
         return _plain(self._columns[self._own[id_]].type)
@@ -210,6 +214,11 @@ class ProjectOperator(Operator):
         """Columns that are passed on."""
         below = [self._passed.get(id_, "") for id_ in ids]
         return all(below) and self._below.seekable(tuple(below))
+
+    def table_columns(self, ids: Ids) -> tuple[int, Ids] | None:
+        """The input's, of columns that are passed on."""
+        below = [self._passed.get(id_, "") for id_ in ids]
+        return self._below.table_columns(tuple(below)) if all(below) else None
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
         """The input's, as far as its columns are passed on."""

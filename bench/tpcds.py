@@ -1,0 +1,80 @@
+"""The TPC-DS queries as live views: a step beside recomputing the query, same session.
+
+As `corpus_views` says, with data of tpcgen-cli. Each step changes 100 rows of those of the seven
+tables of facts that the query reads: dates, quantities and amounts of sales, returns and stocks
+are updated in place to those of other rows. ``_median`` and ``_slowest`` are of all queries'
+ratios. The environment's SCALE gives another scale than 0.3, and QUERIES (``q01,q14a``) fewer
+queries.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import anyio
+import pyarrow as pa
+
+from actors import Client, TableWrite
+from actors.testing.corpora import CORPORA, CorpusQuery, make_tables, tables_of
+from corpus_views import CorpusRun, NextRows, StepSize, run_corpus
+from measure import Report
+
+FACTS = {
+    "store_sales": ("ss_sold_date_sk", "ss_quantity", "ss_sales_price", "ss_ext_sales_price"),
+    "catalog_sales": ("cs_sold_date_sk", "cs_quantity", "cs_sales_price", "cs_ext_sales_price"),
+    "web_sales": ("ws_sold_date_sk", "ws_quantity", "ws_sales_price", "ws_ext_sales_price"),
+    "store_returns": ("sr_returned_date_sk", "sr_return_quantity", "sr_return_amt"),
+    "catalog_returns": ("cr_returned_date_sk", "cr_return_quantity", "cr_return_amount"),
+    "web_returns": ("wr_returned_date_sk", "wr_return_quantity", "wr_return_amt"),
+    "inventory": ("inv_quantity_on_hand",),
+}
+"""The tables of facts, and what is changed of a row."""
+DIMENSIONS = ("customer", "item", "customer_address", "date_dim")
+"""Of a query that reads no table of facts, one of these is changed."""
+
+
+class Updates:
+    """Updates in place of the tables of facts that a query reads."""
+
+    def __init__(self, tables: dict[str, pa.Table]) -> None:
+        self._next = NextRows(tables)
+
+    async def write(self, client: Client, query: CorpusQuery, rows: int) -> int:
+        """Writes about `rows` changes, of each table a like part."""
+        read = tables_of(query)
+        names = [name for name in FACTS if name in read]
+        if not names:
+            names = [next(name for name in DIMENSIONS if name in read)]
+        each = max(1, rows // 2 // len(names))
+        return await client.write({n: TableWrite(update=self._updated(n, each)) for n in names})
+
+    def _updated(self, name: str, count: int) -> pa.Table:
+        """Rows with the values that other rows of the table have."""
+        key = list(CORPORA["tpcds"].tables[name].key)
+        rows, others = self._next.take(name, count), self._next.take(name, count)
+        columns = FACTS.get(name) or tuple(c for c in rows.schema.names if c not in key)[-1:]
+        length = min(rows.num_rows, others.num_rows)
+        made = rows.select(key).slice(0, length)
+        for column in columns:
+            made = made.append_column(column, others[column].slice(0, length))
+        return made
+
+
+async def run(report: Report) -> None:
+    """All queries."""
+    scale = float(os.environ.get("SCALE", "0.01" if report.quick else "0.3"))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        tables = make_tables("tpcds", scale, 0, folder)
+        steps = (StepSize("100", 100, 3, 3 if report.quick else 9, 1 / 10),)
+        await run_corpus(
+            report, CorpusRun("tpcds", Updates(tables), steps, 2, 3, 1.2), tables, folder
+        )
+
+
+if __name__ == "__main__":
+    made = Report("TPC-DS queries as live views beside full recomputation.")
+    anyio.run(run, made, backend_options={"use_uvloop": True})
+    made.close()
