@@ -8,6 +8,7 @@ Inputs of a stratum are named:
 - ``d{n}``  the delta of import n: its updates with ``lo <= time < hi``;
 - ``s{n}``  the state of import n: (a superset of) its updates with ``time < lo`` that the
   delta can touch; times below `lo` carry no meaning and may have been advanced;
+- ``n{k}``  of the rows ``s{n}`` at least those that are near changes (`DeltaPlan.nearby`);
 - ``h{k}``  hidden state k: (a superset of) the touched groups at ``< lo``;
 - ``r{k}``  the output of stratum k of the same step;
 - ``c{k}``  the rows of hidden state k that come due in the step (`Hidden.due`), each at that time:
