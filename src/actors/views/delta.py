@@ -65,8 +65,9 @@ from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_temporal import TemporalOperator
 from actors.views.rule_top import limit
-from actors.views.rule_window import WindowOperator, ranks_wanted
+from actors.views.rule_window import WindowOperator
 from actors.views.unsupported import Unsupported
+from actors.views.window_reach import near_changes, near_sessions, ranks_wanted, session_parts
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
@@ -172,7 +173,16 @@ def _operator(context: Context, plan: Plan) -> Operator:
 
 def _window(context: Context, plan: WindowFunctions, ranks: int) -> Operator:
     """Window functions, of which rows only the first `ranks` are wanted where that is not 0."""
-    made = WindowOperator(context, plan, _operator(context, plan.input), ranks)
+    parts = session_parts(plan)
+    if parts is None:
+        below = _operator(context, plan.input)
+        made = WindowOperator(context, plan, below, near_changes(plan, below, ranks))
+    else:
+        rows = _operator(context, parts.ends.input)
+        near = near_sessions(parts, rows)
+        ends = WindowOperator(context, parts.ends, rows, near)
+        begun = ProjectOperator(context, parts.begun.columns, ends)
+        made = WindowOperator(context, plan, begun, near)
     what = "touched partitions" if made.near is None else "rows near changes"
     context.keyed.append(f"window functions: {what} are computed afresh")
     return made

@@ -187,9 +187,10 @@ class Operator(ABC):
     def seekable(self, ids: Ids) -> bool:
         """Whether a search by these columns, NULLs included, reads just the rows that have them."""
 
-    def table_columns(self, ids: Ids) -> tuple[int, Ids] | None:
-        """Return the import whose rows the operator's are, all of them and each by itself, and the
-        names that it has for these columns; None: they are of no import, or some are computed."""
+    def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
+        """Return the import whose rows the operator's are, each by itself, and all of them but with
+        `some`, and the names that it has for these columns, which the operator may have left out;
+        None: they are of no import, or some columns are computed."""
         return None
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:

@@ -92,8 +92,10 @@ class ScanOperator(Operator):
         ids = {own: name for name, own in self._own.items()}
         return (frozenset(ids[own] for own in key),) if key and set(key) <= set(ids) else ()
 
-    def table_columns(self, ids: Ids) -> tuple[int, Ids] | None:
+    def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
         """Its own."""
+        if not all(id_ in self._own for id_ in ids):
+            return None
         return self.source, tuple(self._own[id_] for id_ in ids)
 
     def kind(self, id_: str) -> str:
@@ -163,6 +165,10 @@ class FilterOperator(PassingOperator):
         """Those of the input's state."""
         return Where(self._below.old(), self._predicate)
 
+    def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
+        """The input's, some of whose rows are left."""
+        return self._below.table_columns(ids, some=True) if some else None
+
 
 class ProjectOperator(Operator):
     """Computed columns."""
@@ -215,10 +221,10 @@ class ProjectOperator(Operator):
         below = [self._passed.get(id_, "") for id_ in ids]
         return all(below) and self._below.seekable(tuple(below))
 
-    def table_columns(self, ids: Ids) -> tuple[int, Ids] | None:
-        """The input's, of columns that are passed on."""
-        below = [self._passed.get(id_, "") for id_ in ids]
-        return self._below.table_columns(tuple(below)) if all(below) else None
+    def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
+        """The input's, of columns that are passed on or left out."""
+        below = [self._passed.get(id_, "") if id_ in self.columns else id_ for id_ in ids]
+        return self._below.table_columns(tuple(below), some=some) if all(below) else None
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
         """The input's, as far as its columns are passed on."""

@@ -12,42 +12,33 @@ its own a window is therefore computed over its rows in that order.
 
 Where a change reaches only so far in its partition (``lag``, a frame of some rows or of an
 interval), or only the first rows are wanted (``row_number() <= 10``), what is read of a table's
-partition is thinned out before Spark sorts it (`plan.nearby`).
+partition is thinned out before Spark sorts it (`window_reach`, `plan.nearby`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Final
-
 from actors.plan.delta import Consolidate, Input, Node, RecomputeRows, Where, WindowColumn
-from actors.plan.nearby import SIZE_MAX, NearbyRows, Reach, SortColumn
+from actors.plan.nearby import NearbyRows
 from actors.plan.plan_splitting import children, with_children
 from actors.plan.relational import WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed
 from actors.views.rule_kept import KeptOperator
 
-_ORDER: Final = re.compile(r"(\w+) (ASC|DESC) NULLS (FIRST|LAST)")
-_ORDERED: Final = re.compile(
-    r"tinyint|smallint|int|bigint|decimal\(\d+,\d+\)|string|boolean|date|timestamp|timestamp_ntz"
-)
-"""Types whose values are equal, and in order, as Spark has it; not floats, not other collations."""
-_MEASURED: Final = ("tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz")
-"""Types whose values have a distance."""
-
 
 class WindowOperator(Operator):
     """Window functions over the rows of one partition."""
 
     def __init__(
-        self, context: Context, plan: WindowFunctions, below: Operator, ranks: int = 0
+        self,
+        context: Context,
+        plan: WindowFunctions,
+        below: Operator,
+        near: NearbyRows | None = None,
     ) -> None:
-        """`ranks`: only rows of a rank up to this are wanted; 0: all are."""
+        """`near`: which rows of a partition matter where others change; None: all may."""
         super().__init__(context, (*below.columns, *(call.name for call in plan.calls)))
-        self.near = near_changes(plan, below, ranks)
-        """Which rows of a partition matter where others change; None: all may."""
+        self.near = near
         if plan.keys and not below.seekable(plan.keys):
             below = KeptOperator(context, below, dict(plan.types), plan.keys)
         self._below = below
@@ -133,61 +124,3 @@ def _reading(node: Node, name: str, other: str) -> Node:
     if isinstance(node, Input):
         return Input(other, node.columns) if node.name == name else node
     return with_children(node, [_reading(each, name, other) for each in children(node)])
-
-
-# -- what a change reaches ------------------------------------------------------------------------
-
-
-def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
-    """Return up to which rank a filter leaves rows of some window functions; 0: it leaves others.
-
-    >>> ranks = (WindowCall("w0", "rank()", "", "int", False, "first"),)
-    >>> ranks_wanted("(w0 < 4) AND (i0_x = 1)", ranks)
-    3
-    >>> ranks_wanted("(i0_x = 1 OR (w0 < 4))", ranks)
-    0
-    """
-    for call in calls:
-        if call.reach not in ("first", "distinct"):
-            continue
-        # Conjuncts stand in brackets of their own.
-        test = rf"\({call.name} (<=|<|=) (\d+)\)"
-        found = re.match(rf"{test}(?: AND |$)", predicate) or re.search(rf" AND {test}$", predicate)
-        if found:
-            return int(found[2]) - (found[1] == "<")
-    return 0
-
-
-def near_changes(plan: WindowFunctions, below: Operator, ranks: int) -> NearbyRows | None:
-    """Return which rows of a partition matter where others change; None: all may, or the rows are
-    no table's."""
-    reach, size = _reach(plan.calls, ranks)
-    order = [found for each in plan.order if (found := _ORDER.fullmatch(each))]
-    if reach is None or len(order) < len(plan.order) or not plan.keys or not order:
-        return None
-    ids = tuple(found[1] for found in order)
-    table = below.table_columns((*plan.keys, *ids))
-    kinds = [(below.kind(id_) or "").lower() for id_ in (*plan.keys, *ids)]
-    if table is None or not all(_ORDERED.fullmatch(kind) for kind in kinds):
-        return None
-    if reach == "range" and (len(ids) > 1 or kinds[-1] not in _MEASURED):
-        return None
-    source, names = table
-    count = len(plan.keys)
-    sorts = tuple(
-        SortColumn(name, found[2] == "DESC", found[3] == "FIRST")
-        for name, found in zip(names[count:], order, strict=True)
-    )
-    return NearbyRows(source, names[:count], sorts, reach, size)
-
-
-def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
-    """How far changes reach in all of these calls."""
-    reaches = {call.reach for call in calls}
-    size = max(call.size for call in calls)
-    if ranks and reaches <= {"first", "distinct"}:
-        # Whichever rank is meant: that without gaps leaves the most rows.
-        return ("distinct" if "distinct" in reaches else "first"), ranks
-    if len(reaches) == 1 and reaches <= {"rows", "range"} and size <= SIZE_MAX:
-        return calls[0].reach, size
-    return None, 0

@@ -1,0 +1,175 @@
+"""How far in its partition a change reaches what window functions say.
+
+Rules. Catalyst's own words are the base (`catalyst.window_calls`): a frame's bounds, the offset of
+``lag``. A filter above may leave the first ranks alone. Sessions are two windows, one on another
+(`spark/ConstructRewriter.java`): the ends of the rows before, and the last row that began behind
+all of them; the second says nothing that a change beyond a gap without rows alters. That holds for
+the two together alone, so they are known by their very texts, and what looks otherwise is computed
+over whole partitions.
+
+Only columns of a table count, of types whose equality and order are Arrow's too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from actors.plan.nearby import SIZE_MAX, NearbyRows, Reach, SortColumn
+from actors.plan.relational import Plan, Project, WindowCall, WindowFunctions
+from actors.views.operators import Operator
+
+_ORDER: Final = re.compile(r"(\w+) (ASC|DESC) NULLS (FIRST|LAST)")
+_ORDERED: Final = re.compile(
+    r"tinyint|smallint|int|bigint|decimal\(\d+,\d+\)|string|boolean|date|timestamp|timestamp_ntz"
+)
+"""Types whose values are equal, and in order, as Spark has it; not floats, not other collations."""
+_MEASURED: Final = ("tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz")
+"""Types whose values have a distance."""
+_BEFORE: Final = "RANGE BETWEEN UNBOUNDED PRECEDING AND 1L PRECEDING"
+_UPTO: Final = "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+_SESSION: Final = re.compile(
+    r"named_struct\('start', timestamp_micros\(unix_micros\((\w+)\)\), 'end', "
+    r"timestamp_micros\(unix_micros\(\(\1 \+ CAST\('(\d+) (\w+?)s?' AS interval\)\)\)\)\)"
+)
+_UNITS: Final = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 25 * 3_600_000_000,  # the longest that a calendar has
+}
+
+
+def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
+    """Return up to which rank a filter leaves rows of some window functions; 0: it leaves others.
+
+    >>> ranks = (WindowCall("w0", "rank()", "", "int", False, "first"),)
+    >>> ranks_wanted("(w0 < 4) AND (i0_x = 1)", ranks)
+    3
+    >>> ranks_wanted("(i0_x = 1 OR (w0 < 4))", ranks)
+    0
+    """
+    for call in calls:
+        if call.reach not in ("first", "distinct"):
+            continue
+        # Conjuncts stand in brackets of their own.
+        test = rf"\({call.name} (<=|<|=) (\d+)\)"
+        found = re.match(rf"{test}(?: AND |$)", predicate) or re.search(rf" AND {test}$", predicate)
+        if found:
+            return int(found[2]) - (found[1] == "<")
+    return 0
+
+
+def near_changes(plan: WindowFunctions, below: Operator, ranks: int) -> NearbyRows | None:
+    """Return which rows of a partition matter where others change; None: all may, or the rows are
+    no table's."""
+    reach, size = _reach(plan.calls, ranks)
+    order = [found for each in plan.order if (found := _ORDER.fullmatch(each))]
+    if reach is None or len(order) < len(plan.order) or not plan.keys or not order:
+        return None
+    ids = tuple(found[1] for found in order)
+    # Which values are near says a row by itself, whichever rows a filter leaves.
+    table = below.table_columns((*plan.keys, *ids), some=reach == "range")
+    kinds = [(below.kind(id_) or "").lower() for id_ in (*plan.keys, *ids)]
+    if table is None or not all(_ORDERED.fullmatch(kind) for kind in kinds):
+        return None
+    if reach == "range" and (len(ids) > 1 or kinds[-1] not in _MEASURED):
+        return None
+    source, names = table
+    count = len(plan.keys)
+    sorts = tuple(
+        SortColumn(name, found[2] == "DESC", found[3] == "FIRST")
+        for name, found in zip(names[count:], order, strict=True)
+    )
+    return NearbyRows(source, names[:count], sorts, reach, size)
+
+
+def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
+    """How far changes reach in all of these calls."""
+    reaches = {call.reach for call in calls}
+    size = max(call.size for call in calls)
+    if ranks and reaches <= {"first", "distinct"}:
+        # Whichever rank is meant: that without gaps leaves the most rows.
+        return ("distinct" if "distinct" in reaches else "first"), ranks
+    if len(reaches) == 1 and reaches <= {"rows", "range"} and size <= SIZE_MAX:
+        return calls[0].reach, size
+    return None, 0
+
+
+# -- sessions -------------------------------------------------------------------------------------
+
+
+class SessionParts(msgspec.Struct, frozen=True):
+    """The parts of a window that tells sessions: that of the ends before each row, what it makes of
+    them, the time column of each row and the gap behind it."""
+
+    ends: WindowFunctions
+    begun: Project
+    time: str
+    gap: int
+    """In microseconds."""
+
+
+def session_parts(plan: WindowFunctions) -> SessionParts | None:
+    """Return the parts of a window that tells in which session each row is; None: it does not."""
+    begun = plan.input
+    ends = begun.input if isinstance(begun, Project) else None
+    if not isinstance(begun, Project) or not isinstance(ends, WindowFunctions):
+        return None
+    if len(plan.calls) != 1 or len(ends.calls) != 1 or len(plan.order) != 1:
+        return None
+    last, before = plan.calls[0], ends.calls[0]
+    order = _ORDER.fullmatch(plan.order[0])
+    made = {each.name: each.expression for each in begun.columns}
+    if order is None or (ends.keys, ends.order) != (plan.keys, plan.order) or before.name in made:
+        return None
+    start, end = order[1], _argument(before, _BEFORE)
+    test = f"CASE WHEN (({before.name} IS NULL) OR ({start} > {before.name})) THEN {start} END"
+    uses = [name for name, text in made.items() if re.search(rf"\b{before.name}\b", text)]
+    if end is None or uses != [_argument(last, _UPTO)] or made[uses[0]] != test:
+        return None
+    texts = _projected(ends.input)
+    both = [
+        re.fullmatch(rf"unix_micros\(\((\w+)\)\.`{part}`\)", texts.get(id_, ""))
+        for id_, part in ((start, "start"), (end, "end"))
+    ]
+    if both[0] is None or both[1] is None or both[0][1] != both[1][1]:
+        return None
+    found = _SESSION.fullmatch(texts.get(both[0][1], ""))
+    if found is None or found[3] not in _UNITS:
+        return None
+    return SessionParts(ends, begun, found[1], int(found[2]) * _UNITS[found[3]])
+
+
+def near_sessions(parts: SessionParts, below: Operator) -> NearbyRows | None:
+    """Return the rows of the sessions that changes may touch; None: the rows are no table's."""
+    keys = parts.ends.keys
+    table = below.table_columns((*keys, parts.time), some=True)
+    kinds = [(below.kind(id_) or "").lower() for id_ in keys]
+    if table is None or not keys or not all(_ORDERED.fullmatch(kind) for kind in kinds):
+        return None
+    source, names = table
+    types = {each.name: each.type for each in below.context.schemas[source].columns}
+    if types[names[-1]] not in ("timestamp", "timestamp_ntz") or parts.gap > SIZE_MAX:
+        return None
+    return NearbyRows(source, names[:-1], (SortColumn(names[-1]),), "gap", parts.gap)
+
+
+def _argument(call: WindowCall, frame: str) -> str | None:
+    """The column of which a call is the greatest value in a frame."""
+    found = re.fullmatch(r"max\((\w+)\)", call.function)
+    return found[1] if found and call.frame == frame else None
+
+
+def _projected(plan: Plan) -> Mapping[str, str]:
+    """The expressions of all projections that lie one on another; those on top last."""
+    found: dict[str, str] = {}
+    while isinstance(plan, Project):
+        found = {each.name: each.expression for each in plan.columns} | found
+        plan = plan.input
+    return {name: text for name, text in found.items() if name != text}
