@@ -2,8 +2,8 @@
 
 A service with the embedded default holds a million readings of a thousand devices, a thousand of
 each, and maintains all views, one after another. A step has 100 changes (50 readings updated in
-place). Ours: the step of the named view; peer: the step of ``sum`` and ``count`` by device, in
-one after the other. The environment's ROWS gives other numbers of readings, VIEWS (``session,top_k``)
+place). Ours: the step of the named view; peer: the step of ``sum`` and ``count`` by device, right
+after it. The environment's ROWS gives other numbers of readings, and VIEWS (``session,top_k``)
 fewer views.
 """
 

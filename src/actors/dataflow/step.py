@@ -181,6 +181,18 @@ _SIMPLE: Final = (
 )
 
 
+async def _found(
+    engine: Engine, plan: DeltaPlan, lookups: Lookups, name: str
+) -> tuple[int | None, pa.Table | None]:
+    """Return what is known of an input, and the import that it is the state of, if it is one's."""
+    number = int(name[1:])
+    if name[0] != "n":
+        return number if name[0] == "s" else None, lookups.rows(name)
+    near = plan.nearby[number]
+    looked_up = lookups.count(f"s{near.source}")
+    return near.source, await engine.work(looked_up, partial(lookups.nearby, near))
+
+
 async def delta_step(
     engine: Engine,
     plan: DeltaPlan,
@@ -221,13 +233,7 @@ async def delta_step(
                 if input_name == INTERVAL:
                     inputs[INTERVAL] = interval_rows(lo, hi)
                     continue
-                rows = lookups.rows(input_name)
-                source = int(input_name[1:]) if input_name[0] == "s" else None
-                if input_name[0] == "n":
-                    near = plan.nearby[int(input_name[1:])]
-                    source = near.source
-                    found = partial(lookups.nearby, near)
-                    rows = await engine.work(lookups.count(f"s{source}"), found)
+                source, rows = await _found(engine, plan, lookups, input_name)
                 if rows is None or not rows.num_rows:
                     continue
                 if source is not None and TOUCHED_ROWS.crossed(
