@@ -45,14 +45,14 @@ class Tops(ABC):
     def _gate(self, node: TopGate) -> str:
         return self._gated(node.input, node.switch, closes=node.closes)
 
-    def _gated(self, input: Node, switch: Node, *, closes: bool) -> str:
+    def _gated(self, below: Node, switch: Node, *, closes: bool) -> str:
         """The rows of one node where another has any, or with `closes` has none."""
-        names = [quote(name) for name in columns_of(input)]
+        names = [quote(name) for name in columns_of(below)]
         if self._empty(switch):
             kept = "" if closes else " WHERE false"
-            return self._select([*names, TIME, DIFF], input) + kept
+            return self._select([*names, TIME, DIFF], below) + kept
         # The first branch has the types: its columns are the input's.
-        rows = self._select([*names, TIME, DIFF, "0 AS __gate"], input)
+        rows = self._select([*names, TIME, DIFF, "0 AS __gate"], below)
         nulls = [f"NULL AS {name}" for name in names]
         opened = self._select([*nulls, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __gate"], switch)
         both = self._united([rows, opened])

@@ -1,0 +1,155 @@
+"""Which windows get the rows near changes alone, and which all of a partition."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from actors.plan.nearby import NearbyRows, SortColumn
+from actors.plan.relational import Filter, Named, Plan, Project, Scan, ViewPlan, WindowCall
+from actors.plan.relational import WindowFunctions as Windows
+from actors.plan.schema import Column, Schema
+from actors.views.delta import derive
+
+TABLE = Schema(
+    (
+        Column("k", "int"),
+        Column("x", "int"),
+        Column("f", "double"),
+        Column("s", "string collate UNICODE"),
+        Column("at", "timestamp"),
+    )
+)
+SCAN = Scan(0, tuple((f"i0_{name}", name) for name in TABLE.names))
+TYPES = tuple((f"i0_{column.name}", column.type) for column in TABLE.columns)
+LAG = WindowCall("w0", "lag(i0_x, 2)", "", "int", True, "rows", 2)
+WITHIN = WindowCall("w0", "count(1)", "RANGE …", "bigint", False, "range", 7)
+RANK = WindowCall("w0", "rank()", "", "int", False, "first")
+DENSE = WindowCall("w1", "dense_rank()", "", "int", False, "distinct")
+TOTAL = WindowCall("w0", "sum(i0_x)", "ROWS …", "bigint", True)
+BY_X = ("i0_x DESC NULLS LAST",)
+BY_TIME = ("c1 ASC NULLS FIRST",)
+
+
+def windows(
+    *calls: WindowCall,
+    below: Plan = SCAN,
+    keys: tuple[str, ...] = ("i0_k",),
+    order: tuple[str, ...] = BY_X,
+) -> Windows:
+    """Functions over one window of the table."""
+    return Windows(below, keys, order, calls, TYPES)
+
+
+def nearby(plan: Plan, *columns: str) -> tuple[NearbyRows, ...]:
+    """What a view of these columns reads near changes."""
+    root = Project(plan, tuple(Named(name, name) for name in columns))
+    output = Schema(tuple(Column(name, "int") for name in columns))
+    made = derive(ViewPlan(("t",), root, output), (TABLE,))
+    read = {name for stratum in made.strata for name in stratum.inputs if name[0] == "n"}
+    assert read == {f"n{number}" for number in range(len(made.nearby))}
+    assert any("rows near changes" in made.reason for _ in made.nearby) == bool(made.nearby)
+    return made.nearby
+
+
+def test_neighbours_frames_and_intervals() -> None:
+    by_x = (SortColumn("x", True, False),)
+    assert nearby(windows(LAG), "w0") == (NearbyRows(0, ("k",), by_x, "rows", 2),)
+    assert nearby(windows(WITHIN), "w0") == (NearbyRows(0, ("k",), by_x, "range", 7),)
+    wider = msgspec.structs.replace(LAG, name="w1", size=9)
+    assert nearby(windows(LAG, wider), "w0", "w1")[0].size == 9
+
+
+def test_first_ranks_are_those_that_a_filter_leaves() -> None:
+    for text, size in (("(w0 <= 3)", 3), ("(w0 < 3) AND (i0_k > 1)", 2), ("(w0 = 1)", 1)):
+        (found,) = nearby(Filter(windows(RANK), text), "w0")
+        assert (found.reach, found.size) == ("first", size)
+    (found,) = nearby(Filter(windows(RANK, DENSE), "(i0_k > 1) AND (w1 <= 4)"), "w0")
+    assert (found.reach, found.size) == ("distinct", 4)
+    for text in ("(w0 > 3)", "((w0 <= 3) OR (i0_k = 1))", "(w0 <= i0_x)", "(w0 <= 0)"):
+        assert nearby(Filter(windows(RANK), text), "w0") == (), text
+    assert nearby(windows(RANK), "w0") == ()
+    assert nearby(Filter(windows(RANK, LAG), "(w0 <= 3)"), "w0") == ()
+
+
+SOME = Filter(SCAN, "(i0_k > 1)")
+COMPUTED = Project(SCAN, (Named("i0_k", "i0_k"), Named("c1", "i0_x + 1"), Named("i0_x", "i0_x")))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        windows(TOTAL),
+        windows(LAG, msgspec.structs.replace(WITHIN, name="w1")),
+        windows(LAG, below=SOME),
+        windows(LAG, below=COMPUTED, order=("c1 ASC NULLS FIRST",)),
+        windows(LAG, order=("(i0_x + 1) ASC NULLS FIRST",)),
+        windows(LAG, order=("i0_f ASC NULLS FIRST",)),
+        windows(LAG, order=("i0_s ASC NULLS FIRST",)),
+        windows(LAG, keys=("i0_s",)),
+        windows(LAG, keys=("i0_f",)),
+        windows(LAG, order=()),
+        windows(WITHIN, order=(*BY_X, "i0_at ASC NULLS FIRST")),
+        windows(LAG, below=windows(msgspec.structs.replace(LAG, name="w9"))),
+    ],
+)
+def test_what_is_not_sure_reads_whole_partitions(plan: Plan) -> None:
+    found = nearby(plan, "w0")
+    # Of a window on another the one below may.
+    assert len(found) == isinstance(getattr(plan, "input", None), Windows)
+
+
+def test_values_are_near_whichever_rows_a_filter_leaves() -> None:
+    assert len(nearby(windows(WITHIN, below=SOME), "w0")) == 1
+
+
+# -- sessions -------------------------------------------------------------------------------------
+
+
+def sessions(
+    gap: str = "5 minutes",
+    *,
+    flag: str = "CASE WHEN ((w0 IS NULL) OR (c1 > w0)) THEN c1 END",
+    before: str = "RANGE BETWEEN UNBOUNDED PRECEDING AND 1L PRECEDING",
+    more: tuple[Named, ...] = (),
+    end: str = "timestamp_micros(unix_micros((i0_at + CAST('{gap}' AS interval))))",
+) -> Windows:
+    """Sessions as the front end writes them."""
+    start = "timestamp_micros(unix_micros(i0_at))"
+    struct = f"named_struct('start', {start}, 'end', {end.format(gap=gap)})"
+    key = Named("i0_k", "i0_k")
+    rows: Plan = Filter(SCAN, "(i0_at IS NOT NULL)")
+    rows = Project(rows, (key, Named("c0", struct)))
+    ends = (Named("c1", "unix_micros((c0).`start`)"), Named("c2", "unix_micros((c0).`end`)"))
+    rows = Project(rows, (key, *ends))
+    last = WindowCall("w0", "max(c2)", before, "bigint", False)
+    rows = windows(last, below=rows, order=BY_TIME)
+    begun = Project(rows, (key, Named("c1", "c1"), Named("c3", flag), *more))
+    upto = "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+    first = WindowCall("w1", "max(c3)", upto, "bigint", False)
+    return windows(first, below=begun, order=BY_TIME)
+
+
+@pytest.mark.parametrize(
+    ("gap", "size"),
+    [("5 minutes", 300_000_000), ("1 second", 1_000_000), ("1 day", 90_000_000_000)],
+)
+def test_sessions_read_those_that_changes_touch(gap: str, size: int) -> None:
+    wanted = NearbyRows(0, ("k",), (SortColumn("at"),), "gap", size)
+    assert nearby(sessions(gap), "w1") == (wanted,)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        sessions("1 month"),
+        sessions("1 hour 2 minutes"),
+        sessions(more=(Named("w0", "w0"),)),
+        sessions(more=(Named("c4", "w0 + 1"),)),
+        sessions(flag="CASE WHEN (c1 > w0) THEN c1 END"),
+        sessions(before="RANGE BETWEEN UNBOUNDED PRECEDING AND 2L PRECEDING"),
+        sessions(end="timestamp_micros(unix_micros((i0_at + i0_x)))"),
+    ],
+)
+def test_what_only_looks_like_sessions_reads_whole_partitions(plan: Plan) -> None:
+    assert nearby(plan, "w1") == ()
