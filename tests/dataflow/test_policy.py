@@ -98,3 +98,47 @@ def test_a_far_recomputation_is_not_tried() -> None:
     near = taught(AUTO)
     made = [near.choose(15_000, 1_000_000, 1).full for _ in range(PROBE_STEPPING + 2)]
     assert made.count(True) == 1
+
+
+def test_cold_steps_are_forgotten_once_one_was_quick() -> None:
+    """The first wait for their plans; a mean that fades would take dozens of tries."""
+    chooser = Chooser(AUTO)
+    chooser.recomputed(1_000_000, 700)
+    chooser.stepped(100, 9_000)
+    for _ in range(PROBE_RECOMPUTING):
+        assert chooser.choose(100, 1_000_000, 1).full
+    assert not chooser.choose(100, 1_000_000, 1).full, "the try"
+    chooser.stepped(100, 40)
+    choice = chooser.choose(100, 1_000_000, 1)
+    assert (choice.full, choice.step_ms) == (False, 40)
+
+
+def test_a_slow_step_that_was_tried_forgets_nothing() -> None:
+    chooser = Chooser(AUTO)
+    chooser.recomputed(1_000_000, 700)
+    for ms in (9_000, 650):
+        assert ms == 9_000 or chooser.choose(100, 1_000_000, 1).full
+        chooser.stepped(100, ms)
+    assert chooser.choose(100, 1_000_000, 1).full
+
+
+def test_steps_of_one_size_say_nothing_of_much_larger_ones() -> None:
+    """In proportion the larger would be far slower than a recomputation; it is not."""
+    chooser = Chooser(AUTO)
+    chooser.recomputed(1_000_000, 350)
+    for rows, ms in ((90, 50), (100, 60), (84, 45)):
+        chooser.stepped(rows, ms)
+    assert not chooser.choose(8_000, 1_000_000, 1).full
+    chooser.stepped(8_000, 120)
+    choice = chooser.choose(8_000, 1_000_000, 1)
+    assert not choice.full
+    assert choice.step_ms == pytest.approx(120, rel=0.1)
+    assert chooser.choose(100_000, 1_000_000, 1).full, "several sizes tell a slope"
+
+
+def test_a_larger_step_is_not_taken_to_learn_where_it_cannot_be_cheaper() -> None:
+    for ms, rows in ((400, 8_000), (50, 200_000)):
+        chooser = Chooser(AUTO)
+        chooser.recomputed(1_000_000, 350)
+        chooser.stepped(100, ms)
+        assert chooser.choose(rows, 1_000_000, 1).full

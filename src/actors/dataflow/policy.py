@@ -11,7 +11,10 @@ recomputation is at one; it is weighed against as many.
 What is not chosen is not measured, and the first measures are of cold plans: so now and then,
 where the estimates are not far apart, the other way is taken once, to learn (`PROBE_STEPPING`,
 `PROBE_RECOMPUTING`). A step whose plan was built in it says little of the next: the shell leaves
-it out.
+it out. One that waited for plans says as little: where a step that is tried turns out to be the
+cheaper way, those before it are forgotten. And of steps of about one size nothing is known of much
+larger ones, which may cost as much or in proportion: the first is taken, to learn, if it could be
+the cheaper way.
 
 Rules. Until a recomputation was measured (hydration is one) AUTO steps. Under another policy a
 view with delta rules never recomputes while it is healthy (one of policy FULL has none). Either
@@ -35,6 +38,10 @@ PROBE_STEPPING: Final = 200
 PROBE_RECOMPUTING: Final = 10
 """Choices for recomputations in a row before a step is tried."""
 NEAR: Final = 3.0
+ALIKE: Final = 4
+"""Sizes within such a factor tell no slope, and nothing of sizes beyond it."""
+LEAP_MAX: Final = 1_000
+"""A step so many times as large as any before is not taken to learn."""
 DECAY: Final = 0.9
 """Weight of a measure after each later one."""
 
@@ -48,11 +55,14 @@ class Line:
         self._ms = 0.0
         self._rows_rows = 0.0
         self._rows_ms = 0.0
+        self._smallest = self._largest = 0
 
     def measured(self, rows: int, ms: float) -> None:
         """Notes one measure."""
         for name in ("_weight", "_rows", "_ms", "_rows_rows", "_rows_ms"):
             setattr(self, name, getattr(self, name) * DECAY)
+        self._smallest = min(self._smallest, rows) if self._weight else rows
+        self._largest = max(self._largest, rows)
         self._weight += 1
         self._rows += rows
         self._ms += ms
@@ -76,6 +86,14 @@ class Line:
             slope, fixed = mean_ms / mean_rows, 0.0
         return fixed + slope * rows
 
+    def least(self, rows: int) -> float | None:
+        """The least ms that so many rows may take, where only much fewer were measured and all of
+        about one size; None: `estimate` knows."""
+        known = self._largest >= ALIKE * max(1, self._smallest) or rows < ALIKE * self._largest
+        if known or not self._weight or rows > LEAP_MAX * self._largest:
+            return None
+        return self._ms / self._weight
+
 
 class Choice(msgspec.Struct, frozen=True):
     """What was chosen for one step, and the estimates in ms (None: not known yet)."""
@@ -98,6 +116,7 @@ class Chooser:
         self._step = Line()
         self._full = Line()
         self._chose_full = False
+        self._full_ms = 0.0
         self._in_a_row = 0
 
     def choose(self, rows: int, state_rows: int, times: int) -> Choice:
@@ -111,6 +130,11 @@ class Chooser:
             chosen = step_ms > full_ms * margin
             self._in_a_row = self._in_a_row + 1 if chosen == self._chose_full else 0
             self._chose_full = chosen
+            self._full_ms = full_ms
+            least = self._step.least(rows)
+            if chosen and least is not None and least < full_ms:
+                self._chose_full = False
+                return Choice(False, step_ms, full_ms)
             if self._probes(step_ms, full_ms):
                 self._in_a_row = 0
                 return Choice(not chosen, step_ms, full_ms)
@@ -124,6 +148,8 @@ class Chooser:
 
     def stepped(self, rows: int, ms: float) -> None:
         """A step of `rows` changes took `ms`."""
+        if self._chose_full and ms * SWITCH < self._full_ms:
+            self._step = Line()
         self._step.measured(rows, ms)
 
     def recomputed(self, state_rows: int, ms: float) -> None:
