@@ -149,6 +149,7 @@ class Chooser:
     def stepped(self, rows: int, ms: float) -> None:
         """A step of `rows` changes took `ms`."""
         if self._chose_full and ms * SWITCH < self._full_ms:
+            # It was tried, and is the cheaper way: those before it were cold.
             self._step = Line()
         self._step.measured(rows, ms)
 

@@ -35,6 +35,7 @@ from actors.plan.delta import (
 )
 from actors.plan.jobs import LikelyRun, Rows
 from actors.plan.jobs import Step as StepJob
+from actors.plan.nearby import nearby_rows
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import concat, condensed, consolidate, to_ipc
 from actors.progress import Frontier, Time
@@ -189,8 +190,10 @@ async def _found(
     if name[0] != "n":
         return number if name[0] == "s" else None, lookups.rows(name)
     near = plan.nearby[number]
-    looked_up = lookups.count(f"s{near.source}")
-    return near.source, await engine.work(looked_up, partial(lookups.nearby, near))
+    rows, changes = lookups.rows(f"s{near.source}"), lookups.rows(f"d{near.source}")
+    if rows is None or changes is None:
+        return near.source, None
+    return near.source, await engine.work(rows.num_rows, partial(nearby_rows, rows, changes, near))
 
 
 async def delta_step(

@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 from actors.arrangement import Arrangement, Handle, SharedArrangements
 from actors.errors import InvalidUsage
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
-from actors.plan.nearby import NearbyRows, nearby_rows
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, set_column
 from actors.progress import Frontier, ShardId, Time
@@ -239,16 +238,6 @@ class Lookups:
     def rows(self, name: str) -> pa.Table | None:
         """An input by its name, as far as it is known."""
         return self._rows.get(name)
-
-    def count(self, name: str) -> int:
-        """How many rows of an input are known."""
-        rows = self._rows.get(name)
-        return 0 if rows is None else rows.num_rows
-
-    def nearby(self, near: NearbyRows) -> pa.Table | None:
-        """The rows near changes, of those that were looked up; None: none was."""
-        rows, changes = self._rows.get(f"s{near.source}"), self._rows[f"d{near.source}"]
-        return None if rows is None else nearby_rows(rows, changes, near)
 
     def made(self, index: int, rows: pa.Table) -> None:
         """The output of a stratum that has run."""

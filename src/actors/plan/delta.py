@@ -487,7 +487,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     tree: str = ""
     """The relational plan for people, a node a line."""
     nearby: tuple[NearbyRows, ...] = ()
-    """What the inputs ``n{k}`` are."""
+    """Says of each input ``n{k}`` which rows it has."""
 
     @property
     def temporal(self) -> bool:

@@ -71,7 +71,7 @@ class NearbyRows(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys((*self.keys, *(each.column for each in self.order))))
 
     def text(self) -> str:
-        """As it is told to people."""
+        """Say for people which rows these are."""
         by = ", ".join(self.keys)
         match self.reach:
             case "first" | "distinct":
