@@ -152,19 +152,19 @@ class Peer:
         # Spark's own scheduler for one user, and room for the progress of all batches.
         conf |= {"spark.sql.shuffle.partitions": "1", "spark.scheduler.mode": "FIFO"}
         conf |= {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
-        self._session = _quietly(partial(open_session, conf, folder), folder / "jvm.log")
+        self.session = _quietly(partial(open_session, conf, folder), folder / "jvm.log")
         self._queries = 0
 
     def close(self) -> None:
         """Ends the session."""
-        self._session.stop()
+        self.session.stop()
 
     def turn(self, kind: str, settings: str, sink: str, size: Size) -> list[float]:
         """Milliseconds of each counted batch."""
         self._queries += 1
         place = self._folder / f"query{self._queries}"
         (place / "out").mkdir(parents=True)
-        session = self._session.newSession()
+        session = self.session.newSession()
         if settings == "best":
             for key, value in BEST.items():
                 session.conf.set(key, value)

@@ -21,6 +21,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 from msgspec.structs import replace
 
+from actors.dataflow.policy import Choice, Chooser
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import Schema
 from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
@@ -112,6 +113,23 @@ SMALL = {
 async def test_a_view_is_right_at_every_time(tmp_path: Path, view: str, limits: str) -> None:
     seed = list(SMALL).index(limits)
     await _live(tmp_path, view, seed, replace(SETTINGS, **SMALL[limits]), None)
+
+
+@pytest.mark.parametrize("view", sorted(set(VIEWS) - OPAQUE))
+async def test_a_view_is_right_however_steps_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str
+) -> None:
+    """Recomputed whole at each of a step's times, or stepped, as drawn."""
+    drawn = Random(11)
+    choices: list[Choice] = []
+
+    def choose(*_: object) -> Choice:
+        choices.append(Choice(drawn.random() < 0.5, None, None))
+        return choices[-1]
+
+    monkeypatch.setattr(Chooser, "choose", choose)
+    await _live(tmp_path, view, 11, SETTINGS, None)
+    assert len({choice.full for choice in choices}) == 2
 
 
 @pytest.mark.parametrize("view", ["join groups", "opaque"])

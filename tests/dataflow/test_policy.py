@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.dataflow.policy import PROBE_RECOMPUTING, PROBE_STEPPING, SWITCH, Chooser, Line
+from actors.dataflow.policy import PROBE_COLD, PROBE_WARM, SWITCH, Chooser, Line
 from actors.plan.delta import AUTO
 
 
@@ -82,31 +82,60 @@ def test_incremental_never_recomputes(policy: str) -> None:
     assert not taught(policy).choose(10**9, 10, 1).full
 
 
-def test_what_is_not_chosen_is_tried_now_and_then() -> None:
+def tries(chooser: Chooser, rows: int, choices: int, *, full: bool) -> list[int]:
+    """The numbers of those choices that are the other way than `full`."""
+    made = [chooser.choose(rows, 1_000_000, 1).full for _ in range(choices)]
+    return [number for number, chosen in enumerate(made) if chosen != full]
+
+
+def test_a_step_is_tried_now_and_then() -> None:
     chooser = taught(AUTO)
-    made = [chooser.choose(500_000, 1_000_000, 1).full for _ in range(3 * PROBE_RECOMPUTING)]
-    assert made[:PROBE_RECOMPUTING] == [True] * PROBE_RECOMPUTING
-    assert made.count(False) == 2
+    found = tries(chooser, 500_000, 3 * PROBE_WARM[True], full=True)
+    assert found == [PROBE_WARM[True], 2 * PROBE_WARM[True]]
     for _ in range(40):
         chooser.stepped(500_000, 50)
     assert not chooser.choose(500_000, 1_000_000, 1).full
 
 
-def test_a_far_recomputation_is_not_tried() -> None:
-    chooser = taught(AUTO)
-    assert not any(chooser.choose(10, 1_000_000, 1).full for _ in range(3 * PROBE_STEPPING))
-    near = taught(AUTO)
-    made = [near.choose(15_000, 1_000_000, 1).full for _ in range(PROBE_STEPPING + 2)]
-    assert made.count(True) == 1
+def test_a_step_is_tried_soon_while_all_were_cold() -> None:
+    chooser = Chooser(AUTO)
+    chooser.recomputed(1_000_000, 700)
+    chooser.stepped(100, 6_000)
+    assert tries(chooser, 100, 4, full=True) == [1, 2, 3]
+    far = Chooser(AUTO)
+    far.recomputed(1_000_000, 700)
+    far.stepped(100, 8_000)
+    assert tries(far, 100, PROBE_WARM[True] + 1, full=True) == [PROBE_WARM[True]]
+
+
+def test_a_recomputation_is_tried_seldom_and_only_if_it_is_near() -> None:
+    far, near = taught(AUTO), taught(AUTO)
+    for chooser in (far, near):
+        chooser.recomputed(1_000_000, 300)
+    assert not tries(far, 10, 3 * PROBE_WARM[False], full=False)
+    assert tries(near, 15_000, PROBE_WARM[False] + 2, full=False) == [PROBE_WARM[False] - 1]
+
+
+def test_the_first_recomputation_is_cold_and_forgotten() -> None:
+    """Hydration waits for its plan, fills states, and reads what nobody has read."""
+    chooser = Chooser(AUTO)
+    chooser.recomputed(1_000_000, 3_000)
+    chooser.stepped(100, 900)
+    for _ in range(PROBE_COLD[False] - 1):
+        assert not chooser.choose(100, 1_000_000, 1).full
+        chooser.stepped(100, 900)
+    assert chooser.choose(100, 1_000_000, 1).full, "a try: 3 s may be cold"
+    chooser.recomputed(1_000_000, 500)
+    choice = chooser.choose(100, 1_000_000, 1)
+    assert (choice.full, choice.full_ms) == (True, 500)
 
 
 def test_cold_steps_are_forgotten_once_one_was_quick() -> None:
     """The first wait for their plans; a mean that fades would take dozens of tries."""
     chooser = Chooser(AUTO)
     chooser.recomputed(1_000_000, 700)
-    chooser.stepped(100, 9_000)
-    for _ in range(PROBE_RECOMPUTING):
-        assert chooser.choose(100, 1_000_000, 1).full
+    chooser.stepped(100, 6_000)
+    assert chooser.choose(100, 1_000_000, 1).full
     assert not chooser.choose(100, 1_000_000, 1).full, "the try"
     chooser.stepped(100, 40)
     choice = chooser.choose(100, 1_000_000, 1)
@@ -116,10 +145,11 @@ def test_cold_steps_are_forgotten_once_one_was_quick() -> None:
 def test_a_slow_step_that_was_tried_forgets_nothing() -> None:
     chooser = Chooser(AUTO)
     chooser.recomputed(1_000_000, 700)
-    for ms in (9_000, 650):
-        assert ms == 9_000 or chooser.choose(100, 1_000_000, 1).full
-        chooser.stepped(100, ms)
+    chooser.stepped(100, 9_000)
     assert chooser.choose(100, 1_000_000, 1).full
+    for ms in (2_000, 650):
+        chooser.stepped(100, ms)
+    assert all(chooser.choose(100, 1_000_000, 1).full for _ in range(PROBE_WARM[True] - 1))
 
 
 def test_steps_of_one_size_say_nothing_of_much_larger_ones() -> None:

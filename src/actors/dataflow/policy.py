@@ -9,12 +9,13 @@ it does not swing. A step that covers several times is exact at each of them whe
 recomputation is at one; it is weighed against as many.
 
 What is not chosen is not measured, and the first measures are of cold plans: so now and then,
-where the estimates are not far apart, the other way is taken once, to learn (`PROBE_STEPPING`,
-`PROBE_RECOMPUTING`). A step whose plan was built in it says little of the next: the shell leaves
-it out. One that waited for plans says as little: where a step that is tried turns out to be the
-cheaper way, those before it are forgotten. And of steps of about one size nothing is known of much
-larger ones, which may cost as much or in proportion: the first is taken, to learn, if it could be
-the cheaper way.
+where the estimates are not far apart, the other way is taken once, to learn: soon while only cold
+ones were measured, then seldom (`PROBE_COLD`, `PROBE_WARM`). A step whose plan was built in it
+says little of the next: the shell leaves it out. One that waited for plans says as little: where a
+step that is tried turns out to be the cheaper way, those before it are forgotten; and so is the
+first recomputation, which is hydration, once there is another. And of steps of about one size
+nothing is known of much larger ones, which may cost as much or in proportion: the first is taken,
+to learn, if it could be the cheaper way.
 
 Rules. Until a recomputation was measured (hydration is one) AUTO steps. Under another policy a
 view with delta rules never recomputes while it is healthy (one of policy FULL has none). Either
@@ -33,11 +34,16 @@ import msgspec
 from actors.plan.delta import AUTO
 
 SWITCH: Final = 1.25
-PROBE_STEPPING: Final = 200
-"""Choices for steps in a row before a recomputation is tried, if its estimate is near."""
-PROBE_RECOMPUTING: Final = 10
-"""Choices for recomputations in a row before a step is tried."""
+PROBE_COLD: Final = {False: 4, True: 1}
+"""Choices in a row, for steps and for recomputations, before the other way is tried, while it was
+measured fewer than `MEASURED_COLD` times."""
+MEASURED_COLD: Final = {False: 2, True: 3}
+PROBE_WARM: Final = {False: 200, True: 10}
+"""Such choices in a row later."""
 NEAR: Final = 3.0
+"""What may take so many times as long as steps do is tried all the same."""
+COLD: Final = {False: 4.0, True: 10.0}
+"""So many times as long, while only cold ones were measured."""
 ALIKE: Final = 4
 """Sizes within such a factor tell no slope, and nothing of sizes beyond it."""
 LEAP_MAX: Final = 1_000
@@ -118,6 +124,7 @@ class Chooser:
         self._chose_full = False
         self._full_ms = 0.0
         self._in_a_row = 0
+        self._steps = self._recomputations = 0
 
     def choose(self, rows: int, state_rows: int, times: int) -> Choice:
         """For a step of `rows` changes at `times` times, over inputs of `state_rows` rows."""
@@ -142,17 +149,25 @@ class Chooser:
 
     def _probes(self, step_ms: float, full_ms: float) -> bool:
         """Whether to try the way that was not chosen for long."""
-        if self._chose_full:
-            return self._in_a_row >= PROBE_RECOMPUTING
-        return self._in_a_row >= PROBE_STEPPING and full_ms < NEAR * step_ms
+        full = self._chose_full
+        chosen, other = (full_ms, step_ms) if full else (step_ms, full_ms)
+        measured = self._steps if full else self._recomputations
+        cold = measured < MEASURED_COLD[full]
+        if cold and self._in_a_row >= PROBE_COLD[full] and other < COLD[full] * chosen:
+            return True
+        return self._in_a_row >= PROBE_WARM[full] and (full or other < NEAR * chosen)
 
     def stepped(self, rows: int, ms: float) -> None:
         """A step of `rows` changes took `ms`."""
         if self._chose_full and ms * SWITCH < self._full_ms:
             # It was tried, and is the cheaper way: those before it were cold.
             self._step = Line()
+        self._steps += 1
         self._step.measured(rows, ms)
 
     def recomputed(self, state_rows: int, ms: float) -> None:
         """A recomputation over `state_rows` rows took `ms`."""
+        if self._recomputations == 1:
+            self._full = Line()
+        self._recomputations += 1
         self._full.measured(state_rows, ms)

@@ -21,7 +21,7 @@ from actors.errors import DefiniteError
 from actors.persist import PersistClient
 from actors.plan.jobs import Difference, Rows
 from actors.plan.schema import TIME, Schema
-from actors.plan.updates import concat, consolidate, negate, set_column
+from actors.plan.updates import advance, concat, consolidate, negate, set_column
 from actors.progress import ShardId, Time
 from actors.protocol.compute import SourceImport, ViewExport
 
@@ -56,6 +56,24 @@ async def recompute(
         for shard, state, delta in states
     ]
     return msgspec.structs.replace(deltas, output=output, hidden=tuple(hidden))
+
+
+def followed_by(before: Deltas, after: Deltas, time: Time) -> Deltas:
+    """Return what was appended up to now with what leads from there to `after`.
+
+    Args:
+        before: The differences at earlier times to what is persisted.
+        after: The difference at `time` to what is persisted.
+        time: Later than all of `before`.
+    """
+
+    def joined(earlier: pa.Table, later: pa.Table) -> pa.Table:
+        return consolidate(concat([earlier, later, negate(advance(earlier, time))], later.schema))
+
+    pairs = zip(before.hidden, after.hidden, strict=True)
+    hidden = tuple(joined(*pair) for pair in pairs)
+    spark_ms = before.spark_ms + after.spark_ms
+    return Deltas(joined(before.output, after.output), hidden, spark_ms, after.prepared)
 
 
 async def opened(

@@ -30,7 +30,7 @@ from actors.dataflow.events import Step
 from actors.dataflow.filling import make_ready
 from actors.dataflow.hydrate import Resumed, restore
 from actors.dataflow.policy import Chooser
-from actors.dataflow.recompute import recompute
+from actors.dataflow.recompute import followed_by, recompute
 from actors.dataflow.rivals import Follower, Rivals, Turns
 from actors.dataflow.step import Deltas, delta_step, empty_deltas, likely_runs
 from actors.dataflow.suspension import Suspension, find_held
@@ -130,14 +130,17 @@ class View:
         the engine build plans."""
         touched = self._touched
         if touched is not None:
-            await self._make_ready(touched, incarnation)
+            await self._make_ready(incarnation)
             await self._engine.clock.run_blocking(touched.merge)
             whole = touched.hidden_whole(self._engine.settings.hidden_rows_whole_max)
             runs = likely_runs(self._export.plan, hidden_whole=whole)
             if runs:
                 await self._engine.rehearse(runs, incarnation)
 
-    async def _make_ready(self, touched: Touched, incarnation: int) -> None:
+    async def _make_ready(self, incarnation: int) -> None:
+        touched = self._touched
+        if touched is None or touched.imports.ready:
+            return
         reader_id = self._engine.job_id(incarnation, 0, "fill")
         sources = self._description.imports
         await make_ready(self._engine, self._persist, touched.imports, sources, reader_id)
@@ -155,9 +158,10 @@ class View:
         rows = sum(table.num_rows for tables in step.deltas for table in tables)
         choice = self._chooser.choose(rows, self._state_rows, len(step.times))
         # What changes with the clock changes at many times: it is never cheaper computed whole.
-        if choice.full and len(step.times) == 1 and not self._export.plan.temporal:
-            deltas = await self._whole(step, time)
+        if choice.full and not self._export.plan.temporal:
+            deltas = await self._whole_at_each(step)
             return Outcome(deltas, recomputed=True, rejected=choice.text())
+        await self._make_ready(step.incarnation)
         started = self._engine.clock.monotonic_ms()
         try:
             outcome = await self._step(step)
@@ -198,13 +202,19 @@ class View:
         self._chooser.recomputed(self._state_rows, elapsed)
         return deltas
 
+    async def _whole_at_each(self, step: Step) -> Deltas:
+        """The differences to the view computed whole at each time of the step."""
+        made = await self._whole(step, step.times[0])
+        for time in step.times[1:]:
+            before, now = made, await self._whole(step, time)
+            made = await self._engine.clock.run_blocking(partial(followed_by, before, now, time))
+        return made
+
     async def _step(self, step: Step) -> Outcome:
         """The deltas by the plan's strata."""
         name = (step.incarnation, step.number)
         touched = self._touched
         assert touched is not None, "an incremental view keeps touched state"
-        if not touched.imports.ready:
-            await self._make_ready(touched, step.incarnation)
         read_before = touched.rows_read
         deltas = await delta_step(
             self._engine,

@@ -1,0 +1,295 @@
+"""The NEXMark queries as views kept at once: the rate kept up with, and how old the views are.
+
+Every `CHUNK_SECONDS` the events that are due are written: to us as one transaction, to the peer
+as one durable Parquet file a table, in a folder that its queries stream from. A rate is kept up
+with if all views are beyond the last event within `BEHIND_SECONDS_MAX` of the end. The greatest
+one is looked for by doubling, with short trials, and confirmed for a minute. Ages are of what a
+reader sees, sampled ten times a second over all views: now less the time until which all events
+are in the view. They are measured for a minute at half of the greatest rate.
+
+``nexmark_all_…``: our views of all queries; the peer is the same figure of ours below.
+``nexmark_streamed_…``: the queries that Structured Streaming can express (`STREAMED`), beside it.
+Rates are compared as the ms that 1,000 events may take, ages at half of the lower rate. Its
+queries run in one session, with the best settings that `streaming` knows, and each batch is
+written durably (`write_durably`).
+
+The environment's RATE gives the first rate that is tried (events a second), SECONDS another
+length than a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors import Client, Service, Settings, TableWrite
+from actors.sources import nexmark
+from actors.testing.corpora import CORPORA, CorpusQuery
+from corpus_views import chosen
+from measure import Measure, Report, median, percentile
+from streaming import BEST, Peer, write_durably
+
+CHUNK_SECONDS = 0.2
+SAMPLE_SECONDS = 0.1
+BEHIND_SECONDS_MAX = 5.0
+CATCH_UP_SECONDS_MAX = 300.0
+EVENT_RATE = 10_000.0
+"""Events for a second of event time, whatever the rate."""
+RATE_MAX = 256_000
+STREAMED = {
+    "append": ("q00", "q01", "q02", "q03", "q10", "q13", "q14", "q20", "q21", "q22", "q23"),
+    "update": ("q12", "q17"),
+}
+"""What Structured Streaming can express: not distinct counts, ranks, sessions that are shown
+before they end, nor an aggregate of an aggregate without a watermark."""
+TARGET_RATE, TARGET_AGE = 1.0, 0.5
+
+
+class Trial(msgspec.Struct):
+    """What one trial showed: the ages in ms, and how long the views were behind at its end."""
+
+    ages: list[float]
+    behind_seconds: float
+
+
+class Side(Protocol):
+    """A system that keeps the queries' answers."""
+
+    async def write(self, events: Mapping[str, pa.Table]) -> None:
+        """Write events durably."""
+        ...
+
+    async def seen(self) -> list[float]:
+        """Return, for each view, the `time.time` until which all written events are in it."""
+        ...
+
+
+class Events:
+    """Makes the events of NEXMark, one after another."""
+
+    def __init__(self) -> None:
+        self._series = nexmark.Nexmark(nexmark.NexmarkConfig(event_rate=EVENT_RATE))
+        self._names = frozenset(CORPORA["nexmark"].tables)
+        self._next = 0
+
+    def take(self, count: int) -> dict[str, pa.Table]:
+        """Return the rows of the next `count` events by table."""
+        start, self._next = self._next, self._next + count
+        return {
+            rows.export: rows.updates.select(CORPORA["nexmark"].tables[rows.export].names)
+            for rows in self._series.changes(start, self._next, self._names)
+        }
+
+
+class Ours:
+    """The service and its views."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._names: set[str] = set()
+
+    async def start(self, queries: Sequence[CorpusQuery]) -> None:
+        """Make the views, in place of those that there are."""
+        for name in self._names:
+            await self._client.drop(name)
+        for query in queries:
+            await self._client.create_view(query.name, query.sql)
+        self._names = {query.name for query in queries}
+
+    async def write(self, events: Mapping[str, pa.Table]) -> None:
+        """See `Side`."""
+        await self._client.write({n: TableWrite(insert=rows) for n, rows in events.items()})
+
+    async def seen(self) -> list[float]:
+        """See `Side`."""
+        objects = (await self._client.status()).objects
+        return [o.upper / 1000 for o in objects if o.name in self._names]
+
+
+class Streaming:
+    """Structured Streaming: a query a view, all in one session; blocking."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._peer = Peer(folder)
+        self._session = self._peer.session
+        for key, value in BEST.items():
+            self._session.conf.set(key, value)
+        self._queries: list[Any] = []
+        self._files = 0
+        self._written: dict[str, list[tuple[int, float]]] = {}
+        """Rows of a table up to each file, and when it was begun."""
+
+    def start(self, queries: Sequence[CorpusQuery], sample: Mapping[str, pa.Table]) -> None:
+        """Start the queries; `sample`: rows that tell the tables' types."""
+        for name, rows in sample.items():
+            place = self._folder / "events" / name
+            place.mkdir(parents=True)
+            kinds = self._folder / f"{name}.parquet"
+            pq.write_table(rows, kinds)
+            schema = self._session.read.parquet(str(kinds)).schema
+            self._session.readStream.schema(schema).parquet(str(place)).createTempView(name)
+            self._written[name] = [(0, time.time())]
+        for query in queries:
+            out = self._folder / "out" / query.name
+            out.mkdir(parents=True)
+            mode = next(mode for mode, names in STREAMED.items() if query.name in names)
+            writer = self._session.sql(query.sql).writeStream.outputMode(mode)
+            writer = writer.option("checkpointLocation", str(self._folder / "at" / query.name))
+            self._queries.append(writer.foreachBatch(partial(write_durably, out)).start())
+
+    async def write(self, events: Mapping[str, pa.Table]) -> None:
+        """See `Side`."""
+        await anyio.to_thread.run_sync(self._write, events)
+
+    def _write(self, events: Mapping[str, pa.Table]) -> None:
+        begun = time.time()
+        self._files += 1
+        for name, rows in events.items():
+            if not rows.num_rows:
+                continue
+            place = self._folder / "events" / name / f"{self._files}.parquet"
+            hidden = place.with_name(f".{place.name}")
+            with hidden.open("wb") as file:
+                pq.write_table(rows, file)
+                file.flush()
+                os.fsync(file.fileno())
+            self._written[name].append((self._written[name][-1][0] + rows.num_rows, begun))
+            hidden.rename(place)
+
+    async def seen(self) -> list[float]:
+        """See `Side`."""
+        return await anyio.to_thread.run_sync(self._seen)
+
+    def _seen(self) -> list[float]:
+        return [self._seen_by(query) for query in self._queries]
+
+    def _seen_by(self, query: Any) -> float:
+        """The time of the first file that is not in a committed batch; now if there is none."""
+        if query.exception() is not None:
+            raise query.exception()
+        done: dict[str, int] = {}
+        for progress in query.recentProgress:
+            for source in progress["sources"]:
+                name = next(n for n in self._written if f"/events/{n}]" in source["description"])
+                done[name] = done.get(name, 0) + source["numInputRows"]
+        read = {n for n in self._written if n in done} or {"bid"}
+        now = time.time()
+        firsts = [
+            next((begun for rows, begun in self._written[name] if rows > done.get(name, 0)), now)
+            for name in read
+        ]
+        return min(firsts)
+
+    def close(self) -> None:
+        """End the queries and the session."""
+        for query in self._queries:
+            query.stop()
+        self._peer.close()
+
+
+async def trial(side: Side, events: Events, rate: int, seconds: float) -> Trial:
+    """Write events at a rate for so long, sample ages, and wait until all views are up to date."""
+    ages: list[float] = []
+    begun, wrote = time.time(), 0
+    first_unwritten = begun
+
+    async def sample() -> None:
+        while True:
+            seen = await side.seen()
+            now = time.time()
+            # What is due and not written yet is missing from every view.
+            ages.extend(1000 * max(0.0, now - min(each, first_unwritten)) for each in seen)
+            await anyio.sleep(SAMPLE_SECONDS)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(sample)
+        while (elapsed := time.time() - begun) < seconds:
+            due = int(rate * elapsed)
+            if due > wrote:
+                rows = await anyio.to_thread.run_sync(events.take, due - wrote)
+                await side.write(rows)
+                wrote = due
+            first_unwritten = begun + (wrote + 1) / rate
+            await anyio.sleep(max(0.0, begun + elapsed + CHUNK_SECONDS - time.time()))
+        group.cancel_scope.cancel()
+    ended = time.time()
+    while min(await side.seen()) < ended and time.time() < ended + CATCH_UP_SECONDS_MAX:
+        await anyio.sleep(SAMPLE_SECONDS)
+    late = max(0.0, ended - begun - seconds)
+    return Trial(ages, time.time() - ended + late)
+
+
+async def greatest_rate(side: Side, events: Events, first: int, seconds: float) -> int:
+    """Return the greatest rate that is kept up with for `seconds`, to a fifth."""
+    await trial(side, events, first, seconds / 3)  # warms up
+    rate = first
+    while rate < RATE_MAX:
+        tried = await trial(side, events, 2 * rate, seconds / 3)
+        print(f"  {2 * rate} a second: {tried.behind_seconds:.1f} s behind", flush=True)
+        if tried.behind_seconds > BEHIND_SECONDS_MAX / 2:
+            break
+        rate *= 2
+    rate = rate * 3 // 2
+    while rate > 1:
+        tried = await trial(side, events, rate, seconds)
+        print(f"  {rate} for {seconds:.0f} s: {tried.behind_seconds:.1f} s behind", flush=True)
+        if tried.behind_seconds <= BEHIND_SECONDS_MAX:
+            break
+        rate = rate * 4 // 5
+    return rate
+
+
+async def run(report: Report) -> None:
+    """Ours with all views, ours with those that the peer has, and the peer."""
+    seconds = float(os.environ.get("SECONDS", "6" if report.quick else "60"))
+    first = int(os.environ.get("RATE", "250"))
+    queries = chosen("nexmark")
+    streamed = [q for q in queries if any(q.name in names for names in STREAMED.values())]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        settings = Settings(state_dir=str(folder / "state"), listen="127.0.0.1:0")
+        async with Service(settings) as service, await Client.in_process(service) as client:
+            for name, schema in CORPORA["nexmark"].tables.items():
+                types = {column.name: column.type for column in schema.columns}
+                await client.create_table(name, types, primary_key=list(schema.key))
+            ours, events = Ours(client), Events()
+            await ours.start(queries)
+            all_rate = await greatest_rate(ours, events, first, seconds)
+            all_ages = (await trial(ours, events, all_rate // 2, seconds)).ages
+            await ours.start(streamed)
+            our_rate = await greatest_rate(ours, events, first, seconds)
+            peer, theirs = await anyio.to_thread.run_sync(Streaming, folder / "peer"), Events()
+            await anyio.to_thread.run_sync(peer.start, streamed, theirs.take(1000))
+            peer_rate = await greatest_rate(peer, theirs, first, seconds)
+            half = min(our_rate, peer_rate) // 2
+            our_ages = (await trial(ours, events, half, seconds)).ages
+            peer_ages = (await trial(peer, theirs, half, seconds)).ages
+            await anyio.to_thread.run_sync(peer.close)
+    report.add(Measure("nexmark_all_ms_per_1000_events", 1e6 / all_rate, 1e6 / our_rate))
+    report.add(Measure("nexmark_all_age_p50", median(all_ages), median(our_ages)))
+    rates = 1e6 / our_rate, 1e6 / peer_rate
+    report.add(Measure("nexmark_streamed_ms_per_1000_events", *rates, target=TARGET_RATE))
+    ages = median(our_ages), median(peer_ages)
+    report.add(Measure("nexmark_streamed_age_p50", *ages, target=TARGET_AGE))
+    p95 = percentile(our_ages, 0.95), percentile(peer_ages, 0.95)
+    report.add(Measure("nexmark_streamed_age_p95", *p95))
+
+
+if __name__ == "__main__":
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    made = Report("NEXMark's queries as views at once, beside Structured Streaming.")
+    anyio.run(run, made, backend_options={"use_uvloop": True})
+    made.close()
