@@ -45,8 +45,6 @@ CHUNK_SECONDS = 0.2
 SAMPLE_SECONDS = 0.1
 BEHIND_SECONDS_MAX = 5.0
 CATCH_UP_SECONDS_MAX = 300.0
-EVENT_RATE = 10_000.0
-"""Events for a second of event time, whatever the rate."""
 RATE_MAX = 256_000
 STREAMED = {
     "append": ("q00", "q01", "q02", "q03", "q10", "q13", "q14", "q20", "q21", "q22", "q23"),
@@ -77,16 +75,25 @@ class Side(Protocol):
 
 
 class Events:
-    """Makes the events of NEXMark, one after another."""
+    """Makes the events of NEXMark, one after another; event time goes with the rate."""
 
     def __init__(self) -> None:
-        self._series = nexmark.Nexmark(nexmark.NexmarkConfig(event_rate=EVENT_RATE))
         self._names = frozenset(CORPORA["nexmark"].tables)
         self._next = 0
+        self._at_ms = nexmark.NexmarkConfig().start_ms
+
+    def set_rate(self, rate: int) -> None:
+        """Make the events that follow come at `rate` a second of event time."""
+        # The series counts time from its first event on.
+        start_ms = max(0, int(self._at_ms - self._next * 1000 / rate))
+        self._rate = rate
+        config = nexmark.NexmarkConfig(start_ms=start_ms, event_rate=float(rate))
+        self._series = nexmark.Nexmark(config)
 
     def take(self, count: int) -> dict[str, pa.Table]:
         """Return the rows of the next `count` events by table."""
         start, self._next = self._next, self._next + count
+        self._at_ms += int(count * 1000 / self._rate)
         return {
             rows.export: rows.updates.select(CORPORA["nexmark"].tables[rows.export].names)
             for rows in self._series.changes(start, self._next, self._names)
@@ -99,6 +106,7 @@ class Ours:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._names: set[str] = set()
+        self._written = 0
 
     async def start(self, queries: Sequence[CorpusQuery]) -> None:
         """Make the views, in place of those that there are."""
@@ -110,12 +118,15 @@ class Ours:
 
     async def write(self, events: Mapping[str, pa.Table]) -> None:
         """See `Side`."""
-        await self._client.write({n: TableWrite(insert=rows) for n, rows in events.items()})
+        changes = {n: TableWrite(insert=rows) for n, rows in events.items()}
+        self._written = await self._client.write(changes)
 
     async def seen(self) -> list[float]:
         """See `Side`."""
-        objects = (await self._client.status()).objects
-        return [o.upper / 1000 for o in objects if o.name in self._names]
+        now, written = time.time(), self._written
+        uppers = [o.upper for o in (await self._client.status()).objects if o.name in self._names]
+        # Without writes, uppers rest.
+        return [now if upper > written else upper / 1000 for upper in uppers]
 
 
 class Streaming:
@@ -203,6 +214,7 @@ class Streaming:
 async def trial(side: Side, events: Events, rate: int, seconds: float) -> Trial:
     """Write events at a rate for so long, sample ages, and wait until all views are up to date."""
     ages: list[float] = []
+    events.set_rate(rate)
     begun, wrote = time.time(), 0
     first_unwritten = begun
 
@@ -272,6 +284,7 @@ async def run(report: Report) -> None:
             await ours.start(streamed)
             our_rate = await greatest_rate(ours, events, first, seconds)
             peer, theirs = await anyio.to_thread.run_sync(Streaming, folder / "peer"), Events()
+            theirs.set_rate(first)
             await anyio.to_thread.run_sync(peer.start, streamed, theirs.take(1000))
             peer_rate = await greatest_rate(peer, theirs, first, seconds)
             half = min(our_rate, peer_rate) // 2

@@ -255,13 +255,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # engine
     spark_master: str = "local[*]"
-    spark_driver_memory: str = "1g"
+    spark_driver_memory: str = "2g"
     spark_conf: dict[str, str] = {}
     kernel_limits: dict[str, int] = {}
     """Limits by which pure functions choose between two ways to one result, for the whole process
     and its engine: names and greatest values are in `actors.threshold_probes`. For tests."""
     engine_start_timeout_ms: int = 120_000
-    engine_jobs_in_flight_max: int = 8
+    engine_jobs_in_flight_max: int = 16
     engine_queue_max: int = 1024
     """Jobs that wait for a place in the engine; more are refused with `Busy`."""
     engine_cancel_timeout_ms: int = 30_000
@@ -301,6 +301,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Prepared steps in one Spark job."""
     engine_round_wait_ms_max: int = 100
     """A prepared step waits so long for a core; then its job goes out beside the others."""
+    engine_short_step_ms: int = 250
+    """A prepared step that is expected to take longer leaves at least one core to the others."""
 
     # who may connect; see `actors.cluster.security`
     identity: str = ""

@@ -512,6 +512,11 @@ ROUND_ALONE: Final = SettingThreshold(
     "a step that waits gets its turn",
     "it goes out alone, since it waited so long",
 )
+HEAVY_STEP: Final = SettingThreshold(
+    "engine_short_step_ms",
+    "a step is expected to be short and may have any core",
+    "it is heavy, and a core is left to the others",
+)
 CUT_NODES: Final = KernelLimit(
     "plan_shared_nodes", 50,
     "what operators share is written twice",

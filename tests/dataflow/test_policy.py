@@ -59,6 +59,19 @@ def test_a_step_over_many_times_is_weighed_against_as_many_recomputations() -> N
     assert not taught(AUTO).choose(500_000, 1_000_000, 1_000).full
 
 
+def test_what_keeps_no_state_never_recomputes() -> None:
+    chooser = Chooser(AUTO, keeps_state=False)
+    chooser.recomputed(1_000_000, 300)
+    chooser.stepped(10, 90_000)
+    assert not any(chooser.choose(500_000, 1_000_000, 1).full for _ in range(20))
+
+
+def test_several_times_are_recomputed_only_where_steps_are_far_slower() -> None:
+    chooser = taught(AUTO)
+    assert not chooser.choose(80_000, 1_000_000, 2).full, "840 ms against two of 300"
+    assert chooser.choose(200_000, 1_000_000, 2).full
+
+
 def test_hysteresis() -> None:
     chooser = taught(AUTO)
     near = 28_000  # 320 ms against 300: within the margin

@@ -15,7 +15,8 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ from actors.plan.relational import Named
 from actors.plan.schema import Column, Schema
 from actors.plan.updates import from_ipc
 from actors.settings import Settings
-from actors.spark.bridge import Bridge
+from actors.spark.bridge import Bridge, ClassicBridge
 from actors.spark.jobs import Engine, Ticket
 from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, inspect
 from actors.spark.session import ThreadSessions, open_session, spark_conf
-from actors.spark.slots import SlotSet
+from actors.spark.slots import SlotSet, positional
 from actors.spark.traces import _stages
 from actors.testing.check_views import for_short_lives
 
@@ -256,6 +257,38 @@ def cancel_some(engine: Engine, seats: Sequence[Seat], ended: threading.Event) -
             ended.wait(0.001)
 
 
+def told(engine: Engine, folder: Path) -> dict[str, Any]:
+    """How much a slot's scan and a job's tasks are told; and what is left of it in the thread."""
+    bridge = engine.slot().sessions.get((("spark.sql.ansi.enabled", "false"),), small=True)
+    assert isinstance(bridge, ClassicBridge)
+    kinds = positional(LEFT.arrow_updates())
+    with closing_slots(folder, kinds) as slots:
+        path = slots.path("d0")
+        frame = bridge.slot(path, kinds, LEFT.arrow_updates().names)
+        format_name = _format(frame)
+        scala = bridge.session.sparkContext._jsc.sc()
+        scala.setLocalProperty("spark.sql.ansi.enabled", "before")
+        batches = frame.selectExpr("CAST('x' AS INT) AS x")._jdf.toArrowBatchRdd()
+        messages = bridge.messages(batches, "told")
+        left = scala.getLocalProperty("spark.sql.ansi.enabled")
+        known = next(iter(bridge._task_properties.values())).getProperty("spark.sql.ansi.enabled")
+    return {"format": format_name, "left": left, "ansi": known, "answers": len(messages)}
+
+
+def _format(frame: Any) -> str:
+    scan = frame._jdf.queryExecution().executedPlan().collectLeaves().apply(0)
+    return str(scan.relation().fileFormat().getClass().getSimpleName())
+
+
+@contextmanager
+def closing_slots(folder: Path, kinds: Any) -> Iterator[SlotSet]:
+    slots = SlotSet(folder / "told", {"d0": kinds}, 1 << 16)
+    try:
+        yield slots
+    finally:
+        slots.abandon()
+
+
 def main(folder: Path) -> None:
     logging.getLogger("SQLQueryContextLogger").disabled = True
     settings = for_short_lives(Settings(spark_master="local[2]"))
@@ -271,6 +304,7 @@ def main(folder: Path) -> None:
         "sound": Lab(engine, good, PreparedSteps(settings, folder / "sound", inspect)).wrong(),
     }
     found["rounds"] = rounds(engine)
+    found["told"] = told(engine, folder)
     print(json.dumps(found), flush=True)
     os._exit(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import MagicMock
@@ -10,9 +11,10 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
+from actors.errors import Canceled
 from actors.settings import Settings
 from actors.spark.rounds import Rounds, Runnable
-from actors.threshold_probes import ROUND_ALONE, ROUND_STEPS, Threshold, counts
+from actors.threshold_probes import HEAVY_STEP, ROUND_ALONE, ROUND_STEPS, Threshold, counts
 
 EMPTY = pa.table({})
 WAIT_SECONDS = 60
@@ -21,16 +23,23 @@ WAIT_SECONDS = 60
 class Plan:
     """A prepared plan that runs alone until it is let go."""
 
-    ready = True
+    sociable = True
 
-    def __init__(self, gate: threading.Event) -> None:
+    def __init__(self, gate: threading.Event, expected_ms: float = 0.0) -> None:
         self.running = threading.Event()
         self._gate = gate
+        self._expected_ms = expected_ms
+
+    def expected_ms(self, rows: int) -> float:
+        return self._expected_ms
+
+    def took(self, rows: int, ms: float) -> None:
+        """Nothing is learnt here."""
 
     def batches(self) -> None:
         """Made ahead of the round; here there is nothing to make."""
 
-    def alone(self, wanted: pa.Schema) -> pa.Table:
+    def alone(self, wanted: pa.Schema, group: str) -> pa.Table:
         self.running.set()
         assert self._gate.wait(WAIT_SECONDS)
         return EMPTY
@@ -46,9 +55,15 @@ def pool() -> Any:
         yield made
 
 
-def begun(pool: ThreadPoolExecutor, rounds: Rounds, plan: Any, group: str) -> Any:
+def begun(
+    pool: ThreadPoolExecutor,
+    rounds: Rounds,
+    plan: Any,
+    group: str,
+    check: Callable[[], None] = lambda: None,
+) -> Any:
     runnable: Runnable = plan
-    return pool.submit(rounds.collect, runnable, EMPTY.schema, group, MagicMock())
+    return pool.submit(rounds.collect, runnable, EMPTY.schema, group, MagicMock(), 1, check)
 
 
 def waiting(rounds: Rounds, count: int) -> bool:
@@ -84,3 +99,45 @@ def test_a_round_takes_no_more_steps_than_it_may(pool: ThreadPoolExecutor) -> No
     assert [each.result(WAIT_SECONDS) for each in answers] == [EMPTY] * 3
     assert beyond(ROUND_STEPS) == before + 1
     assert waiting(rounds, 0)
+
+
+def test_heavy_steps_leave_a_core(pool: ThreadPoolExecutor) -> None:
+    rounds = Rounds(2, Settings())
+    gate, opened, before = threading.Event(), threading.Event(), beyond(HEAVY_STEP)
+    opened.set()
+    heavy = [Plan(gate, 10_000.0) for _ in range(2)]
+    answers = [begun(pool, rounds, heavy[0], "a")]
+    assert heavy[0].running.wait(WAIT_SECONDS)
+    answers.append(begun(pool, rounds, heavy[1], "b"))
+    while beyond(HEAVY_STEP) < before + 2:
+        pass
+    assert begun(pool, rounds, Plan(opened), "c").result(WAIT_SECONDS) == EMPTY
+    assert not heavy[1].running.is_set(), "there are two cores"
+    gate.set()
+    assert [each.result(WAIT_SECONDS) for each in answers] == [EMPTY, EMPTY]
+
+
+def test_a_heavy_step_that_waits_is_cancelled(pool: ThreadPoolExecutor) -> None:
+    rounds = Rounds(1, Settings())
+    gate = threading.Event()
+    first, second = Plan(gate, 10_000.0), Plan(gate, 10_000.0)
+    answer = begun(pool, rounds, first, "a")
+    assert first.running.wait(WAIT_SECONDS)
+
+    def check() -> None:
+        raise Canceled("on request")
+
+    with pytest.raises(Canceled):
+        begun(pool, rounds, second, "b", check).result(WAIT_SECONDS)
+    assert not second.running.is_set()
+    gate.set()
+    assert answer.result(WAIT_SECONDS) == EMPTY
+
+
+def test_what_a_step_takes_is_expected_in_proportion_to_its_rows() -> None:
+    plan = Runnable.__new__(Runnable)
+    plan._cost = None
+    assert plan.expected_ms(10**6) == 0, "nobody knows"
+    plan.took(1_000, 300.0)
+    assert plan.expected_ms(100) == pytest.approx(30)
+    assert plan.expected_ms(2_000) == pytest.approx(600)

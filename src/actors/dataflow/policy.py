@@ -44,6 +44,9 @@ NEAR: Final = 3.0
 """What may take so many times as long as steps do is tried all the same."""
 COLD: Final = {False: 4.0, True: 10.0}
 """So many times as long, while only cold ones were measured."""
+AT_EACH: Final = 3.0
+"""A step of several times is computed whole at each of them if it would take so many times as long:
+where steps are late, what was measured of them has waited for others, too."""
 ALIKE: Final = 4
 """Sizes within such a factor tell no slope, and nothing of sizes beyond it."""
 LEAP_MAX: Final = 1_000
@@ -117,8 +120,10 @@ class Choice(msgspec.Struct, frozen=True):
 class Chooser:
     """Chooses for one view."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, *, keeps_state: bool = True) -> None:
+        """`keeps_state`: what does not never costs more than its changes, and always steps."""
         self.policy = policy
+        self._keeps_state = keeps_state
         self._step = Line()
         self._full = Line()
         self._chose_full = False
@@ -132,9 +137,11 @@ class Chooser:
         full_ms = self._full.estimate(state_rows)
         if full_ms is not None:
             full_ms *= max(1, times)
-        if self.policy == AUTO and step_ms is not None and full_ms is not None:
+        if not self._keeps_state or self.policy != AUTO:
+            return Choice(False, step_ms, full_ms)
+        if step_ms is not None and full_ms is not None:
             margin = 1 / SWITCH if self._chose_full else SWITCH
-            chosen = step_ms > full_ms * margin
+            chosen = step_ms > full_ms * (margin if times < 2 else AT_EACH)
             self._in_a_row = self._in_a_row + 1 if chosen == self._chose_full else 0
             self._chose_full = chosen
             self._full_ms = full_ms
@@ -142,7 +149,7 @@ class Chooser:
             if chosen and least is not None and least < full_ms:
                 self._chose_full = False
                 return Choice(False, step_ms, full_ms)
-            if self._probes(step_ms, full_ms):
+            if (times < 2 or self._chose_full) and self._probes(step_ms, full_ms):
                 self._in_a_row = 0
                 return Choice(not chosen, step_ms, full_ms)
         return Choice(self._chose_full, step_ms, full_ms)

@@ -79,7 +79,7 @@ class View:
         self._export = export
         self._scratch = scratch
         self._arrangements = arrangements
-        self._chooser = Chooser(export.plan.policy)
+        self._chooser = Chooser(export.plan.policy, keeps_state=export.plan.keeps_state)
         self._steps = 0
         self._state_rows = 0
         """About how many rows the imports have."""

@@ -494,6 +494,11 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         """Says whether contents change as time passes, without a change of an import."""
         return any(state.due for state in self.hidden)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Says whether a step reads anything but the changes."""
+        return bool(self.hidden) or any(stratum.lookups for stratum in self.strata)
+
     def input_schema(self, name: str) -> Schema | None:
         """Return the schema of an input but for a stratum's output; None: there is none such."""
         if name == INTERVAL:

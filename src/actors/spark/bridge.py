@@ -22,7 +22,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
+from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.util import _load_from_socket
 
 from actors.catalyst.relations import TABLE_METADATA
 from actors.errors import QueryRejected
@@ -30,7 +32,7 @@ from actors.plan.jobs import Analyze, Analyzed, Translation, Volatility
 from actors.plan.schema import Schema
 from actors.spark.analysis import analyze
 from actors.spark.catalyst_front import CatalystFront
-from actors.spark.java_classes import java_object
+from actors.spark.java_classes import java_object, slot_frames
 from actors.spark.spark_schemas import (
     bare_name,
     declared_json,
@@ -41,6 +43,8 @@ from actors.spark.spark_schemas import (
 )
 from actors.threshold_probes import LOCAL_RELATION, TABLE_BATCH
 
+CALL_SITE: Final = ("callSite.short", "callSite.long")
+"""Spark's local properties for it (`org.apache.spark.util.CallSite`)."""
 LOCAL_RELATION_SETTING: Final = "spark.sql.execution.arrow.localRelationThreshold"
 ALWAYS_LOCAL_BYTES: Final = 1 << 40
 """`ClassicBridge.table` says itself which rows become a local relation."""
@@ -124,6 +128,8 @@ class ClassicBridge(Bridge):
         self._python = self.jvm.PythonSQLUtils
         self._class = getattr(self.jvm, "org.apache.spark.sql.classic.SparkSession")
         self._front: CatalystFront | None = None
+        self._served: Any = self.jvm.PythonRDD
+        self._task_properties: dict[str, Any] = {}
 
     def activate(self) -> None:
         """See `Bridge.activate`."""
@@ -238,13 +244,60 @@ class ClassicBridge(Bridge):
         reader = self.session.read.schema(spark_struct(arrow))
         for option, value in _SLOT_OPTIONS.items():
             reader = reader.option(option, value)
-        return reader.parquet(path.as_uri()).toDF(*names)
+        made = slot_frames(self.session._sc._gateway).of(
+            self.engine, reader.parquet(path.as_uri())._jdf
+        )
+        return DataFrame(made, self.session).toDF(*names)
 
     def collect(self, found: DataFrame, wanted: Callable[[], pa.Schema]) -> pa.Table:
         """See `Bridge.collect`."""
         batches: list[pa.RecordBatch] = found._collect_as_arrow()
         shape = wanted()
         return pa.Table.from_batches(batches).cast(shape) if batches else shape.empty_table()
+
+    def arrow_schema(self, found: DataFrame) -> pa.Schema:
+        """Return the schema of a frame's Arrow batches, as the JVM makes them."""
+        kinds = self.jvm.org.apache.spark.sql.util.ArrowUtils
+        zone = self.session.conf.get("spark.sql.session.timeZone")
+        schema = kinds.toArrowSchema(found._jdf.schema(), zone, False)
+        return pa.ipc.read_schema(pa.py_buffer(bytes(schema.serializeAsMessage())))
+
+    def messages(self, batches: Any, group: str, pool: str | None = None) -> list[bytes]:
+        """Run a job for an RDD of byte strings and return them.
+
+        Args:
+            batches: The JVM's RDD.
+            group: Names the job, by which it is cancelled.
+            pool: The scheduler's; this thread's own if None.
+
+        Raises:
+            Exception: Spark's own error.
+        """
+        context: Any = self.session.sparkContext
+        scala = context._jsc.sc()
+        before = scala.getLocalProperties()
+        scala.setLocalProperties(self._for_tasks(before, pool))
+        try:
+            served = self._served.collectAndServeWithJobGroup(batches, group, "step", True)
+            with _load_from_socket(served, NoOpSerializer()) as stream:
+                return list(stream)
+        finally:
+            scala.setLocalProperties(before)
+
+    def _for_tasks(self, before: Any, pool: str | None) -> Any:
+        """What tasks are told with a job: as Spark's own execution of a query does, the session's
+        settings."""
+        known = self._task_properties.get(pool or "")
+        if known is None:
+            known = self._task_properties[pool or ""] = before.clone()
+            for name, value in self.session.conf.getAll.items():
+                if name.startswith("spark."):
+                    known.setProperty(name, value)
+            if pool is not None:
+                known.setProperty("spark.scheduler.pool", pool)
+            for name in CALL_SITE:
+                known.setProperty(name, "penstock")
+        return known
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:

@@ -250,7 +250,12 @@ class PreparedSteps:
             with variant.slots.use(tables):
                 request.check()
                 return self.rounds.collect(
-                    variant.runnable, request.wanted(), request.group, variant.bridge
+                    variant.runnable,
+                    request.wanted(),
+                    request.group,
+                    variant.bridge,
+                    sum(table.num_rows for table in tables.values()),
+                    request.check,
                 )
         except RoundFailed as error:
             self._drop(key)

@@ -17,8 +17,12 @@ Rules
 - A round that fails, or whose job was canceled for one of its members, fails for all with
   `RoundFailed`; each then goes the general path, and has its own error. The job may have left
   tasks that still read, so the slots of all are given up, as after any failure.
-- A plan takes part once it has answered alone with rows: the Arrow schema of its answers is
-  known from then on. Plans with settings of their own go alone: a job has one set of settings.
+- Plans with settings of their own go alone: a job has one set of settings.
+- A step that is expected to take more than `engine_short_step_ms` of a core is *heavy*: its task
+  would keep its core from all others until it ends. Of those one core fewer are out than there are,
+  one at least, each by itself. The others wait for as long as it takes, but half of the engine's
+  threads are left to short steps: then a heavy one goes with them. What is expected is what the
+  plan took last, for as many rows.
 
 What it does not do: it does not look at plans; what is unfit for being executed again never
 comes here (`actors.spark.prepared`).
@@ -29,25 +33,24 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame
-from pyspark.util import _load_from_socket
 
 from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge
-from actors.spark.session import name_call_site
-from actors.threshold_probes import ROUND_ALONE, ROUND_STEPS
+from actors.threshold_probes import HEAVY_STEP, ROUND_ALONE, ROUND_STEPS
 
 POOL: Final = "rounds"
 _MARKER: Final = b"\0penstock:"
 """No Arrow message begins so: they begin with 0xFFFFFFFF."""
 _NUMBERS: Final = itertools.count()
 _ENDED_MAX: Final = 256
+_CHECK_SECONDS: Final = 0.1
 
 
 class RoundFailed(Exception):
@@ -57,52 +60,63 @@ class RoundFailed(Exception):
 class Runnable:
     """A prepared plan as something that can run alone or in a round.
 
+    Of its frame only what runs is kept: the trees that it was planned from take several times as
+    much of the driver's memory, and Spark's own execution of a frame describes its plan to
+    listeners each time.
+
     Used by one thread at a time: its slots have one user at a time.
     """
 
     def __init__(self, bridge: ClassicBridge, frame: DataFrame, *, sociable: bool) -> None:
-        """`sociable`: it has no settings of its own."""
+        """`sociable`: it has no settings of its own. Raises Spark's own error of a plan that
+        cannot run."""
         self._bridge = bridge
-        self._frame = frame
-        self._sociable = sociable
+        self.sociable: Final = sociable
+        """Whether it may take part in a round."""
         self.marker: Final = _MARKER + b"%d" % next(_NUMBERS)
         """Of this plan's alone."""
-        self._schema: pa.Schema | None = None
-        self._batches: Any = None
+        self._schema = bridge.arrow_schema(frame)
+        self._batches: Any = frame._jdf.toArrowBatchRdd()
+        self._marked: Any = None
+        self._cost: tuple[int, float] | None = None
+        """Of its last run alone: rows, and ms."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether it can take part in a round."""
-        return self._sociable and self._schema is not None
+    def expected_ms(self, rows: int) -> float:
+        """Return about how long it takes alone with so many rows: 0 if nobody knows yet."""
+        if self._cost is None:
+            return 0.0
+        known, ms = self._cost
+        return ms * max(1, rows) / max(1, known)
 
-    def alone(self, wanted: pa.Schema) -> pa.Table:
-        """Executes the frame by itself. Raises Spark's own error."""
-        batches: list[pa.RecordBatch] = self._frame._collect_as_arrow()
-        if not batches:
-            return wanted.empty_table()
-        self._schema = batches[0].schema
-        return pa.Table.from_batches(batches).cast(wanted)
+    def took(self, rows: int, ms: float) -> None:
+        """Note what a run alone took."""
+        self._cost = rows, ms
+
+    def alone(self, wanted: pa.Schema, group: str) -> pa.Table:
+        """Executes the plan by itself. Raises Spark's own error."""
+        return self.table(self._bridge.messages(self._batches, group), wanted)
 
     def batches(self) -> Any:
         """The JVM's RDD of its answer, an Arrow message a batch, and of its marker behind it.
 
         Computed anew at each job.
         """
-        if self._batches is None:
+        if self._marked is None:
             items = self._bridge.jvm.java.util.ArrayList()
             items.add(bytearray(self.marker))
             marker = self._bridge.session.sparkContext._jsc.parallelize(items, 1)
-            self._batches = self._frame._jdf.toArrowBatchRdd().toJavaRDD().union(marker)
-        return self._batches
+            self._marked = self._batches.toJavaRDD().union(marker)
+        return self._marked
 
     def table(self, messages: Sequence[bytes], wanted: pa.Schema) -> pa.Table:
-        """The answer that came in a round."""
-        schema = self._schema
-        assert schema is not None, "only a plan that is ready takes part"
+        """Its answer, of Arrow messages."""
+        if not messages:
+            return wanted.empty_table()
         batches = [
-            pa.ipc.read_record_batch(pa.ipc.read_message(message), schema) for message in messages
+            pa.ipc.read_record_batch(pa.ipc.read_message(message), self._schema)
+            for message in messages
         ]
-        return pa.Table.from_batches(batches, schema).cast(wanted)
+        return pa.Table.from_batches(batches, self._schema).cast(wanted)
 
 
 class _Member:
@@ -127,6 +141,10 @@ class Rounds:
         self._jobs_max = jobs_max
         self._members_max = settings.engine_round_steps_max
         self._wait_ms_max = settings.engine_round_wait_ms_max
+        self._short_ms = settings.engine_short_step_ms
+        self._heavy = threading.BoundedSemaphore(max(1, jobs_max - 1))
+        self._places = threading.BoundedSemaphore(max(1, settings.engine_jobs_in_flight_max // 2))
+        """Of heavy steps, those that are out among them."""
         self._lock = threading.Lock()
         self._out = 0
         self._waiting: deque[_Member] = deque()
@@ -137,12 +155,42 @@ class Rounds:
         self._lanes: list[_Lane] = []
 
     def collect(
-        self, runnable: Runnable, wanted: pa.Schema, group: str, bridge: ClassicBridge
+        self,
+        runnable: Runnable,
+        wanted: pa.Schema,
+        group: str,
+        bridge: ClassicBridge,
+        rows: int,
+        check: Callable[[], None],
     ) -> pa.Table:
-        """The step's rows; `group` names its job, and the settings of `bridge` are those of every
-        plan that is sociable. Raises `RoundFailed`, or Spark's own error."""
-        if not runnable.ready:
-            return runnable.alone(wanted)
+        """Run a step and return its rows.
+
+        Args:
+            runnable: Its plan.
+            wanted: The types of the answer.
+            group: Names its job.
+            bridge: Its settings are those of every plan that is sociable.
+            rows: Of its inputs.
+            check: Called now and then while it waits; ends the wait by raising `Canceled`.
+
+        Raises:
+            RoundFailed: The job of a round failed.
+            Canceled: From `check`.
+            Exception: Spark's own error.
+        """
+        heavy = HEAVY_STEP.crossed(runnable.expected_ms(rows) > self._short_ms)
+        if heavy and self._places.acquire(blocking=False):
+            try:
+                while not self._heavy.acquire(timeout=_CHECK_SECONDS):
+                    check()
+                try:
+                    return self._alone(runnable, wanted, group, rows)
+                finally:
+                    self._heavy.release()
+            finally:
+                self._places.release()
+        if not runnable.sociable:
+            return self._alone(runnable, wanted, group, rows)
         runnable.batches()  # of this thread's time, and once, not of the round's
         member = _Member(runnable, wanted, group)
         with self._lock:
@@ -157,13 +205,19 @@ class Rounds:
             first = self._turn_of(member)
         if member.result is None:
             try:
-                return runnable.alone(wanted)
+                return self._alone(runnable, wanted, group, rows)
             finally:
                 if first:
                     self.pass_on()
         if isinstance(member.result, RoundFailed):
             raise member.result
         return member.result
+
+    def _alone(self, runnable: Runnable, wanted: pa.Schema, group: str, rows: int) -> pa.Table:
+        started = time.monotonic()
+        found = runnable.alone(wanted, group)
+        runnable.took(rows, (time.monotonic() - started) * 1000)
+        return found
 
     def interrupting(self, group: str) -> str:
         """The job group to be canceled for a step's own."""
@@ -235,7 +289,6 @@ class _Lane:
         """Whether it has a round. The rounds' lock is for it too."""
         # Asked for once: py4j looks through all jars for each package on the way.
         self._rdd_class = bridge.jvm.org.apache.spark.api.java.JavaRDD
-        self._python = bridge.jvm.PythonRDD
         self._box: queue.SimpleQueue[list[_Member]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=POOL, daemon=True).start()
 
@@ -244,15 +297,12 @@ class _Lane:
         self._box.put(members)
 
     def _run(self) -> None:
-        settled = False
+        self._bridge.activate()
         while True:
             members = self._box.get()
             group = f"round#{next(_NUMBERS)}"
             self._rounds.began(members, group)
             try:
-                if not settled:
-                    self._settle()
-                    settled = True
                 answers = self._job(members, group)
                 for member, messages in zip(members, answers, strict=True):
                     member.result = member.runnable.table(messages, member.wanted)
@@ -261,16 +311,6 @@ class _Lane:
                     member.result = RoundFailed(f"{type(error).__name__}: {error}")
             self._rounds.ended(members, self)
 
-    def _settle(self) -> None:
-        """What Spark's own execution of a query sets for its tasks, once for this thread."""
-        self._bridge.activate()
-        context = self._bridge.session.sparkContext
-        for name, value in self._bridge.session.conf.getAll.items():
-            if name.startswith("spark."):
-                context.setLocalProperty(name, value)
-        context.setLocalProperty("spark.scheduler.pool", POOL)
-        name_call_site(context)
-
     def _job(self, members: Sequence[_Member], group: str) -> list[list[bytes]]:
         """One job over all members: the Arrow messages of each."""
         context: Any = self._bridge.session.sparkContext
@@ -278,9 +318,8 @@ class _Lane:
         for index, member in enumerate(members):
             array[index] = member.runnable.batches()
         whole = context._jsc.union(array).coalesce(1, False)
-        served = self._python.collectAndServeWithJobGroup(whole.rdd(), group, "round", True)
-        with _load_from_socket(served, NoOpSerializer()) as stream:
-            return parted(list(stream), [member.runnable.marker for member in members])
+        messages = self._bridge.messages(whole.rdd(), group, POOL)
+        return parted(messages, [member.runnable.marker for member in members])
 
 
 def parted(messages: Sequence[bytes], markers: Sequence[bytes]) -> list[list[bytes]]:

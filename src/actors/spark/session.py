@@ -27,6 +27,7 @@ from actors.errors import BadSettings, QueryRejected
 from actors.settings import Settings
 from actors.spark.bridge import (
     ALWAYS_LOCAL_BYTES,
+    CALL_SITE,
     LOCAL_RELATION_SETTING,
     Bridge,
     ClassicBridge,
@@ -36,8 +37,12 @@ from actors.spark.failures import is_gone
 from actors.spark.start import CHILD_FOLDER
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-CALL_SITE: Final = ("callSite.short", "callSite.long")
-"""Spark's local properties for it (`org.apache.spark.util.CallSite`)."""
+COMPILE_LATE: Final = (
+    "-XX:Tier4InvocationThreshold=30000 -XX:Tier4MinInvocationThreshold=8000 "
+    "-XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=200000"
+)
+"""The JVM's second compiler waits six times as long: with a few dozen views it took a third of two
+cores for minutes, for planner code that was hot for seconds."""
 _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 _MEMORY: Final = re.compile(r"(\d+)([kmgt]?)b?")
 RESULT_SHARE: Final = 2
@@ -147,7 +152,7 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
     temporary = scratch / CHILD_FOLDER / "tmp"
     options = (
         "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Xss4m "
-        f"-Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
+        f"{COMPILE_LATE} -Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
     )
     given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
     conf[JAVA_OPTIONS] = " ".join(filter(None, given))
