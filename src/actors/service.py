@@ -32,6 +32,7 @@ from actors.cluster.hosts import Hosts
 from actors.cluster.security import for_listener
 from actors.cluster.transport import Listener
 from actors.controller import boot, replica_set
+from actors.controller.analyses import analyzer
 from actors.controller.controller import Controller
 from actors.controller.following import FollowTask
 from actors.controller.instance import Fixed, Several, Supply
@@ -46,6 +47,7 @@ from actors.controller.server import (
     FromClient,
     ToClient,
 )
+from actors.controller.upgrades import upgrade_views
 from actors.errors import Closed, Expired
 from actors.kernel import ActorStatistics, Address, Clock, System, SystemClock
 from actors.kernel.threads import ThreadedClock
@@ -141,6 +143,7 @@ class Service:
         if not persist.exclusive:
             system.spawn(lambda: FollowTask(persist, self._halt), "following")
         executor = self._engine(system, settings, scratch / "engine")
+        found = await upgrade_views(found, persist, analyzer(executor, "upgrade"), settings)
         self._outside = self._reach_out(system, executor, scratch / "outside")
         supply = await self._replicas(stack, system, persist, executor, scratch)
         maintenance = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")

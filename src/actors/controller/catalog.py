@@ -25,7 +25,7 @@ from actors.errors import (
     StateDirectoryError,
     UnknownObject,
 )
-from actors.plan.delta import DeltaPlan
+from actors.plan.delta import AUTO, DeltaPlan
 from actors.plan.schema import Schema
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.relations import refuse_relation
@@ -45,6 +45,8 @@ SINK: Final = "sink"
 """Writes what it depends on outside."""
 OUTSIDE: Final = frozenset({SOURCE, SOURCE_TABLE, SINK})
 """Kinds that the storage half maintains."""
+HIDDEN_SHARD: Final = "-hidden"
+"""Stands in the ids of shards of views' hidden states, behind the view's."""
 APART: Final = frozenset({SOURCE, SINK})
 """Kinds with names of their own, which cannot be read."""
 
@@ -65,6 +67,11 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     sql: str = ""
     plan: DeltaPlan | None = None
     fingerprint: str = ""
+    compiled_by: str = ""
+    """Of a view: the digest of the rules that made its plan."""
+    rebuilt_at: Time = 0
+    """Of a view whose plan became another one: its output's upper then. It is computed whole from
+    there."""
     conf: dict[str, str] = {}
     spark_version: str = ""
     key: tuple[str, ...] = ()
@@ -221,7 +228,30 @@ class Catalog:
                     f"the catalog has format {found}; this version knows {FORMAT_VERSION}: "
                     f"use the version that wrote it, or {than}"
                 )
-            document = msgspec.msgpack.decode(data, type=_Document)
+            document = _decoded(data)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
         return Catalog(document.objects, document.next_id)
+
+
+def _decoded(data: bytes) -> _Document:
+    """Decode a document; a plan that this version cannot read says nothing but its policy."""
+    try:
+        return msgspec.msgpack.decode(data, type=_Document)
+    except msgspec.ValidationError:
+        found = msgspec.msgpack.decode(data)
+    for entry in found["objects"]:
+        plan = entry.get("plan")
+        if plan is None:
+            continue
+        try:
+            msgspec.convert(plan, DeltaPlan)
+        except msgspec.ValidationError:
+            policy = plan.get("policy", AUTO) if isinstance(plan, dict) else AUTO
+            entry |= {"plan": unreadable_plan(policy), "fingerprint": "", "compiled_by": ""}
+    return msgspec.convert(found, _Document)
+
+
+def unreadable_plan(policy: str) -> DeltaPlan:
+    """Stand for a plan of another version until its view is compiled anew."""
+    return DeltaPlan((), (), Schema(()), "", "opaque", "of another version", policy=policy)

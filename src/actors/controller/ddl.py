@@ -24,6 +24,7 @@ from actors.controller.analyses import analyzer
 from actors.controller.boot import latest
 from actors.controller.catalog import (
     CATALOG_KEY,
+    HIDDEN_SHARD,
     INDEX,
     OUTSIDE,
     TABLE,
@@ -52,6 +53,7 @@ from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
 from actors.settings import Settings
 from actors.views.compile import compile_view
+from actors.views.fingerprint import rules_digest
 from actors.views.policy import with_policy
 
 log = logging.getLogger("penstock.controller")
@@ -125,7 +127,7 @@ class CatalogStore:
         shards = [_view_shard(id_, plan.output, id_, as_of)]
         hidden = tuple(
             NewShard(
-                id=f"{id_}-hidden{index}",
+                id=f"{id_}{HIDDEN_SHARD}{index}",
                 schema=state.schema,
                 since=as_of,
                 holds={dataflow_holder(id_): as_of},
@@ -144,6 +146,7 @@ class CatalogStore:
             sql=request.sql,
             plan=plan,
             fingerprint=plan.fingerprint,
+            compiled_by=rules_digest(),
             conf=request.conf,
             spark_version=importlib.metadata.version("pyspark"),
             retain_history_ms=retain(request.retain_history_ms),

@@ -37,8 +37,11 @@ async def commit(
     output: pa.Table,
     hidden: Sequence[pa.Table],
     errors: Sequence[ErrorChange],
+    *,
+    rebuilt: bool = False,
 ) -> Frontier | None:
-    """Appends [lo, hi) to the output's shard and, in the same set, to the hidden states'.
+    """Appends [lo, hi) to the output's shard and, in the same set, to the hidden states': to those
+    [0, hi) where the view is `rebuilt`.
 
     When the upper was not `lo` nothing was appended: then what it is. Raises `StorageError`.
     """
@@ -47,7 +50,7 @@ async def commit(
         try:
             for shard, delta in zip(shards_of(export), (output, *hidden), strict=True):
                 parts.append(await persist.write_parts(shard, delta) if delta.num_rows else ())
-            return await commit_parts(persist, export, interval, parts, errors)
+            return await commit_parts(persist, export, interval, parts, errors, rebuilt=rebuilt)
         except BaseException:  # those of an append whose outcome is open stay
             with anyio.CancelScope(shield=True):
                 await persist.discard_parts([part for each in parts for part in each])
@@ -61,6 +64,8 @@ async def commit_parts(
     parts: Sequence[Sequence[Part]],
     errors: Sequence[ErrorChange],
     extra: Sequence[Cas] = (),
+    *,
+    rebuilt: bool = False,
 ) -> Frontier | None:
     """As `commit`, of parts that are written: the output's, then each hidden state's. The
     `extra` documents change with it, or nothing does (`Fenced`)."""
@@ -69,8 +74,9 @@ async def commit_parts(
     for change in errors:
         update = error_update(schema, change.text, change.time, change.diff)
         written[0] += await persist.write_parts(export.shard, update)
+    lo, hi = interval
     appends = [
-        Append(shard, *interval, tuple(each))
+        Append(shard, 0 if rebuilt and shard != export.shard else lo, hi, tuple(each))
         for shard, each in zip(shards_of(export), written, strict=True)
     ]
     outcome = await persist.append(appends, extra=extra)

@@ -1,7 +1,8 @@
 """From durable state to a running incarnation of a view.
 
 The output shard's upper U says everything. At 0 the view is *fresh*: it is computed whole at
-the `as_of`, and appended as [0, as_of + 1) at time `as_of`. Otherwise it *resumes* at lo = U:
+the `as_of`, and appended as [0, as_of + 1) at time `as_of`. A view whose plan has become another
+one is computed whole at U, and its hidden state begins there. Otherwise it *resumes* at lo = U:
 imports are read from U - 1, which the view's own durable holds keep readable. When a since has
 passed U - 1 nevertheless, the view is recomputed at the least readable time, the difference is
 appended there, and the times that cannot be known any more hold an error: a read there is
@@ -124,8 +125,8 @@ async def _start_of(
     since = max(sinces, default=0)
     if is_empty(upper):
         return upper, None
-    if upper == 0:
-        return upper, max(since, description.as_of)
+    if upper == export.rebuilt_at:
+        return upper, max(since, upper or description.as_of)
     return upper, since if since > upper - 1 else None
 
 
@@ -149,17 +150,21 @@ async def _hydrate(
         gap = f"contents from {first} to {as_of} cannot be known: the inputs were compacted"
         changes += [ErrorChange(gap, first, 1), ErrorChange(gap, as_of, -1)]
     interval, imports = (upper, as_of + 1), description.imports
+    rebuilt = 0 < upper == export.rebuilt_at
     try:
         if upper == 0 and export.plan.strata:
             whole = await first_parts(engine, persist, export, imports, as_of, name)
             await commit_parts(persist, export, interval, whole.parts, changes, whole.extra)
             return
-        deltas = await recompute(engine, persist, export, imports, as_of, upper, name)
+        deltas = await recompute(
+            engine, persist, export, imports, as_of, upper, name, rebuilt=rebuilt
+        )
     except (DefiniteError, JobTooLarge) as error:
         text = truncated(held_text(error), engine.settings.error_text_bytes_max)
         deltas = empty_deltas(export.plan)
         changes.append(ErrorChange(text, as_of, 1))
-    await commit(persist, export, interval, deltas.output, deltas.hidden, changes)
+    output, hidden = deltas.output, deltas.hidden
+    await commit(persist, export, interval, output, hidden, changes, rebuilt=rebuilt)
 
 
 async def _resume(

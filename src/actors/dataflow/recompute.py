@@ -34,8 +34,11 @@ async def recompute(
     as_of: Time,
     upper: Time,
     name: tuple[int, int],
+    *,
+    rebuilt: bool = False,
 ) -> Deltas:
-    """What turns the persisted contents below `upper` into the query's result at `as_of`.
+    """What turns the persisted contents below `upper` into the query's result at `as_of`; where
+    the view is `rebuilt`, its hidden states hold nothing yet.
 
     All updates stand at `as_of`. Waits until every import's upper is beyond it. Raises
     `DefiniteError` when an import holds an error there or the data make the query fail,
@@ -50,6 +53,8 @@ async def recompute(
     output = await _less_old(
         engine, persist, export.shard, export.plan.output, deltas.output, upper, as_of, reader_id
     )
+    if rebuilt:
+        return msgspec.structs.replace(deltas, output=output)
     states = zip(export.hidden_shards, export.plan.hidden, deltas.hidden, strict=True)
     hidden = [
         await _less_old(engine, persist, shard, state.schema, delta, upper, as_of, reader_id)

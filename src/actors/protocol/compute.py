@@ -61,6 +61,9 @@ class ViewExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     plan: DeltaPlan
     shard: ShardId
     hidden_shards: tuple[ShardId, ...] = ()
+    rebuilt_at: Time = 0
+    """While the output's upper is this one, the hidden shards hold nothing of the plan: the view is
+    computed whole. Above 0 the output has contents of an earlier plan."""
 
 
 class IndexExport(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import msgspec
 
 from actors.plan.delta import DeltaPlan
+
+_ROOT = Path(__file__).resolve().parent.parent
+_RULES = ("catalyst/*.py", "plan/*.py", "views/*.py", "spark/*.java")
+"""What makes a plan of a text."""
 
 
 @lru_cache(maxsize=1)
@@ -18,6 +23,16 @@ def spark_version() -> str:
         return version("pyspark")
     except PackageNotFoundError:
         return ""
+
+
+@lru_cache(maxsize=1)
+def rules_digest() -> str:
+    """Return a sha256 over all that makes plans: the rules, and the version of Spark."""
+    digest = hashlib.sha256(spark_version().encode())
+    for pattern in _RULES:
+        for path in sorted(_ROOT.glob(pattern)):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:

@@ -1,0 +1,139 @@
+"""Views that another version of the program compiled, compiled anew when the service starts.
+
+A view's plan is durable, and so is the state that its plan keeps. Both are of the rules that made
+them, which may know better since. So a view whose plan was made by other rules (`rules_digest`) is
+compiled again from its text, before its dataflow begins. If the plan is the same, by its
+fingerprint, nothing else happens. If not, the view is *rebuilt*: it gets hidden shards for the
+state of the new plan, and is computed whole at the first time that its output does not have yet
+(`dataflow.hydrate`). What is in its output stays, for the answer of a text is the same by any plan.
+
+One set changes the catalog and makes the shards. A crash before it leaves nothing; one after it
+leaves shards of the old plan, which the next start drops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from actors.controller.boot import Boot, load
+from actors.controller.catalog import CATALOG_KEY, HIDDEN_SHARD, VIEW, Catalog, CatalogObject
+from actors.controller.holds import dataflow_holder
+from actors.errors import PenstockError, StateDirectoryError
+from actors.persist import Cas, NewShard, PersistClient
+from actors.plan.delta import AUTO
+from actors.plan.plan_splitting import PlanLimits
+from actors.progress import ShardId
+from actors.settings import Settings
+from actors.views.compile import compile_view
+from actors.views.fingerprint import rules_digest
+from actors.views.policy import with_policy
+from actors.views.query_analysis import AnalyzeQuery
+
+log = logging.getLogger("penstock.controller")
+
+
+async def upgrade_views(
+    found: Boot, persist: PersistClient, analyze: AnalyzeQuery, settings: Settings
+) -> Boot:
+    """Compile again the views that other rules compiled, and return what there is then.
+
+    Raises:
+        StateDirectoryError: A view means something else now; it names the view.
+        PenstockError: What the engine and the stores raise.
+    """
+    rules = rules_digest()
+    stale = [e for e in found.catalog.of_kind(VIEW) if e.compiled_by != rules]
+    if stale:
+        found = await _upgraded(found, stale, persist, analyze, settings)
+    left = _left(found.catalog, await persist.list_shards())
+    if left:
+        await persist.drop_shards(left)
+    return found
+
+
+async def _upgraded(
+    found: Boot,
+    stale: Sequence[CatalogObject],
+    persist: PersistClient,
+    analyze: AnalyzeQuery,
+    settings: Settings,
+) -> Boot:
+    log.info("%s views were compiled by another version: they are compiled anew", len(stale))
+    made = {entry.id: await _again(found, entry, analyze, settings) for entry in stale}
+    objects = tuple(made.get(entry.id, entry) for entry in found.catalog.objects)
+    catalog = Catalog(objects, found.catalog.next_id)
+    shards = [
+        shard
+        for entry in stale
+        if made[entry.id].hidden_shards != entry.hidden_shards
+        for shard in _hidden_shards(made[entry.id])
+    ]
+    cas = Cas(CATALOG_KEY, found.seqno, catalog.encode())
+    if shards:
+        done = await persist.create_shards(shards, extra=[cas])
+    else:
+        done = await persist.compare_and_set([cas])
+    if not done:
+        raise StateDirectoryError("another service has changed the catalog: start again")
+    return await load(persist)
+
+
+async def _again(
+    found: Boot, entry: CatalogObject, analyze: AnalyzeQuery, settings: Settings
+) -> CatalogObject:
+    """Return a view's entry with its plan by today's rules."""
+    limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
+    conf = tuple(sorted(entry.conf.items()))
+    try:
+        plan = await compile_view(entry.sql, found.catalog.readable(), analyze, conf, limits)
+        policy = AUTO if entry.plan is None else entry.plan.policy
+        plan = with_policy(plan, policy)
+    except PenstockError as error:
+        if not error.determinate:
+            raise
+        raise StateDirectoryError(_refusal(entry, str(error))) from error
+    if plan.output != entry.schema:
+        names = f"{entry.schema.names} became {plan.output.names}"
+        raise StateDirectoryError(_refusal(entry, f"its columns or their types differ: {names}"))
+    renewed = replace(entry, plan=plan, compiled_by=rules_digest())
+    if plan.fingerprint == entry.fingerprint:
+        log.info("view %s: the same plan", entry.name)
+        return renewed
+    log.info("view %s: another plan, so it is rebuilt", entry.name)
+    assert entry.shard is not None, entry.name
+    begun = f"{entry.id}{HIDDEN_SHARD}"
+    hidden = tuple(f"{begun}{i}-{plan.fingerprint[:12]}" for i in range(len(plan.hidden)))
+    return replace(
+        renewed,
+        fingerprint=plan.fingerprint,
+        hidden_shards=hidden,
+        rebuilt_at=found.states[entry.shard].upper,
+    )
+
+
+def _refusal(entry: CatalogObject, why: str) -> str:
+    return (
+        f"view {entry.name} means something else to this version: {why}; "
+        "start the version that made it, drop the view, and make it again with this one"
+    )
+
+
+def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
+    assert entry.plan is not None, entry.name
+    since = max(0, min(entry.rebuilt_at, entry.as_of))
+    holds = {dataflow_holder(entry.id): since}
+    return [
+        NewShard(id=shard, schema=state.schema, since=since, holds=holds)
+        for shard, state in zip(entry.hidden_shards, entry.plan.hidden, strict=True)
+    ]
+
+
+def _left(catalog: Catalog, there: Sequence[ShardId]) -> list[ShardId]:
+    """Hidden shards of plans that are no more."""
+    known = {shard for entry in catalog.objects for shard in entry.shards}
+    views = {entry.id for entry in catalog.of_kind(VIEW)}
+    apart = [(shard, *shard.partition(HIDDEN_SHARD)) for shard in there if shard not in known]
+    return [shard for shard, owner, mark, _ in apart if mark and owner in views]

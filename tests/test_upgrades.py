@@ -1,0 +1,241 @@
+"""Views that another version of the program compiled, when the service starts on them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pytest
+
+from actors.client import Client
+from actors.controller import ddl, upgrades
+from actors.controller.boot import load
+from actors.controller.catalog import CATALOG_KEY
+from actors.errors import StateDirectoryError, StorageError
+from actors.kernel import Address, System, SystemClock
+from actors.persist import Cas, PersistClient
+from actors.plan.delta import DeltaPlan
+from actors.plan.jobs import ExecutorMessage
+from actors.plan.schema import Column, Schema
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.drawn_settings import draw_for_test
+from actors.testing.engine import InMemoryExecutor
+from actors.views.compile import compile_view
+
+VIEWS = {
+    "sums": "select k, count(*) as n, sum(v) as s from t group by k",
+    "pairs": "select a.v, b.v as w from t a join t b on a.k = b.v",
+    "above": "select n, count(*) as m from sums group by n",
+}
+
+
+def in_memory(system: System, settings: Settings, scratch: Path) -> Address[ExecutorMessage]:
+    address: Address[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+    return address
+
+
+def settings_of(tmp_path: Path) -> Settings:
+    given = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0"}
+    return draw_for_test(Settings(**given), given)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running(tmp_path: Path) -> AsyncIterator[Client]:
+    with anyio.fail_after(200):
+        service = Service(settings_of(tmp_path), engine=in_memory)
+        async with service, await Client.in_process(service) as client:
+            yield client
+
+
+class Life:
+    """What the table and the views hold, by the times at which they did."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int]] = []
+        self.at: dict[int, list[tuple[int, int]]] = {}
+
+    async def write(self, client: Client, *rows: tuple[int, int]) -> int:
+        self.rows += rows
+        written = await client.insert("t", pa.table({"k": [k for k, _ in rows],
+                                                     "v": [v for _, v in rows]}))  # fmt: skip
+        self.at[written] = list(self.rows)
+        return written
+
+    async def check(self, client: Client) -> None:
+        """Each view at each time."""
+        for time, rows in self.at.items():
+            for view in VIEWS:
+                await client.wait_for(view, time)
+                found = await client.peek(view, as_of=time)
+                names = [name for name in found.column_names if not name.startswith("__")]
+                counts = found["__diff"].to_pylist() if "__diff" in found.column_names else None
+                made: Counter[tuple[Any, ...]] = Counter()
+                for number, row in enumerate(found.select(names).to_pylist()):
+                    made[tuple(row.values())] += counts[number] if counts else 1
+                assert made == expected(view, rows), (view, time)
+
+
+def expected(view: str, rows: list[tuple[int, int]]) -> Counter[tuple[Any, ...]]:
+    sums: dict[int, tuple[int, int]] = {}
+    for k, v in rows:
+        n, s = sums.get(k, (0, 0))
+        sums[k] = n + 1, s + v
+    match view:
+        case "sums":
+            return Counter((k, n, s) for k, (n, s) in sums.items())
+        case "pairs":
+            return Counter((v, w) for k, v in rows for _, w in rows if k == w)
+    counts = Counter(n for n, _ in sums.values())
+    return Counter(counts.items())
+
+
+async def made(tmp_path: Path) -> Life:
+    """A state directory with the views, written to twice."""
+    life = Life()
+    async with running(tmp_path) as client:
+        await client.create_table("t", {"k": "bigint", "v": "bigint"})
+        await life.write(client, (1, 1), (1, 2), (2, 1))
+        for name, sql in VIEWS.items():
+            await client.create_view(name, sql)
+        await life.write(client, (2, 2), (3, 3))
+        life.at.pop(min(life.at))  # before the views
+        await life.check(client)
+    return life
+
+
+def other_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in (upgrades, ddl):
+        monkeypatch.setattr(module, "rules_digest", lambda: name)
+
+
+def other_plan(monkeypatch: pytest.MonkeyPatch, words: str, **changes: Any) -> None:
+    """Views whose texts hold these words have another plan."""
+
+    async def compiled(sql: str, *given: Any) -> DeltaPlan:
+        plan = await compile_view(sql, *given)
+        return msgspec.structs.replace(plan, **changes) if words in sql else plan
+
+    monkeypatch.setattr(upgrades, "compile_view", compiled)
+    monkeypatch.setattr(upgrades, "with_policy", lambda plan, policy: plan)
+
+
+async def stored(tmp_path: Path) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """The hidden shards of the views, and all shards that there are."""
+    async with opened(tmp_path) as persist:
+        catalog = (await load(persist)).catalog
+        hidden = {name: catalog.find(name).hidden_shards for name in VIEWS}
+        return hidden, set(await persist.list_shards())
+
+
+@asynccontextmanager
+async def opened(tmp_path: Path) -> AsyncIterator[PersistClient]:
+    settings = settings_of(tmp_path)
+    persist = await PersistClient.open(Path(settings.state_dir), settings, SystemClock())
+    try:
+        yield persist
+    finally:
+        await persist.close()
+
+
+async def test_the_same_plan_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = await made(tmp_path)
+    before = await stored(tmp_path)
+    other_rules(monkeypatch, "other")
+    caplog.set_level(logging.INFO, "penstock.controller")
+    async with running(tmp_path) as client:
+        await life.write(client, (1, 5))
+        await life.check(client)
+    assert await stored(tmp_path) == before
+    assert caplog.text.count("the same plan") == len(VIEWS)
+    caplog.clear()
+    async with running(tmp_path) as client:
+        await life.check(client)
+    assert "compiled anew" not in caplog.text
+
+
+async def test_another_plan_rebuilds_its_view_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = await made(tmp_path)
+    before, _ = await stored(tmp_path)
+    other_rules(monkeypatch, "other")
+    other_plan(monkeypatch, "sum(v)", fingerprint="f" * 64)
+    caplog.set_level(logging.INFO, "penstock.controller")
+    async with running(tmp_path) as client:
+        await life.write(client, (1, 5))
+        await life.write(client, (4, 4))
+        await life.check(client)
+    assert "view sums: another plan, so it is rebuilt" in caplog.text
+    after, shards = await stored(tmp_path)
+    assert after == before | {"sums": ("u2-hidden0-ffffffffffff",)}
+    assert not shards & set(before["sums"])
+    async with running(tmp_path) as client:
+        await life.write(client, (1, 6))
+        await life.check(client)
+
+
+async def test_a_plan_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
+    life = await made(tmp_path)
+    async with opened(tmp_path) as persist:
+        head = await persist.head(CATALOG_KEY)
+        assert head is not None
+        document = msgspec.msgpack.decode(head.data)
+        for entry in document["objects"]:
+            if entry["kind"] == "view":
+                entry["plan"] = {"strata": [{"node": {"type": "Unheard"}}], "policy": "full"}
+        changed = Cas(CATALOG_KEY, head.seqno, msgspec.msgpack.encode(document))
+        assert await persist.compare_and_set([changed])
+    async with running(tmp_path) as client:
+        await life.write(client, (2, 7))
+        await life.check(client)
+        kept = {o.name: o.mode for o in (await client.status()).objects}
+    assert {kept[name] for name in VIEWS} == {"opaque"}, "the policy is still full"
+
+
+async def test_a_crash_behind_the_change_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = await made(tmp_path)
+    other_rules(monkeypatch, "other")
+    other_plan(monkeypatch, "sum(v)", fingerprint="f" * 64)
+
+    async def failing(*_: object, **__: object) -> bool:
+        raise StorageError("no answer", determinate=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PersistClient, "drop_shards", failing)
+        with pytest.raises(StorageError):
+            async with running(tmp_path):
+                pass
+    _, shards = await stored(tmp_path)
+    assert {"u2-hidden0", "u2-hidden0-ffffffffffff"} <= shards
+    async with running(tmp_path) as client:
+        await life.write(client, (1, 5))
+        await life.check(client)
+    _, shards = await stored(tmp_path)
+    assert "u2-hidden0" not in shards
+
+
+async def test_a_view_that_means_something_else_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = await made(tmp_path)
+    with monkeypatch.context() as patched:
+        other_rules(patched, "other")
+        output = Schema((Column("k", "string"), Column("n", "bigint"), Column("s", "bigint")))
+        other_plan(patched, "sum(v)", output=output)
+        with pytest.raises(StateDirectoryError, match="view sums means something else"):
+            async with running(tmp_path):
+                pass
+    async with running(tmp_path) as client:
+        await life.check(client)
