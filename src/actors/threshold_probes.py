@@ -392,6 +392,11 @@ COLD_STEPS: Final = KernelLimit(
     "the time of a first step that is planned anew says nothing",
     "it is measured",
 )  # fmt: skip
+QUIET_STEPS: Final = KernelLimit(
+    "view_quiet_steps", 1,
+    "all strata of a step run together",
+    "the first runs alone, since several steps in a row have changed nothing",
+)  # fmt: skip
 
 # -- reads and answers -----------------------------------------------------------------------------
 

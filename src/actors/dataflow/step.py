@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.dataflow.engine import Engine
+from actors.dataflow.engine import Engine, Made
 from actors.dataflow.touched import Lookups, Touched
 from actors.errors import DefiniteError, LocalProtocolError
 from actors.plan.delta import (
@@ -41,6 +41,7 @@ from actors.plan.updates import concat, condensed, consolidate, to_ipc
 from actors.progress import Frontier, Time
 from actors.threshold_probes import DUE_BYTES, TOUCHED_ROWS
 
+WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[Rows]]
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
 
@@ -182,6 +183,14 @@ _SIMPLE: Final = (
 )
 
 
+def _reads_alone(plan: DeltaPlan, lookups: Lookups, last: int) -> bool:
+    """Whether of all changes only what the first stratum makes is read by the others up to
+    `last`."""
+    names = [name for name in input_names(plan, 1, last) if name[0] in CHANGED and name != "r0"]
+    changes = [lookups.rows(name) for name in names]
+    return not any(rows is not None and rows.num_rows for rows in changes)
+
+
 async def _found(
     engine: Engine, plan: DeltaPlan, lookups: Lookups, name: str
 ) -> tuple[int | None, pa.Table | None]:
@@ -196,6 +205,47 @@ async def _found(
     return near.source, await engine.work(rows.num_rows, partial(nearby_rows, rows, changes, near))
 
 
+async def _made(
+    engine: Engine,
+    plan: DeltaPlan,
+    lookups: Lookups,
+    run: tuple[int, int],
+    interval: tuple[Time, Frontier],
+    name: tuple[int, int],
+    whole_state: WholeState,
+) -> Made | None:
+    """Run the strata ``run[0]`` to ``run[1]``, whose lookups were followed, and return what they
+    made; None if nothing has changed that they read, and so neither has their output."""
+    (first, last), (lo, hi) = run, interval
+    strata = plan.strata[first : last + 1]
+    async with AsyncExitStack() as stack:
+        inputs: dict[str, Rows] = {}
+        for input_name in input_names(plan, first, last):
+            if input_name == INTERVAL:
+                inputs[INTERVAL] = interval_rows(lo, hi)
+                continue
+            source, rows = await _found(engine, plan, lookups, input_name)
+            if rows is None or not rows.num_rows:
+                continue
+            if source is not None and TOUCHED_ROWS.crossed(
+                rows.num_rows > engine.settings.lookup_rows_max
+            ):
+                given = whole_state(source)
+                inputs[input_name] = await stack.enter_async_context(given)
+                continue
+            schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
+            rows = rows.select([*schema.names, TIME, DIFF])
+            if input_name[0] in CHANGED:
+                rows = await engine.work(rows.num_rows, partial(condensed, rows))
+            packed = await engine.pack(schema, rows)
+            stack.push_async_callback(engine.discard, packed)
+            inputs[input_name] = packed
+        if not any(given_name[0] in CHANGED for given_name in inputs):
+            return None
+        job_id = engine.job_id(*name, f"{first}-{last}")
+        return await engine.run(StepJob(job_id, engine.dataflow, first, last, inputs, lo, hi))
+
+
 async def delta_step(
     engine: Engine,
     plan: DeltaPlan,
@@ -203,13 +253,17 @@ async def delta_step(
     deltas: Sequence[pa.Table],
     interval: tuple[Time, Frontier],
     name: tuple[int, int],
-    whole_state: Callable[[int], AbstractAsyncContextManager[Rows]],
+    whole_state: WholeState,
+    *,
+    quiet: bool = False,
 ) -> Deltas:
     """Runs the strata over the deltas ``lo <= time < hi`` and what they touch.
 
     `name` is (incarnation, number). An import of which more than `lookup_rows_max` rows are
-    touched is given whole, as files that Spark scans: ``whole_state(import)``. Raises what the
-    engine, the arrangements and the stores raise, and `DefiniteError` for more times than fit.
+    touched is given whole, as files that Spark scans: ``whole_state(import)``. `quiet`: changes
+    like these changed nothing of late, so the first stratum runs by itself first: where it makes
+    nothing, the others that read no other changes need no run. Raises what the engine, the
+    arrangements and the stores raise, and `DefiniteError` for more times than fit.
     """
     lo, hi = interval
     due = await engine.clock.run_blocking(partial(touched.due, lo, hi)) if plan.temporal else {}
@@ -220,51 +274,39 @@ async def delta_step(
     lookups = Lookups(touched, deltas, lo, due)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
     changes = sum(rows.num_rows for rows in (*deltas, *due.values()))
-    spark_ms = 0.0
-    prepared = True
+    spark_ms, prepared = 0.0, True
     first = 0
     wide: pa.Table | None = None
+
+    async def run(last: int, *followed: Stratum) -> Made | None:
+        # Looking up what many changes touch takes longer than giving a small state whole.
+        whole = hidden_whole and (last > first or changes > touched.hidden_groups)
+        await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=whole))
+        return await _made(engine, plan, lookups, (first, last), interval, name, whole_state)
+
     while first < len(plan.strata):
         last = fused(plan, first, hidden_whole=hidden_whole)
         strata = plan.strata[first : last + 1]
-        # Looking up what many changes touch takes longer than giving a small state whole.
-        whole = hidden_whole and (last > first or changes > touched.hidden_groups)
-        await engine.clock.run_blocking(partial(lookups.follow, strata, whole_hidden=whole))
-        async with AsyncExitStack() as stack:
-            inputs: dict[str, Rows] = {}
-            for input_name in input_names(plan, first, last):
-                if input_name == INTERVAL:
-                    inputs[INTERVAL] = interval_rows(lo, hi)
-                    continue
-                source, rows = await _found(engine, plan, lookups, input_name)
-                if rows is None or not rows.num_rows:
-                    continue
-                if source is not None and TOUCHED_ROWS.crossed(
-                    rows.num_rows > engine.settings.lookup_rows_max
-                ):
-                    given = whole_state(source)
-                    inputs[input_name] = await stack.enter_async_context(given)
-                    continue
-                schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
-                rows = rows.select([*schema.names, TIME, DIFF])
-                if input_name[0] in CHANGED:
-                    rows = await engine.work(rows.num_rows, partial(condensed, rows))
-                packed = await engine.pack(schema, rows)
-                stack.push_async_callback(engine.discard, packed)
-                inputs[input_name] = packed
-            if not any(given_name[0] in CHANGED for given_name in inputs):
-                # Nothing changed that these strata read, so neither does their output.
-                first, wide = last + 1, None
-                continue
-            job_id = engine.job_id(*name, f"{first}-{last}")
-            made = await engine.run(StepJob(job_id, engine.dataflow, first, last, inputs, lo, hi))
-        spark_ms += made.spark_ms
-        prepared &= made.prepared
-        wide = made.rows
-        lookups.made(last, wide)
+        alone = 0
+        if quiet and first == 0 < last and _reads_alone(plan, lookups, last):
+            alone = 1
+            made = await run(0, strata[0])
+            if made is None or not made.rows.num_rows:
+                last = 0
+            if made is not None:
+                spark_ms += made.spark_ms
+                prepared &= made.prepared
+        if last or not alone:
+            made = await run(last, *strata[alone:])
+            if made is not None:
+                spark_ms += made.spark_ms
+                prepared &= made.prepared
+        wide = None if made is None else made.rows
+        if wide is not None:
+            lookups.made(last, wide)
         first = last + 1
     if wide is None:
-        return msgspec.structs.replace(empty_deltas(plan), spark_ms=spark_ms)
+        return msgspec.structs.replace(empty_deltas(plan), spark_ms=spark_ms, prepared=prepared)
     last_output = wide
     output, hidden = await engine.work(last_output.num_rows, lambda: cut(plan, last_output))
     return Deltas(output, hidden, spark_ms, prepared)

@@ -41,7 +41,7 @@ from actors.plan.jobs import Rows
 from actors.plan.updates import concat
 from actors.progress import Frontier, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ViewExport
-from actors.threshold_probes import COLD_STEPS
+from actors.threshold_probes import COLD_STEPS, QUIET_STEPS
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -81,6 +81,8 @@ class View:
         self._arrangements = arrangements
         self._chooser = Chooser(export.plan.policy, keeps_state=export.plan.keeps_state)
         self._steps = 0
+        self._unchanged = 0
+        """Steps in a row that changed neither the output nor a hidden state."""
         self._state_rows = 0
         """About how many rows the imports have."""
         self._touched: Touched | None = None
@@ -224,7 +226,10 @@ class View:
             (step.lo, step.hi),
             name,
             partial(self._whole_state, step),
+            quiet=QUIET_STEPS.exceeded_by(self._unchanged),
         )
+        changed = any(made.num_rows for made in (deltas.output, *deltas.hidden))
+        self._unchanged = 0 if changed else self._unchanged + 1
         return Outcome(deltas, rows_read=touched.rows_read - read_before)
 
     @asynccontextmanager
