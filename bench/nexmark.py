@@ -46,6 +46,7 @@ SAMPLE_SECONDS = 0.1
 BEHIND_SECONDS_MAX = 5.0
 CATCH_UP_SECONDS_MAX = 300.0
 RATE_MAX = 256_000
+WARM_TRIALS_MAX = 12
 STREAMED = {
     "append": ("q00", "q01", "q02", "q03", "q10", "q13", "q14", "q20", "q21", "q22", "q23"),
     "update": ("q12", "q17"),
@@ -246,7 +247,9 @@ async def trial(side: Side, events: Events, rate: int, seconds: float) -> Trial:
 
 async def greatest_rate(side: Side, events: Events, first: int, seconds: float) -> int:
     """Return the greatest rate that is kept up with for `seconds`, to a fifth."""
-    await trial(side, events, first, seconds / 3)  # warms up
+    for _ in range(WARM_TRIALS_MAX):  # plans are built, code is compiled
+        if (await trial(side, events, first, seconds / 3)).behind_seconds <= 1.0:
+            break
     rate = first
     while rate < RATE_MAX:
         tried = await trial(side, events, 2 * rate, seconds / 3)
@@ -267,7 +270,7 @@ async def greatest_rate(side: Side, events: Events, first: int, seconds: float) 
 async def run(report: Report) -> None:
     """Ours with all views, ours with those that the peer has, and the peer."""
     seconds = float(os.environ.get("SECONDS", "6" if report.quick else "60"))
-    first = int(os.environ.get("RATE", "250"))
+    first = int(os.environ.get("RATE", "50"))
     queries = chosen("nexmark")
     streamed = [q for q in queries if any(q.name in names for names in STREAMED.values())]
     with tempfile.TemporaryDirectory() as place:

@@ -8,12 +8,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from dataflow_house import (  # type: ignore[import-not-found]
     PAIRS,
     SETTINGS,
     House,
     contents,
+    rows_of,
     shard,
     surroundings,
     table,
@@ -22,7 +25,8 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.dataflow.policy import Choice, Chooser
-from actors.plan.delta import DeltaPlan
+from actors.plan.delta import Consolidate, DeltaPlan, Input, Stratum, Where
+from actors.plan.jobs import Step
 from actors.plan.schema import Schema
 from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
 from actors.settings import Settings
@@ -176,3 +180,35 @@ async def _live(
         for time in range(tables.upper):
             found = await contents(persist, "out", plan.output, time)
             assert found == expected(plan, tables, time), f"at {time}"
+
+
+async def test_while_steps_change_nothing_the_first_stratum_runs_alone(tmp_path: Path) -> None:
+    """A view of the large values, in two strata of which the second reads the first alone."""
+    small = Consolidate(Where(Input("d0", ("k", "v")), "v > 5"))
+    strata = (Stratum((), small, ("d0",)), Stratum((), Input("r0", ("k", "v")), ("r0",)))
+    plan = DeltaPlan(("l",), (PAIRS,), PAIRS, "", "incremental", "", strata)
+    jobs: list[tuple[int, int]] = []
+
+    def large(job: Step) -> pa.Table:
+        jobs.append((job.first, job.last))
+        given = rows_of(job.inputs["d0"])
+        return given.filter(pc.greater(given["v"], 5))
+
+    async with surroundings(None, SETTINGS) as (system, persist):
+        for name in ("l", "out"):
+            await shard(persist, name, PAIRS)
+        await write(persist, "l", 1, table(PAIRS, (1, 9, 0, 1)))
+        imports, export = (SourceImport("l", PAIRS),), ViewExport(plan, "out", ())
+        description = DataflowDescription("u1", "view", imports, export, 0)
+        house = House(system, persist, tmp_path, description, view=large)
+        await house.start()
+        await house.reported(1)
+        whole, alone, there = [(0, 1)], [(0, 0)], [(1, 9, 1)]
+        steps = [(1, whole), (2, whole), (3, alone), (4, alone), (7, alone + whole), (8, whole)]
+        for time, (v, expected_jobs) in enumerate(steps, start=1):
+            jobs.clear()
+            await write(persist, "l", time + 1, table(PAIRS, (2, v, time, 1)))
+            await house.reported(time + 1)
+            assert jobs == expected_jobs, time
+            there += [(2, v, 1)] if v > 5 else []
+            assert await contents(persist, "out", PAIRS, time) == sorted(there, key=repr)
