@@ -271,8 +271,16 @@ def told(engine: Engine, folder: Path) -> dict[str, Any]:
         batches = frame.selectExpr("CAST('x' AS INT) AS x")._jdf.toArrowBatchRdd()
         messages = bridge.messages(batches, "told")
         left = scala.getLocalProperty("spark.sql.ansi.enabled")
-        known = next(iter(bridge._task_properties.values())).getProperty("spark.sql.ansi.enabled")
-    return {"format": format_name, "left": left, "ansi": known, "answers": len(messages)}
+        told_to_all = bridge._told_to_tasks()
+        known = told_to_all.getProperty("spark.sql.ansi.enabled")
+        group = told_to_all.getProperty("spark.jobGroup.id")
+    return {
+        "format": format_name,
+        "left": left,
+        "ansi": known,
+        "group": group,
+        "answers": len(messages),
+    }
 
 
 def _format(frame: Any) -> str:

@@ -129,7 +129,7 @@ class ClassicBridge(Bridge):
         self._class = getattr(self.jvm, "org.apache.spark.sql.classic.SparkSession")
         self._front: CatalystFront | None = None
         self._served: Any = self.jvm.PythonRDD
-        self._task_properties: dict[str, Any] = {}
+        self._told: Any = None
 
     def activate(self) -> None:
         """See `Bridge.activate`."""
@@ -276,7 +276,12 @@ class ClassicBridge(Bridge):
         context: Any = self.session.sparkContext
         scala = context._jsc.sc()
         before = scala.getLocalProperties()
-        scala.setLocalProperties(self._for_tasks(before, pool))
+        # Other threads run plans of this session, too: each job has properties of its own.
+        mine = before.clone()
+        mine.putAll(self._told_to_tasks())
+        if pool is not None:
+            mine.setProperty("spark.scheduler.pool", pool)
+        scala.setLocalProperties(mine)
         try:
             served = self._served.collectAndServeWithJobGroup(batches, group, "step", True)
             with _load_from_socket(served, NoOpSerializer()) as stream:
@@ -284,20 +289,17 @@ class ClassicBridge(Bridge):
         finally:
             scala.setLocalProperties(before)
 
-    def _for_tasks(self, before: Any, pool: str | None) -> Any:
-        """What tasks are told with a job: as Spark's own execution of a query does, the session's
-        settings."""
-        known = self._task_properties.get(pool or "")
-        if known is None:
-            known = self._task_properties[pool or ""] = before.clone()
+    def _told_to_tasks(self) -> Any:
+        """What Spark's own execution of a query tells tasks with a job: the session's settings."""
+        if self._told is None:
+            told = self.jvm.java.util.Properties()
             for name, value in self.session.conf.getAll.items():
                 if name.startswith("spark."):
-                    known.setProperty(name, value)
-            if pool is not None:
-                known.setProperty("spark.scheduler.pool", pool)
+                    told.setProperty(name, value)
             for name in CALL_SITE:
-                known.setProperty(name, "penstock")
-        return known
+                told.setProperty(name, "penstock")
+            self._told = told
+        return self._told
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:
