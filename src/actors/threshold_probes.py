@@ -393,7 +393,7 @@ COLD_STEPS: Final = KernelLimit(
     "it is measured",
 )  # fmt: skip
 QUIET_STEPS: Final = KernelLimit(
-    "view_quiet_steps", 1,
+    "view_quiet_steps", 2,
     "all strata of a step run together",
     "the first runs alone, since several steps in a row have changed nothing",
 )  # fmt: skip

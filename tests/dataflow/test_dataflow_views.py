@@ -204,7 +204,7 @@ async def test_while_steps_change_nothing_the_first_stratum_runs_alone(tmp_path:
         await house.start()
         await house.reported(1)
         whole, alone, there = [(0, 1)], [(0, 0)], [(1, 9, 1)]
-        steps = [(1, whole), (2, whole), (3, alone), (4, alone), (7, alone + whole), (8, whole)]
+        steps = [(1, whole), (2, whole), (3, whole), (4, alone), (7, alone + whole), (8, whole)]
         for time, (v, expected_jobs) in enumerate(steps, start=1):
             jobs.clear()
             await write(persist, "l", time + 1, table(PAIRS, (2, v, time, 1)))

@@ -166,6 +166,7 @@ def rounds(engine: Engine) -> dict[str, Any]:
     """Steps in rounds: how many rounds there were, what they and a failed one answered."""
     seats = [Seat(engine, number) for number in range(5)]
     engine._steps.rounds._wait_ms_max = 600_000
+    engine._steps.rounds._short_ms = 600_000  # no step is heavy, so that all wait for company
     engine._steps.rounds._jobs_max = 1
     sizes: list[int] = []
     began = engine._steps.rounds.began
