@@ -19,8 +19,10 @@ length than a minute.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -44,7 +46,7 @@ from streaming import BEST, Peer, write_durably
 CHUNK_SECONDS = 0.2
 SAMPLE_SECONDS = 0.1
 BEHIND_SECONDS_MAX = 5.0
-CATCH_UP_SECONDS_MAX = 300.0
+CATCH_UP_SECONDS_MAX = 60.0
 RATE_MAX = 256_000
 WARM_TRIALS_MAX = 12
 STREAMED = {
@@ -142,7 +144,11 @@ class Streaming:
         self._queries: list[Any] = []
         self._files = 0
         self._written: dict[str, list[tuple[int, float]]] = {}
-        """Rows of a table up to each file, and when it was begun."""
+        """Of each table, its files' numbers and when they were begun."""
+        self._names: list[str] = []
+        self._read: dict[str, dict[str, set[int]]] = {}
+        """Of each query and each table that it reads, the files that are in committed batches."""
+        self._noted: set[Path] = set()
 
     def start(self, queries: Sequence[CorpusQuery], sample: Mapping[str, pa.Table]) -> None:
         """Start the queries; `sample`: rows that tell the tables' types."""
@@ -153,8 +159,11 @@ class Streaming:
             pq.write_table(rows, kinds)
             schema = self._session.read.parquet(str(kinds)).schema
             self._session.readStream.schema(schema).parquet(str(place)).createTempView(name)
-            self._written[name] = [(0, time.time())]
+            self._written[name] = []
         for query in queries:
+            self._names.append(query.name)
+            read = re.findall(r"\b(?:from|join)\s+(\w+)", query.sql)
+            self._read[query.name] = {name: set() for name in sample if name in read}
             out = self._folder / "out" / query.name
             out.mkdir(parents=True)
             mode = next(mode for mode, names in STREAMED.items() if query.name in names)
@@ -178,38 +187,53 @@ class Streaming:
                 pq.write_table(rows, file)
                 file.flush()
                 os.fsync(file.fileno())
-            self._written[name].append((self._written[name][-1][0] + rows.num_rows, begun))
+            self._written[name].append((self._files, begun))
             hidden.rename(place)
 
     async def seen(self) -> list[float]:
-        """See `Side`."""
-        return await anyio.to_thread.run_sync(self._seen)
+        """See `Side`. Read off the queries' checkpoints: a call into the JVM that waits for a
+        thread in which a batch calls Python would wait for ever."""
+        return await anyio.to_thread.run_sync(lambda: [self._seen_by(name) for name in self._names])
 
-    def _seen(self) -> list[float]:
-        return [self._seen_by(query) for query in self._queries]
-
-    def _seen_by(self, query: Any) -> float:
+    def _seen_by(self, name: str) -> float:
         """The time of the first file that is not in a committed batch; now if there is none."""
-        if query.exception() is not None:
-            raise query.exception()
-        done: dict[str, int] = {}
-        for progress in query.recentProgress:
-            for source in progress["sources"]:
-                name = next(n for n in self._written if f"/events/{n}]" in source["description"])
-                done[name] = done.get(name, 0) + source["numInputRows"]
-        read = {n for n in self._written if n in done} or {"bid"}
-        now = time.time()
-        firsts = [
-            next((begun for rows, begun in self._written[name] if rows > done.get(name, 0)), now)
-            for name in read
+        place, now = self._folder / "at" / name, time.time()
+        committed = max((int(f.name) for f in _files(place / "commits")), default=-1)
+        offsets = place / "offsets" / str(committed)
+        lines = offsets.read_text().splitlines()[2:] if committed >= 0 else []
+        for source, line in enumerate(lines):
+            if line != "-":
+                self._note(name, place / "sources" / str(source), json.loads(line)["logOffset"])
+        unread = [
+            begun
+            for table in self._read[name]
+            for number, begun in self._written[table]
+            if number not in self._read[name][table]
         ]
-        return min(firsts)
+        return min(unread, default=now)
+
+    def _note(self, name: str, log: Path, last: int) -> None:
+        """Note the files of a source's log up to an entry."""
+        for file in _files(log):
+            entry = int(file.name.partition(".")[0])
+            if entry <= last and file not in self._noted:
+                self._noted.add(file)
+                for line in file.read_text().splitlines()[1:]:
+                    path = Path(json.loads(line)["path"])
+                    self._read[name][path.parent.name].add(int(path.stem))
 
     def close(self) -> None:
         """End the queries and the session."""
         for query in self._queries:
             query.stop()
         self._peer.close()
+
+
+def _files(folder: Path) -> list[Path]:
+    """A log's entries."""
+    if not folder.is_dir():
+        return []
+    return [file for file in folder.iterdir() if file.name[0].isdigit()]
 
 
 async def trial(side: Side, events: Events, rate: int, seconds: float) -> Trial:

@@ -18,7 +18,7 @@ from actors.client import Client
 from actors.controller import ddl, upgrades
 from actors.controller.boot import load
 from actors.controller.catalog import CATALOG_KEY
-from actors.errors import StateDirectoryError, StorageError
+from actors.errors import EngineUnavailable, StateDirectoryError, StorageError
 from actors.kernel import Address, System, SystemClock
 from actors.persist import Cas, PersistClient
 from actors.plan.delta import DeltaPlan
@@ -235,6 +235,24 @@ async def test_a_view_that_means_something_else_is_named(
         output = Schema((Column("k", "string"), Column("n", "bigint"), Column("s", "bigint")))
         other_plan(patched, "sum(v)", output=output)
         with pytest.raises(StateDirectoryError, match="view sums means something else"):
+            async with running(tmp_path):
+                pass
+    async with running(tmp_path) as client:
+        await life.check(client)
+
+
+async def test_an_engine_that_is_not_there_is_no_fault_of_a_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = await made(tmp_path)
+
+    async def unavailable(*_: object) -> DeltaPlan:
+        raise EngineUnavailable("no Java was found")
+
+    with monkeypatch.context() as patched:
+        other_rules(patched, "other")
+        patched.setattr(upgrades, "compile_view", unavailable)
+        with pytest.raises(EngineUnavailable):
             async with running(tmp_path):
                 pass
     async with running(tmp_path) as client:

@@ -134,10 +134,10 @@ def test_a_heavy_step_that_waits_is_cancelled(pool: ThreadPoolExecutor) -> None:
     assert answer.result(WAIT_SECONDS) == EMPTY
 
 
-def test_what_a_step_takes_is_expected_in_proportion_to_its_rows() -> None:
+def test_a_step_is_expected_to_take_what_it_took_and_less_for_fewer_rows() -> None:
     plan = Runnable.__new__(Runnable)
     plan._cost = None
     assert plan.expected_ms(10**6) == 0, "nobody knows"
     plan.took(1_000, 300.0)
     assert plan.expected_ms(100) == pytest.approx(30)
-    assert plan.expected_ms(2_000) == pytest.approx(600)
+    assert plan.expected_ms(2_000) == pytest.approx(300)

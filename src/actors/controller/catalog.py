@@ -68,10 +68,10 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     plan: DeltaPlan | None = None
     fingerprint: str = ""
     compiled_by: str = ""
-    """Of a view: the digest of the rules that made its plan."""
+    """Names the rules that made a view's plan, by their digest."""
     rebuilt_at: Time = 0
-    """Of a view whose plan became another one: its output's upper then. It is computed whole from
-    there."""
+    """Tells from where a view whose plan became another one is computed whole: its output's upper
+    then."""
     conf: dict[str, str] = {}
     spark_version: str = ""
     key: tuple[str, ...] = ()

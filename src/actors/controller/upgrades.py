@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from actors.controller.boot import Boot, load
 from actors.controller.catalog import CATALOG_KEY, HIDDEN_SHARD, VIEW, Catalog, CatalogObject
 from actors.controller.holds import dataflow_holder
-from actors.errors import PenstockError, StateDirectoryError
+from actors.errors import InvalidUsage, StateDirectoryError
 from actors.persist import Cas, NewShard, PersistClient
 from actors.plan.delta import AUTO
 from actors.plan.plan_splitting import PlanLimits
@@ -91,9 +91,7 @@ async def _again(
         plan = await compile_view(entry.sql, found.catalog.readable(), analyze, conf, limits)
         policy = AUTO if entry.plan is None else entry.plan.policy
         plan = with_policy(plan, policy)
-    except PenstockError as error:
-        if not error.determinate:
-            raise
+    except InvalidUsage as error:  # of the text; an engine that is not there says nothing of it
         raise StateDirectoryError(_refusal(entry, str(error))) from error
     if plan.output != entry.schema:
         names = f"{entry.schema.names} became {plan.output.names}"

@@ -41,7 +41,7 @@ MEASURED_COLD: Final = {False: 2, True: 3}
 PROBE_WARM: Final = {False: 200, True: 10}
 """Such choices in a row later."""
 NEAR: Final = 3.0
-"""What may take so many times as long as steps do is tried all the same."""
+"""Says how many times as long as steps a recomputation may take and is tried all the same."""
 COLD: Final = {False: 4.0, True: 10.0}
 """So many times as long, while only cold ones were measured."""
 AT_EACH: Final = 3.0

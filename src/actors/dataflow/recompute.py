@@ -37,8 +37,8 @@ async def recompute(
     *,
     rebuilt: bool = False,
 ) -> Deltas:
-    """What turns the persisted contents below `upper` into the query's result at `as_of`; where
-    the view is `rebuilt`, its hidden states hold nothing yet.
+    """Return what turns the persisted contents below `upper` into the query's result at `as_of`;
+    where the view is `rebuilt`, its hidden states hold nothing yet.
 
     All updates stand at `as_of`. Waits until every import's upper is beyond it. Raises
     `DefiniteError` when an import holds an error there or the data make the query fail,

@@ -184,8 +184,8 @@ _SIMPLE: Final = (
 
 
 def _reads_alone(plan: DeltaPlan, lookups: Lookups, last: int) -> bool:
-    """Whether of all changes only what the first stratum makes is read by the others up to
-    `last`."""
+    """Return whether the strata after the first, up to `last`, read no changes but what that one
+    makes."""
     names = [name for name in input_names(plan, 1, last) if name[0] in CHANGED and name != "r0"]
     changes = [lookups.rows(name) for name in names]
     return not any(rows is not None and rows.num_rows for rows in changes)

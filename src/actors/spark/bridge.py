@@ -290,7 +290,7 @@ class ClassicBridge(Bridge):
             scala.setLocalProperties(before)
 
     def _told_to_tasks(self) -> Any:
-        """What Spark's own execution of a query tells tasks with a job: the session's settings."""
+        """Return what Spark's own execution of a query tells tasks: the session's settings."""
         if self._told is None:
             told = self.jvm.java.util.Properties()
             for name, value in self.session.conf.getAll.items():

@@ -22,7 +22,8 @@ Rules
   would keep its core from all others until it ends. Of those one core fewer are out than there are,
   one at least, each by itself. The others wait for as long as it takes, but half of the engine's
   threads are left to short steps: then a heavy one goes with them. What is expected is what the
-  plan took last, for as many rows.
+  plan took last, and less for fewer rows. (More rows do not say that it takes longer: much of a
+  step is fixed.)
 
 What it does not do: it does not look at plans; what is unfit for being executed again never
 comes here (`actors.spark.prepared`).
@@ -72,21 +73,21 @@ class Runnable:
         cannot run."""
         self._bridge = bridge
         self.sociable: Final = sociable
-        """Whether it may take part in a round."""
+        """Says whether it may take part in a round."""
         self.marker: Final = _MARKER + b"%d" % next(_NUMBERS)
         """Of this plan's alone."""
         self._schema = bridge.arrow_schema(frame)
         self._batches: Any = frame._jdf.toArrowBatchRdd()
         self._marked: Any = None
         self._cost: tuple[int, float] | None = None
-        """Of its last run alone: rows, and ms."""
+        """Keeps the rows and the ms of its last run alone."""
 
     def expected_ms(self, rows: int) -> float:
         """Return about how long it takes alone with so many rows: 0 if nobody knows yet."""
         if self._cost is None:
             return 0.0
         known, ms = self._cost
-        return ms * max(1, rows) / max(1, known)
+        return ms * min(1.0, max(1, rows) / max(1, known))
 
     def took(self, rows: int, ms: float) -> None:
         """Note what a run alone took."""
@@ -144,7 +145,7 @@ class Rounds:
         self._short_ms = settings.engine_short_step_ms
         self._heavy = threading.BoundedSemaphore(max(1, jobs_max - 1))
         self._places = threading.BoundedSemaphore(max(1, settings.engine_jobs_in_flight_max // 2))
-        """Of heavy steps, those that are out among them."""
+        """Bounds the heavy steps that are out or wait."""
         self._lock = threading.Lock()
         self._out = 0
         self._waiting: deque[_Member] = deque()

@@ -13,7 +13,7 @@ from actors.plan.delta import DeltaPlan
 
 _ROOT = Path(__file__).resolve().parent.parent
 _RULES = ("catalyst/*.py", "plan/*.py", "views/*.py", "spark/*.java")
-"""What makes a plan of a text."""
+"""Lists the files that make a plan of a text."""
 
 
 @lru_cache(maxsize=1)
