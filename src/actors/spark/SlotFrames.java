@@ -1,4 +1,3 @@
-import java.lang.invoke.MethodHandles;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.classic.Dataset$;
 import org.apache.spark.sql.classic.SparkSession;
@@ -6,23 +5,14 @@ import org.apache.spark.sql.execution.datasources.FileFormat;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation$;
-import org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat;
 
 /** Makes frames that read slot files by `SlotFileFormat`. */
 public class SlotFrames {
   private FileFormat format;
 
-  /** Defines the format beside Spark's own, where tasks find it; once in a JVM. */
-  public void define(byte[] compiled) throws Exception {
-    Class known;
-    try {
-      known = Class.forName(ParquetFileFormat.class.getPackageName() + ".SlotFileFormat");
-    } catch (ClassNotFoundException missing) {
-      known =
-          MethodHandles.privateLookupIn(ParquetFileFormat.class, MethodHandles.lookup())
-              .defineClass(compiled);
-    }
-    format = (FileFormat) known.getDeclaredConstructor(new Class[0]).newInstance(new Object[0]);
+  /** Takes the format of slot files. */
+  public void use(FileFormat given) {
+    format = given;
   }
 
   /** The rows of a frame that reads Parquet files and nothing else, read by the format. */

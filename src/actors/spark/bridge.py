@@ -32,7 +32,7 @@ from actors.plan.jobs import Analyze, Analyzed, Translation, Volatility
 from actors.plan.schema import Schema
 from actors.spark.analysis import analyze
 from actors.spark.catalyst_front import CatalystFront
-from actors.spark.java_classes import java_object, slot_frames
+from actors.spark.java_classes import java_object, resident_plan, slot_frames
 from actors.spark.spark_schemas import (
     bare_name,
     declared_json,
@@ -261,6 +261,10 @@ class ClassicBridge(Bridge):
         zone = self.session.conf.get("spark.sql.session.timeZone")
         schema = kinds.toArrowSchema(found._jdf.schema(), zone, False)
         return pa.ipc.read_schema(pa.py_buffer(bytes(schema.serializeAsMessage())))
+
+    def resident(self, plan: Any) -> Any:
+        """See `resident_plan`: only where tasks run in the driver's JVM."""
+        return resident_plan(self.session._sc._gateway, plan)
 
     def messages(self, batches: Any, group: str, pool: str | None = None) -> list[bytes]:
         """Run a job for an RDD of byte strings and return them.

@@ -11,7 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-_PARQUET: Final = "org.apache.spark.sql.execution.datasources.parquet"
+from py4j.protocol import Py4JJavaError
+
 _DEFINING: Final = threading.Lock()
 """A class is defined once."""
 
@@ -22,10 +23,7 @@ def java_object(gateway: Any, name: str) -> Any:
 
     `name`: of the class, and of its source file beside this one.
     """
-    jvm = gateway.jvm
-    kind = _compiled(jvm, name).getClassLoader().loadClass(name)
-    made = kind.getDeclaredConstructor(gateway.new_array(jvm.Class, 0))
-    return made.newInstance(gateway.new_array(jvm.Object, 0))
+    return _new_object(gateway, _compiled(gateway.jvm, name).getClassLoader().loadClass(name))
 
 
 def slot_frames(gateway: Any) -> Any:
@@ -35,12 +33,55 @@ def slot_frames(gateway: Any) -> Any:
         return _slot_frames(gateway)
 
 
+def resident_plan(gateway: Any, plan: Any) -> Any:
+    """Return an RDD that runs another one, whose tasks find it in the driver's JVM.
+
+    Args:
+        gateway: Of that JVM.
+        plan: An RDD without shuffles, no two jobs of which run at the same time.
+
+    Returns:
+        The `ResidentRdd`; the plan itself when it has several partitions.
+    """
+    with _DEFINING:
+        method = _resident_method(gateway)
+    given = gateway.new_array(gateway.jvm.Object, 1)
+    given[0] = plan
+    return method.invoke(None, given) or plan
+
+
 @lru_cache(maxsize=8)
 def _slot_frames(gateway: Any) -> Any:
     frames = java_object(gateway, "SlotFrames")
-    compiled = _compiled(gateway.jvm, "SlotFileFormat").getBytecodes()
-    frames.define(compiled.get(f"{_PARQUET}.SlotFileFormat"))
+    package = "org.apache.spark.sql.execution.datasources.parquet"
+    kind = _defined(gateway, f"{package}.SlotFileFormat", f"{package}.ParquetFileFormat")
+    frames.use(_new_object(gateway, kind))
     return frames
+
+
+@lru_cache(maxsize=8)
+def _resident_method(gateway: Any) -> Any:
+    given = gateway.new_array(gateway.jvm.Class, 1)
+    given[0] = gateway.jvm.Class.forName("org.apache.spark.rdd.RDD")
+    kind = _defined(gateway, "org.apache.spark.rdd.ResidentRdd", "org.apache.spark.rdd.RDD")
+    return kind.getMethod("of", given)
+
+
+def _new_object(gateway: Any, kind: Any) -> Any:
+    made = kind.getDeclaredConstructor(gateway.new_array(gateway.jvm.Class, 0))
+    return made.newInstance(gateway.new_array(gateway.jvm.Object, 0))
+
+
+def _defined(gateway: Any, name: str, neighbor: str) -> Any:
+    """Define a class of ours beside one of Spark's, where tasks find it; once in a JVM."""
+    jvm = gateway.jvm
+    beside = jvm.Class.forName(neighbor)
+    try:
+        return beside.getClassLoader().loadClass(name)
+    except Py4JJavaError:  # it is not there yet
+        compiled = _compiled(jvm, name.rpartition(".")[2]).getBytecodes().get(name)
+        lookup = jvm.java.lang.invoke.MethodHandles
+        return lookup.privateLookupIn(beside, lookup.lookup()).defineClass(compiled)
 
 
 def _compiled(jvm: Any, name: str) -> Any:

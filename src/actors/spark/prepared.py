@@ -198,7 +198,7 @@ class PreparedSteps:
         self._max = settings.prepared_plans_max
         self._max_each = settings.prepared_plans_per_dataflow_max
         self._capacity = settings.prepared_slot_bytes_max
-        self._local = settings.spark_master.startswith("local")
+        self._local = re.match(r"local(\[|$)", settings.spark_master) is not None
         self._folder = folder.resolve()
         self._inspect = look
         self.rounds = Rounds(local_cores(settings.spark_master), settings)

@@ -77,7 +77,7 @@ class Runnable:
         self.marker: Final = _MARKER + b"%d" % next(_NUMBERS)
         """Of this plan's alone."""
         self._schema = bridge.arrow_schema(frame)
-        self._batches: Any = frame._jdf.toArrowBatchRdd()
+        self._batches: Any = bridge.resident(frame._jdf.toArrowBatchRdd())
         self._marked: Any = None
         self._cost: tuple[int, float] | None = None
         """Keeps the rows and the ms of its last run alone."""

@@ -1,0 +1,60 @@
+package org.apache.spark.rdd;
+
+import java.lang.ref.Reference;
+import java.lang.ref.WeakReference;
+import java.util.Iterator;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.spark.Partition;
+import org.apache.spark.TaskContext;
+import scala.collection.immutable.Nil$;
+
+/**
+ * Runs a plan of one partition where it is: its tasks carry the plan's number and find it here.
+ *
+ * Spark serializes a plan three times for each job and reads it once in each task, since its tasks
+ * may run elsewhere. Of a plan of some hundred operators over a few rows that is a third of the
+ * work. Where tasks run in the driver's JVM they can execute the driver's own objects, if no two
+ * tasks of a plan run at the same time: whoever makes one of these sees to that.
+ */
+public class ResidentRdd extends RDD {
+  /** The plans by number, each for as long as the driver holds it. */
+  private static final Map PLANS = new ConcurrentHashMap();
+
+  private final transient RDD plan;
+
+  private ResidentRdd(RDD plan) {
+    super(plan.sparkContext(), Nil$.MODULE$, plan.elementClassTag());
+    this.plan = plan;
+  }
+
+  /** The plan itself, unless it can be run so: null if it has several partitions, whose tasks
+   *  would run at the same time. */
+  public static RDD of(RDD plan) {
+    if (plan.getNumPartitions() != 1) {
+      return null;
+    }
+    Iterator known = PLANS.values().iterator();
+    while (known.hasNext()) {
+      if (((Reference) known.next()).get() == null) {
+        known.remove();
+      }
+    }
+    ResidentRdd made = new ResidentRdd(plan);
+    PLANS.put(Integer.valueOf(made.id()), new WeakReference(made));
+    return made;
+  }
+
+  public Partition[] getPartitions() {
+    return new Partition[] {new CheckpointRDDPartition(0)};
+  }
+
+  public scala.collection.Iterator compute(Partition split, TaskContext context) {
+    Reference known = (Reference) PLANS.get(Integer.valueOf(id()));
+    ResidentRdd here = known == null ? null : (ResidentRdd) known.get();
+    if (here == null) {
+      throw new IllegalStateException("prepared plan " + id() + " is not in this JVM");
+    }
+    return here.plan.iterator(here.plan.partitions()[0], context);
+  }
+}
