@@ -553,9 +553,9 @@ def test_a_canceled_step_takes_its_slots_along(child: ChildProcess) -> None:
     many = rows_of(FACTS, [(1, 1, 2, LO, 1)] * 900)  # 900 ** 5 pairs
     job = Step(job_id(), name, 0, 0, {"d0": many}, LO, HI)
     (folder,) = slots_of(child) - before
-    os.utime(folder / "d0.parquet", ns=(0, 0))
+    os.utime(folder / "d0.arrow", ns=(0, 0))
     child.send(job)
-    while (folder / "d0.parquet").stat().st_mtime_ns == 0:
+    while (folder / "d0.arrow").stat().st_mtime_ns == 0:
         pass  # until the step has filled its slot
     child.send(Cancel(job.job_id))
     answer = child.receive()

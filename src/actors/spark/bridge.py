@@ -50,14 +50,12 @@ ALWAYS_LOCAL_BYTES: Final = 1 << 40
 """`ClassicBridge.table` says itself which rows become a local relation."""
 _COMMAND: Final = "org.apache.spark.sql.catalyst.plans.logical.Command"
 _SLOT_OPTIONS: Final = {
-    "datetimeRebaseMode": "CORRECTED",
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
-    "mergeSchema": "false",
     "__globPaths__": "false",
 }
-"""How a slot is read whatever the session says: every value as it was written, and a file that
-is gone or torn is an error, never no rows."""
+"""How a slot is read whatever the session says: a file that is gone or torn is an error, never no
+rows."""
 
 
 class Bridge(ABC):

@@ -53,8 +53,8 @@ def resident_plan(gateway: Any, plan: Any) -> Any:
 @lru_cache(maxsize=8)
 def _slot_frames(gateway: Any) -> Any:
     frames = java_object(gateway, "SlotFrames")
-    package = "org.apache.spark.sql.execution.datasources.parquet"
-    kind = _defined(gateway, f"{package}.SlotFileFormat", f"{package}.ParquetFileFormat")
+    package = "org.apache.spark.sql.execution.datasources"
+    kind = _defined(gateway, f"{package}.SlotFileFormat", f"{package}.FileFormat")
     frames.use(_new_object(gateway, kind))
     return frames
 
@@ -73,15 +73,19 @@ def _new_object(gateway: Any, kind: Any) -> Any:
 
 
 def _defined(gateway: Any, name: str, neighbor: str) -> Any:
-    """Define a class of ours beside one of Spark's, where tasks find it; once in a JVM."""
+    """Define a class of ours, and those of its file, beside one of Spark's, where tasks find them;
+    once in a JVM."""
     jvm = gateway.jvm
     beside = jvm.Class.forName(neighbor)
     try:
         return beside.getClassLoader().loadClass(name)
     except Py4JJavaError:  # it is not there yet
-        compiled = _compiled(jvm, name.rpartition(".")[2]).getBytecodes().get(name)
+        compiled = _compiled(jvm, name.rpartition(".")[2]).getBytecodes()
         lookup = jvm.java.lang.invoke.MethodHandles
-        return lookup.privateLookupIn(beside, lookup.lookup()).defineClass(compiled)
+        places = lookup.privateLookupIn(beside, lookup.lookup())
+        for bytecode in compiled.values():
+            places.defineClass(bytecode)
+        return beside.getClassLoader().loadClass(name)
 
 
 def _compiled(jvm: Any, name: str) -> Any:

@@ -57,7 +57,7 @@ from actors.spark.bridge import Bridge, ClassicBridge
 from actors.spark.failures import describe
 from actors.spark.rounds import RoundFailed, Rounds, Runnable
 from actors.spark.session import local_cores
-from actors.spark.slots import SlotBusy, SlotOverflow, SlotSet, SlotUnfit, positional
+from actors.spark.slots import SlotBusy, SlotOverflow, SlotSet, positional
 from actors.spark.translate import Relation
 from actors.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES
 
@@ -75,7 +75,7 @@ KEEPS_NOTHING: Final = frozenset(
         "Project",
         "Range",
         "Scan OneRowRelation",
-        "Scan parquet",
+        "Scan slot",
         "ShuffledHashJoin",
         "Sort",
         "SortAggregate",
@@ -175,7 +175,7 @@ def _columns_read(plan: Any, slots: SlotSet) -> Mapping[str, Sequence[int]]:
     read: dict[str, set[int]] = {}
     for number in range(leaves.size()):
         leaf = leaves.apply(number)
-        if not leaf.nodeName().startswith("Scan parquet"):
+        if not leaf.nodeName().startswith("Scan slot"):
             continue
         files = [_plain_path(file) for file in leaf.relation().location().inputFiles()]
         if len(files) != 1 or files[0] not in by_path:
@@ -243,7 +243,7 @@ class PreparedSteps:
             return None
         largest = max((table.nbytes for table in request.tables.values()), default=0)
         if SLOT_BYTES.crossed(largest > self._capacity):
-            return None  # it may fit as Parquet, but is not worth a plan
+            return None  # its file may be smaller, but is not worth a plan
         try:
             tables = _in_order(request)
             variant = self._find(key) or self._build(key, request)
@@ -267,7 +267,7 @@ class PreparedSteps:
         except Canceled:
             self._drop(key)
             raise
-        except (Refused, SlotUnfit) as error:
+        except Refused as error:
             self._refuse(key, request.name, str(error))
         except Exception as error:
             self._drop(key)
@@ -295,7 +295,7 @@ class PreparedSteps:
         return len(self._variants)
 
     def _build(self, key: VariantKey, request: Request) -> Variant:
-        """Plans the step over new slots. Raises `Refused`, `SlotUnfit` or Spark's own error."""
+        """Plans the step over new slots. Raises `Refused` or Spark's own error."""
         viewed = [n for n in request.schemas if n in request.changed or n[0] not in CHANGED]
         relations = {
             name: Relation(schema, f"__{name}" if name in viewed else None)

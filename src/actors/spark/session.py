@@ -62,7 +62,6 @@ SLOT_STEPS: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.subexpressionElimination.enabled": "false",
     "spark.sql.sources.fileCompressionFactor": "1e-12",
-    "spark.sql.parquet.columnarReaderBatchSize": "1024",
     "spark.sql.maxPlanStringLength": "1m",
     "spark.sql.optimizer.excludedRules": ",".join(
         f"org.apache.spark.sql.{rule}"
@@ -75,9 +74,9 @@ SLOT_STEPS: Final = {
 }
 """On top of those for plans over slot files, whoever else has set them.
 
-A slot's length says nothing of its rows. Estimates that multiply such lengths soon exceed any
-limit, and exchanges come back: the factor makes them next to nothing. The rules left out would
-move a join below the hint that keeps its input in one partition.
+A slot's length when it is planned says nothing of its rows. Estimates that multiply such lengths
+soon exceed any limit, and exchanges come back: the factor makes them next to nothing. The rules
+left out would move a join below the hint that keeps its input in one partition.
 
 These plans run on few rows, and each step begins anew: an operator that generates its
 projections, or looks for expressions in common, does so in every task, and classes of a plan's

@@ -1,17 +1,13 @@
-"""Slot files: Parquet files whose path and length never change, rewritten for every step.
+"""Slot files: Arrow files whose paths never change, rewritten for every step.
 
-Theory of operation. Spark keeps a scan's file listing, and with it every file's length, for as
-long as a plan lives. A plan can be executed again on other rows only if a file of the same name
-and length holds them. So a slot has a fixed capacity: column chunks stand at its start, the
-footer at its very end, and what is between is a hole that takes no room on disk (the file is
-cut to nothing and stretched again before it is written). Parquet's offsets count from the
-start, so the hole means nothing to a reader. One capacity serves for all sizes: neither the
-cost of a step nor, with the settings of `actors.spark.session`, a plan depends on it.
+Theory of operation. Spark keeps a scan's file listing for as long as a plan lives. A plan can be
+executed again on other rows if the files of those names hold them: each is an Arrow stream of
+one batch, and `SlotFileFormat.java` reads it whole, whatever length the listing says.
 
 Rules
 - Columns are named by position (``c0``, ``c1`` …): names of users, equal but for their case or
-  odd in other ways, never meet Parquet's rules.
-- Values keep their bits. What Parquet cannot hold (a column of type void) is `SlotUnfit`.
+  odd in other ways, are no names of files' columns.
+- A file has one batch, of no rows if need be, so that a file cut short is an error.
 - One user at a time: `SlotSet.use` refuses a second. A use that fails, however it does, leaves
   a set that is never used again, because a task of the failed job may still read: its files are
   removed, not rewritten.
@@ -29,21 +25,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-
-_TAIL: Final = 8
-"""Bytes after a Parquet footer: its length, then the magic word."""
 
 
 class SlotOverflow(Exception):
     """The rows need more than the slot's capacity."""
-
-
-class SlotUnfit(Exception):
-    """Parquet cannot hold a column's type."""
 
 
 class SlotBusy(Exception):
@@ -55,48 +42,23 @@ def positional(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f"c{index}", field.type) for index, field in enumerate(schema)])
 
 
-def encode(table: pa.Table) -> memoryview:
-    """The rows as a plain Parquet file. Raises `SlotUnfit`."""
-    sink = pa.BufferOutputStream()
-    try:
-        pq.write_table(
-            table,
-            sink,
-            compression="none",
-            use_dictionary=False,
-            write_statistics=False,
-            store_schema=False,
-            store_decimal_as_integer=True,
-        )
-    except (pa.ArrowException, NotImplementedError, ValueError, TypeError) as error:
-        raise SlotUnfit(str(error)) from None
-    return memoryview(sink.getvalue())
-
-
 def write(path: Path, table: pa.Table, capacity: int) -> None:
-    """Makes `path` a file of `capacity` bytes with these rows.
+    """Make `path` a file with these rows.
 
-    Raises `SlotOverflow`, `SlotUnfit`, or an `OSError`; the file is then unchanged, or of no
-    use.
+    Raises:
+        SlotOverflow: They need more than `capacity` bytes. The file is unchanged.
+        OSError: The file is of no use.
     """
-    data = encode(table)
-    if len(data) > capacity:
-        raise SlotOverflow(f"{len(data)} bytes; a slot holds {capacity}")
-    footer = len(data) - _TAIL - int.from_bytes(data[-_TAIL : 4 - _TAIL], "little")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        if os.fstat(handle).st_size != capacity:
-            os.ftruncate(handle, capacity)
-        _write_all(handle, data[:footer], 0)
-        _write_all(handle, data[footer:], capacity - (len(data) - footer))
-    finally:
-        os.close(handle)
-
-
-def _write_all(handle: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(handle, data, offset)
-        data, offset = data[count:], offset + count
+    sink = pa.BufferOutputStream()
+    whole = [column.combine_chunks() for column in table.columns]
+    with pa.ipc.new_stream(sink, table.schema) as out:
+        out.write_batch(pa.RecordBatch.from_arrays(whole, schema=table.schema))
+    data = sink.getvalue()
+    if data.size > capacity:
+        raise SlotOverflow(f"{data.size} bytes; a slot holds {capacity}")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(handle, "wb") as file:
+        file.write(data)
 
 
 class SlotSet:
@@ -106,7 +68,7 @@ class SlotSet:
     """
 
     def __init__(self, folder: Path, schemas: Mapping[str, pa.Schema], capacity: int) -> None:
-        """Makes the folder and files without rows. Raises `SlotUnfit` or an `OSError`."""
+        """Makes the folder and files without rows. Raises an `OSError`."""
         self.capacity = capacity
         self._folder = folder
         self._schemas = dict(schemas)
@@ -128,7 +90,7 @@ class SlotSet:
 
     def path(self, name: str) -> Path:
         """The file of a slot."""
-        return self._folder / f"{name}.parquet"
+        return self._folder / f"{name}.arrow"
 
     def narrow(self, columns: Mapping[str, Sequence[int]]) -> None:
         """Keeps these slots only, and of their columns only those at these positions.
@@ -147,9 +109,9 @@ class SlotSet:
         """Fills every slot and keeps it so; slots without a table get no rows.
 
         Tables have all columns of the slot, by whatever names, in order and of its types.
-        Raises `SlotBusy` while another use goes on, and what `write` raises. `SlotOverflow`
-        and `SlotUnfit` come before a reader can have seen anything and leave the set sound;
-        any other failure, of the caller's too, makes an end of it.
+        Raises `SlotBusy` while another use goes on, and what `write` raises. `SlotOverflow` comes
+        before a reader can have seen anything and leaves the set sound; any other failure, of the
+        caller's too, makes an end of it.
         """
         if not self._user.acquire(blocking=False):
             raise SlotBusy("the slots are in use")
@@ -164,7 +126,7 @@ class SlotSet:
                     kept = rows.select(columns).rename_columns([f"c{at}" for at in columns])
                     write(self.path(name), kept, self.capacity)
                 yield
-            except (SlotOverflow, SlotUnfit):
+            except SlotOverflow:
                 raise
             except BaseException:
                 self._gone = True
