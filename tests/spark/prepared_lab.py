@@ -275,13 +275,22 @@ def told(engine: Engine, folder: Path) -> dict[str, Any]:
         told_to_all = bridge._told_to_tasks()
         known = told_to_all.getProperty("spark.sql.ansi.enabled")
         group = told_to_all.getProperty("spark.jobGroup.id")
+        two = bridge.session.range(2, numPartitions=2)._jdf.toArrowBatchRdd()
+        runs = [_runs(bridge, each) for each in (batches, two)]
     return {
+        "runs": runs,
         "format": format_name,
         "left": left,
         "ansi": known,
         "group": group,
         "answers": len(messages),
     }
+
+
+def _runs(bridge: ClassicBridge, plan: Any) -> list[Any]:
+    """By what a plan's tasks are run, and how many there are."""
+    made = bridge.resident(plan)
+    return [str(made.getClass().getSimpleName()), made.getNumPartitions()]
 
 
 def _format(frame: Any) -> str:

@@ -384,9 +384,11 @@ def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_rounds_are_rig
     others = [answer for answer in rounds["canceled"] if answer != "Canceled"]
     assert steps / 2 < len(others) < len(rounds["canceled"])
     assert {tuple(answer) for answer in others} <= {(True, True), (False, True)}
+    # Tasks find a plan of one partition where it is; two tasks at once need plans of their own.
     # A scan knows next to nothing of Hadoop; tasks know the session's settings; after them the
     # thread is as it was, and what other threads tell theirs is nobody's job's.
     assert found["told"] == {
+        "runs": [["ResidentRdd", 1], ["MapPartitionsRDD", 2]],
         "format": "SlotFileFormat", "left": "before", "ansi": "false", "group": None, "answers": 0
     }  # fmt: skip
 
