@@ -203,7 +203,7 @@ BUCKET_READ: Final = Threshold(
 # -- rows and arrangements -------------------------------------------------------------------------
 
 FEW_ROWS: Final = KernelLimit(
-    "updates_few_rows", 512,
+    "updates_few_rows", 256,
     "Python sums equal rows",
     "Arrow does",
 )  # fmt: skip

@@ -221,12 +221,21 @@ def condensed(updates: pa.Table) -> pa.Table:
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Floats as their bits, so that -0.0, 0.0 and every NaN keep apart and equal themselves; and
-    dates as their days."""
-    if not (pa.types.is_floating(column.type) or pa.types.is_date32(column.type)):
+    """Return the column as values that are equal just when its bits are, cheap to make in Python:
+    floats as their bits, so that -0.0, 0.0 and every NaN keep apart and equal themselves; dates
+    and timestamps as numbers; decimals as their bytes."""
+    kind = _bits_type(column.type)
+    if kind is None:
         return column
-    kind = pa.int64() if pa.types.is_float64(column.type) else pa.int32()
     return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+
+
+def _bits_type(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_float64(kind) or pa.types.is_timestamp(kind):
+        return pa.int64()
+    if pa.types.is_float32(kind) or pa.types.is_date32(kind):
+        return pa.int32()
+    return pa.binary(16) if pa.types.is_decimal128(kind) else None
 
 
 def _plain(kind: pa.DataType) -> bool:
@@ -240,6 +249,8 @@ _PLAIN: Final = (
     pa.types.is_boolean,
     pa.types.is_string,
     pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_decimal128,
 )
 
 
@@ -276,7 +287,7 @@ def _sum_groups(updates: pa.Table, names: Sequence[str]) -> pa.Table:
     for name in names:
         column = grouped[name]
         kind = updates.schema.field(name).type
-        if pa.types.is_floating(kind) or pa.types.is_date32(kind):
+        if _bits_type(kind) is not None:
             column = pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
         arrays.append(column)
     return pa.table([*arrays, grouped[f"{DIFF}_sum"]], names=[*names, DIFF])
