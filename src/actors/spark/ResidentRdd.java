@@ -32,8 +32,8 @@ public class ResidentRdd extends RDD {
     this.plan = plan;
   }
 
-  /** The plan itself, unless it can be run so: null if it has several partitions, whose tasks
-   *  would run at the same time. */
+  /** Returns what runs a plan so; null if the plan has several partitions, whose tasks would run at
+   *  the same time. */
   public static RDD of(RDD plan) {
     if (plan.getNumPartitions() != 1) {
       return null;

@@ -8,6 +8,7 @@ whose JVM has ended is replaced as a whole, as that of any other engine.
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ READ_SETTINGS: Final = "spark.sql."
 """Those of a session's settings under which a text may mean something else begin so."""
 STARTS_MAX: Final = 3
 """A start may fail once for want of memory; a Java that never starts is not tried for ever."""
+ENDING_SECONDS: Final = 2.0
+"""Gigabytes are given back by then."""
 _BLIND: Final = "no plans are seen over Spark Connect without a Java of our own"
 
 
@@ -75,8 +78,17 @@ class PlanReader:
         return f"only the server knows {told.missing}" if told.missing else told
 
     def ended(self) -> bool:
-        """Return whether its JVM was started and is there no more."""
-        return self._process is not None and self._process.poll() is not None
+        """Return whether its JVM was started and is there no more; asked when a call has failed.
+
+        A JVM that was killed closes its sockets some time before it has ended.
+        """
+        if self._process is None:
+            return False
+        try:
+            self._process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def end(self) -> None:
         """Ends its JVM, if there is one."""
