@@ -15,7 +15,7 @@ public class SlotFrames {
     format = given;
   }
 
-  /** The rows of a frame that reads Parquet files and nothing else, read by the format. */
+  /** Returns the rows of slot files. Given is a frame that lists them, as if they were Parquet. */
   public Dataset of(SparkSession session, Dataset read) {
     LogicalRelation given = (LogicalRelation) read.queryExecution().analyzed();
     HadoopFsRelation files = (HadoopFsRelation) given.relation();
