@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from actors.dataflow.step import fused
 from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum
 from actors.plan.schema import Column, Schema
@@ -22,11 +24,11 @@ def plan(*strata: tuple[str, str]) -> DeltaPlan:
     return DeltaPlan(("t",), (KEY,), KEY, "", "incremental", "", tuple(made))
 
 
-def runs(of: DeltaPlan, *, hidden_whole: bool) -> list[tuple[int, int]]:
+def runs(of: DeltaPlan, *, hidden_whole: bool, hoping: bool = False) -> list[tuple[int, int]]:
     found = []
     first = 0
     while first < len(of.strata):
-        last = fused(of, first, hidden_whole=hidden_whole)
+        last = fused(of, first, hidden_whole=hidden_whole, hoping=hoping)
         found.append((first, last))
         first = last + 1
     return found
@@ -45,3 +47,11 @@ def test_an_output_that_later_strata_read_ends_a_run() -> None:
         assert runs(of, hidden_whole=True) == [(0, 0), (1, 1), (2, 2)]
     last = plan(("d0", ""), ("r0", ""), ("r1", "s0:r1"), ("r2 r1", ""))
     assert runs(last, hidden_whole=True) == [(0, 1), (2, 3)]
+
+
+def test_what_seldom_makes_a_row_runs_with_the_last_as_if_it_made_none() -> None:
+    of = plan(("d0", ""), ("d0 r0", "s0:r0"))
+    seldom = msgspec.structs.replace(of.strata[0], seldom=True)
+    of = msgspec.structs.replace(of, strata=(seldom, of.strata[1]))
+    assert runs(of, hidden_whole=False, hoping=True) == [(0, 1)]
+    assert runs(of, hidden_whole=False) == [(0, 0), (1, 1)]

@@ -61,16 +61,21 @@ def distinct_aggregates(count: int) -> str:
     )
 
 
-@pytest.mark.parametrize("beside", ["", ", count(*) as n, sum(a) as s", ", min(a) as m"])
-def test_distinct_aggregates_cost_a_plan_linear_in_their_number(beside: str) -> None:
+@pytest.mark.parametrize(
+    ("beside", "most", "states"),
+    [("", 60, 2), (", count(*) as n, sum(a) as s", 60, 2), (", min(a) as m", 140, 3)],
+)
+def test_distinct_aggregates_cost_a_plan_linear_in_their_number(
+    beside: str, most: int, states: int
+) -> None:
     def plan_of(count: int) -> DeltaPlan:
         return compiled(distinct_aggregates(count).replace(" from t", f"{beside} from t"))
 
     plans = {count: plan_of(count) for count in SIZES}
     nodes = [sum(size_of(s.node) for s in plan.strata) for plan in plans.values()]
-    assert max(nodes[1:]) == nodes[1] < 60
-    assert {len(plan.hidden) for plan in plans.values()} == {2}
-    assert {len(plan.strata) for plan in list(plans.values())[1:]} == {2}
+    assert max(nodes[1:]) == nodes[1] < most
+    assert {len(plan.hidden) for plan in plans.values()} == {states}
+    assert {len(plan.strata) for plan in list(plans.values())[1:]} == {states}
     written = [sum(expressions_of(s.node) for s in plan.strata) for plan in plans.values()]
     assert max(m / n for n, m in pairwise(written)) < 2.2, written
     texts = [len(msgspec.json.encode(plan.strata)) for plan in plans.values()]

@@ -282,7 +282,7 @@ def test_having_is_a_filter_and_unused_calls_are_left_out() -> None:
     assert found[1:3] == [
         "  Filter (a2 > 1)",
         "    Aggregate by (k0 = i0_g: string) a0 = sum(i0_v): bigint, a2 = max(i0_k): int "
-        "[keyed: max is no sum]",
+        "[incremental, with a reserve]",
     ]
 
 

@@ -88,8 +88,11 @@ async def maintained(name: str, history: list[Update], cuts: list[int]) -> None:
         assert all(weight > 0 for weight in found.values())
     for state, updates in zip(plan.hidden, view.hidden, strict=True):
         hidden = accumulated(updates, cuts[-1])
-        assert all(weight == 1 for weight in hidden.values())
+        assert all(weight > 0 for weight in hidden.values())
         width = len(state.keys)
+        if state.keys == state.schema.names:  # first rows, as often as they count
+            continue
+        assert all(weight == 1 for weight in hidden.values())
         assert all(n == 1 for n in Counter(row[:width] for row in hidden).values())
 
 

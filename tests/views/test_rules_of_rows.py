@@ -179,8 +179,8 @@ def test_what_cannot_be_sought_is_kept() -> None:
     plan = Join((grouped, other), (Equal("a0", "i0b_x"),), (), types)
     root = Project(plan, (Named("k", "k0"),))
     made = derive(ViewPlan(("t",), root, KEYED), (KEYED,))
-    assert made.mode == "keyed"
-    assert [state.keys for state in made.hidden] == [("k0", "a0")]
+    assert made.mode == "incremental"
+    assert ("k0", "a0") in [state.keys for state in made.hidden]
     # Without types nothing can be kept: all groups are read.
     bare = msgspec.structs.replace(plan, types=())
     root = Project(bare, (Named("k", "k0"),))

@@ -61,9 +61,11 @@ def test_neighbours_frames_and_intervals() -> None:
 
 
 def test_first_ranks_are_those_that_a_filter_leaves() -> None:
+    """Ranks with gaps are kept with a reserve (`rule_top`): nothing is read near changes."""
     for text, size in (("(w0 <= 3)", 3), ("(w0 < 3) AND (i0_k > 1)", 2), ("(w0 = 1)", 1)):
-        (found,) = nearby(Filter(windows(RANK), text), "w0")
-        assert (found.reach, found.size) == ("first", size)
+        assert nearby(Filter(windows(RANK), text), "w0") == ()
+        (found,) = nearby(Filter(windows(DENSE), text.replace("w0", "w1")), "w1")
+        assert (found.reach, found.size) == ("distinct", size)
     (found,) = nearby(Filter(windows(RANK, DENSE), "(i0_k > 1) AND (w1 <= 4)"), "w0")
     assert (found.reach, found.size) == ("distinct", 4)
     for text in ("(w0 > 3)", "((w0 <= 3) OR (i0_k = 1))", "(w0 <= i0_x)", "(w0 <= 0)"):

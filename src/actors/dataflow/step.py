@@ -12,10 +12,10 @@ those of the hidden states (``h{k}_…``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -39,7 +39,7 @@ from actors.plan.nearby import nearby_rows
 from actors.plan.schema import DIFF, TIME, Column, Schema
 from actors.plan.updates import concat, condensed, consolidate, to_ipc
 from actors.progress import Frontier, Time
-from actors.threshold_probes import DUE_BYTES, TOUCHED_ROWS
+from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, TOUCHED_ROWS
 
 WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[Rows]]
 OUTPUT_PREFIX: Final = "o_"
@@ -91,14 +91,17 @@ def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -
     return True
 
 
-def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool) -> int:
+def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool, hoping: bool) -> int:
     """The last stratum of the run that begins with stratum `first`.
 
     A run's inner outputs are gone with it, so it ends before one that later strata want, too.
+    `hoping`: what seldom makes a row counts as if it made none.
     """
     last = first
+    made_here: list[str] = []
     while last + 1 < len(plan.strata):
-        made_here = [f"r{index}" for index in range(first, last + 1)]
+        if not (hoping and plan.strata[last].seldom):
+            made_here.append(f"r{last}")
         if not fusable(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
             break
         last += 1
@@ -122,7 +125,7 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     for origin in (*(f"d{source}" for source in range(len(plan.sources))), *clocks):
         made, first = {origin}, 0
         while first < len(plan.strata):
-            last = fused(plan, first, hidden_whole=hidden_whole)
+            last = fused(plan, first, hidden_whole=hidden_whole, hoping=True)
             changed = tuple(name for name in input_names(plan, first, last) if name in made)
             if changed:
                 found[first, last, changed] = None
@@ -271,45 +274,98 @@ async def delta_step(
     bytes_max = engine.settings.inflight_bytes_per_dataflow_max
     if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
         raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
+    changes = Changes(deltas, due, interval, name, quiet)
+    hoping = any(stratum.seldom for stratum in plan.strata)
+    try:
+        made = await _step_once(engine, plan, touched, changes, whole_state, hoping=hoping)
+        void = hoping and LIMIT_RESERVE.crossed(_is_void(plan, made.rows))
+    except DefiniteError:
+        # Rows that it did without may be what an expression raised for.
+        if not hoping:
+            raise
+        void = True
+    if void:
+        made = await _step_once(engine, plan, touched, changes, whole_state, hoping=False)
+    wide = made.rows
+    if wide is None:
+        empty = empty_deltas(plan)
+        return msgspec.structs.replace(empty, spark_ms=made.spark_ms, prepared=made.prepared)
+    output, hidden = await engine.work(wide.num_rows, lambda: cut(plan, wide))
+    return Deltas(output, hidden, made.spark_ms, made.prepared)
+
+
+class Changes(NamedTuple):
+    """What a step covers: changes of the imports and of the clock, the interval, its name."""
+
+    deltas: Sequence[pa.Table]
+    due: Mapping[str, pa.Table]
+    interval: tuple[Time, Frontier]
+    name: tuple[int, int]
+    quiet: bool
+
+
+class _Wide(msgspec.Struct):
+    """What the last stratum made, and what all runs cost."""
+
+    rows: pa.Table | None = None
+    spark_ms: float = 0.0
+    prepared: bool = True
+
+
+def _is_void(plan: DeltaPlan, wide: pa.Table | None) -> bool:
+    """Return whether a stratum that counted as if it made no row has made one."""
+    if wide is None:
+        return False
+    bit = pa.scalar(2 << len(plan.hidden), wide[TO].type)
+    return bool(pc.any(pc.not_equal(pc.bit_wise_and(wide[TO], bit), 0)).as_py())
+
+
+async def _step_once(
+    engine: Engine,
+    plan: DeltaPlan,
+    touched: Touched,
+    changes: Changes,
+    whole_state: WholeState,
+    *,
+    hoping: bool,
+) -> _Wide:
+    """Run all strata. `hoping`: those that seldom make a row run with the last, as if they made
+    none."""
+    deltas, due, (lo, hi), name, quiet = changes
     lookups = Lookups(touched, deltas, lo, due)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
-    changes = sum(rows.num_rows for rows in (*deltas, *due.values()))
-    spark_ms, prepared = 0.0, True
-    first = 0
-    wide: pa.Table | None = None
+    count = sum(rows.num_rows for rows in (*deltas, *due.values()))
+    whole = _Wide()
 
-    async def run(last: int, *followed: Stratum) -> Made | None:
+    async def run(first: int, last: int, *followed: Stratum) -> pa.Table | None:
         # Looking up what many changes touch takes longer than giving a small state whole.
-        whole = hidden_whole and (last > first or changes > touched.hidden_groups)
-        await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=whole))
-        return await _made(engine, plan, lookups, (first, last), interval, name, whole_state)
+        unknown = last > fused(plan, first, hidden_whole=False, hoping=hoping)
+        all_hidden = hidden_whole and (unknown or count > touched.hidden_groups)
+        await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=all_hidden))
+        made = await _made(engine, plan, lookups, (first, last), (lo, hi), name, whole_state)
+        if made is None:
+            return None
+        whole.spark_ms += made.spark_ms
+        whole.prepared &= made.prepared
+        return made.rows
 
+    first = 0
     while first < len(plan.strata):
-        last = fused(plan, first, hidden_whole=hidden_whole)
+        last = fused(plan, first, hidden_whole=hidden_whole, hoping=hoping)
         strata = plan.strata[first : last + 1]
         alone = 0
         if quiet and first == 0 < last and _reads_alone(plan, lookups, last):
             alone = 1
-            made = await run(0, strata[0])
-            if made is None or not made.rows.num_rows:
+            rows = await run(0, 0, strata[0])
+            if rows is None or not rows.num_rows:
                 last = 0
-            if made is not None:
-                spark_ms += made.spark_ms
-                prepared &= made.prepared
         if last or not alone:
-            made = await run(last, *strata[alone:])
-            if made is not None:
-                spark_ms += made.spark_ms
-                prepared &= made.prepared
-        wide = None if made is None else made.rows
-        if wide is not None:
-            lookups.made(last, wide)
+            rows = await run(first, last, *strata[alone:])
+        if rows is not None:
+            lookups.made(last, rows)
+        whole.rows = rows
         first = last + 1
-    if wide is None:
-        return msgspec.structs.replace(empty_deltas(plan), spark_ms=spark_ms, prepared=prepared)
-    last_output = wide
-    output, hidden = await engine.work(last_output.num_rows, lambda: cut(plan, last_output))
-    return Deltas(output, hidden, spark_ms, prepared)
+    return whole
 
 
 def whole_job(

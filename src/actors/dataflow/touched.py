@@ -29,7 +29,7 @@ from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, set_column
 from actors.progress import Frontier, ShardId, Time
-from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS, LIMIT_RESERVE
+from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS
 
 
 class Imports:
@@ -277,7 +277,7 @@ class Lookups:
         if not lookup.origins:
             return True
         found = (self._origin_rows(lookup, place) for place in range(len(lookup.origins)))
-        return LIMIT_RESERVE.crossed(any(rows is not None and rows.num_rows for rows in found))
+        return any(rows is not None and rows.num_rows for rows in found)
 
     def _origin_rows(self, lookup: Lookup, place: int) -> pa.Table | None:
         """The rows of an origin: those that the lookups which fill it returned."""

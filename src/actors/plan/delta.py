@@ -248,50 +248,59 @@ class RecomputeRows(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopGate(msgspec.Struct, frozen=True, tag=True):
-    """The updates of the input where `switch` has a row; with `closes` where it has none."""
+    """The updates of the input in groups of which `switch` has a row; with `closes` of which it has
+    none. Without keys all rows are one group."""
 
     input: Node
     switch: Node
+    keys: tuple[str, ...]
     closes: bool
 
 
 class TopCovered(msgspec.Struct, frozen=True, tag=True):
-    """The `changes` up to the row of `edge` in an order (peers of it among them); all of them where
-    `edge` has no row. `order` are all of the columns' sort orders."""
+    """The `changes` up to the edge of their group in an order (peers of it among them); all of them
+    where `state` has no edge of the group.
+
+    `state` has the columns of the changes, and one that is `mark`: true of edges.
+    """
 
     changes: Node
-    edge: Node
+    state: Node
+    keys: tuple[str, ...]
     order: tuple[str, ...]
+    mark: str
 
 
 class TopShortage(msgspec.Struct, frozen=True, tag=True):
-    """One row, with the one column ``short``, where at some time fewer than `count` rows are left
-    of `candidates` and the `changes` since, and `edge` has a row; else none."""
+    """The keys of groups of which at some time fewer than `count` rows are left of the candidates
+    in `state` and the `changes` since, while it has an edge of them. Without keys a row with the
+    one column ``short``, or none."""
 
     changes: Node
-    candidates: Node
-    edge: Node
+    state: Node
+    keys: tuple[str, ...]
     count: int
+    mark: str
 
 
 class TopCandidates(msgspec.Struct, frozen=True, tag=True):
-    """What becomes of the candidates of a limit at the end of a step (`views.rule_top`).
+    """What becomes of the `state` of first rows at the end of a step (`views.rule_top`).
 
-    The rows of `old` and `changes` together are the new candidates. Where they are more than
-    `most`, or `shortage` has a row, the first `kept` of them stay (with the peers of the last).
-    Emits, at the last time of `changes`, how they differ from `candidates`; with `edges` instead
-    how the last of those that stay, where others were left out, differs from `edge`.
+    The rows of `old` and `changes` together are the new candidates. In a group where they are more
+    than `most`, or of which `shortage` has a row, the first `kept` of them stay (with the peers of
+    the last), and the last of those is the edge if others were left out. Emits how the candidates
+    and edges of groups with changes differ from those in `state`.
     """
 
     old: Node
     changes: Node
-    candidates: Node
-    edge: Node
+    state: Node
     shortage: Node
+    keys: tuple[str, ...]
     order: tuple[str, ...]
     kept: int
     most: int
-    edges: bool
+    mark: str
 
 
 class Consolidate(msgspec.Struct, frozen=True, tag=True):
@@ -352,9 +361,11 @@ def columns_of(node: Node) -> tuple[str, ...]:
         case RecomputeRows():
             return (*columns_of(node.changes), *(call.name for call in node.calls))
         case TopShortage():
-            return ("short",)
-        case TopCovered() | TopCandidates():
+            return node.keys or ("short",)
+        case TopCovered():
             return columns_of(node.changes)
+        case TopCandidates():
+            return (*columns_of(node.changes), node.mark)
 
 
 def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node, ...]:
@@ -362,12 +373,10 @@ def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node
     match node:
         case TopGate():
             return node.input, node.switch
-        case TopCovered():
-            return node.changes, node.edge
-        case TopShortage():
-            return node.changes, node.candidates, node.edge
+        case TopCovered() | TopShortage():
+            return node.changes, node.state
         case TopCandidates():
-            return node.old, node.changes, node.candidates, node.edge, node.shortage
+            return node.old, node.changes, node.state, node.shortage
 
 
 def inputs_below(node: Node) -> Iterator[Input]:
@@ -428,6 +437,9 @@ class Stratum(msgspec.Struct, frozen=True):
     node: Node
     inputs: tuple[str, ...]
     """Names of all inputs the node reads."""
+    seldom: bool = False
+    """Whether it seldom makes a row. A run may then go on to the last stratum as if it made none,
+    and is void where the answer tells of one (`DeltaPlan`)."""
 
 
 def missed_later(strata: Sequence[Stratum], first: int, last: int) -> bool:
@@ -462,8 +474,9 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     With it, one table carries all deltas: the view's columns prefixed ``o_``, those of hidden
     state k prefixed ``h{k}_``, and ``__to`` (int), whose bit 0 says that the row belongs to the
     view's delta, bit k + 1 to that of hidden state k; columns of what a row does not belong to
-    carry no meaning. With ``mode == "opaque"`` there are no strata: the view is `sql`,
-    recomputed at each time and subtracted.
+    carry no meaning. The bit above all of these tells of a row of a stratum that seldom makes one.
+    With ``mode == "opaque"`` there are no strata: the view is `sql`, recomputed at each time and
+    subtracted.
     """
 
     sources: tuple[str, ...]

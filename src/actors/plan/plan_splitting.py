@@ -105,12 +105,10 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
             return msgspec.structs.replace(node, old=made[0], changes=made[1])
         case TopGate():
             return msgspec.structs.replace(node, input=made[0], switch=made[1])
-        case TopCovered():
-            return msgspec.structs.replace(node, changes=made[0], edge=made[1])
-        case TopShortage():
-            return TopShortage(made[0], made[1], made[2], node.count)
+        case TopCovered() | TopShortage():
+            return msgspec.structs.replace(node, changes=made[0], state=made[1])
         case TopCandidates():
-            names = ("old", "changes", "candidates", "edge", "shortage")
+            names = ("old", "changes", "state", "shortage")
             return msgspec.structs.replace(node, **dict(zip(names, made, strict=True)))
 
 

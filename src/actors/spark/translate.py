@@ -290,7 +290,7 @@ class Translator(Groups, Tops):
             ]
         tests = join_tests(node)
         if self._small and not tests and node.kind in ("semi", "anti"):
-            return self._gated(node.left, node.right, closes=node.kind == "anti")
+            return self._gated(node.left, node.right, (), closes=node.kind == "anti")
         if self._small and not node.equal:
             # What is always equal: by an equality rows are hashed, else they are broadcast. Of
             # ``<=>`` with a column that is always NULL Spark leaves a test of the other side.
@@ -384,7 +384,7 @@ class Translator(Groups, Tops):
                 opened = node.closes or not self._empty(node.switch)
                 return not opened or self._empty(node.input)
             case TopShortage():
-                return self._empty(node.changes) or self._empty(node.edge)
+                return self._empty(node.changes) or self._empty(node.state)
             case Pair():
                 return self._empty(node.left) or self._empty(node.right)
             case Union():

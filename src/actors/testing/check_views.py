@@ -46,8 +46,8 @@ Show: TypeAlias = Callable[[ViewResult, int, int], None]
 KILL_FROM: Final = 10
 """Fewer scripts than this are spared: a new engine takes longer than they do."""
 KILL_EVERY: Final = 50
-MADE_UP_RESERVES: Final = (1, 1, 2, 5)
-"""Made-up scripts have too few rows to use up a limit's reserve of any other size."""
+SMALL_RESERVES: Final = (1, 1, 2, 5)
+"""Scripts have too few rows to use up a limit's reserve of any other size."""
 SCRIPTS_FEW: Final = 20
 """Over more the JVM's second compiler pays."""
 PREPARED_EVERY: Final = 4
@@ -180,9 +180,7 @@ def with_drawn_engine(
         if seed % PREPARED_EVERY:
             kept |= {"prepared_slot_bytes_max", "engine_plan_nodes_max"}
     drawn = draw_settings(f"engine {seed}", settings, kept, limits=not many_rows)
-    if not plans_once:
-        return drawn
-    reserve = {LIMIT_RESERVE.name: random.Random(f"reserve {seed}").choice(MADE_UP_RESERVES)}
+    reserve = {LIMIT_RESERVE.name: random.Random(f"reserve {seed}").choice(SMALL_RESERVES)}
     return msgspec.structs.replace(drawn, kernel_limits=drawn.kernel_limits | reserve)
 
 

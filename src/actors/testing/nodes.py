@@ -11,6 +11,7 @@ group at the interval's last time even without input, so that its one row is the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -31,6 +32,10 @@ from actors.plan.delta import (
     Reduce,
     RowLifetimes,
     Select,
+    TopCandidates,
+    TopCovered,
+    TopGate,
+    TopShortage,
     Union,
     Weigh,
     Where,
@@ -44,6 +49,7 @@ from actors.testing.expressions import (
     compared,
     compile_text,
 )
+from actors.testing.sort_orders import sort_key
 
 Update: TypeAlias = tuple[tuple[Any, ...], int, int]
 Columnar: TypeAlias = tuple[tuple[str, str], ...]
@@ -140,6 +146,10 @@ class Runner:
             Reduce: self._reduce,
             Accumulate: self._accumulate,
             Recompute: self._recompute,
+            TopGate: self._top_gate,
+            TopCovered: self._top_covered,
+            TopShortage: self._top_shortage,
+            TopCandidates: self._top_candidates,
             Consolidate: self._consolidate,
         }
         return runs[type(node)](node)
@@ -396,6 +406,76 @@ class Runner:
         )
         return Relation(_declared(columns, node), updates)
 
+    def _top_gate(self, node: TopGate) -> Relation:
+        below = self.run(node.input)
+        opened = {key for key, _ in _grouped(self.run(node.switch), node.keys)}
+        kept = [u for key, u in _grouped(below, node.keys) if (key in opened) != node.closes]
+        return Relation(below.columns, kept)
+
+    def _top_covered(self, node: TopCovered) -> Relation:
+        changes, state = self.run(node.changes), self.run(node.state)
+        place = sort_key(node.order, changes.scope())
+        names = tuple(name for name, _ in changes.columns)
+        _, edges = _split_state(state, names, node.mark)
+        last = {key: place(row) for key, (row, _, _) in _grouped(edges, node.keys)}
+        kept = [
+            update
+            for key, update in _grouped(changes, node.keys)
+            if key not in last or place(update[0]) <= last[key]
+        ]
+        return Relation(changes.columns, kept)
+
+    def _top_shortage(self, node: TopShortage) -> Relation:
+        changes, state = self.run(node.changes), self.run(node.state)
+        names = tuple(name for name, _ in changes.columns)
+        candidates, edges = _split_state(state, names, node.mark)
+        left: dict[tuple[Any, ...], int] = {key: 0 for key, _ in _grouped(edges, node.keys)}
+        for key, (_, _, diff) in _grouped(candidates, node.keys):
+            if key in left:
+                left[key] += diff
+        timed: dict[tuple[tuple[Any, ...], int], int] = {}
+        for key, (_, time, diff) in _grouped(changes, node.keys):
+            timed[key, time] = timed.get((key, time), 0) + diff
+        short: dict[tuple[Any, ...], int] = {}
+        for (key, time), diff in sorted(timed.items(), key=lambda item: item[0][1]):
+            if key in left:
+                left[key] += diff
+                if left[key] < node.count:
+                    short[key] = time
+        kinds = dict(changes.columns)
+        columns = tuple((key, kinds[key]) for key in node.keys) or (("short", "int"),)
+        return Relation(columns, [(key or (1,), time, 1) for key, time in short.items()])
+
+    def _top_candidates(self, node: TopCandidates) -> Relation:
+        changes, state = self.run(node.changes), self.run(node.state)
+        names = tuple(name for name, _ in changes.columns)
+        old = Relation(changes.columns, _ordered(self.run(node.old), names))
+        candidates, edges = _split_state(state, names, node.mark)
+        short = {key for key, _ in _grouped(self.run(node.shortage), node.keys)}
+        place = sort_key(node.order, changes.scope())
+        new, was = _weights([old, changes], node.keys), _weights([candidates], node.keys)
+        edge = _weights([edges], node.keys)
+        updates: list[Update] = []
+        for group in {key: None for key, _ in _grouped(changes, node.keys)}:
+            rows = sorted((row for row, n in new[group].items() if n), key=place)
+            total = sum(new[group].values())
+            kept, upto = dict.fromkeys(rows, 0), 0
+            cut = total > node.most or group in short
+            for _, peers in itertools.groupby(rows, place):
+                given = list(peers)
+                if not cut or upto < node.kept:
+                    kept |= {row: new[group][row] for row in given}
+                upto += sum(new[group][row] for row in given)
+            left, stays = total - sum(kept.values()), [row for row in rows if kept[row] > 0]
+            changed = [(False, was.get(group, {}), kept)]
+            if cut and (left or group in short):
+                moved = {stays[-1]: 1} if left and stays else {}
+                changed.append((True, edge.get(group, {}), moved))
+            for mark, before, after in changed:
+                diffs = {row: after.get(row, 0) - before.get(row, 0) for row in before | after}
+                updates += [((*row, mark), self._hi - 1, n) for row, n in diffs.items() if n]
+        return Relation((*changes.columns, (node.mark, "boolean")), updates)
+
     def _consolidate(self, node: Consolidate) -> Relation:
         below = self.run(node.input)
         return Relation(below.columns, consolidated(below.updates))
@@ -439,6 +519,35 @@ def consolidated(updates: Iterable[Update]) -> list[Update]:
 def _ordered(relation: Relation, names: tuple[str, ...]) -> list[Update]:
     order = [[name for name, _ in relation.columns].index(name) for name in names]
     return [(tuple(row[i] for i in order), t, d) for row, t, d in relation.updates]
+
+
+def _grouped(relation: Relation, keys: tuple[str, ...]) -> list[tuple[tuple[Any, ...], Update]]:
+    """Each update with the group that it is of."""
+    names = [name for name, _ in relation.columns]
+    places = [names.index(key) for key in keys]
+    return [(group_key(u[0][i] for i in places), u) for u in relation.updates]
+
+
+def _weights(
+    relations: Iterable[Relation], keys: tuple[str, ...]
+) -> dict[tuple[Any, ...], dict[tuple[Any, ...], int]]:
+    """The weight of each row of each group, in all relations together."""
+    found: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = {}
+    for relation in relations:
+        for key, (row, _, diff) in _grouped(relation, keys):
+            group, bits = found.setdefault(key, {}), tuple(map(frozen, row))
+            group[bits] = group.get(bits, 0) + diff
+    return found
+
+
+def _split_state(state: Relation, names: tuple[str, ...], mark: str) -> tuple[Relation, Relation]:
+    """The candidates in a state of first rows, and the edges."""
+    columns = tuple(column for name in names for column in state.columns if column[0] == name)
+    rows = _ordered(state, (*names, mark))
+    return tuple(  # type: ignore[return-value]
+        Relation(columns, [(row[:-1], t, d) for row, t, d in rows if row[-1] is wanted])
+        for wanted in (False, True)
+    )
 
 
 def _fitted(values: Iterable[Any], kinds: Iterable[str]) -> list[Any]:

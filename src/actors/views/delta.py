@@ -17,7 +17,17 @@ from typing import Final
 
 import msgspec
 
-from actors.plan.delta import Accumulate, Hidden, Node, Select, Stratum, Union, Where
+from actors.plan.delta import (
+    Accumulate,
+    Hidden,
+    Input,
+    Node,
+    Select,
+    Stratum,
+    Union,
+    Where,
+    columns_of,
+)
 from actors.plan.nearby import NearbyRows
 from actors.plan.relational import (
     Aggregate,
@@ -64,15 +74,16 @@ from actors.views.rule_one_row import inner_join
 from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_temporal import TemporalOperator
-from actors.views.rule_top import limit
+from actors.views.rule_top import limit, ranked_first
 from actors.views.rule_window import WindowOperator
 from actors.views.unsupported import Unsupported
 from actors.views.window_reach import near_changes, near_sessions, ranks_wanted, session_parts
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
-HIDDEN_STATES_MAX: Final = 30
-"""A row says by the bits of an int which of them it belongs to; the first bit is the view's."""
+HIDDEN_STATES_MAX: Final = 29
+"""A row says by the bits of an int which of them it belongs to; the first bit is the view's, that
+above theirs tells of strata that seldom make a row."""
 BESIDE: Final = "is read when the one row beside it changes"
 """In the reason of a view that is incremental but for that."""
 
@@ -140,8 +151,7 @@ def _operator(context: Context, plan: Plan) -> Operator:
         case Filter():
             below = plan.input
             if isinstance(below, WindowFunctions):
-                ranked = _window(context, below, ranks_wanted(plan.predicate, below.calls))
-                return FilterOperator(context, plan, ranked)
+                return _ranked(context, plan, below)
             return FilterOperator(context, plan, _operator(context, below))
         case TemporalFilter():
             return TemporalOperator(context, plan, _operator(context, plan.input))
@@ -164,28 +174,45 @@ def _operator(context: Context, plan: Plan) -> Operator:
         case Generation():
             return GenerationOperator(context, plan, _operator(context, plan.input))
         case WindowFunctions():
-            return _window(context, plan, 0)
+            return _window(context, plan)
         case Limit():
             return limit(context, plan, _operator(context, plan.input))
         case Opaque():
             raise Unsupported(plan.reason)
 
 
-def _window(context: Context, plan: WindowFunctions, ranks: int) -> Operator:
-    """Window functions, of which rows only the first `ranks` are wanted where that is not 0."""
+def _ranked(context: Context, plan: Filter, windows: WindowFunctions) -> Operator:
+    """Rows of window functions that a filter leaves: kept with a reserve where they are the first
+    of their partition."""
+    ranks = ranks_wanted(plan.predicate, windows.calls)
+    if not ranks:
+        return FilterOperator(context, plan, _window(context, windows))
+    below = _operator(context, windows.input)
+    first = ranked_first(context, windows, plan.predicate, below, ranks)
+    if first is not None:
+        return first
+    near = near_changes(windows, below, ranks)
+    return FilterOperator(context, plan, _afresh(context, windows, below, near))
+
+
+def _window(context: Context, plan: WindowFunctions) -> Operator:
     parts = session_parts(plan)
     if parts is None:
         below = _operator(context, plan.input)
-        made = WindowOperator(context, plan, below, near_changes(plan, below, ranks))
-    else:
-        rows = _operator(context, parts.ends.input)
-        near = near_sessions(parts, rows)
-        ends = WindowOperator(context, parts.ends, rows, near)
-        begun = ProjectOperator(context, parts.begun.columns, ends)
-        made = WindowOperator(context, plan, begun, near)
-    what = "touched partitions" if made.near is None else "rows near changes"
+        return _afresh(context, plan, below, near_changes(plan, below, 0))
+    rows = _operator(context, parts.ends.input)
+    near = near_sessions(parts, rows)
+    ends = WindowOperator(context, parts.ends, rows, near)
+    begun = ProjectOperator(context, parts.begun.columns, ends)
+    return _afresh(context, plan, begun, near)
+
+
+def _afresh(
+    context: Context, plan: WindowFunctions, below: Operator, near: NearbyRows | None
+) -> Operator:
+    what = "touched partitions" if near is None else "rows near changes"
     context.keyed.append(f"window functions: {what} are computed afresh")
-    return made
+    return WindowOperator(context, plan, below, near)
 
 
 def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operator, ...]:
@@ -268,6 +295,7 @@ def _packed(context: Context, node: Node, output: Schema) -> Node:
     rest = [k for k in range(len(context.hidden)) if merged is None or k != merged[0]]
     branches = [merged[1]] if merged is not None else [_view_branch(context, node, output)]
     branches += [_hidden_branch(context, k, output) for k in rest]
+    branches += _seldom_branches(context, output)
     return branches[0] if len(branches) == 1 else Union(tuple(branches))
 
 
@@ -328,7 +356,19 @@ def _view_branch(context: Context, node: Node, output: Schema) -> Node:
 
 
 def _hidden_branch(context: Context, number: int, output: Schema) -> Node:
+    return _no_view_branch(context, context.hidden[number][1], number, output)
+
+
+def _seldom_branches(context: Context, output: Schema) -> list[Node]:
+    """The rows of strata that seldom make one."""
+    return [
+        _no_view_branch(context, Input(f"r{index}", columns_of(node)), len(context.hidden), output)
+        for index, node in enumerate(context.cuts)
+        if f"r{index}" in context.seldom
+    ]
+
+
+def _no_view_branch(context: Context, made: Node, number: int, output: Schema) -> Node:
     columns = [Named(OUTPUT_PREFIX + c.name, f"CAST(NULL AS {c.type})") for c in output.columns]
-    made = context.hidden[number][1]
     named = (*columns, *_hidden_columns(context, number), Named(TO, str(2 << number)))
     return Select(made, named)

@@ -146,16 +146,21 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             title = f"RecomputeRows by ({', '.join(node.keys)}) {calls}"
             return title, (node.old, node.changes)
         case TopGate():
-            return f"TopGate {'closed' if node.closes else 'opened'} by a row", tops(node)
+            how = "closed" if node.closes else "opened"
+            return f"TopGate{_groups(node.keys)} {how} by a row", tops(node)
         case TopCovered():
-            return f"TopCovered by {', '.join(node.order)}", tops(node)
+            return f"TopCovered{_groups(node.keys)} by {', '.join(node.order)}", tops(node)
         case TopShortage():
-            return f"TopShortage below {node.count}", tops(node)
+            return f"TopShortage{_groups(node.keys)} below {node.count}", tops(node)
         case TopCandidates():
-            what = "edge" if node.edges else "candidates"
-            return f"TopCandidates {what}: {node.kept} of more than {node.most}", tops(node)
+            what = f"TopCandidates{_groups(node.keys)}"
+            return f"{what}: {node.kept} of more than {node.most}", tops(node)
         case Consolidate():
             return "Consolidate", (node.input,)
+
+
+def _groups(keys: tuple[str, ...]) -> str:
+    return f" of ({', '.join(keys)})" if keys else ""
 
 
 def _pairs(node: Pair | Match) -> str:

@@ -133,7 +133,8 @@ class Context:
         nodes = [*self.cuts, last]
         lookups = self.lookups.by_stratum(len(nodes))
         return tuple(
-            Stratum(own, node, inputs_of(node)) for own, node in zip(lookups, nodes, strict=True)
+            Stratum(own, node, inputs_of(node), f"r{index}" in self.seldom)
+            for index, (own, node) in enumerate(zip(lookups, nodes, strict=True))
         )
 
 

@@ -1,14 +1,16 @@
-"""``min`` and ``max`` without GROUP BY: of the first row in the order of their values.
+"""``min`` and ``max``: of the first row of each group in the order of their values.
 
-Theory of operation. Without keys every change touches the one group, and computing it afresh would
-read everything. But the greatest value is that of the first row by the value, descending, and a
-limit keeps its first rows with a reserve (`rule_top`): the input is read only where deletions have
-used the reserve up.
+Theory of operation. The greatest value of a group is that of its first row by the value,
+descending. So of each group the first rows are kept with a reserve (`rule_top`), and a change
+reads the kept rows; the group itself is read only where deletions have used its reserve up.
 
-    max(x) over B   =   max(x) over (B where x IS NOT NULL order by x DESC limit 1)
+    max(x) by k over B   =   max(x) by k over FirstRows(B by k, order by x DESC NULLS LAST, 1)
 
-Several calls are computed over the union of their first rows, so that a plan grows with their
-number and no more.
+Several calls have their first rows in one state: each row is written once for each call, with that
+call's value alone and the call's number as one more key.
+
+A group whose values are all NULL has a first row, too, so that groups are there while they have
+rows. Floats are kept without the sign of zero, as GROUP BY has them.
 """
 
 from __future__ import annotations
@@ -19,47 +21,79 @@ from typing import Final
 
 import msgspec
 
-from actors.plan.relational import Aggregate, AggregateCall, Filter, Limit, Named
+from actors.plan.relational import Aggregate, AggregateCall, Named
 from actors.views.operators import Context, Operator
-from actors.views.rule_linear import FilterOperator, ProjectOperator, UnionOperator
+from actors.views.rule_kept import sought
+from actors.views.rule_linear import ProjectOperator, UnionOperator
 from actors.views.rule_recompute import RecomputeOperator
-from actors.views.rule_top import limit
+from actors.views.rule_top import FirstRows
+from actors.views.window_reach import PLAIN_TYPES
 
-_ORDERED: Final = re.compile(
-    r"tinyint|smallint|int|bigint|float|double|decimal\(\d+,\d+\)|string|boolean|date"
-    r"|timestamp|timestamp_ntz"
-)
-"""Types of which a state can be kept in order."""
+_FLOATS: Final = re.compile(r"float|double")
 
 
 def is_extreme(plan: Aggregate, call: AggregateCall) -> bool:
-    """Return whether a call is ``min`` or ``max`` over all rows, of values that can be kept."""
-    known = call.function in ("min", "max") and call.formula is None
-    return known and not plan.keys and _ORDERED.fullmatch(call.argument_type.lower()) is not None
+    """Return whether a call is ``min`` or ``max`` of values that can be kept in order, by keys of
+    which no two equal ones differ."""
+    if call.function not in ("min", "max") or call.formula is not None:
+        return False
+    kind = call.argument_type.lower()
+    ordered = PLAIN_TYPES.fullmatch(kind) or _FLOATS.fullmatch(kind)
+    return bool(ordered) and all(PLAIN_TYPES.fullmatch(key.type.lower()) for key in plan.keys)
 
 
 def extremes(
     context: Context, plan: Aggregate, calls: Sequence[AggregateCall], below: Operator
 ) -> Operator:
-    """Return the one row of such calls: over the first row of each, padded with NULLs."""
+    """Return the groups with these calls: over the first rows of each."""
     prefix = context.prefix()
-    values = [f"{prefix}x{place}" for place in range(len(calls))]
-    firsts: list[Operator] = []
-    for place, call in enumerate(calls):
-        assert call.argument is not None, "min and max have an argument"
-        value, kind = values[place], call.argument_type
-        rows: Operator = ProjectOperator(context, (Named(value, call.argument),), below)
-        rows = FilterOperator(context, Filter(plan.input, f"{value} IS NOT NULL"), rows)
-        order = f"{value} {'ASC' if call.function == 'min' else 'DESC'} NULLS LAST"
-        top = limit(context, Limit(plan.input, (order,), 1, 0, ((value, kind),)), rows)
-        padded = tuple(
-            Named(name, name if name == value else f"CAST(NULL AS {other.argument_type})")
-            for name, other in zip(values, calls, strict=True)
+    keys = tuple(key.name for key in plan.keys)
+    types = {key.name: key.type for key in plan.keys}
+    values = {f"{prefix}x{place}": call for place, call in enumerate(calls)}
+    types |= {name: call.argument_type for name, call in values.items()}
+    passed = [Named(key.name, key.expression) for key in plan.keys]
+    made = [Named(name, _value(call)) for name, call in values.items()]
+    rows: Operator = ProjectOperator(context, (*passed, *made), below)
+    rows = sought(context, rows, types, keys, handed_on=False)
+    tag = f"{prefix}call"
+    tagged = (tag,) if len(values) > 1 else ()
+    if tagged:
+        types[tag] = "int"
+        own = tuple(
+            ProjectOperator(
+                context,
+                (
+                    *(Named(key, key) for key in keys),
+                    *(Named(other, _name_or_null(name, other, types)) for other in values),
+                    Named(tag, str(place)),
+                ),
+                rows,
+            )
+            for place, name in enumerate(values)
         )
-        firsts.append(ProjectOperator(context, padded, top))
-    whole = firsts[0] if len(firsts) == 1 else UnionOperator(context, tuple(firsts))
-    made = (
-        msgspec.structs.replace(call, argument=value)
-        for call, value in zip(calls, values, strict=True)
+        rows = UnionOperator(context, own)
+    order = tuple(
+        f"{name} {'ASC' if call.function == 'min' else 'DESC'} NULLS LAST"
+        for name, call in values.items()
     )
-    return RecomputeOperator(context, msgspec.structs.replace(plan, calls=tuple(made)), whole)
+    first = FirstRows(context, rows, types, (*keys, *tagged), order, 1, tagged)
+    over = msgspec.structs.replace(
+        plan,
+        keys=tuple(msgspec.structs.replace(key, expression=key.name) for key in plan.keys),
+        calls=tuple(msgspec.structs.replace(call, argument=name) for name, call in values.items()),
+    )
+    return RecomputeOperator(context, over, first)
+
+
+def _name_or_null(name: str, other: str, types: dict[str, str]) -> str:
+    """A call's own value, and NULL for those of others."""
+    return name if name == other else f"CAST(NULL AS {types[other]})"
+
+
+def _value(call: AggregateCall) -> str:
+    """The call's argument, where two equal values are the same one."""
+    assert call.argument is not None, "min and max have an argument"
+    kind = call.argument_type.lower()
+    if not _FLOATS.fullmatch(kind):
+        return call.argument
+    return f"({call.argument}) + CAST(0 AS {kind})"

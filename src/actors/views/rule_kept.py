@@ -117,6 +117,21 @@ class KeptOperator(PassingOperator):
         return self._types.get(id_)
 
 
+def sought(
+    context: Context,
+    below: Operator,
+    types: Mapping[str, str],
+    keys: Ids,
+    *,
+    handed_on: bool = True,
+) -> Operator:
+    """Return an operator whose rows can be sought by `keys`: as it is, or kept. Raises
+    `Unsupported` for rows that cannot be kept."""
+    if not keys or below.seekable(keys):
+        return below
+    return KeptOperator(context, below, types, keys, handed_on=handed_on)
+
+
 def not_kept(types: Mapping[str, str], columns: Ids, by: Ids) -> str:
     """Return why rows of these columns cannot be kept and sought `by` some; empty when they can.
 

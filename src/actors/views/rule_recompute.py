@@ -19,8 +19,8 @@ from __future__ import annotations
 from actors.plan.delta import Call, Node, Recompute, Where
 from actors.plan.relational import Aggregate, AggregateCall, Named
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, is_name, narrowed
-from actors.views.rule_kept import KeptOperator
+from actors.views.operators import Context, Ids, Operator, Origins, narrowed
+from actors.views.rule_kept import sought
 from actors.views.rule_linear import ProjectOperator
 
 _FOLDED = ("float", "double", "string")
@@ -42,17 +42,13 @@ class RecomputeOperator(Operator):
             if call.argument is not None
         ]
         keys = [Named(key.name, key.expression) for key in plan.keys]
-        rows: Operator = ProjectOperator(context, (*keys, *arguments), below)
-        by_name = all(is_name(key.expression) for key in plan.keys)
-        keyed = tuple(key.expression for key in plan.keys)
-        if plan.keys and not (by_name and below.seekable(keyed)):
-            kinds = self._kinds | {
-                f"__a{i}": call.argument_type
-                for i, call in enumerate(plan.calls)
-                if call.argument is not None
-            }
-            rows = KeptOperator(context, rows, kinds, self._keys, handed_on=False)
-        self._rows = rows
+        kinds = self._kinds | {
+            f"__a{i}": call.argument_type
+            for i, call in enumerate(plan.calls)
+            if call.argument is not None
+        }
+        rows = ProjectOperator(context, (*keys, *arguments), below)
+        self._rows = sought(context, rows, kinds, self._keys, handed_on=False)
 
     def make_delta(self) -> Node:
         """The aggregates before and after each touched (group, time)."""

@@ -1,20 +1,25 @@
-"""Limits: the first rows of an order, kept with a reserve.
+"""First rows, of all or of each group, kept with a reserve: LIMIT, ranks, and what needs no more.
 
-Theory of operation. Of an input only the rows that can come into the answer matter. A hidden state,
-the *candidates*, holds the first rows of the order: those of the answer and a reserve. A second
-one, the *edge*, holds the last of them once others were left out: every row of the input up to it
-is a candidate. So a change behind the edge changes nothing, one before it is applied to the
-candidates, and the answer's changes are those of their first rows. Candidates that grow too many
-are cut again, which moves the edge.
+Theory of operation. Of an input only the rows that can come into the answer matter: the first of an
+order, in each group. A hidden state holds them, the *candidates*: those of the answer and a
+reserve. It also marks the *edge*, which is the last of them once others were left out: every row of
+the input up to it is a candidate. So a change behind the edge changes nothing, one before it is
+applied to the candidates, and the answer's changes are those of their first rows. Candidates that
+grow too many are cut again, which moves the edge.
 
 Rows that go use up the reserve. Where fewer candidates are left at some time than the answer needs
-while others were left out, that is a *shortage*: a run of its own finds it, its output is a row
-then and only then, and the whole input is looked up where it has one. Steps without a shortage read
-the candidates alone.
+while others were left out, that is a *shortage*: a run of its own finds the groups that have one,
+and their rows are looked up in the input. Steps without a shortage read the candidates alone.
 
-The order is total: the view's own, and then all columns. So the answer is a function of the
-contents, however steps are cut. Rows that even then are peers (0.0 and -0.0) are kept or left out
-together.
+What stands above computes the answer before and after each time from `FirstRows`, whatever else is
+among them: ranks with a filter for LIMIT and ``rank() <= k`` (`TopOperator`), the aggregate for min
+and max (`rule_extreme`).
+
+    first k of B   =   first k of FirstRows(B, k)
+
+The order of a LIMIT and of row_number is total: the view's own, and then all columns. So the answer
+is a function of the contents, however steps are cut. Rows that even then are peers (0.0 and -0.0,
+or by a ``rank()`` all that are equal) are kept or left out together.
 
 Source: the top-k operator with a bounded buffer of the field (Feldera, RisingWave); the refill by a
 conditional lookup is ours.
@@ -22,172 +27,244 @@ conditional lookup is ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 from actors.plan.delta import (
     Consolidate,
     Hidden,
     Input,
     Node,
-    RecomputeRows,
     TopCandidates,
     TopCovered,
     TopGate,
     TopShortage,
     Union,
     Where,
-    WindowColumn,
 )
 from actors.plan.relational import Filter, Limit, Named, WindowCall, WindowFunctions
 from actors.plan.schema import Column, Schema
 from actors.threshold_probes import LIMIT_RESERVE
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, select
-from actors.views.rule_linear import FilterOperator, ProjectOperator
+from actors.views.operators import Context, Ids, Operator, Origins, narrowed, select
+from actors.views.rule_kept import not_kept, sought
+from actors.views.rule_linear import FilterOperator, PassingOperator, ProjectOperator
 from actors.views.rule_window import WindowOperator
+from actors.views.window_reach import PLAIN_TYPES
 
 
 def limit(context: Context, plan: Limit, below: Operator) -> Operator:
     """The operators of a limit; of an offset alone, which has no first rows, by the rank of all
     rows. A column that is never NULL keeps rows without columns rows."""
-    if plan.count is None:
-        return _behind(context, plan, below)
-    if not below.columns:
-        id_ = f"{context.prefix()}any"
-        below = ProjectOperator(context, (Named(id_, "0"),), below)
-        top: Operator = TopOperator(context, plan, below, {id_: "int"})
-        return ProjectOperator(context, (), top)
-    return TopOperator(context, plan, below, dict(plan.types))
-
-
-def _behind(context: Context, plan: Limit, below: Operator) -> Operator:
-    context.keyed.append("OFFSET without LIMIT: all rows are ranked when one changes")
+    columns, types = below.columns, plan.types
+    if not columns:
+        types = ((f"{context.prefix()}any", "int"),)
+        below = ProjectOperator(context, (Named(types[0][0], "0"),), below)
     number = f"{context.prefix()}rank"
     call = WindowCall(number, "row_number()", "", "int", by_row=True)
-    ranked = WindowFunctions(plan.input, (), plan.order, (call,), plan.types)
-    kept = FilterOperator(
-        context,
-        Filter(plan.input, f"{number} > {plan.offset}"),
-        WindowOperator(context, ranked, below),
-    )
-    return ProjectOperator(context, tuple(Named(id_, id_) for id_ in below.columns), kept)
+    ranked = WindowFunctions(plan.input, (), plan.order, (call,), types)
+    tests = [f"{number} > {plan.offset}"] if plan.offset else []
+    if plan.count is None:
+        context.keyed.append("OFFSET without LIMIT: all rows are ranked when one changes")
+        made: Operator = _filtered(context, ranked, " AND ".join(tests or ["true"]), below)
+    else:
+        last = plan.offset + plan.count
+        test = " AND ".join([*tests, f"{number} <= {last}"])
+        made = TopOperator(context, ranked, test, below, last, single=plan.count <= 1)
+    return ProjectOperator(context, tuple(Named(id_, id_) for id_ in columns), made)
 
 
-class TopOperator(Operator):
-    """The first rows behind an offset."""
+def ranked_first(
+    context: Context, plan: WindowFunctions, predicate: str, below: Operator, last: int
+) -> Operator | None:
+    """The rows of windows that only tell ranks, of which a filter leaves the first `last`; None
+    where a state of them cannot be kept, or other ranks than these are told."""
+    types = {id_: kind.lower() for id_, kind in plan.types}
+    gaps = all(call.reach == "first" for call in plan.calls)
+    plain = all(PLAIN_TYPES.fullmatch(types[key]) for key in plan.keys)
+    if not (last and gaps and plain) or not_kept(types, below.columns, ()):
+        return None
+    return TopOperator(context, plan, predicate, below, last)
+
+
+class FirstRows(PassingOperator):
+    """The first rows of each group, and some more; only what depends on the first alone may stand
+    above."""
 
     def __init__(
-        self, context: Context, plan: Limit, below: Operator, types: dict[str, str]
+        self,
+        context: Context,
+        below: Operator,
+        types: Mapping[str, str],
+        keys: Ids,
+        order: tuple[str, ...],
+        last: int,
+        tag: Ids = (),
     ) -> None:
-        super().__init__(context, below.columns)
-        self._below = below
-        self._order = (*plan.order, *(id_ for id_ in below.columns if id_ not in plan.order))
-        self._offset = plan.offset
-        assert plan.count is not None, "an offset alone has no first rows"
-        self._last = plan.offset + plan.count
+        """`keys` say the group; those in `tag` are constants of the plan, by which nothing is
+        sought. `last`: how many rows matter of each."""
+        super().__init__(context, below)
         self._types = types
-        self._rank = f"{context.prefix()}rank"
-        self._hidden: tuple[Input, Input] | None = None
-        self._wanted: frozenset[Wanted] = frozenset()
+        self._keys = keys
+        self._sought = tuple(key for key in keys if key not in tag)
+        self._order = order
+        self._last = last
+        self._mark = f"{context.prefix()}edge"
+        self._state: Input | None = None
+        self._shortage: Input | None = None
 
     def make_delta(self) -> Node:
-        """The first rows of the candidates before and after each touched time."""
-        candidates, edge, shortage = self._states()
-        changes = self._below.delta(shared=True)
-        covered = TopCovered(changes, edge, self._order)
-        rows = self._below.old()
-        old = Union((TopGate(candidates, shortage, True), TopGate(rows, shortage, False)))
-        taken = Union((TopGate(covered, shortage, True), TopGate(changes, shortage, False)))
-        for state, edges in ((candidates, False), (edge, True)):
-            number = int(state.name[1:])
-            hidden, _ = self.context.hidden[number]
-            made = TopCandidates(
-                old, taken, candidates, edge, shortage, self._order, self._kept, self._most, edges
-            )
-            self.context.hidden[number] = hidden, made
-        return Consolidate(self._first(old, taken))
-
-    @property
-    def _kept(self) -> int:
-        """How many candidates stay when there are too many; as many again may come."""
-        return self._last + LIMIT_RESERVE.limit
-
-    @property
-    def _most(self) -> int:
-        return self._kept + LIMIT_RESERVE.limit
-
-    def _states(self) -> tuple[Input, Input, Input]:
-        """The candidates, the edge, and the run that finds a shortage; asks for all of them, and
-        for the whole input where there is a shortage."""
-        context = self.context
-        self._below.delta(shared=True)
-        schema = Schema(tuple(Column(id_, self._types[id_]) for id_ in self.columns))
-        number = len(context.hidden)
-        candidates = Input(f"h{number}", self.columns)
-        edge = Input(f"h{number + 1}", self.columns)
-        # Their numbers are taken now; how they change is known when all is.
-        for state in (candidates, edge):
-            context.hidden.append((Hidden(schema, self.columns), state))
-            context.bounded.add(state.name)
-        self._hidden = candidates, edge
-        return candidates, edge, self._shortage(candidates, edge)
-
-    def _shortage(self, candidates: Input, edge: Input) -> Input:
-        context = self.context
-        covered = TopCovered(self._below.delta(), edge, self._order)
-        found = TopShortage(covered, candidates, edge, self._last)
-        shortage = context.cut(found, ("short",))
+        """The changes that reach the candidates; all of groups with a shortage."""
+        context, below, keys = self.context, self._below, self._keys
+        below.delta(shared=True)
+        origins = below.keys_of_delta(self._sought)
+        after = below.delta_asked()
+        state = self._register()
+        self._ask(self._sought, origins if self._sought else (), after, nulls=True)
+        covered = TopCovered(below.delta(), state, keys, self._order, self._mark)
+        found = TopShortage(covered, state, keys, self._last, self._mark)
+        self._shortage = shortage = context.cut(found, keys or ("short",))
         context.seldom.add(shortage.name)
-        wanted = context.ask(candidates.name, (), (), (), nulls=False)
-        wanted |= context.ask(edge.name, (), (), (), nulls=False)
-        self._wanted = wanted
-        self._below.seek((), ((shortage.name, ()),), frozenset(), nulls=False)
-        return shortage
+        below.seek(self._sought, ((shortage.name, self._sought),), frozenset(), nulls=True)
+        # Only now, for asking may have cut the delta.
+        changes = below.delta()
+        covered = msgspec.structs.replace(covered, changes=changes)
+        taken = Union(
+            (TopGate(covered, shortage, keys, True), TopGate(changes, shortage, keys, False))
+        )
+        kept = self._last + LIMIT_RESERVE.limit
+        most = kept + LIMIT_RESERVE.limit
+        made = TopCandidates(
+            self._old(), taken, state, shortage, keys, self._order, kept, most, self._mark
+        )
+        number = int(state.name[1:])
+        context.hidden[number] = context.hidden[number][0], made
+        return taken
 
-    def _first(self, old: Node, changes: Node) -> Node:
-        """The rows in the answer, of these."""
-        number = WindowColumn(self._rank, "row_number()", self._order, "")
-        ranked = RecomputeRows(old, changes, (), (number,))
-        tests = [f"{self._rank} > {self._offset}"] if self._offset else []
-        tests.append(f"{self._rank} <= {self._last}")
-        kept = Where(ranked, " AND ".join(tests))
-        return select(kept, [(id_, id_) for id_ in self.columns])
+    def _register(self) -> Input:
+        """Take the hidden state's number; how it changes is known when all is."""
+        context, columns = self.context, (*self.columns, self._mark)
+        made = [Column(id_, self._types[id_]) for id_ in self.columns]
+        schema = Schema((*made, Column(self._mark, "boolean", False)))
+        self._state = state = Input(f"h{len(context.hidden)}", columns)
+        context.hidden.append((Hidden(schema, columns), state))
+        if not self._sought:
+            context.bounded.add(state.name)
+        return state
+
+    def _ask(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        assert self._state is not None, "the delta comes first"
+        return self.context.ask(self._state.name, ids, origins, after, nulls=nulls)
 
     def old(self) -> Node:
-        """The first rows of the old candidates."""
+        """The candidates; of groups with a shortage all rows."""
         self.delta()
-        assert self._hidden is not None
-        candidates, _ = self._hidden
-        return Consolidate(self._first(Where(candidates, "1 = 0"), candidates))
+        return self._old()
 
-    def trace_delta(self, ids: Ids) -> Origins | None:
-        """None, but for whether there may be any row."""
-        return None if ids else self._below.delta_origins(())
+    def _old(self) -> Node:
+        state, shortage, keys = self._state, self._shortage, self._keys
+        assert state is not None
+        assert shortage is not None
+        candidates = select(Where(state, f"NOT {self._mark}"), [(id_, id_) for id_ in self.columns])
+        rows = self._below.old()
+        return Union(
+            (TopGate(candidates, shortage, keys, True), TopGate(rows, shortage, keys, False))
+        )
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """The candidates."""
+        """The candidates: all rows of an old answer are among them."""
         self.delta()
-        assert self._hidden is not None
-        return ((self._hidden[0].name, ids),)
+        assert self._state is not None
+        return ((self._state.name, ids),)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """All candidates, which every step has."""
+        """The candidates of whole groups."""
         self.delta()
-        self.context.repeat(self._wanted)
-        return self._wanted
+        kept = [place for place, id_ in enumerate(ids) if id_ in self._sought]
+        picked, narrow = narrowed(ids, origins, kept)
+        return self._ask(picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Any columns: there are few rows."""
-        return True
+        """Any of the keys; without keys any columns: there are few rows."""
+        return not self._sought or (bool(ids) and all(id_ in self._keys for id_ in ids))
 
-    def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """The input's."""
-        return self._below.unique_ids()
+    def kind(self, id_: str) -> str | None:
+        """As they are kept."""
+        return self._types.get(id_)
+
+
+class TopOperator(PassingOperator):
+    """The rows of ranks that a filter leaves."""
+
+    def __init__(
+        self,
+        context: Context,
+        plan: WindowFunctions,
+        predicate: str,
+        below: Operator,
+        last: int,
+        *,
+        single: bool = False,
+    ) -> None:
+        """`single`: whether the filter leaves one row at most."""
+        types = dict(plan.types)
+        self._first = FirstRows(
+            context,
+            sought(context, below, types, plan.keys),
+            types,
+            plan.keys,
+            _order(plan, below.columns),
+            last,
+        )
+        super().__init__(context, _filtered(context, plan, predicate, self._first))
+        self._keys = plan.keys
+        self._single = single
+
+    def make_delta(self) -> Node:
+        """Rows whose rank alone has changed come and go where it is told."""
+        return Consolidate(self._below.delta())
+
+    def old(self) -> Node:
+        """The first of the old candidates."""
+        return Consolidate(self._below.old())
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """Of keys the changed rows': a row that comes in for another is in no change."""
+        known = all(not id_ or id_ in self._keys for id_ in ids)
+        return self._first.delta_origins(ids) if known else None
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """Among the candidates."""
+        self.delta()
+        return self._first.seek(ids, origins, after, nulls=nulls)
+
+    def seekable(self, ids: Ids) -> bool:
+        """As the candidates can be."""
+        return self._first.seekable(ids)
 
     def is_one_row(self) -> bool:
         """LIMIT 1."""
-        return self._last - self._offset <= 1
+        return self._single
 
-    def kind(self, id_: str) -> str | None:
-        """The input's."""
-        return self._types.get(id_)
+
+def _order(plan: WindowFunctions, columns: Ids) -> tuple[str, ...]:
+    """The windows' own order; a total one where a call depends on which of equal rows is first."""
+    if not any(call.by_row for call in plan.calls):
+        return plan.order
+    rest = (id_ for id_ in columns if id_ not in plan.keys and id_ not in plan.order)
+    return (*plan.order, *rest)
+
+
+def _filtered(
+    context: Context, plan: WindowFunctions, predicate: str, below: Operator
+) -> FilterOperator:
+    return FilterOperator(
+        context, Filter(plan.input, predicate), WindowOperator(context, plan, below)
+    )

@@ -23,7 +23,7 @@ from actors.plan.plan_splitting import children, with_children
 from actors.plan.relational import WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed
-from actors.views.rule_kept import KeptOperator
+from actors.views.rule_kept import sought
 
 
 class WindowOperator(Operator):
@@ -39,9 +39,7 @@ class WindowOperator(Operator):
         """`near`: which rows of a partition matter where others change; None: all may."""
         super().__init__(context, (*below.columns, *(call.name for call in plan.calls)))
         self.near = near
-        if plan.keys and not below.seekable(plan.keys):
-            below = KeptOperator(context, below, dict(plan.types), plan.keys)
-        self._below = below
+        self._below = below = sought(context, below, dict(plan.types), plan.keys)
         self._keys = plan.keys
         self._calls = tuple(_column(plan, call, below.columns) for call in plan.calls)
 

@@ -23,7 +23,7 @@ from actors.plan.relational import Plan, Project, WindowCall, WindowFunctions
 from actors.views.operators import Operator
 
 _ORDER: Final = re.compile(r"(\w+) (ASC|DESC) NULLS (FIRST|LAST)")
-_ORDERED: Final = re.compile(
+PLAIN_TYPES: Final = re.compile(
     r"tinyint|smallint|int|bigint|decimal\(\d+,\d+\)|string|boolean|date|timestamp|timestamp_ntz"
 )
 """Types whose values are equal, and in order, as Spark has it; not floats, not other collations."""
@@ -76,7 +76,7 @@ def near_changes(plan: WindowFunctions, below: Operator, ranks: int) -> NearbyRo
     # Which values are near says a row by itself, whichever rows a filter leaves.
     table = below.table_columns((*plan.keys, *ids), some=reach == "range")
     kinds = [(below.kind(id_) or "").lower() for id_ in (*plan.keys, *ids)]
-    if table is None or not all(_ORDERED.fullmatch(kind) for kind in kinds):
+    if table is None or not all(PLAIN_TYPES.fullmatch(kind) for kind in kinds):
         return None
     if reach == "range" and (len(ids) > 1 or kinds[-1] not in _MEASURED):
         return None
@@ -151,7 +151,7 @@ def near_sessions(parts: SessionParts, below: Operator) -> NearbyRows | None:
     keys = parts.ends.keys
     table = below.table_columns((*keys, parts.time), some=True)
     kinds = [(below.kind(id_) or "").lower() for id_ in keys]
-    if table is None or not keys or not all(_ORDERED.fullmatch(kind) for kind in kinds):
+    if table is None or not keys or not all(PLAIN_TYPES.fullmatch(kind) for kind in kinds):
         return None
     source, names = table
     types = {each.name: each.type for each in below.context.schemas[source].columns}
