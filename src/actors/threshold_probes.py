@@ -384,8 +384,8 @@ CUT_ROWS: Final = KernelLimit(
 )  # fmt: skip
 LIMIT_RESERVE: Final = KernelLimit(
     "limit_reserve_rows", 256,
-    "the rows that a view's LIMIT keeps beyond its own last",
-    "they are used up: the whole input is read",
+    "the rows that a view's LIMIT keeps beyond its own last, and a sixteenth in each group",
+    "they are used up: the whole input is read, or the group",
 )  # fmt: skip
 COLD_STEPS: Final = KernelLimit(
     "policy_cold_steps", 5,

@@ -24,11 +24,11 @@ def plan(*strata: tuple[str, str]) -> DeltaPlan:
     return DeltaPlan(("t",), (KEY,), KEY, "", "incremental", "", tuple(made))
 
 
-def runs(of: DeltaPlan, *, hidden_whole: bool, hoping: bool = False) -> list[tuple[int, int]]:
+def runs(of: DeltaPlan, *, hidden_whole: bool, optimistic: bool = False) -> list[tuple[int, int]]:
     found = []
     first = 0
     while first < len(of.strata):
-        last = fused(of, first, hidden_whole=hidden_whole, hoping=hoping)
+        last = fused(of, first, hidden_whole=hidden_whole, optimistic=optimistic)
         found.append((first, last))
         first = last + 1
     return found
@@ -53,5 +53,5 @@ def test_what_seldom_makes_a_row_runs_with_the_last_as_if_it_made_none() -> None
     of = plan(("d0", ""), ("d0 r0", "s0:r0"))
     seldom = msgspec.structs.replace(of.strata[0], seldom=True)
     of = msgspec.structs.replace(of, strata=(seldom, of.strata[1]))
-    assert runs(of, hidden_whole=False, hoping=True) == [(0, 1)]
+    assert runs(of, hidden_whole=False, optimistic=True) == [(0, 1)]
     assert runs(of, hidden_whole=False) == [(0, 0), (1, 1)]

@@ -65,7 +65,7 @@ def test_a_predicate_that_is_one_name_is_no_alias() -> None:
 
 def test_what_is_before_an_edge_is_found_by_its_rank() -> None:
     """Spark sums a frame up to the last row anew for each row: a large step would take for ever."""
-    text = translator(small=False).text(TopCovered(SOURCE, OTHER, ("k",), ("`a b` DESC",), "j"))
+    text = translator(small=False).text(TopCovered(SOURCE, OTHER, ("k",), ("`a b` DESC",)))
     assert "rank() OVER (PARTITION BY `k` ORDER BY `a b` DESC)" in text
     assert "FOLLOWING" not in text
 

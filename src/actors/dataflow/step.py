@@ -91,47 +91,54 @@ def fusable(stratum: Stratum, made_here: Sequence[str], *, hidden_whole: bool) -
     return True
 
 
-def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool, hoping: bool) -> int:
+def fused(plan: DeltaPlan, first: int, *, hidden_whole: bool, optimistic: bool) -> int:
     """The last stratum of the run that begins with stratum `first`.
 
     A run's inner outputs are gone with it, so it ends before one that later strata want, too.
-    `hoping`: what seldom makes a row counts as if it made none.
+    `optimistic`: what seldom makes a row counts as if it made none.
     """
     last = first
     made_here: list[str] = []
     while last + 1 < len(plan.strata):
-        if not (hoping and plan.strata[last].seldom):
+        if not (optimistic and plan.strata[last].seldom):
             made_here.append(f"r{last}")
         if not fusable(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
             break
         last += 1
-    while missed_later(plan.strata, first, last):
+    while missed_later(plan.strata, first, last, optimistic=optimistic):
         last -= 1
     return last
 
 
-def input_names(plan: DeltaPlan, first: int, last: int) -> list[str]:
-    """Inputs that strata `first` to `last` read and do not make themselves."""
+def input_names(plan: DeltaPlan, first: int, last: int, *, optimistic: bool = False) -> list[str]:
+    """Inputs that strata `first` to `last` read and do not make themselves; `optimistic`: where
+    none makes a row that seldom does."""
     made_here = {f"r{index}" for index in range(first, last + 1)}
-    found = dict.fromkeys(name for s in plan.strata[first : last + 1] for name in s.inputs)
-    return [name for name in found if name not in made_here]
+    strata = plan.strata[first : last + 1]
+    if optimistic:
+        read = (name for s in strata if s is strata[-1] or not s.seldom for name in s.usual)
+    else:
+        read = (name for s in strata for name in s.inputs)
+    return [name for name in dict.fromkeys(read) if name not in made_here]
 
 
 def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     """The runs of steps with changes of one import, or of the clock; first those with all changes
     at one time."""
     found: dict[tuple[int, int, tuple[str, ...]], None] = {}
+    optimistic = plan.optimistic
     clocks = [f"c{k}" for k, state in enumerate(plan.hidden) if state.due]
     for origin in (*(f"d{source}" for source in range(len(plan.sources))), *clocks):
         made, first = {origin}, 0
         while first < len(plan.strata):
-            last = fused(plan, first, hidden_whole=hidden_whole, hoping=True)
-            changed = tuple(name for name in input_names(plan, first, last) if name in made)
+            last = fused(plan, first, hidden_whole=hidden_whole, optimistic=optimistic)
+            names = input_names(plan, first, last, optimistic=optimistic)
+            changed = tuple(name for name in names if name in made)
             if changed:
                 found[first, last, changed] = None
                 made.add(f"r{last}")
             first = last + 1
-    return [LikelyRun(*run, one_time) for one_time in (True, False) for run in found]
+    return [LikelyRun(*run, one_time, optimistic) for one_time in (True, False) for run in found]
 
 
 def interval_rows(lo: Time, hi: Frontier) -> Rows:
@@ -216,6 +223,8 @@ async def _made(
     interval: tuple[Time, Frontier],
     name: tuple[int, int],
     whole_state: WholeState,
+    *,
+    optimistic: bool,
 ) -> Made | None:
     """Run the strata ``run[0]`` to ``run[1]``, whose lookups were followed, and return what they
     made; None if nothing has changed that they read, and so neither has their output."""
@@ -223,7 +232,7 @@ async def _made(
     strata = plan.strata[first : last + 1]
     async with AsyncExitStack() as stack:
         inputs: dict[str, Rows] = {}
-        for input_name in input_names(plan, first, last):
+        for input_name in input_names(plan, first, last, optimistic=optimistic):
             if input_name == INTERVAL:
                 inputs[INTERVAL] = interval_rows(lo, hi)
                 continue
@@ -246,7 +255,8 @@ async def _made(
         if not any(given_name[0] in CHANGED for given_name in inputs):
             return None
         job_id = engine.job_id(*name, f"{first}-{last}")
-        return await engine.run(StepJob(job_id, engine.dataflow, first, last, inputs, lo, hi))
+        step = StepJob(job_id, engine.dataflow, first, last, inputs, lo, hi, optimistic=optimistic)
+        return await engine.run(step)
 
 
 async def delta_step(
@@ -275,17 +285,17 @@ async def delta_step(
     if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
         raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
     changes = Changes(deltas, due, interval, name, quiet)
-    hoping = any(stratum.seldom for stratum in plan.strata)
+    optimistic = plan.optimistic
     try:
-        made = await _step_once(engine, plan, touched, changes, whole_state, hoping=hoping)
-        void = hoping and LIMIT_RESERVE.crossed(_is_void(plan, made.rows))
+        made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=optimistic)
+        void = optimistic and LIMIT_RESERVE.crossed(_is_void(plan, made.rows))
     except DefiniteError:
         # Rows that it did without may be what an expression raised for.
-        if not hoping:
+        if not optimistic:
             raise
         void = True
     if void:
-        made = await _step_once(engine, plan, touched, changes, whole_state, hoping=False)
+        made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=False)
     wide = made.rows
     if wide is None:
         empty = empty_deltas(plan)
@@ -327,10 +337,9 @@ async def _step_once(
     changes: Changes,
     whole_state: WholeState,
     *,
-    hoping: bool,
+    optimistic: bool,
 ) -> _Wide:
-    """Run all strata. `hoping`: those that seldom make a row run with the last, as if they made
-    none."""
+    """Run all strata. `optimistic`: those that seldom make a row count as if they made none."""
     deltas, due, (lo, hi), name, quiet = changes
     lookups = Lookups(touched, deltas, lo, due)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
@@ -339,10 +348,13 @@ async def _step_once(
 
     async def run(first: int, last: int, *followed: Stratum) -> pa.Table | None:
         # Looking up what many changes touch takes longer than giving a small state whole.
-        unknown = last > fused(plan, first, hidden_whole=False, hoping=hoping)
+        unknown = last > fused(plan, first, hidden_whole=False, optimistic=optimistic)
         all_hidden = hidden_whole and (unknown or count > touched.hidden_groups)
         await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=all_hidden))
-        made = await _made(engine, plan, lookups, (first, last), (lo, hi), name, whole_state)
+        made = await _made(
+            engine, plan, lookups, (first, last), (lo, hi), name, whole_state,
+            optimistic=optimistic,
+        )  # fmt: skip
         if made is None:
             return None
         whole.spark_ms += made.spark_ms
@@ -351,7 +363,7 @@ async def _step_once(
 
     first = 0
     while first < len(plan.strata):
-        last = fused(plan, first, hidden_whole=hidden_whole, hoping=hoping)
+        last = fused(plan, first, hidden_whole=hidden_whole, optimistic=optimistic)
         strata = plan.strata[first : last + 1]
         alone = 0
         if quiet and first == 0 < last and _reads_alone(plan, lookups, last):

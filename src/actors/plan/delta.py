@@ -258,43 +258,41 @@ class TopGate(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopCovered(msgspec.Struct, frozen=True, tag=True):
-    """The `changes` up to the edge of their group in an order (peers of it among them); all of them
-    where `state` has no edge of the group.
-
-    `state` has the columns of the changes, and one that is `mark`: true of edges.
-    """
+    """The `changes` up to the edge of their group in an order (peers of it among them); all changes
+    of groups of which `edges` has no row."""
 
     changes: Node
-    state: Node
+    edges: Node
     keys: tuple[str, ...]
     order: tuple[str, ...]
-    mark: str
 
 
 class TopShortage(msgspec.Struct, frozen=True, tag=True):
-    """The keys of groups of which at some time fewer than `count` rows are left of the candidates
-    in `state` and the `changes` since, while it has an edge of them. Without keys a row with the
-    one column ``short``, or none."""
+    """The keys of groups that have an edge and of which at some time fewer than `count` rows are
+    left of the `candidates` and the `changes` since. Without keys a row with the one column
+    ``short``, or none."""
 
     changes: Node
-    state: Node
+    candidates: Node
+    edges: Node
     keys: tuple[str, ...]
     count: int
-    mark: str
 
 
 class TopCandidates(msgspec.Struct, frozen=True, tag=True):
-    """What becomes of the `state` of first rows at the end of a step (`views.rule_top`).
+    """What becomes of the first rows of groups at the end of a step (`views.rule_top`).
 
-    The rows of `old` and `changes` together are the new candidates. In a group where they are more
-    than `most`, or of which `shortage` has a row, the first `kept` of them stay (with the peers of
-    the last), and the last of those is the edge if others were left out. Emits how the candidates
-    and edges of groups with changes differ from those in `state`.
+    A group's new candidates are the old ones and the `changes`; of a group of which `shortage` has
+    a row they are all of `rows`, as of before the step, and the changes. Where they are more than
+    `most`, or after a shortage, the first `kept` of them stay (with the peers of the last), and the
+    last of those is the edge if others were left out. Emits how the candidates of groups with
+    changes differ from those before, and, with true in the column `mark`, how the edges do.
     """
 
-    old: Node
+    rows: Node
     changes: Node
-    state: Node
+    candidates: Node
+    edges: Node
     shortage: Node
     keys: tuple[str, ...]
     order: tuple[str, ...]
@@ -373,10 +371,12 @@ def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node
     match node:
         case TopGate():
             return node.input, node.switch
-        case TopCovered() | TopShortage():
-            return node.changes, node.state
+        case TopCovered():
+            return node.changes, node.edges
+        case TopShortage():
+            return node.changes, node.candidates, node.edges
         case TopCandidates():
-            return node.old, node.changes, node.state, node.shortage
+            return node.rows, node.changes, node.candidates, node.edges, node.shortage
 
 
 def inputs_below(node: Node) -> Iterator[Input]:
@@ -437,15 +437,19 @@ class Stratum(msgspec.Struct, frozen=True):
     node: Node
     inputs: tuple[str, ...]
     """Names of all inputs the node reads."""
+    usual: tuple[str, ...] = ()
+    """Those of which it needs rows where no stratum has made one that seldom does."""
     seldom: bool = False
-    """Whether it seldom makes a row. A run may then go on to the last stratum as if it made none,
-    and is void where the answer tells of one (`DeltaPlan`)."""
+    """Whether it seldom makes a row. A run may be optimistic: it counts as if it made none, and the
+    step is void where the answer tells of one (`DeltaPlan`)."""
 
 
-def missed_later(strata: Sequence[Stratum], first: int, last: int) -> bool:
+def missed_later(
+    strata: Sequence[Stratum], first: int, last: int, *, optimistic: bool = False
+) -> bool:
     """Whether later strata read an output that a run of strata `first` to `last` keeps to itself:
-    it hands out the last one's alone."""
-    inner = {f"r{index}" for index in range(first, last)}
+    it hands out the last one's alone. None is missed that `optimistic` runs count as empty."""
+    inner = {f"r{k}" for k in range(first, last) if not (optimistic and strata[k].seldom)}
     later = strata[last + 1 :] if inner else ()
     return any(
         not inner.isdisjoint(stratum.inputs)
@@ -506,6 +510,11 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     def temporal(self) -> bool:
         """Says whether contents change as time passes, without a change of an import."""
         return any(state.due for state in self.hidden)
+
+    @property
+    def optimistic(self) -> bool:
+        """Says whether steps first count on some strata to make no rows."""
+        return any(stratum.seldom for stratum in self.strata)
 
     @property
     def keeps_state(self) -> bool:

@@ -99,6 +99,8 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True):
     """All changes are at one time, ``hi - 1`` (a view computed from scratch)."""
     into_files: bool = False
     """A large answer is wanted as files; only with `at_once`."""
+    optimistic: bool = False
+    """What seldom makes a row counts as if it made none (`plan.delta.Stratum`)."""
     traceparent: str | None = None
     """Context of the sampled trace that wants it; it is answered with a `JobTrace`."""
 
@@ -111,6 +113,7 @@ class LikelyRun(msgspec.Struct, frozen=True, gc=False):
     last: int
     changed: tuple[str, ...]
     one_time: bool
+    optimistic: bool = False
 
 
 class Rehearse(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -105,10 +105,12 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
             return msgspec.structs.replace(node, old=made[0], changes=made[1])
         case TopGate():
             return msgspec.structs.replace(node, input=made[0], switch=made[1])
-        case TopCovered() | TopShortage():
-            return msgspec.structs.replace(node, changes=made[0], state=made[1])
+        case TopCovered():
+            return msgspec.structs.replace(node, changes=made[0], edges=made[1])
+        case TopShortage():
+            return TopShortage(made[0], made[1], made[2], node.keys, node.count)
         case TopCandidates():
-            names = ("old", "changes", "state", "shortage")
+            names = ("rows", "changes", "candidates", "edges", "shortage")
             return msgspec.structs.replace(node, **dict(zip(names, made, strict=True)))
 
 
@@ -200,22 +202,29 @@ def _padding(node: Node) -> bool:
 
 
 def pieces(
-    strata: Strata, first: int, last: int, filled: Collection[str], nodes_max: int
+    strata: Strata,
+    first: int,
+    last: int,
+    filled: Collection[str],
+    nodes_max: int,
+    without: Collection[int] = (),
 ) -> list[tuple[int, ...]]:
     """The statements that strata `first` to `last` are run in: each the strata in it, the last of
     them being what it makes.
 
-    `filled` are the inputs that have rows: terms of the others are not planned.
+    `filled` are the inputs that have rows: terms of the others are not planned. The strata
+    `without` count as if they made no rows.
     """
     kept: set[int] = set()
     while True:
-        sizes = _sizes(strata, first, last, filled, kept)
+        sizes = _sizes(strata, first, last, filled, kept, without)
         large = [index for index in (*kept, last) if sizes[f"r{index}"] > nodes_max]
         found = next((k for t in large if (k := _best(strata, first, t, sizes, kept)) >= 0), -1)
         if found < 0:
             break
         kept.add(found)
-    return [_statement(strata, first, target, kept) for target in (*sorted(kept), last)]
+    left = {*kept, *without}
+    return [_statement(strata, first, target, left) for target in (*sorted(kept), last)]
 
 
 def statement_sizes(strata: Sequence[Node], inputs: Collection[str], nodes_max: int) -> list[int]:
@@ -229,14 +238,19 @@ def statement_sizes(strata: Sequence[Node], inputs: Collection[str], nodes_max: 
 
 
 def _sizes(
-    strata: Strata, first: int, last: int, filled: Collection[str], kept: Collection[int]
+    strata: Strata,
+    first: int,
+    last: int,
+    filled: Collection[str],
+    kept: Collection[int],
+    without: Collection[int] = (),
 ) -> Sizes:
     """Nodes of each stratum with all that it names put in its place; those `kept` count one."""
     sizes = dict.fromkeys(filled, 1)
     own: Sizes = {}
     for index in range(first, last + 1):
         name = f"r{index}"
-        own[name] = nodes(strata[index], sizes)
+        own[name] = 0 if index in without else nodes(strata[index], sizes)
         sizes[name] = min(own[name], 1) if index in kept else own[name]
     return sizes | own
 
@@ -263,13 +277,13 @@ def _named(node: Node, sizes: Sizes) -> list[str]:
     return [name for child in children(node) for name in _named(child, sizes)]
 
 
-def _statement(strata: Strata, first: int, target: int, kept: Collection[int]) -> tuple[int, ...]:
-    """The strata that the target is made of, without those that run by themselves."""
+def _statement(strata: Strata, first: int, target: int, left: Collection[int]) -> tuple[int, ...]:
+    """The strata that the target is made of, without those that are left out."""
     wanted = {target}
     for index in range(target, first - 1, -1):
         if index in wanted:
             below = (int(name[1:]) for name in _inputs(strata[index]) if name[0] == "r")
-            wanted |= {other for other in below if other >= first and other not in kept}
+            wanted |= {other for other in below if other >= first and other not in left}
     return tuple(sorted(wanted))
 
 

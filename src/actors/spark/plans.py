@@ -33,6 +33,8 @@ class PreparedPlan:
         self.plan = plan
         self.strata, self._places = divided([stratum.node for stratum in plan.strata])
         """The plan's strata, and those that these share (`actors.plan.plan_splitting`)."""
+        seldom = zip(self._places, plan.strata, strict=True)
+        self._seldom = frozenset(place for place, stratum in seldom if stratum.seldom)
         self.serial = next(_SERIALS)
         self._types: dict[Node, Schema] = {}
         self._pieces: dict[Any, list[tuple[int, ...]]] = {}
@@ -77,19 +79,28 @@ class PreparedPlan:
         return renamed(name, self._places)
 
     def pieces(
-        self, first: int, last: int, filled: frozenset[str], nodes_max: int, *, fresh: bool
+        self,
+        first: int,
+        last: int,
+        filled: frozenset[str],
+        nodes_max: int,
+        *,
+        fresh: bool,
+        optimistic: bool,
     ) -> list[tuple[int, ...]]:
         """In which statements strata are run, with rows in these deltas and outputs of earlier
         strata. State counts as filled, lest it decides which plans there are; but there is none
-        for a view that is `fresh`."""
+        for a view that is `fresh`. `optimistic`: strata that seldom make a row make none."""
         changed = frozenset(name for name in filled if name[0] in CHANGED)
-        key = (first, last, changed, fresh)
+        key = (first, last, changed, fresh, optimistic)
         found = self._pieces.get(key)
         if found is None:
             states: set[str] = set()
             if not fresh:
                 states = {name for name in self.plan.input_names() if name[0] in "shn"}
-            found = pieces(self.strata, first, last, changed | states | {INTERVAL}, nodes_max)
+            without = self._seldom if optimistic else frozenset()
+            inputs = changed | states | {INTERVAL}
+            found = pieces(self.strata, first, last, inputs, nodes_max, without - {last})
             if len(self._pieces) >= PIECES_KNOWN_MAX:
                 self._pieces.clear()
             self._pieces[key] = found

@@ -173,7 +173,9 @@ def _run_strata(
         bridge = slot.sessions.get(plan.conf, small=small)
         table = empty_updates(prepared.stratum(bridge, last))
         return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
-    *earlier, chosen = prepared.pieces(first, last, filled, slot.plan_nodes_max, fresh=job.lo == 0)
+    *earlier, chosen = prepared.pieces(
+        first, last, filled, slot.plan_nodes_max, fresh=job.lo == 0, optimistic=job.optimistic
+    )
     PLAN_NODES.crossed(bool(earlier))
     again = True
     for piece in earlier:
@@ -327,10 +329,14 @@ def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
     for run in job.runs:
         slot.check()
         _check_range(plan, run)
-        step = Step(job.job_id, job.dataflow, run.first, run.last, {}, 1, 2)
+        step = Step(
+            job.job_id, job.dataflow, run.first, run.last, {}, 1, 2, optimistic=run.optimistic
+        )
         first, last = prepared.bounds(run.first, run.last)
         changed = frozenset(run.changed)
-        *earlier, chosen = prepared.pieces(first, last, changed, slot.plan_nodes_max, fresh=False)
+        *earlier, chosen = prepared.pieces(
+            first, last, changed, slot.plan_nodes_max, fresh=False, optimistic=run.optimistic
+        )
         if earlier:
             continue  # what a later piece gets is known when the earlier ones have run
         root = prepared.strata[last]

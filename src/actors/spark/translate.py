@@ -384,7 +384,7 @@ class Translator(Groups, Tops):
                 opened = node.closes or not self._empty(node.switch)
                 return not opened or self._empty(node.input)
             case TopShortage():
-                return self._empty(node.changes) or self._empty(node.state)
+                return self._empty(node.changes) or self._empty(node.edges)
             case Pair():
                 return self._empty(node.left) or self._empty(node.right)
             case Union():

@@ -225,7 +225,7 @@ def _check(plan: DeltaPlan) -> None:
 def run_step(plan: DeltaPlan, job: Step) -> pa.Table:
     """The updates that a step makes."""
     inputs = {name: relation_of(rows) for name, rows in job.inputs.items()}
-    made = run_strata(plan, inputs, job.first, job.last, job.lo, job.hi)
+    made = run_strata(plan, inputs, job.first, job.last, job.lo, job.hi, job.optimistic)
     if made is None:
         raise InvalidUsage(f"the plan has no strata {job.first} to {job.last}")
     return table_of(made)
@@ -238,14 +238,18 @@ def run_strata(
     last: int,
     lo: int,
     hi: int,
+    optimistic: bool = False,
 ) -> Relation | None:
-    """The output of stratum `last`, None if there is none; inputs left out are empty."""
+    """The output of stratum `last`, None if there is none; inputs left out are empty, and with
+    `optimistic` what seldom makes a row."""
     if last >= len(plan.strata):
         return None
     runner = Runner({**_empty_inputs(plan, first), **inputs}, lo, hi)
     made = None
     for index in range(first, last + 1):
         made = runner.run(plan.strata[index].node)
+        if optimistic and plan.strata[index].seldom and index < last:
+            made = Relation(made.columns, [])
         runner.inputs[f"r{index}"] = made
     return made
 

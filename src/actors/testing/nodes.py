@@ -413,10 +413,9 @@ class Runner:
         return Relation(below.columns, kept)
 
     def _top_covered(self, node: TopCovered) -> Relation:
-        changes, state = self.run(node.changes), self.run(node.state)
+        changes = self.run(node.changes)
+        edges = Relation(changes.columns, _ordered(self.run(node.edges), _names(changes)))
         place = sort_key(node.order, changes.scope())
-        names = tuple(name for name, _ in changes.columns)
-        _, edges = _split_state(state, names, node.mark)
         last = {key: place(row) for key, (row, _, _) in _grouped(edges, node.keys)}
         kept = [
             update
@@ -426,47 +425,48 @@ class Runner:
         return Relation(changes.columns, kept)
 
     def _top_shortage(self, node: TopShortage) -> Relation:
-        changes, state = self.run(node.changes), self.run(node.state)
-        names = tuple(name for name, _ in changes.columns)
-        candidates, edges = _split_state(state, names, node.mark)
-        left: dict[tuple[Any, ...], int] = {key: 0 for key, _ in _grouped(edges, node.keys)}
+        changes, candidates = self.run(node.changes), self.run(node.candidates)
+        left = {key: 0 for key, _ in _grouped(self.run(node.edges), node.keys)}
         for key, (_, _, diff) in _grouped(candidates, node.keys):
             if key in left:
                 left[key] += diff
-        timed: dict[tuple[tuple[Any, ...], int], int] = {}
+        timed: dict[tuple[int, tuple[Any, ...]], int] = {}
         for key, (_, time, diff) in _grouped(changes, node.keys):
-            timed[key, time] = timed.get((key, time), 0) + diff
-        short: dict[tuple[Any, ...], int] = {}
-        for (key, time), diff in sorted(timed.items(), key=lambda item: item[0][1]):
             if key in left:
-                left[key] += diff
-                if left[key] < node.count:
-                    short[key] = time
+                timed[time, key] = timed.get((time, key), 0) + diff
+        short: dict[tuple[Any, ...], int] = {}
+        for time, key in sorted(timed, key=lambda found: found[0]):
+            left[key] += timed[time, key]
+            if left[key] < node.count:
+                short[key] = time
         kinds = dict(changes.columns)
         columns = tuple((key, kinds[key]) for key in node.keys) or (("short", "int"),)
         return Relation(columns, [(key or (1,), time, 1) for key, time in short.items()])
 
     def _top_candidates(self, node: TopCandidates) -> Relation:
-        changes, state = self.run(node.changes), self.run(node.state)
-        names = tuple(name for name, _ in changes.columns)
-        old = Relation(changes.columns, _ordered(self.run(node.old), names))
-        candidates, edges = _split_state(state, names, node.mark)
-        short = {key for key, _ in _grouped(self.run(node.shortage), node.keys)}
+        changes = self.run(node.changes)
+        rows, candidates, edges = (
+            Relation(changes.columns, _ordered(self.run(each), _names(changes)))
+            for each in (node.rows, node.candidates, node.edges)
+        )
         place = sort_key(node.order, changes.scope())
-        new, was = _weights([old, changes], node.keys), _weights([candidates], node.keys)
-        edge = _weights([edges], node.keys)
+        short = {key for key, _ in _grouped(self.run(node.shortage), node.keys)}
+        fresh = _weights([rows, changes], node.keys)
+        kept_on = _weights([candidates, changes], node.keys)
+        was, edge = _weights([candidates], node.keys), _weights([edges], node.keys)
         updates: list[Update] = []
         for group in {key: None for key, _ in _grouped(changes, node.keys)}:
-            rows = sorted((row for row, n in new[group].items() if n), key=place)
-            total = sum(new[group].values())
-            kept, upto = dict.fromkeys(rows, 0), 0
+            new = fresh[group] if group in short else kept_on[group]
+            total = sum(new.values())
             cut = total > node.most or group in short
-            for _, peers in itertools.groupby(rows, place):
-                given = list(peers)
+            kept: dict[tuple[Any, ...], int] = {}
+            upto = 0
+            for _, given in itertools.groupby(sorted(new, key=place), place):
+                peers = list(given)
                 if not cut or upto < node.kept:
-                    kept |= {row: new[group][row] for row in given}
-                upto += sum(new[group][row] for row in given)
-            left, stays = total - sum(kept.values()), [row for row in rows if kept[row] > 0]
+                    kept |= {row: new[row] for row in peers}
+                upto += sum(new[row] for row in peers)
+            left, stays = total - sum(kept.values()), [row for row, n in kept.items() if n > 0]
             changed = [(False, was.get(group, {}), kept)]
             if cut and (left or group in short):
                 moved = {stays[-1]: 1} if left and stays else {}
@@ -540,14 +540,8 @@ def _weights(
     return found
 
 
-def _split_state(state: Relation, names: tuple[str, ...], mark: str) -> tuple[Relation, Relation]:
-    """The candidates in a state of first rows, and the edges."""
-    columns = tuple(column for name in names for column in state.columns if column[0] == name)
-    rows = _ordered(state, (*names, mark))
-    return tuple(  # type: ignore[return-value]
-        Relation(columns, [(row[:-1], t, d) for row, t, d in rows if row[-1] is wanted])
-        for wanted in (False, True)
-    )
+def _names(relation: Relation) -> tuple[str, ...]:
+    return tuple(name for name, _ in relation.columns)
 
 
 def _fitted(values: Iterable[Any], kinds: Iterable[str]) -> list[Any]:

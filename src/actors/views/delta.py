@@ -20,13 +20,12 @@ import msgspec
 from actors.plan.delta import (
     Accumulate,
     Hidden,
-    Input,
     Node,
     Select,
     Stratum,
+    TopCandidates,
     Union,
     Where,
-    columns_of,
 )
 from actors.plan.nearby import NearbyRows
 from actors.plan.relational import (
@@ -292,9 +291,8 @@ def _joined(context: Context, plan: Aggregate, parts: list[Operator]) -> Operato
 def _packed(context: Context, node: Node, output: Schema) -> Node:
     """The view's delta and those of all hidden states as one table."""
     merged = _merged(context, node)
-    rest = [k for k in range(len(context.hidden)) if merged is None or k != merged[0]]
     branches = [merged[1]] if merged is not None else [_view_branch(context, node, output)]
-    branches += [_hidden_branch(context, k, output) for k in rest]
+    branches += _hidden_branches(context, output, None if merged is None else merged[0])
     branches += _seldom_branches(context, output)
     return branches[0] if len(branches) == 1 else Union(tuple(branches))
 
@@ -338,12 +336,12 @@ def _merged(context: Context, node: Node) -> tuple[int, Node] | None:
     return number, Select(below, (*columns, Named(TO, both)))
 
 
-def _hidden_columns(context: Context, filled: int) -> list[Named]:
-    """The columns of all hidden states: those of one by name, the others NULL."""
+def _hidden_columns(context: Context, *filled: int) -> list[Named]:
+    """The columns of all hidden states: those of some by name, of the others NULL."""
     return [
         Named(
             f"h{k}_{column.name}",
-            column.name if k == filled else f"CAST(NULL AS {column.type})",
+            column.name if k in filled else f"CAST(NULL AS {column.type})",
         )
         for k, (hidden, _) in enumerate(context.hidden)
         for column in hidden.schema.columns
@@ -352,23 +350,32 @@ def _hidden_columns(context: Context, filled: int) -> list[Named]:
 
 def _view_branch(context: Context, node: Node, output: Schema) -> Node:
     columns = [Named(OUTPUT_PREFIX + name, quote(name)) for name in output.names]
-    return Select(node, (*columns, *_hidden_columns(context, -1), Named(TO, "1")))
+    return Select(node, (*columns, *_hidden_columns(context), Named(TO, "1")))
 
 
-def _hidden_branch(context: Context, number: int, output: Schema) -> Node:
-    return _no_view_branch(context, context.hidden[number][1], number, output)
+def _hidden_branches(context: Context, output: Schema, done: int | None) -> list[Node]:
+    """The rows of all hidden states but for one that is `done`."""
+    branches = []
+    for number, (_, made) in enumerate(context.hidden):
+        if number == done or made is None:
+            continue
+        filled: tuple[int, ...] = (number,)
+        to = str(2 << number)
+        if isinstance(made, TopCandidates):
+            # The next state is that of the edges.
+            filled, to = (number, number + 1), f"IF({made.mark}, {4 << number}, {2 << number})"
+        branches.append(_no_view_branch(context, made, filled, to, output))
+    return branches
 
 
 def _seldom_branches(context: Context, output: Schema) -> list[Node]:
     """The rows of strata that seldom make one."""
-    return [
-        _no_view_branch(context, Input(f"r{index}", columns_of(node)), len(context.hidden), output)
-        for index, node in enumerate(context.cuts)
-        if f"r{index}" in context.seldom
-    ]
+    to = str(2 << len(context.hidden))
+    return [_no_view_branch(context, node, (), to, output) for node in context.seldom.values()]
 
 
-def _no_view_branch(context: Context, made: Node, number: int, output: Schema) -> Node:
+def _no_view_branch(
+    context: Context, made: Node, filled: tuple[int, ...], to: str, output: Schema
+) -> Node:
     columns = [Named(OUTPUT_PREFIX + c.name, f"CAST(NULL AS {c.type})") for c in output.columns]
-    named = (*columns, *_hidden_columns(context, number), Named(TO, str(2 << number)))
-    return Select(made, named)
+    return Select(made, (*columns, *_hidden_columns(context, *filled), Named(TO, to)))

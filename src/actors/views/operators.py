@@ -20,10 +20,20 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from actors.plan.delta import Consolidate, Hidden, Input, Node, Select, Stratum, Union
+from actors.plan.delta import (
+    Consolidate,
+    Hidden,
+    Input,
+    Node,
+    Select,
+    Stratum,
+    TopCandidates,
+    TopGate,
+    Union,
+)
 from actors.plan.nearby import NearbyRows
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
@@ -46,12 +56,14 @@ class Context:
         self.schemas = schemas
         self.lookups = Lookups()
         self.cuts: list[Node] = []
-        self.hidden: list[tuple[Hidden, Node]] = []
+        self.hidden: list[tuple[Hidden, Node | None]] = []
+        """Each with how it changes; None: as the one before tells."""
         self.nearby: list[NearbyRows] = []
         self.keyed: list[str] = []
         """Why groups are computed afresh, for each grouping that is."""
-        self.seldom: set[str] = set()
-        """Runs that seldom have a row: what is read whole where they have one costs little."""
+        self.seldom: dict[str, Node] = {}
+        """Runs that seldom have a row, with their nodes: what is read whole where they have one
+        costs little."""
         self.one_row: set[str] = set()
         """Runs of the changes of one row: what is beside it is read whole where that changes, and
         any of it may match."""
@@ -133,7 +145,13 @@ class Context:
         nodes = [*self.cuts, last]
         lookups = self.lookups.by_stratum(len(nodes))
         return tuple(
-            Stratum(own, node, inputs_of(node), f"r{index}" in self.seldom)
+            Stratum(
+                own,
+                node,
+                inputs_of(node),
+                inputs_of(node, without=self.seldom),
+                f"r{index}" in self.seldom,
+            )
             for index, (own, node) in enumerate(zip(lookups, nodes, strict=True))
         )
 
@@ -314,15 +332,28 @@ def size_of(node: Node) -> int:
     return 1 + sum(size_of(child) for child in children_of(node))
 
 
-def inputs_of(node: Node) -> tuple[str, ...]:
-    """Names of the inputs that a node reads, each once."""
+def inputs_of(node: Node, without: Collection[str] = ()) -> tuple[str, ...]:
+    """Names of the inputs that a node reads, each once; of which it needs rows where those
+    `without` have none."""
     found: dict[str, None] = {}
 
     def walk(below: Node) -> None:
-        if isinstance(below, Input):
+        if isinstance(below, Input) and below.name not in without:
             found[below.name] = None
-        for child in children_of(below):
+        children = children_of(below)
+        if isinstance(below, TopGate | TopCandidates):
+            switch = below.switch if isinstance(below, TopGate) else below.shortage
+            if isinstance(switch, Input) and switch.name in without:
+                children = _usual(below)
+        for child in children:
             walk(child)
 
     walk(node)
     return tuple(found)
+
+
+def _usual(node: TopGate | TopCandidates) -> tuple[Node, ...]:
+    """What a node reads where there is no shortage."""
+    if isinstance(node, TopCandidates):
+        return node.changes, node.candidates, node.edges
+    return (node.input,) if node.closes else ()

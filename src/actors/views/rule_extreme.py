@@ -16,15 +16,16 @@ rows. Floats are kept without the sign of zero, as GROUP BY has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from actors.plan.relational import Aggregate, AggregateCall, Named
+from actors.plan.relational import Aggregate, AggregateCall, Expansion, Key, Named
 from actors.views.operators import Context, Operator
+from actors.views.rule_expansion import ExpansionOperator
 from actors.views.rule_kept import sought
-from actors.views.rule_linear import ProjectOperator, UnionOperator
+from actors.views.rule_linear import ProjectOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_top import FirstRows
 from actors.views.window_reach import PLAIN_TYPES
@@ -55,23 +56,10 @@ def extremes(
     made = [Named(name, _value(call)) for name, call in values.items()]
     rows: Operator = ProjectOperator(context, (*passed, *made), below)
     rows = sought(context, rows, types, keys, handed_on=False)
-    tag = f"{prefix}call"
-    tagged = (tag,) if len(values) > 1 else ()
+    tagged = (f"{prefix}call",) if len(values) > 1 else ()
     if tagged:
-        types[tag] = "int"
-        own = tuple(
-            ProjectOperator(
-                context,
-                (
-                    *(Named(key, key) for key in keys),
-                    *(Named(other, _name_or_null(name, other, types)) for other in values),
-                    Named(tag, str(place)),
-                ),
-                rows,
-            )
-            for place, name in enumerate(values)
-        )
-        rows = UnionOperator(context, own)
+        types[tagged[0]] = "int"
+        rows = ExpansionOperator(context, _one_a_call(plan, types, values, tagged[0]), rows)
     order = tuple(
         f"{name} {'ASC' if call.function == 'min' else 'DESC'} NULLS LAST"
         for name, call in values.items()
@@ -85,9 +73,21 @@ def extremes(
     return RecomputeOperator(context, over, first)
 
 
-def _name_or_null(name: str, other: str, types: dict[str, str]) -> str:
-    """A call's own value, and NULL for those of others."""
-    return name if name == other else f"CAST(NULL AS {types[other]})"
+def _one_a_call(
+    plan: Aggregate, types: Mapping[str, str], values: Collection[str], tag: str
+) -> Expansion:
+    """Each row once for each call: the keys, its own value alone, its number."""
+    keys = [key.name for key in plan.keys]
+    rows = [
+        (
+            *keys,
+            *(other if other == own else f"CAST(NULL AS {types[other]})" for other in values),
+            str(number),
+        )
+        for number, own in enumerate(values)
+    ]
+    columns = tuple(Key(name, name, types[name]) for name in (*keys, *values, tag))
+    return Expansion(plan.input, columns, tuple(rows))
 
 
 def _value(call: AggregateCall) -> str:

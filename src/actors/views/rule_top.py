@@ -2,14 +2,16 @@
 
 Theory of operation. Of an input only the rows that can come into the answer matter: the first of an
 order, in each group. A hidden state holds them, the *candidates*: those of the answer and a
-reserve. It also marks the *edge*, which is the last of them once others were left out: every row of
-the input up to it is a candidate. So a change behind the edge changes nothing, one before it is
-applied to the candidates, and the answer's changes are those of their first rows. Candidates that
-grow too many are cut again, which moves the edge.
+reserve. A second one, the *edge*, holds the last of them once others were left out: every row of
+the input up to it is a candidate. So a change behind the edge changes nothing: the changes and the
+edges of their groups are all that is read where all changes are such. One before it is applied to
+the candidates, and the answer's changes are those of their first rows. Candidates that grow too
+many are cut again, which moves the edge.
 
 Rows that go use up the reserve. Where fewer candidates are left at some time than the answer needs
 while others were left out, that is a *shortage*: a run of its own finds the groups that have one,
-and their rows are looked up in the input. Steps without a shortage read the candidates alone.
+and their rows are looked up in the input. Steps without a shortage read the candidates alone: they
+are run as if there were none, and once more where one turns up.
 
 What stands above computes the answer before and after each time from `FirstRows`, whatever else is
 among them: ranks with a filter for LIMIT and ``rank() <= k`` (`TopOperator`), the aggregate for min
@@ -28,8 +30,7 @@ conditional lookup is ours.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import msgspec
+from typing import Final
 
 from actors.plan.delta import (
     Consolidate,
@@ -41,17 +42,20 @@ from actors.plan.delta import (
     TopGate,
     TopShortage,
     Union,
-    Where,
 )
 from actors.plan.relational import Filter, Limit, Named, WindowCall, WindowFunctions
 from actors.plan.schema import Column, Schema
 from actors.threshold_probes import LIMIT_RESERVE
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, narrowed, select
+from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed
 from actors.views.rule_kept import not_kept, sought
 from actors.views.rule_linear import FilterOperator, PassingOperator, ProjectOperator
 from actors.views.rule_window import WindowOperator
 from actors.views.window_reach import PLAIN_TYPES
+
+GROUP_SHARE: Final = 16
+"""The reserve of a group is so much smaller than that of all rows: a step may read those of many
+groups, and a shortage reads a group."""
 
 
 def limit(context: Context, plan: Limit, below: Operator) -> Operator:
@@ -111,74 +115,78 @@ class FirstRows(PassingOperator):
         self._order = order
         self._last = last
         self._mark = f"{context.prefix()}edge"
-        self._state: Input | None = None
+        self._covered: Input | None = None
+        self._candidates: Input | None = None
         self._shortage: Input | None = None
 
     def make_delta(self) -> Node:
         """The changes that reach the candidates; all of groups with a shortage."""
-        context, below, keys = self.context, self._below, self._keys
+        context, below, keys, by = self.context, self._below, self._keys, self._sought
         below.delta(shared=True)
-        origins = below.keys_of_delta(self._sought)
+        origins = below.keys_of_delta(by)
         after = below.delta_asked()
-        state = self._register()
-        self._ask(self._sought, origins if self._sought else (), after, nulls=True)
-        covered = TopCovered(below.delta(), state, keys, self._order, self._mark)
-        found = TopShortage(covered, state, keys, self._last, self._mark)
-        self._shortage = shortage = context.cut(found, keys or ("short",))
-        context.seldom.add(shortage.name)
-        below.seek(self._sought, ((shortage.name, self._sought),), frozenset(), nulls=True)
+        candidates, edges = self._register(), self._register()
+        self._candidates = candidates
+        context.ask(edges.name, by, origins if by else (), after, nulls=True)
+        found = TopCovered(below.delta(), edges, keys, self._order)
+        self._covered = covered = context.cut(found, self.columns)
+        changed = ((covered.name, by),)
+        context.ask(candidates.name, by, changed, frozenset(), nulls=True)
+        short = TopShortage(covered, candidates, edges, keys, self._last)
+        self._shortage = shortage = context.cut(short, keys or ("short",))
+        context.seldom[shortage.name] = short
+        below.seek(by, ((shortage.name, by),), frozenset(), nulls=True)
         # Only now, for asking may have cut the delta.
-        changes = below.delta()
-        covered = msgspec.structs.replace(covered, changes=changes)
-        taken = Union(
-            (TopGate(covered, shortage, keys, True), TopGate(changes, shortage, keys, False))
-        )
-        kept = self._last + LIMIT_RESERVE.limit
-        most = kept + LIMIT_RESERVE.limit
+        changes = self._gated(covered, below.delta())
+        reserve = LIMIT_RESERVE.limit
+        if by:
+            reserve = max(1, reserve // GROUP_SHARE)
+        kept = self._last + reserve
         made = TopCandidates(
-            self._old(), taken, state, shortage, keys, self._order, kept, most, self._mark
-        )
-        number = int(state.name[1:])
+            below.old(), changes, candidates, edges, shortage,
+            keys, self._order, kept, kept + reserve, self._mark,
+        )  # fmt: skip
+        number = int(candidates.name[1:])
         context.hidden[number] = context.hidden[number][0], made
-        return taken
+        return changes
 
     def _register(self) -> Input:
-        """Take the hidden state's number; how it changes is known when all is."""
-        context, columns = self.context, (*self.columns, self._mark)
-        made = [Column(id_, self._types[id_]) for id_ in self.columns]
-        schema = Schema((*made, Column(self._mark, "boolean", False)))
-        self._state = state = Input(f"h{len(context.hidden)}", columns)
-        context.hidden.append((Hidden(schema, columns), state))
+        """Take a hidden state's number; how it changes is known when all is."""
+        context = self.context
+        schema = Schema(tuple(Column(id_, self._types[id_]) for id_ in self.columns))
+        state = Input(f"h{len(context.hidden)}", self.columns)
+        context.hidden.append((Hidden(schema, self.columns), None))
         if not self._sought:
             context.bounded.add(state.name)
         return state
 
-    def _ask(
-        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
-    ) -> frozenset[Wanted]:
-        assert self._state is not None, "the delta comes first"
-        return self.context.ask(self._state.name, ids, origins, after, nulls=nulls)
+    def _gated(self, kept: Node, all_rows: Node) -> Node:
+        """What is kept of groups; all of those with a shortage."""
+        assert self._shortage is not None, "the delta comes first"
+        shortage, keys = self._shortage, self._keys
+        return Union(
+            (TopGate(kept, shortage, keys, True), TopGate(all_rows, shortage, keys, False))
+        )
 
     def old(self) -> Node:
         """The candidates; of groups with a shortage all rows."""
         self.delta()
-        return self._old()
+        assert self._candidates is not None
+        return self._gated(self._candidates, self._below.old())
 
-    def _old(self) -> Node:
-        state, shortage, keys = self._state, self._shortage, self._keys
-        assert state is not None
-        assert shortage is not None
-        candidates = select(Where(state, f"NOT {self._mark}"), [(id_, id_) for id_ in self.columns])
-        rows = self._below.old()
-        return Union(
-            (TopGate(candidates, shortage, keys, True), TopGate(rows, shortage, keys, False))
-        )
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """Of keys the changes' that reach the candidates: a shortage has some, too."""
+        assert self._covered is not None
+        covered = ((self._covered.name, ids),)
+        if all(not id_ or id_ in self._keys for id_ in ids):
+            return covered
+        return both(covered, self._below.delta_origins(ids))
 
     def old_origins(self, ids: Ids) -> Origins | None:
         """The candidates: all rows of an old answer are among them."""
         self.delta()
-        assert self._state is not None
-        return ((self._state.name, ids),)
+        assert self._candidates is not None
+        return ((self._candidates.name, ids),)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
@@ -187,7 +195,8 @@ class FirstRows(PassingOperator):
         self.delta()
         kept = [place for place, id_ in enumerate(ids) if id_ in self._sought]
         picked, narrow = narrowed(ids, origins, kept)
-        return self._ask(picked, narrow, after, nulls=nulls)
+        assert self._candidates is not None
+        return self.context.ask(self._candidates.name, picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
         """Any of the keys; without keys any columns: there are few rows."""
