@@ -31,6 +31,7 @@ from actors.testing.check_views import (
 from actors.testing.checking import Options, Place
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.view_scripts import Script, rows_of
+from actors.threshold_probes import LIMIT_RESERVE, counts, use_kernel_limits
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IN_MEMORY = [p for p in script_files([SCRIPTS]) if not p.name.startswith("spark_")]
@@ -66,6 +67,16 @@ async def test_the_scripts_hold_on_the_in_memory_engine(path: Path) -> None:
     report = await checked(path, splits=1 + every_way, live=every_way, ends=every_way)
     assert report.views
     assert report.ok, [view.line() for view in report.views]
+
+
+async def test_first_rows_of_groups_with_a_reserve_of_one() -> None:
+    """Deletions use it up again and again: an optimistic step is void, and run once more."""
+    before = counts()[LIMIT_RESERVE.place + 1]
+    use_kernel_limits({LIMIT_RESERVE.name: 1})
+    for name in ("group_reserve", "min_max_deletes", "nested_extremes", "max_joined_back"):
+        report = await checked(SCRIPTS / f"{name}.view", splits=3)
+        assert report.ok, [view.line() for view in report.views]
+    assert counts()[LIMIT_RESERVE.place + 1] > before
 
 
 async def test_a_failed_expectation_is_told(tmp_path: Path) -> None:
