@@ -79,6 +79,8 @@ def inputs(plan: DeltaPlan, pick: random.Random) -> dict[str, Relation]:
         found[f"s{index}"] = rows(schema, pick, (4,), state=True)
     for index, hidden in enumerate(plan.hidden):
         found[f"h{index}"] = rows(hidden.schema, pick, (4,), state=True)
+    for index, covered in enumerate(plan.covered):
+        found[f"k{index}"] = found[f"d{covered.source}"]
     return found
 
 

@@ -127,9 +127,10 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     at one time."""
     found: dict[tuple[int, int, tuple[str, ...]], None] = {}
     optimistic = plan.optimistic
+    covered = {f"k{n}": f"d{each.source}" for n, each in enumerate(plan.covered)}
     clocks = [f"c{k}" for k, state in enumerate(plan.hidden) if state.due]
     for origin in (*(f"d{source}" for source in range(len(plan.sources))), *clocks):
-        made, first = {origin}, 0
+        made, first = {origin, *(k for k, d in covered.items() if d == origin)}, 0
         while first < len(plan.strata):
             last = fused(plan, first, hidden_whole=hidden_whole, optimistic=optimistic)
             names = input_names(plan, first, last, optimistic=optimistic)
@@ -392,12 +393,19 @@ def whole_job(
     """Return the job that computes the view from scratch at `as_of`: contents as deltas, every
     state empty, one run. With `into_files` a large answer comes as files."""
     last = len(plan.strata) - 1
-    names = input_names(plan, 0, last)
-    inputs = {name: sources[int(name[1:])] for name in names if name.startswith("d")}
+    # There is nothing before, so all changes are up to the edges, and no stratum that seldom makes
+    # a row makes one.
+    names = input_names(plan, 0, last, optimistic=plan.optimistic)
+    inputs = {each: sources[int(each[1:])] for each in names if each[0] == "d"}
+    for number, covered in enumerate(plan.covered):
+        if f"k{number}" in names:
+            inputs[f"k{number}"] = sources[covered.source]
     if INTERVAL in names:
         inputs[INTERVAL] = interval_rows(0, as_of + 1)
     job_id = engine.job_id(*name, "whole")
-    return StepJob(job_id, engine.dataflow, 0, last, inputs, 0, as_of + 1, True, into_files)
+    return StepJob(
+        job_id, engine.dataflow, 0, last, inputs, 0, as_of + 1, True, into_files, plan.optimistic
+    )
 
 
 async def whole_step(

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from actors.arrangement import Arrangement, Handle, SharedArrangements
 from actors.errors import InvalidUsage
+from actors.plan.covered import covered_changes
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, set_column
@@ -86,6 +87,7 @@ class Touched:
         self._arrangements = arrangements
         self._schemas = {f"s{i}": schema for i, schema in enumerate(plan.source_schemas)}
         self._schemas |= {f"h{k}": state.schema for k, state in enumerate(plan.hidden)}
+        self.covered = plan.covered
         self._due = {f"h{k}": state for k, state in enumerate(plan.hidden) if state.due}
         self._hidden: dict[str, dict[tuple[str, ...], Arrangement]] = {}
         self._inserts: dict[str, int] = {}
@@ -236,7 +238,17 @@ class Lookups:
         """What each lookup returned, by its number."""
 
     def rows(self, name: str) -> pa.Table | None:
-        """An input by its name, as far as it is known."""
+        """An input by its name, as far as it is known. Of changes up to edges that are not looked
+        up yet all count."""
+        if name[0] == "k" and name not in self._rows:
+            covered = self._touched.covered[int(name[1:])]
+            changes, edges = self._rows[f"d{covered.source}"], self._rows.get(f"h{covered.edges}")
+            if edges is None:
+                return changes
+            # Nobody else asks for edges.
+            self._rows[name], self._rows[f"h{covered.edges}"] = covered_changes(
+                changes, edges, covered
+            )
         return self._rows.get(name)
 
     def made(self, index: int, rows: pa.Table) -> None:
@@ -282,7 +294,7 @@ class Lookups:
     def _origin_rows(self, lookup: Lookup, place: int) -> pa.Table | None:
         """The rows of an origin: those that the lookups which fill it returned."""
         name = lookup.origins[place][0]
-        rows = self._rows.get(name)
+        rows = self.rows(name)
         if name not in self._whole and lookup.fills and lookup.fills[place]:
             found = [each for n in lookup.fills[place] for each in self._found.get(n, ())]
             rows = concat(found, self._touched.schema(name).arrow_updates()) if found else None

@@ -9,6 +9,7 @@ Inputs of a stratum are named:
 - ``s{n}``  the state of import n: (a superset of) its updates with ``time < lo`` that the
   delta can touch; times below `lo` carry no meaning and may have been advanced;
 - ``n{k}``  of the rows ``s{n}`` at least those that are near changes (`DeltaPlan.nearby`);
+- ``k{n}``  of the changes ``d{n}`` those up to the edges of their groups (`DeltaPlan.covered`);
 - ``h{k}``  hidden state k: (a superset of) the touched groups at ``< lo``;
 - ``r{k}``  the output of stratum k of the same step;
 - ``c{k}``  the rows of hidden state k that come due in the step (`Hidden.due`), each at that time:
@@ -26,12 +27,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.plan.covered import CoveredChanges
 from actors.plan.nearby import NearbyRows
 from actors.plan.relational import Named
 from actors.plan.schema import Column, Schema
 
 AUTO: Final = "auto"
-CHANGED: Final = "drc"
+CHANGED: Final = "drck"
 """The letters of inputs that hold changes, as against state."""
 STATE_LETTERS: Final = "hc"
 """Those of inputs with the columns of a hidden state."""
@@ -505,6 +507,8 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """The relational plan for people, a node a line."""
     nearby: tuple[NearbyRows, ...] = ()
     """Says of each input ``n{k}`` which rows it has."""
+    covered: tuple[CoveredChanges, ...] = ()
+    """Says of each input ``k{n}`` which changes it has."""
 
     @property
     def temporal(self) -> bool:
@@ -533,6 +537,8 @@ class DeltaPlan(msgspec.Struct, frozen=True):
             schemas = self.source_schemas
         elif name[:1] == "n":
             schemas = tuple(self.source_schemas[near.source] for near in self.nearby)
+        elif name[:1] == "k":
+            schemas = tuple(self.source_schemas[each.source] for each in self.covered)
         return schemas[number] if 0 <= number < len(schemas) else None
 
     def input_names(self) -> list[str]:
@@ -540,6 +546,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         found = [f"{letter}{i}" for i in range(len(self.source_schemas)) for letter in "ds"]
         found += [f"{letter}{k}" for k in range(len(self.hidden)) for letter in STATE_LETTERS]
         found += [f"n{k}" for k in range(len(self.nearby))]
+        found += [f"k{k}" for k in range(len(self.covered))]
         return [*found, INTERVAL]
 
 

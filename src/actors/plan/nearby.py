@@ -96,7 +96,7 @@ def nearby_rows(rows: pa.Table, changes: pa.Table, near: NearbyRows) -> pa.Table
     names = [*near.columns, DIFF]
     both = pa.concat_tables([rows.select(names), changes.select(names)]).combine_chunks()
     changed = np.arange(both.num_rows) >= rows.num_rows
-    partition = _codes(both, near.keys)
+    partition = group_codes(both, near.keys)
     touched = np.zeros(int(partition.max()) + 1, np.bool_)
     touched[partition[changed]] = True
     # What else the lookups found is of no interest, and is not sorted.
@@ -111,7 +111,7 @@ def nearby_rows(rows: pa.Table, changes: pa.Table, near: NearbyRows) -> pa.Table
 
 
 def _near_blocks(both: pa.Table, partition: _Numbers, changed: _Flags, near: NearbyRows) -> _Flags:
-    codes = [_order_codes(both[each.column], each) for each in near.order]
+    codes = [order_codes(both[each.column], each) for each in near.order]
     order = np.lexsort((*reversed(codes), partition))
     begins = np.zeros(len(order), np.bool_)
     begins[0] = True
@@ -146,8 +146,8 @@ def _near_blocks(both: pa.Table, partition: _Numbers, changed: _Flags, near: Nea
     return found
 
 
-def _codes(table: pa.Table, keys: Sequence[str]) -> _Numbers:
-    """Return a number a row, the same for equal keys; NULL is a value like others."""
+def group_codes(table: pa.Table, keys: Sequence[str]) -> _Numbers:
+    """Return a number a row from 0 on, the same for equal keys; NULL is a value like others."""
     found = np.zeros(table.num_rows, np.int64)
     for key in keys:
         encoded = pc.dictionary_encode(table[key].combine_chunks(), null_encoding="encode")
@@ -156,7 +156,7 @@ def _codes(table: pa.Table, keys: Sequence[str]) -> _Numbers:
     return found.astype(np.int64)
 
 
-def _order_codes(column: pa.ChunkedArray, by: SortColumn) -> _Numbers:
+def order_codes(column: pa.ChunkedArray, by: SortColumn) -> _Numbers:
     """Return numbers in the order of a column's values, the same for equal ones."""
     ranks = pc.rank(column, sort_keys=[("", "ascending", "at_start")], tiebreaker="dense")
     codes: _Numbers = ranks.to_numpy().astype(np.int64)

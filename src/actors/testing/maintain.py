@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from actors.errors import DefiniteError, InvalidUsage
 from actors.kernel import Address
+from actors.plan.covered import covered_changes
 from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, Lookup, missed_later
 from actors.plan.jobs import (
     Analyze,
@@ -342,8 +343,9 @@ class Maintained:
         for upto in self._runs():
             for stratum in plan.strata[first : upto + 1]:
                 for lookup in stratum.lookups:
+                    found |= self._covered(found)
                     self._look_up(lookup, found, taken, by_lookup, lo)
-            found |= self._nearby(found)
+            found |= self._nearby(found) | self._covered(found)
             names = dict.fromkeys(n for s in plan.strata[first : upto + 1] for n in s.inputs)
             inputs = {
                 name: rows_message(_schema(found[name]), found[name].updates)
@@ -371,6 +373,18 @@ class Maintained:
                 thinned = nearby_rows(table_of(rows), table_of(changes), near)
                 names = [name for name, _ in rows.columns]
                 made[f"n{index}"] = Relation(rows.columns, updates_of(thinned, names))
+        return made
+
+    def _covered(self, found: dict[str, Relation]) -> dict[str, Relation]:
+        """Return the inputs of changes up to edges, as far as these were looked up."""
+        made = {}
+        for index, covered in enumerate(self.plan.covered):
+            changes = found[f"d{covered.source}"]
+            edges = found.get(f"h{covered.edges}")
+            if edges is not None:
+                kept, _ = covered_changes(table_of(changes), table_of(edges), covered)
+                names = [name for name, _ in changes.columns]
+                made[f"k{index}"] = Relation(changes.columns, updates_of(kept, names))
         return made
 
     def _due(self, hi: int) -> dict[str, Relation]:

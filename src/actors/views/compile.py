@@ -81,6 +81,7 @@ async def compile_view(
             strata=derived.strata,
             hidden=derived.hidden,
             nearby=derived.nearby,
+            covered=derived.covered,
             conf=conf,
             tree=explain_tree(view),
         )

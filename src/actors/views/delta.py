@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
     Accumulate,
     Hidden,
@@ -93,6 +94,7 @@ class Derived(msgspec.Struct, frozen=True):
     strata: tuple[Stratum, ...]
     hidden: tuple[Hidden, ...]
     nearby: tuple[NearbyRows, ...]
+    covered: tuple[CoveredChanges, ...]
     mode: str
     reason: str
 
@@ -108,7 +110,8 @@ def derive(view: ViewPlan, schemas: tuple[Schema, ...]) -> Derived:
     strata = context.strata(node)
     hidden = tuple(state for state, _ in context.hidden)
     mode, reason = _mode(context, strata, hidden, view.sources)
-    return Derived(strata, hidden, tuple(context.nearby), mode, reason)
+    nearby, covered = tuple(context.nearby), tuple(context.covered)
+    return Derived(strata, hidden, nearby, covered, mode, reason)
 
 
 def _mode(

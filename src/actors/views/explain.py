@@ -74,6 +74,9 @@ def explain(plan: DeltaPlan) -> str:
         lines.append(f"hidden {index}: {hidden.schema.ddl()}; keys: {keys}")
     for index, near in enumerate(plan.nearby):
         lines.append(f"n{index}: of {plan.sources[near.source]} {near.text()}")
+    for index, covered in enumerate(plan.covered):
+        source = plan.sources[covered.source]
+        lines.append(f"k{index}: of the changes of {source} those {covered.text()}")
     lines += [f"conf: {key} = {value}" for key, value in plan.conf]
     if plan.mode == "opaque" and not plan.strata:
         lines.append("recomputed whole at each time and subtracted")

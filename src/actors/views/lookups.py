@@ -76,7 +76,7 @@ class Lookups:
         need.nulls |= nulls
         for origin in origins:
             known = need.origins.setdefault(origin, set())
-            if origin[0][0] in "sh":
+            if origin[0][0] in "shk":
                 known |= fills
         return wanted
 

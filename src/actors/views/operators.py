@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, TypeAlias
 
+from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
     Consolidate,
     Hidden,
@@ -35,6 +36,7 @@ from actors.plan.delta import (
     Union,
 )
 from actors.plan.nearby import NearbyRows
+from actors.plan.plan_splitting import children, with_children
 from actors.plan.relational import Named
 from actors.plan.schema import Schema
 from actors.threshold_probes import CUT_NODES
@@ -59,6 +61,7 @@ class Context:
         self.hidden: list[tuple[Hidden, Node | None]] = []
         """Each with how it changes; None: as the one before tells."""
         self.nearby: list[NearbyRows] = []
+        self.covered: list[CoveredChanges] = []
         self.keyed: list[str] = []
         """Why groups are computed afresh, for each grouping that is."""
         self.seldom: dict[str, Node] = {}
@@ -108,6 +111,8 @@ class Context:
         if name[0] == "r":
             return None
         number = int(name[1:])
+        if name[0] == "k":
+            number = self.covered[number].source
         schema = self.hidden[number][0].schema if name[0] in "hc" else self.schemas[number]
         return next((each.type for each in schema.columns if each.name == column), None)
 
@@ -134,6 +139,11 @@ class Context:
         if wanted not in self.nearby:
             self.nearby.append(wanted)
         return f"n{self.nearby.index(wanted)}"
+
+    def cover(self, wanted: CoveredChanges) -> str:
+        """Name the input that has the changes up to edges."""
+        self.covered.append(wanted)
+        return f"k{len(self.covered) - 1}"
 
     def prefix(self) -> str:
         """A fresh prefix for column ids."""
@@ -350,6 +360,13 @@ def inputs_of(node: Node, without: Collection[str] = ()) -> tuple[str, ...]:
 
     walk(node)
     return tuple(found)
+
+
+def reading(node: Node, name: str, other: str) -> Node:
+    """Return the node over the input `other` in place of that of a name."""
+    if isinstance(node, Input):
+        return Input(other, node.columns) if node.name == name else node
+    return with_children(node, [reading(each, name, other) for each in children(node)])
 
 
 def _usual(node: TopGate | TopCandidates) -> tuple[Node, ...]:

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
     Consolidate,
     Hidden,
@@ -43,15 +44,16 @@ from actors.plan.delta import (
     TopShortage,
     Union,
 )
+from actors.plan.nearby import SortColumn
 from actors.plan.relational import Filter, Limit, Named, WindowCall, WindowFunctions
 from actors.plan.schema import Column, Schema
 from actors.threshold_probes import LIMIT_RESERVE
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed
+from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, reading
 from actors.views.rule_kept import not_kept, sought
 from actors.views.rule_linear import FilterOperator, PassingOperator, ProjectOperator
 from actors.views.rule_window import WindowOperator
-from actors.views.window_reach import PLAIN_TYPES
+from actors.views.window_reach import PLAIN_TYPES, SORT_TEXT
 
 GROUP_SHARE: Final = 16
 """The reserve of a group is so much smaller than that of all rows: a step may read those of many
@@ -115,7 +117,8 @@ class FirstRows(PassingOperator):
         self._order = order
         self._last = last
         self._mark = f"{context.prefix()}edge"
-        self._covered: Input | None = None
+        self._source: int | None = None
+        self._covered = ""
         self._candidates: Input | None = None
         self._shortage: Input | None = None
 
@@ -127,11 +130,11 @@ class FirstRows(PassingOperator):
         after = below.delta_asked()
         candidates, edges = self._register(), self._register()
         self._candidates = candidates
-        context.ask(edges.name, by, origins if by else (), after, nulls=True)
-        found = TopCovered(below.delta(), edges, keys, self._order)
-        self._covered = covered = context.cut(found, self.columns)
-        changed = ((covered.name, by),)
-        context.ask(candidates.name, by, changed, frozenset(), nulls=True)
+        wanted = context.ask(edges.name, by, origins if by else (), after, nulls=True)
+        covered = self._cover(edges)
+        changed, filled = self._covered_origins(by), frozenset([*after, *wanted])
+        assert changed is not None, "keys are the table's columns, or a cut's"
+        context.ask(candidates.name, by, changed, filled, nulls=True)
         short = TopShortage(covered, candidates, edges, keys, self._last)
         self._shortage = shortage = context.cut(short, keys or ("short",))
         context.seldom[shortage.name] = short
@@ -149,6 +152,39 @@ class FirstRows(PassingOperator):
         number = int(candidates.name[1:])
         context.hidden[number] = context.hidden[number][0], made
         return changes
+
+    def _cover(self, edges: Input) -> Node:
+        """The changes up to the edges: known before Spark runs where they are a table's, and order
+        and keys its columns; else by a run of their own."""
+        context, below, keys = self.context, self._below, self._keys
+        sorts = [SORT_TEXT.fullmatch(each) for each in self._order]
+        ids = (*keys, *(found[1] for found in sorts if found))
+        table = below.table_columns(ids, some=True)
+        plain = all(PLAIN_TYPES.fullmatch(self._types[id_].lower()) for id_ in ids)
+        if table is None or len(ids) < len(keys) + len(sorts) or not plain:
+            self._covered = context.cut(
+                TopCovered(below.delta(), edges, keys, self._order), self.columns
+            ).name
+            return Input(self._covered, self.columns)
+        self._source, names = table
+        order = tuple(
+            SortColumn(name, found[2] == "DESC", found[3] != "LAST")
+            for name, found in zip(names[len(keys) :], filter(None, sorts), strict=True)
+        )
+        number, width = int(edges.name[1:]), len(keys)
+        made = CoveredChanges(self._source, number, names[:width], order, ids)
+        self._covered = context.cover(made)
+        return reading(below.delta(), f"d{self._source}", self._covered)
+
+    def _covered_origins(self, ids: Ids) -> Origins | None:
+        """Where the covered changes have these columns."""
+        if self._source is None:
+            return ((self._covered, ids),)
+        found = self._below.table_columns(tuple(id_ for id_ in ids if id_), some=True)
+        if found is None:
+            return None
+        names = iter(found[1])
+        return ((self._covered, tuple(next(names) if id_ else "" for id_ in ids)),)
 
     def _register(self) -> Input:
         """Take a hidden state's number; how it changes is known when all is."""
@@ -176,8 +212,7 @@ class FirstRows(PassingOperator):
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Of keys the changes' that reach the candidates: a shortage has some, too."""
-        assert self._covered is not None
-        covered = ((self._covered.name, ids),)
+        covered = self._covered_origins(ids)
         if all(not id_ or id_ in self._keys for id_ in ids):
             return covered
         return both(covered, self._below.delta_origins(ids))

@@ -17,12 +17,11 @@ partition is thinned out before Spark sorts it (`window_reach`, `plan.nearby`).
 
 from __future__ import annotations
 
-from actors.plan.delta import Consolidate, Input, Node, RecomputeRows, Where, WindowColumn
+from actors.plan.delta import Consolidate, Node, RecomputeRows, Where, WindowColumn
 from actors.plan.nearby import NearbyRows
-from actors.plan.plan_splitting import children, with_children
 from actors.plan.relational import WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
-from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed
+from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, reading
 from actors.views.rule_kept import sought
 
 
@@ -53,7 +52,7 @@ class WindowOperator(Operator):
         self._seek(self._keys, origins, after, nulls=True)
         old = self._below.old()
         if self.near is not None:
-            old = _reading(old, f"s{self.near.source}", self.context.near(self.near))
+            old = reading(old, f"s{self.near.source}", self.context.near(self.near))
         return Consolidate(RecomputeRows(old, changes, self._keys, self._calls))
 
     def old(self) -> Node:
@@ -115,10 +114,3 @@ def _column(plan: WindowFunctions, call: WindowCall, columns: Ids) -> WindowColu
         return WindowColumn(call.name, call.function, order, call.frame)
     # Spark says the frame of a window without an order, too: mostly the whole partition.
     return WindowColumn(call.name, call.function, whole, call.frame)
-
-
-def _reading(node: Node, name: str, other: str) -> Node:
-    """The node over another input."""
-    if isinstance(node, Input):
-        return Input(other, node.columns) if node.name == name else node
-    return with_children(node, [_reading(each, name, other) for each in children(node)])

@@ -22,6 +22,8 @@ from actors.plan.nearby import SIZE_MAX, NearbyRows, Reach, SortColumn
 from actors.plan.relational import Plan, Project, WindowCall, WindowFunctions
 from actors.views.operators import Operator
 
+SORT_TEXT: Final = re.compile(r"(\w+)(?: (ASC|DESC) NULLS (FIRST|LAST))?")
+"""A sort order by a column; as Spark has it, ascending from NULLs on where it says no more."""
 _ORDER: Final = re.compile(r"(\w+) (ASC|DESC) NULLS (FIRST|LAST)")
 PLAIN_TYPES: Final = re.compile(
     r"tinyint|smallint|int|bigint|decimal\(\d+,\d+\)|string|boolean|date|timestamp|timestamp_ntz"
