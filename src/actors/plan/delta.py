@@ -432,7 +432,7 @@ class Lookup(msgspec.Struct, frozen=True):
     What one term of a join finds must not lead another further."""
 
 
-class Stratum(msgspec.Struct, frozen=True):
+class Stratum(msgspec.Struct, frozen=True, omit_defaults=True):
     """One Spark run: its lookups, in order, then its node; the output is ``r{index}``."""
 
     lookups: tuple[Lookup, ...]
@@ -440,7 +440,8 @@ class Stratum(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     """Names of all inputs the node reads."""
     usual: tuple[str, ...] = ()
-    """Those of which it needs rows where no stratum has made one that seldom does."""
+    """Those of which it needs rows where no stratum has made one that seldom does; in a plan that
+    has such strata."""
     seldom: bool = False
     """Whether it seldom makes a row. A run may be optimistic: it counts as if it made none, and the
     step is void where the answer tells of one (`DeltaPlan`)."""

@@ -159,7 +159,7 @@ class Context:
                 own,
                 node,
                 inputs_of(node),
-                inputs_of(node, without=self.seldom),
+                inputs_of(node, without=self.seldom) if self.seldom else (),
                 f"r{index}" in self.seldom,
             )
             for index, (own, node) in enumerate(zip(lookups, nodes, strict=True))
