@@ -31,6 +31,7 @@ from actors.views.rule_top import FirstRows
 from actors.views.window_reach import PLAIN_TYPES
 
 _FLOATS: Final = re.compile(r"float|double")
+_UNEQUAL: Final = re.compile(r"float|double|map|array|variant|void|interval|collate|char|binary")
 
 
 def is_extreme(plan: Aggregate, call: AggregateCall) -> bool:
@@ -40,7 +41,13 @@ def is_extreme(plan: Aggregate, call: AggregateCall) -> bool:
         return False
     kind = call.argument_type.lower()
     ordered = PLAIN_TYPES.fullmatch(kind) or _FLOATS.fullmatch(kind)
-    return bool(ordered) and all(PLAIN_TYPES.fullmatch(key.type.lower()) for key in plan.keys)
+    return bool(ordered) and all(_is_key(key.type.lower()) for key in plan.keys)
+
+
+def _is_key(kind: str) -> bool:
+    """Return whether equal values of a type are the same: also of a struct, as time windows are."""
+    nested = kind.startswith("struct<") and not _UNEQUAL.search(kind)
+    return nested or PLAIN_TYPES.fullmatch(kind) is not None
 
 
 def extremes(
