@@ -18,6 +18,7 @@ from actors.plan.relational import (
     Key,
     Limit,
     Named,
+    OuterJoin,
     Plan,
     Project,
     Scan,
@@ -111,6 +112,27 @@ async def test_a_limit_is_the_filter_of_a_row_number(
     (where,) = (line for line in lines if "Where" in line and "rank" in line)
     assert test in where
     assert any("RecomputeRows by () " in line and "row_number()" in line for line in lines)
+
+
+async def test_a_limit_of_groups_beside_groups_reads_none_of_them_whole() -> None:
+    """All rows are sought where there is a shortage alone, those without a match among them."""
+    left = Aggregate(
+        PAIRS,
+        (Key("k0", "i0_k", "int"),),
+        (AggregateCall("a0", "count", None, "bigint", ""),),
+        True,
+    )
+    other = Scan(0, (("i0b_k", "k"), ("i0b_x", "x")))
+    right = Aggregate(
+        other,
+        (Key("k1", "i0b_x", "int"),),
+        (AggregateCall("a1", "count", None, "bigint", ""),),
+        True,
+    )
+    types = (("k0", "int"), ("a0", "bigint"), ("k1", "int"), ("a1", "bigint"))
+    joined = OuterJoin(left, right, "left", (Equal("k0", "k1"),), (), types)
+    mode, lines = await changes_of(Limit(joined, ("k0",), 3, 0, types), "k0", "a1")
+    assert mode == "incremental", lines
 
 
 async def test_an_expansion_is_one_row_for_each_grouping_set() -> None:

@@ -126,11 +126,11 @@ class FirstRows(PassingOperator):
         """The changes that reach the candidates; all of groups with a shortage."""
         context, below, keys, by = self.context, self._below, self._keys, self._sought
         below.delta(shared=True)
-        origins = below.keys_of_delta(by)
+        origins = below.keys_of_delta(by) if by else ()
         after = below.delta_asked()
         candidates, edges = self._register(), self._register()
         self._candidates = candidates
-        wanted = context.ask(edges.name, by, origins if by else (), after, nulls=True)
+        wanted = context.ask(edges.name, by, origins, after, nulls=True)
         covered = self._cover(edges)
         changed, filled = self._covered_origins(by), frozenset([*after, *wanted])
         assert changed is not None, "keys are the table's columns, or a cut's"
@@ -138,7 +138,7 @@ class FirstRows(PassingOperator):
         short = TopShortage(covered, candidates, edges, keys, self._last)
         self._shortage = shortage = context.cut(short, keys or ("short",))
         context.seldom[shortage.name] = short
-        below.seek(by, ((shortage.name, by),), frozenset(), nulls=True)
+        below.seek(by, ((shortage.name, by),), frozenset(), nulls=bool(by))
         # Only now, for asking may have cut the delta.
         changes = self._gated(covered, below.delta())
         reserve = LIMIT_RESERVE.limit
