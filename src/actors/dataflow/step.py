@@ -285,7 +285,7 @@ async def delta_step(
     bytes_max = engine.settings.inflight_bytes_per_dataflow_max
     if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
         raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
-    changes = Changes(deltas, due, interval, name, quiet)
+    changes = StepChanges(deltas, due, interval, name, quiet)
     optimistic = plan.optimistic
     try:
         made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=optimistic)
@@ -305,8 +305,8 @@ async def delta_step(
     return Deltas(output, hidden, made.spark_ms, made.prepared)
 
 
-class Changes(NamedTuple):
-    """What a step covers: changes of the imports and of the clock, the interval, its name."""
+class StepChanges(NamedTuple):
+    """Hold what a step covers: changes of the imports and of the clock, the interval, its name."""
 
     deltas: Sequence[pa.Table]
     due: Mapping[str, pa.Table]
@@ -316,7 +316,7 @@ class Changes(NamedTuple):
 
 
 class _Wide(msgspec.Struct):
-    """What the last stratum made, and what all runs cost."""
+    """Hold what the last stratum made, and what all runs cost."""
 
     rows: pa.Table | None = None
     spark_ms: float = 0.0
@@ -335,7 +335,7 @@ async def _step_once(
     engine: Engine,
     plan: DeltaPlan,
     touched: Touched,
-    changes: Changes,
+    changes: StepChanges,
     whole_state: WholeState,
     *,
     optimistic: bool,

@@ -282,7 +282,7 @@ class TopShortage(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopCandidates(msgspec.Struct, frozen=True, tag=True):
-    """What becomes of the first rows of groups at the end of a step (`views.rule_top`).
+    """Compute what becomes of the first rows of groups at the end of a step (`views.rule_top`).
 
     A group's new candidates are the old ones and the `changes`; of a group of which `shortage` has
     a row they are all of `rows`, as of before the step, and the changes. Where they are more than
@@ -443,8 +443,8 @@ class Stratum(msgspec.Struct, frozen=True, omit_defaults=True):
     """Those of which it needs rows where no stratum has made one that seldom does; in a plan that
     has such strata."""
     seldom: bool = False
-    """Whether it seldom makes a row. A run may be optimistic: it counts as if it made none, and the
-    step is void where the answer tells of one (`DeltaPlan`)."""
+    """Says whether it seldom makes a row. A run may be optimistic: it counts as if it made none,
+    and the step is void where the answer tells of one (`DeltaPlan`)."""
 
 
 def missed_later(

@@ -100,7 +100,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag=True):
     into_files: bool = False
     """A large answer is wanted as files; only with `at_once`."""
     optimistic: bool = False
-    """What seldom makes a row counts as if it made none (`plan.delta.Stratum`)."""
+    """Says that what seldom makes a row counts as if it made none (`plan.delta.Stratum`)."""
     traceparent: str | None = None
     """Context of the sampled trace that wants it; it is answered with a `JobTrace`."""
 

@@ -370,7 +370,7 @@ def reading(node: Node, name: str, other: str) -> Node:
 
 
 def _usual(node: TopGate | TopCandidates) -> tuple[Node, ...]:
-    """What a node reads where there is no shortage."""
+    """Return what a node reads where there is no shortage."""
     if isinstance(node, TopCandidates):
         return node.changes, node.candidates, node.edges
     return (node.input,) if node.closes else ()

@@ -177,7 +177,7 @@ class FirstRows(PassingOperator):
         return reading(below.delta(), f"d{self._source}", self._covered)
 
     def _covered_origins(self, ids: Ids) -> Origins | None:
-        """Where the covered changes have these columns."""
+        """Return where the covered changes have these columns."""
         if self._source is None:
             return ((self._covered, ids),)
         found = self._below.table_columns(tuple(id_ for id_ in ids if id_), some=True)
@@ -197,7 +197,7 @@ class FirstRows(PassingOperator):
         return state
 
     def _gated(self, kept: Node, all_rows: Node) -> Node:
-        """What is kept of groups; all of those with a shortage."""
+        """Return what is kept of groups; all of those with a shortage."""
         assert self._shortage is not None, "the delta comes first"
         shortage, keys = self._shortage, self._keys
         return Union(
@@ -211,7 +211,7 @@ class FirstRows(PassingOperator):
         return self._gated(self._candidates, self._below.old())
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Of keys the changes' that reach the candidates: a shortage has some, too."""
+        """Return the changes that reach the candidates, of keys: a shortage has some, too."""
         covered = self._covered_origins(ids)
         if all(not id_ or id_ in self._keys for id_ in ids):
             return covered
@@ -238,7 +238,7 @@ class FirstRows(PassingOperator):
         return not self._sought or (bool(ids) and all(id_ in self._keys for id_ in ids))
 
     def kind(self, id_: str) -> str | None:
-        """As they are kept."""
+        """Return the type of a column as it is kept."""
         return self._types.get(id_)
 
 
