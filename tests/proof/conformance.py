@@ -5,8 +5,9 @@
         [--json F] [--write docs/conformance.md]
 
 Prints a line a query and a summary; exit status 1 when one of them is wrong. With ``--growth``
-each is judged at ten times the data, too, and ``--write`` tells the rows read at both. A new
-release of Spark needs ``--trees`` once: see `actors.testing.plan_trees`.
+each is judged at ten times the data, too, and ``--write`` tells the rows read at both. ``--modes``
+fails where a query's tree or mode is not as it was kept; ``--trees`` keeps them, which a new
+release of Spark needs once: see `actors.testing.plan_trees`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from actors.testing.conformance import (
     write_page,
 )
 from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
-from actors.testing.plan_trees import read_trees, trees_file, write_trees
+from actors.testing.plan_trees import difference, read_trees, trees_file, write_trees
 
 FOLDER = Path(__file__).resolve().parent.parent / "corpora"
 GROWTH = 10
@@ -96,7 +97,11 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--growth", action="store_true")
-    parser.add_argument("--modes", action="store_true", help="compile only, and judge nothing")
+    parser.add_argument(
+        "--modes",
+        action="store_true",
+        help="compile only, judge nothing, and fail where a tree or mode is not as it was kept",
+    )
     parser.add_argument(
         "--trees",
         action="store_true",
@@ -110,11 +115,14 @@ def main() -> int:
     given = parser.parse_args()
     found = anyio.run(run, given)
     print(summary(found))
+    made = {f"{each.corpus}/{each.query}": each.tree for each in found if each.tree}
+    file = trees_file(FOLDER)
+    kept = read_trees(file.read_text()) if file.exists() else {}
+    changed = difference(kept, made)
     if given.trees:
-        made = {f"{each.corpus}/{each.query}": each.tree for each in found}
-        file = trees_file(FOLDER)  # those of queries that were not asked for stay
-        kept = read_trees(file.read_text()) if file.exists() else {}
-        file.write_text(write_trees(kept | made))
+        file.write_text(write_trees(kept | made))  # those of queries not asked for stay
+    elif changed:
+        print(f"not as {file.name} has it:\n{changed}")
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     if given.write is not None:
@@ -123,7 +131,7 @@ def main() -> int:
             f"query, seed {given.seed}. Last made: {summary(found)}."
         )
         given.write.write_text(write_page(found, how))
-    return 1 if judged_wrong(found) else 0
+    return 1 if judged_wrong(found) or (changed and not given.trees) else 0
 
 
 if __name__ == "__main__":

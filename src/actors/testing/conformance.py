@@ -49,6 +49,8 @@ GROUPS_BRIEF: Final = ((10,), (20,))
 NULL_SHARE: Final = 0.2
 """Of the updated values of a column that may hold NULL."""
 MODES: Final = ("incremental", "keyed", "opaque", "refused")
+MODE_LINE: Final = "mode: "
+"""Begins the last line of a compiled query's tree."""
 WHOLE: Final = -1
 """Rows read of a view that was computed whole."""
 
@@ -67,7 +69,8 @@ class Judgement(msgspec.Struct):
     reads: list[int] = []
     """Rows of state read by a step, at each scale that was looked at; `WHOLE`: all of them."""
     tree: str = ""
-    """Holds the relational tree of a query that was only compiled, or why it has none."""
+    """Holds the relational tree of a query that was only compiled, or why it has none, and the
+    mode of its view in a line of its own."""
 
     def line(self) -> str:
         """As the runner prints it."""
@@ -254,7 +257,7 @@ async def compile_queries(queries: Sequence[CorpusQuery], place: Place) -> list[
         try:
             plan = await compile_view(query.sql, tables_of(query), analyze)
             judged.mode, judged.reason = plan.mode, plan.reason
-            judged.tree = plan.tree or plan.reason
+            judged.tree = f"{plan.tree or plan.reason}\n{MODE_LINE}{plan.mode}"
         except InvalidUsage as error:
             judged.verdict, judged.detail = "refused", first_line(error)
         found.append(judged)
