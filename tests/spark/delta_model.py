@@ -7,7 +7,7 @@ whose meaning is given as a Python function, so that nothing here parses SQL.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from actors.plan.delta import (
@@ -23,6 +23,7 @@ from actors.plan.delta import (
     Select,
     Union,
     Where,
+    WindowColumn,
 )
 
 Row: TypeAlias = dict[str, Any]
@@ -122,14 +123,27 @@ class Model:
                     if key_of(row) == key and at <= end:
                         weights[tuple(row.items())] += diff
                 rows = [dict(each) for each, weight in weights.items() for _ in range(weight)]
-                for call in node.calls:
-                    rows = _ordered(rows, call.order)
-                    values = self.meanings[call.function](rows)
+                rows = self.with_calls(rows, node.calls)
+                for layer in node.above:
                     rows = [
-                        row | {call.name: value} for row, value in zip(rows, values, strict=True)
+                        {c.name: self.value(c.expression, row) for c in layer.columns}
+                        for row in rows
                     ]
+                    parts: dict[tuple[Any, ...], list[Row]] = {}
+                    for row in rows:
+                        parts.setdefault(tuple(row[key] for key in layer.keys), []).append(row)
+                    made_of = [self.with_calls(part, layer.calls) for part in parts.values()]
+                    rows = [row for part in made_of for row in part]
                 made += [(row, time, sign) for row in rows]
         return made
+
+    def with_calls(self, rows: list[Row], calls: Sequence[WindowColumn]) -> list[Row]:
+        """The rows of a partition with window functions over them."""
+        for call in calls:
+            rows = _ordered(rows, call.order)
+            values = self.meanings[call.function](rows)
+            rows = [row | {call.name: value} for row, value in zip(rows, values, strict=True)]
+        return rows
 
     def reduce(self, node: Reduce) -> Updates:
         groups: dict[Any, dict[str, Any]] = {}

@@ -38,6 +38,7 @@ from actors.plan.delta import (
     Union,
     Where,
     WindowColumn,
+    WindowLayer,
 )
 from actors.plan.jobs import Forget, JobFailed, Prepare, Prepared, Rows, Step
 from actors.plan.relational import Named
@@ -193,6 +194,12 @@ CALLS = (
     WindowColumn("present", "count(a_v)", (), ""),
 )
 WINDOWS = Consolidate(RecomputeRows(LEFT_OLD, LEFT_IN, ("a_k",), CALLS))
+ISLANDS = WindowLayer(
+    (Named("a_k", "a_k"), Named("a_v", "a_v"), Named("up", "upper(a_s)"), Named("place", "place")),
+    ("a_k", "up"),
+    (WindowColumn("again", "row_number()", ("a_v", "place"), ""),),
+)
+LAYERS = Consolidate(RecomputeRows(LEFT_OLD, LEFT_IN, ("a_k",), CALLS, (ISLANDS,)))
 ONE_WINDOW = Consolidate(RecomputeRows(LEFT_OLD, LEFT_IN, (), CALLS))
 HIDDEN_IN = Input("h0", HIDDEN.names)
 KEYED = Accumulate(Input("r0", HIDDEN.names), HIDDEN_IN, ("g",), ("m_c", "m_s"))
@@ -213,6 +220,7 @@ GLOBAL_HIDDEN = Schema(HIDDEN.columns[1:])
         GENERATE,
         PADDED,
         WINDOWS,
+        LAYERS,
         ONE_WINDOW,
     ],
     ids=lambda n: type(n).__name__,

@@ -18,6 +18,7 @@ from actors.plan.delta import (
     TopCovered,
     Where,
     WindowColumn,
+    WindowLayer,
     columns_of,
 )
 from actors.plan.relational import Named
@@ -90,6 +91,19 @@ def test_a_windows_partition_is_one_side_of_one_time() -> None:
     whole = RecomputeRows(node.old, SOURCE, (), (WindowColumn("n", "count(k)", (), "ROWS 1"),))
     text = translator(small=True).text(whole)
     assert "count(k) OVER (PARTITION BY __time, __diff ROWS 1) AS `n`" in text
+
+
+def test_windows_one_on_another_are_over_the_same_rows() -> None:
+    call = WindowColumn("n", "ntile(2)", ("k",), "")
+    layer = WindowLayer(
+        (Named("k", "k"), Named("m", "n % 2")), ("k", "m"), (WindowColumn("c", "count(1)", (), ""),)
+    )
+    node = RecomputeRows(Input("s1", ("k", "a b")), SOURCE, ("k",), (call,), (layer,))
+    assert columns_of(node) == ("k", "m", "c")
+    text = translator(small=True).text(node)
+    assert text.count("ntile(2)") == 1
+    assert "n % 2\n AS `m`, __time, __diff FROM" in text
+    assert "count(1) OVER (PARTITION BY `k`, `m`, __time, __diff) AS `c`" in text
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,16 @@ class WindowColumn(msgspec.Struct, frozen=True):
     frame: str
 
 
-class RecomputeRows(msgspec.Struct, frozen=True, tag=True):
+class WindowLayer(msgspec.Struct, frozen=True):
+    """Windows over rows that have windows themselves: what is made of those rows, and a column for
+    each call over the partitions by `keys`."""
+
+    columns: tuple[Named, ...]
+    keys: tuple[str, ...]
+    calls: tuple[WindowColumn, ...]
+
+
+class RecomputeRows(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The rows of touched partitions with window functions over them, computed afresh.
 
     `old` are (a superset of) the touched partitions' rows below `lo`, `changes` the updates since.
@@ -247,6 +256,8 @@ class RecomputeRows(msgspec.Struct, frozen=True, tag=True):
     changes: Node
     keys: tuple[str, ...]
     calls: tuple[WindowColumn, ...]
+    above: tuple[WindowLayer, ...] = ()
+    """Each over the rows of the one before it; `keys` are among its own."""
 
 
 class TopGate(msgspec.Struct, frozen=True, tag=True):
@@ -359,7 +370,11 @@ def columns_of(node: Node) -> tuple[str, ...]:
         case Recompute():
             return (*node.keys, *(call.name for call in node.calls))
         case RecomputeRows():
-            return (*columns_of(node.changes), *(call.name for call in node.calls))
+            below = columns_of(node.changes)
+            layers = [(below, node.calls)]
+            layers += [(tuple(c.name for c in each.columns), each.calls) for each in node.above]
+            names, calls = layers[-1]
+            return (*names, *(call.name for call in calls))
         case TopShortage():
             return node.keys or ("short",)
         case TopCovered():

@@ -28,11 +28,13 @@ import org.apache.spark.sql.catalyst.expressions.Not;
 import org.apache.spark.sql.catalyst.expressions.NullsFirst$;
 import org.apache.spark.sql.catalyst.expressions.Or;
 import org.apache.spark.sql.catalyst.expressions.RangeFrame$;
+import org.apache.spark.sql.catalyst.expressions.RowFrame$;
 import org.apache.spark.sql.catalyst.expressions.Sequence;
 import org.apache.spark.sql.catalyst.expressions.SortOrder;
 import org.apache.spark.sql.catalyst.expressions.SpecifiedWindowFrame;
 import org.apache.spark.sql.catalyst.expressions.Subtract;
 import org.apache.spark.sql.catalyst.expressions.UnaryMinus;
+import org.apache.spark.sql.catalyst.expressions.UnboundedFollowing$;
 import org.apache.spark.sql.catalyst.expressions.UnboundedPreceding$;
 import org.apache.spark.sql.catalyst.expressions.UnixMicros;
 import org.apache.spark.sql.catalyst.expressions.WindowExpression;
@@ -70,7 +72,8 @@ import scala.jdk.javaapi.CollectionConverters;
  * - Sessions are merged while Spark runs: `[start, end]` of each row, in the order of the starts,
  *   is of the session before it where that has not ended before the start. So a row begins a
  *   session where its start is behind the ends of all rows that start before it, and is of the
- *   last session that began up to its start.
+ *   last session that began up to its start. Where a session ends is a window over its rows, so
+ *   that both bounds are keys of the grouping.
  *
  * Compiled by Janino, which comes with Spark and knows no generics and no lambdas.
  */
@@ -247,9 +250,17 @@ public class ConstructRewriter {
     Alias first = alias(over(begun.toAttribute(), keys, at, CurrentRow$.MODULE$));
     made = window(first, keys, at, made);
 
-    final Expression whole = struct(session, first.toAttribute(),
-        new Max(end.toAttribute()).toAggregateExpression());
+    List one = new ArrayList(keys);
+    one.add(first.toAttribute());
+    Alias last = alias(new WindowExpression(new Max(end.toAttribute()).toAggregateExpression(),
+        new WindowSpecDefinition(seq(one), seq(new ArrayList()), new SpecifiedWindowFrame(
+            RowFrame$.MODULE$, UnboundedPreceding$.MODULE$, UnboundedFollowing$.MODULE$))));
+    made = new Window(seq(Collections.singletonList(last)), seq(one), seq(new ArrayList()), made,
+        none());
+
+    final Expression whole = struct(session, first.toAttribute(), last.toAttribute());
     grouped.add(first.toAttribute());
+    grouped.add(last.toAttribute());
     List items = new ArrayList();
     Iterator written = CollectionConverters.asJava(plan.aggregateExpressions()).iterator();
     while (written.hasNext()) {

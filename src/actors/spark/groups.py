@@ -17,6 +17,7 @@ from actors.plan.delta import (
     Recompute,
     RecomputeRows,
     Reduce,
+    WindowColumn,
     columns_of,
 )
 from actors.plan.schema import DIFF, TIME
@@ -67,16 +68,15 @@ class Groups(ABC):
     def _recompute_rows(self, node: RecomputeRows) -> str:
         """The rows of touched partitions before and after, with window functions over them."""
         keys, values = [quote(key) for key in node.keys], _arguments(node)
-        partition = ", ".join([*keys, TIME, DIFF])
-        calls = []
-        for call in node.calls:
-            order = f" ORDER BY {', '.join(call.order)}" if call.order else ""
-            frame = f" {call.frame}" if call.frame else ""
-            over = f"{call.function} OVER (PARTITION BY {partition}{order}{frame})"
-            calls.append(f"{over} AS {quote(call.name)}")
         names = [quote(name) for name in columns_of(node.changes)]
-        repeated = self._repeated(self._sides(node), [*keys, *values])
-        return f"SELECT {', '.join([*names, *calls, TIME, DIFF])} {from_rows(repeated)}"
+        rows = self._repeated(self._sides(node), [*keys, *values])
+        rows = _with_calls(rows, names, node.keys, node.calls)
+        for layer in node.above:
+            columns = [f"{c.expression}\n AS {quote(c.name)}" for c in layer.columns]
+            rows = f"SELECT {', '.join([*columns, TIME, DIFF])} {from_rows(rows)}"
+            names = [quote(column.name) for column in layer.columns]
+            rows = _with_calls(rows, names, layer.keys, layer.calls)
+        return rows
 
     def _sides(self, node: Recompute | RecomputeRows) -> str:
         """The rows of touched groups, before (diff -1) and after (diff 1) each touched time, with
@@ -354,6 +354,20 @@ class Groups(ABC):
         names = columns_of(node)
         kinds = self._types(node.input)
         return consolidated(self.text(node.input), names, exact_keys(kinds))
+
+
+def _with_calls(
+    rows: str, names: Sequence[str], keys: Sequence[str], calls: Sequence[WindowColumn]
+) -> str:
+    """The columns of rows, and window functions over the partitions of each time and side."""
+    partition = ", ".join([*map(quote, keys), TIME, DIFF])
+    made = []
+    for call in calls:
+        order = f" ORDER BY {', '.join(call.order)}" if call.order else ""
+        frame = f" {call.frame}" if call.frame else ""
+        over = f"{call.function} OVER (PARTITION BY {partition}{order}{frame})"
+        made.append(f"{over} AS {quote(call.name)}")
+    return f"SELECT {', '.join([*names, *made, TIME, DIFF])} {from_rows(rows)}"
 
 
 def _arguments(node: Recompute | RecomputeRows) -> list[str]:

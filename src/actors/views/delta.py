@@ -75,9 +75,9 @@ from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_temporal import TemporalOperator
 from actors.views.rule_top import limit, ranked_first
-from actors.views.rule_window import WindowOperator
+from actors.views.rule_window import WindowOperator, window_chain
 from actors.views.unsupported import Unsupported
-from actors.views.window_reach import near_changes, near_sessions, ranks_wanted, session_parts
+from actors.views.window_reach import near_changes, near_sessions, ranks_wanted
 
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
@@ -190,31 +190,24 @@ def _ranked(context: Context, plan: Filter, windows: WindowFunctions) -> Operato
     if not ranks:
         return FilterOperator(context, plan, _window(context, windows))
     below = _operator(context, windows.input)
-    first = ranked_first(context, windows, plan.predicate, below, ranks)
-    if first is not None:
-        return first
-    near = near_changes(windows, below, ranks)
-    return FilterOperator(context, plan, _afresh(context, windows, below, near))
+    first = ranked_first(context, _keys_once(windows), plan.predicate, below, ranks)
+    return first or FilterOperator(context, plan, _window(context, windows, ranks))
 
 
-def _window(context: Context, plan: WindowFunctions) -> Operator:
-    parts = session_parts(plan)
-    if parts is None:
-        below = _operator(context, plan.input)
-        return _afresh(context, plan, below, near_changes(plan, below, 0))
-    rows = _operator(context, parts.ends.input)
-    near = near_sessions(parts, rows)
-    ends = WindowOperator(context, parts.ends, rows, near)
-    begun = ProjectOperator(context, parts.begun.columns, ends)
-    return _afresh(context, plan, begun, near)
-
-
-def _afresh(
-    context: Context, plan: WindowFunctions, below: Operator, near: NearbyRows | None
-) -> Operator:
+def _window(context: Context, plan: WindowFunctions, ranks: int = 0) -> Operator:
+    """Window functions, of whose ranks only the first `ranks` are wanted (0: all)."""
+    lowest, *above = window_chain(plan)
+    lowest = _keys_once(lowest)
+    below = _operator(context, lowest.input)
+    near = near_sessions(lowest, above, below) if above else near_changes(lowest, below, ranks)
     what = "touched partitions" if near is None else "rows near changes"
     context.keyed.append(f"window functions: {what} are computed afresh")
-    return WindowOperator(context, plan, below, near)
+    return WindowOperator(context, lowest, below, near, above)
+
+
+def _keys_once(plan: WindowFunctions) -> WindowFunctions:
+    """The window with each of its keys once: two names of a query may be one column."""
+    return msgspec.structs.replace(plan, keys=tuple(dict.fromkeys(plan.keys)))
 
 
 def _sides(context: Context, plan: Join | OuterJoin | SemiJoin) -> tuple[Operator, ...]:

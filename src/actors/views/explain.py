@@ -145,9 +145,12 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             title = f"Recompute by ({', '.join(node.keys)}) {calls}".rstrip()
             return title, (node.old, node.changes)
         case RecomputeRows():
-            calls = ", ".join(f"{call.name} = {call.function}" for call in node.calls)
-            title = f"RecomputeRows by ({', '.join(node.keys)}) {calls}"
-            return title, (node.old, node.changes)
+            layers = [(node.keys, node.calls), *((each.keys, each.calls) for each in node.above)]
+            told = [
+                f"by ({', '.join(keys)}) {', '.join(f'{c.name} = {c.function}' for c in calls)}"
+                for keys, calls in layers
+            ]
+            return f"RecomputeRows {'; then '.join(told)}", (node.old, node.changes)
         case TopGate():
             how = "closed" if node.closes else "opened"
             return f"TopGate{_groups(node.keys)} {how} by a row", tops(node)

@@ -10,6 +10,9 @@ Values must have the same bits whenever they are computed. Where a window's orde
 and a function depends on which comes first, the order of all columns decides. Without an order of
 its own a window is therefore computed over its rows in that order.
 
+A window on another, whose partitions are parts of the other's, is computed by the same run over the
+same rows (`window_chain`): sessions are three.
+
 Where a change reaches only so far in its partition (``lag``, a frame of some rows or of an
 interval), or only the first rows are wanted (``row_number() <= 10``), what is read of a table's
 partition is thinned out before Spark sorts it (`window_reach`, `plan.nearby`).
@@ -17,9 +20,11 @@ partition is thinned out before Spark sorts it (`window_reach`, `plan.nearby`).
 
 from __future__ import annotations
 
-from actors.plan.delta import Consolidate, Node, RecomputeRows, Where, WindowColumn
+from collections.abc import Sequence
+
+from actors.plan.delta import Consolidate, Node, RecomputeRows, Where, WindowColumn, WindowLayer
 from actors.plan.nearby import NearbyRows
-from actors.plan.relational import WindowCall, WindowFunctions
+from actors.plan.relational import Named, Plan, Project, WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
 from actors.views.operators import Context, Ids, Operator, Origins, both, narrowed, reading
 from actors.views.rule_kept import sought
@@ -34,13 +39,25 @@ class WindowOperator(Operator):
         plan: WindowFunctions,
         below: Operator,
         near: NearbyRows | None = None,
+        above: Sequence[WindowFunctions] = (),
     ) -> None:
-        """`near`: which rows of a partition matter where others change; None: all may."""
-        super().__init__(context, (*below.columns, *(call.name for call in plan.calls)))
+        """`near`: which rows of a partition matter where others change; None: all may. `above`: the
+        others of a `window_chain`."""
+        below = sought(context, below, dict(plan.types), plan.keys)
+        columns = (*below.columns, *(call.name for call in plan.calls))
+        layers = []
+        for each in above:
+            made = _between(each.input) or tuple(Named(name, name) for name in columns)
+            names = tuple(column.name for column in made)
+            calls = tuple(_column(each, call, names) for call in each.calls)
+            layers.append(WindowLayer(made, each.keys, calls))
+            columns = (*names, *(call.name for call in calls))
+        super().__init__(context, columns)
         self.near = near
-        self._below = below = sought(context, below, dict(plan.types), plan.keys)
+        self._below = below
         self._keys = plan.keys
         self._calls = tuple(_column(plan, call, below.columns) for call in plan.calls)
+        self._above = tuple(layers)
 
     def make_delta(self) -> Node:
         """The rows of touched partitions before and after each touched time."""
@@ -53,16 +70,22 @@ class WindowOperator(Operator):
         old = self._below.old()
         if self.near is not None:
             old = reading(old, f"s{self.near.source}", self.context.near(self.near))
-        return Consolidate(RecomputeRows(old, changes, self._keys, self._calls))
+        return Consolidate(RecomputeRows(old, changes, self._keys, self._calls, self._above))
 
     def old(self) -> Node:
         """The old rows of the partitions that were sought."""
         self.delta()
         rows = self._below.old()
-        return Consolidate(RecomputeRows(Where(rows, "1 = 0"), rows, self._keys, self._calls))
+        nothing = Where(rows, "1 = 0")
+        return Consolidate(RecomputeRows(nothing, rows, self._keys, self._calls, self._above))
 
     def _made(self, ids: Ids) -> bool:
-        return any(id_ and id_ not in self._below.columns for id_ in ids)
+        return any(id_ and id_ not in self._passed for id_ in ids)
+
+    @property
+    def _passed(self) -> frozenset[str]:
+        """The columns of the input that are passed on."""
+        return frozenset(self._below.columns) & frozenset(self.columns)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Of keys the changed rows'; of other columns of the input also the old rows'."""
@@ -99,11 +122,42 @@ class WindowOperator(Operator):
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """The input's."""
-        return self._below.unique_ids()
+        return tuple(ids for ids in self._below.unique_ids() if ids <= self._passed)
 
     def kind(self, id_: str) -> str | None:
         """The input's, of its columns."""
-        return self._below.kind(id_) if id_ in self._below.columns else None
+        return self._below.kind(id_) if id_ in self._passed else None
+
+
+def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
+    """Return the windows that one run computes, the lowest first: each is over the rows of the one
+    before it, or a projection of them, and over partitions that are parts of its partitions.
+
+    >>> rows = Scan(0, (("i0_k", "k"), ("i0_x", "x")))
+    >>> first = WindowFunctions(rows, ("i0_k",), (), (), (("i0_k", "int"), ("i0_x", "int")))
+    >>> made = Project(first, (Named("i0_k", "i0_k"), Named("c1", "i0_x % 7")))
+    >>> types = (("i0_k", "int"), ("c1", "int"))
+    >>> [each.keys for each in window_chain(WindowFunctions(made, ("i0_k", "c1"), (), (), types))]
+    [('i0_k',), ('i0_k', 'c1')]
+    >>> [each.keys for each in window_chain(WindowFunctions(made, ("c1",), (), (), types))]
+    [('c1',)]
+    """
+    chain: tuple[WindowFunctions, ...] = (plan,)
+    while True:
+        below = chain[0].input
+        made = _between(below)
+        inner = below.input if isinstance(below, Project) else below
+        if not isinstance(inner, WindowFunctions) or not set(inner.keys) <= set(chain[0].keys):
+            return chain
+        own = {*dict(inner.types), *(call.name for call in inner.calls)}
+        if any(each.name in own and each.name != each.expression for each in made):
+            return chain
+        chain = (inner, *chain)
+
+
+def _between(below: Plan) -> tuple[Named, ...]:
+    """The projection between a window and the one below; empty where there is none."""
+    return below.columns if isinstance(below, Project) else ()
 
 
 def _column(plan: WindowFunctions, call: WindowCall, columns: Ids) -> WindowColumn:

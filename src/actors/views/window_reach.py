@@ -1,11 +1,12 @@
 """How far in its partition a change reaches what window functions say.
 
 Rules. Catalyst's own words are the base (`catalyst.window_calls`): a frame's bounds, the offset of
-``lag``. A filter above may leave the first ranks alone. Sessions are two windows, one on another
-(`spark/ConstructRewriter.java`): the ends of the rows before, and the last row that began behind
-all of them; the second says nothing that a change beyond a gap without rows alters. That holds for
-the two together alone, so they are known by their very texts, and what looks otherwise is computed
-over whole partitions.
+``lag``. A filter above may leave the first ranks alone. Sessions are three windows, one on another
+(`spark/ConstructRewriter.java`): the ends of the rows before, the last row that began behind all of
+them, and the end of the session that it began; the second says nothing that a change beyond a gap
+without rows alters, and the third is over the rows of a session. That holds for the first two
+together alone, so they are known by their very texts, and what looks otherwise is computed over
+whole partitions.
 
 Only columns of a table count, of types whose equality and order are Arrow's too.
 """
@@ -15,8 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
-
-import msgspec
 
 from actors.plan.nearby import SIZE_MAX, NearbyRows, Reach, SortColumn
 from actors.plan.relational import Plan, Project, WindowCall, WindowFunctions
@@ -106,22 +105,39 @@ def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
 # -- sessions -------------------------------------------------------------------------------------
 
 
-class SessionParts(msgspec.Struct, frozen=True):
-    """The parts of a window that tells sessions: that of the ends before each row, what it makes of
-    them, the time column of each row and the gap behind it."""
+def near_sessions(
+    ends: WindowFunctions, above: Sequence[WindowFunctions], below: Operator
+) -> NearbyRows | None:
+    """Return the rows of the sessions that changes may touch; None: windows one on another tell no
+    sessions, or the rows are no table's.
 
-    ends: WindowFunctions
-    begun: Project
-    time: str
-    gap: int
-    """In microseconds."""
+    Args:
+        ends: The lowest of the windows, of the ends before each row.
+        above: The others: which session each row is in, and those over the rows of a session.
+        below: What the lowest is over.
+    """
+    begun, *others = above
+    found = _session_time(ends, begun)
+    if found is None or not all(begun.calls[0].name in each.keys for each in others):
+        return None
+    time, gap = found
+    keys = ends.keys
+    table = below.table_columns((*keys, time), some=True)
+    kinds = [(below.kind(id_) or "").lower() for id_ in keys]
+    if table is None or not keys or not all(PLAIN_TYPES.fullmatch(kind) for kind in kinds):
+        return None
+    source, names = table
+    types = {each.name: each.type for each in below.context.schemas[source].columns}
+    if types[names[-1]] not in ("timestamp", "timestamp_ntz") or gap > SIZE_MAX:
+        return None
+    return NearbyRows(source, names[:-1], (SortColumn(names[-1]),), "gap", gap)
 
 
-def session_parts(plan: WindowFunctions) -> SessionParts | None:
-    """Return the parts of a window that tells in which session each row is; None: it does not."""
+def _session_time(ends: WindowFunctions, plan: WindowFunctions) -> tuple[str, int] | None:
+    """The time column of each row, and the gap behind it in microseconds, of a window that tells in
+    which session each row is; None: it does not."""
     begun = plan.input
-    ends = begun.input if isinstance(begun, Project) else None
-    if not isinstance(begun, Project) or not isinstance(ends, WindowFunctions):
+    if not isinstance(begun, Project):
         return None
     if len(plan.calls) != 1 or len(ends.calls) != 1 or len(plan.order) != 1:
         return None
@@ -145,21 +161,7 @@ def session_parts(plan: WindowFunctions) -> SessionParts | None:
     found = _SESSION.fullmatch(texts.get(both[0][1], ""))
     if found is None or found[3] not in _UNITS:
         return None
-    return SessionParts(ends, begun, found[1], int(found[2]) * _UNITS[found[3]])
-
-
-def near_sessions(parts: SessionParts, below: Operator) -> NearbyRows | None:
-    """Return the rows of the sessions that changes may touch; None: the rows are no table's."""
-    keys = parts.ends.keys
-    table = below.table_columns((*keys, parts.time), some=True)
-    kinds = [(below.kind(id_) or "").lower() for id_ in keys]
-    if table is None or not keys or not all(PLAIN_TYPES.fullmatch(kind) for kind in kinds):
-        return None
-    source, names = table
-    types = {each.name: each.type for each in below.context.schemas[source].columns}
-    if types[names[-1]] not in ("timestamp", "timestamp_ntz") or parts.gap > SIZE_MAX:
-        return None
-    return NearbyRows(source, names[:-1], (SortColumn(names[-1]),), "gap", parts.gap)
+    return found[1], int(found[2]) * _UNITS[found[3]]
 
 
 def _argument(call: WindowCall, frame: str) -> str | None:
