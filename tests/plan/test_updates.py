@@ -22,6 +22,7 @@ from actors.plan.updates import (
     between,
     condensed,
     consolidate,
+    consolidate_keyed,
     distinct_times,
     from_ipc,
     negate,
@@ -102,6 +103,33 @@ def test_few_rows_are_summed_as_many_are(data: st.DataObject) -> None:
         many = consolidate(table)
     assert few.schema == many.schema == shape
     assert sorted(map(repr, rows_of(few))) == sorted(map(repr, rows_of(many)))
+
+
+@given(st.data())
+def test_consolidate_keyed_equals_consolidate_where_a_key_has_one_row(data: st.DataObject) -> None:
+    """A table with a primary key, changed row by row; each change as it came, all at one time."""
+    history: list[tuple[Any, ...]] = []
+    present: dict[int, tuple[Any, ...]] = {}
+    changes = st.tuples(st.integers(0, 9), st.none() | st.sampled_from([None, 0.5, -0.0]))
+    for key, value in data.draw(st.lists(changes, max_size=40)):
+        if key in present:
+            history.append((*present.pop(key), 0, -1))
+        if data.draw(st.booleans()):
+            present[key] = (key, value, data.draw(st.sampled_from([None, "x"])))
+            history.append((*present[key], 0, 1))
+    table = table_of(data.draw(st.permutations(history)))
+    cut = data.draw(st.integers(0, len(history)))  # chunks that begin anywhere
+    table = pa.concat_tables([table.slice(0, cut), table.slice(cut)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threshold_probes.FEW_ROWS, "limit", 0)
+        found = [rows_of(consolidate_keyed(table, key)) for key in (("a",), ("a", "s"), ())]
+    expected = sorted((*row, 0, 1) for row in map(_shown, present.values()))
+    for each in found:
+        assert sorted((*_shown(row[:3]), *row[3:]) for row in each) == expected
+
+
+def _shown(row: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(map(repr, row))
 
 
 @given(st.lists(rows, max_size=20))

@@ -28,7 +28,7 @@ from actors.errors import InvalidUsage
 from actors.plan.covered import covered_changes
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, Lookup, Stratum
 from actors.plan.schema import DIFF, TIME, Schema
-from actors.plan.updates import concat, consolidate, set_column
+from actors.plan.updates import concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
 from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS
 
@@ -281,8 +281,10 @@ class Lookups:
 
     def _settled(self, target: str, rows: pa.Table) -> pa.Table:
         """The rows that there are, at the time of the state."""
-        shape = self._touched.schema(target).arrow_updates()
-        return consolidate(_at(rows.select(shape.names).cast(shape), self._state_time))
+        schema = self._touched.schema(target)
+        shape = schema.arrow_updates()
+        settled = _at(rows.select(shape.names).cast(shape), self._state_time)
+        return consolidate_keyed(settled, schema.key)
 
     def _is_wanted(self, lookup: Lookup) -> bool:
         """Return whether a lookup without a key reads anything: always, or its condition holds."""

@@ -203,6 +203,29 @@ def consolidate(updates: pa.Table) -> pa.Table:
     return kept.select(updates.column_names).cast(updates.schema)
 
 
+def consolidate_keyed(updates: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Consolidate updates of one time, in which each value of a primary key has one row at most.
+
+    Rows whose key has nothing taken back are passed on as they are: of a table most rows were never
+    changed, and to tell so by one column takes a fraction of summing whole rows.
+    """
+    columns = set(updates.column_names)
+    if len(key) != 1 or key[0] not in columns or not FEW_ROWS.exceeded_by(updates.num_rows):
+        return consolidate(updates)
+    if not _found_by_value(updates.schema.field(key[0]).type):
+        return consolidate(updates)
+    back = pc.less_equal(updates[DIFF], pa.scalar(0, pa.int64()))
+    gone = updates[key[0]].filter(back).combine_chunks()
+    moved = pc.is_in(updates[key[0]], value_set=gone)
+    return pa.concat_tables([updates.filter(pc.invert(moved)), consolidate(updates.filter(moved))])
+
+
+def _found_by_value(kind: pa.DataType) -> bool:
+    """Whether equal values of this type are those with equal bits, and Arrow finds them."""
+    tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+    return any(test(kind) for test in tests)
+
+
 def condensed(updates: pa.Table) -> pa.Table:
     """The same updates in one piece, consolidated if that makes them far fewer.
 
