@@ -1,6 +1,6 @@
-"""Takes each rule out of the WAL's modules, one at a time, and looks whether a test notices.
+"""Takes each rule out of a module, one at a time, and looks whether a test notices.
 
-    python tests/proof/wal_mutations.py [--list] [--only TEXT] [MODULE …]
+    python tests/proof/mutations.py [--list] [--only TEXT] [--sample N] [--seed S] [MODULE …]
 
 A mutation leaves out a statement, answers a condition with a constant, moves the boundary of a
 comparison, leaves out one side of an ``and``/``or``, or takes one argument of ``min``/``max``. Each
@@ -16,6 +16,7 @@ import argparse
 import ast
 import copy
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -28,39 +29,58 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
-WAL: Final = Path("actors/wal")
 MEMORY_BYTES_MAX: Final = 4 << 30
 """Of a run of tests: a loop whose end was taken out must not take the machine with it."""
 SLOWER_MAX: Final = 20
 """A mutation whose tests take so many times as long as without it hangs: that is noticed."""
-ACCEPTOR: Final = ("test_acceptor.py", "test_acceptor_failures.py", "test_acceptor_machine.py")
+ACCEPTOR: Final = (
+    "wal/test_acceptor.py",
+    "wal/test_acceptor_failures.py",
+    "wal/test_acceptor_machine.py",
+)
+VIEWS: Final = ("views", "testing_kit/test_check_views.py")
 TESTS: Final = {
-    "acceptor": ACCEPTOR,
-    "admission": ACCEPTOR,
-    "accepting": ("test_wal_receiver.py",),
-    "receiver": ("test_wal_receiver.py",),
-    "registry": ("test_wal_registry.py", "test_wal_receiver.py", "test_wal_recovery.py"),
-    "candidate": ("test_proposer.py",),
-    "proposer": ("test_proposer.py",),
-    "quorum": ("test_proposer.py",),
-    "tail": ("test_proposer.py",),
-    "history": ("test_term_history.py", "test_acceptor.py"),
-    "send": ("test_wal_send.py",),
-    "replication": ("test_wal_replication.py", "test_wal_send.py"),
-    "timeline": ("test_wal_send.py", "test_wal_receiver.py", "test_wal_offload.py"),
-    "timelines": ("test_wal_send.py", "test_wal_served.py"),
-    "donors": ("test_wal_peers.py", "test_wal_recovery.py"),
-    "peers": ("test_wal_recovery.py", "test_wal_peers.py"),
-    "recovery": ("test_wal_storage.py", "test_wal_disk.py"),
-    "storage": ("test_wal_storage.py", "test_wal_disk.py"),
-    "segments": ("test_wal_storage.py", "test_wal_disk.py"),
-    "control": ("test_wal_control.py",),
-    "offload": ("test_wal_offload.py",),
-    "archive": ("test_wal_offload.py",),
+    "wal/acceptor": ACCEPTOR,
+    "wal/admission": ACCEPTOR,
+    "wal/accepting": ("wal/test_wal_receiver.py",),
+    "wal/receiver": ("wal/test_wal_receiver.py",),
+    "wal/registry": (
+        "wal/test_wal_registry.py",
+        "wal/test_wal_receiver.py",
+        "wal/test_wal_recovery.py",
+    ),
+    "wal/candidate": ("wal/test_proposer.py",),
+    "wal/proposer": ("wal/test_proposer.py",),
+    "wal/quorum": ("wal/test_proposer.py",),
+    "wal/tail": ("wal/test_proposer.py",),
+    "wal/history": ("wal/test_term_history.py", "wal/test_acceptor.py"),
+    "wal/send": ("wal/test_wal_send.py",),
+    "wal/replication": ("wal/test_wal_replication.py", "wal/test_wal_send.py"),
+    "wal/timeline": ("wal/test_wal_send.py", "wal/test_wal_receiver.py", "wal/test_wal_offload.py"),
+    "wal/timelines": ("wal/test_wal_send.py", "wal/test_wal_served.py"),
+    "wal/donors": ("wal/test_wal_peers.py", "wal/test_wal_recovery.py"),
+    "wal/peers": ("wal/test_wal_recovery.py", "wal/test_wal_peers.py"),
+    "wal/recovery": ("wal/test_wal_storage.py", "wal/test_wal_disk.py"),
+    "wal/storage": ("wal/test_wal_storage.py", "wal/test_wal_disk.py"),
+    "wal/segments": ("wal/test_wal_storage.py", "wal/test_wal_disk.py"),
+    "wal/control": ("wal/test_wal_control.py",),
+    "wal/offload": ("wal/test_wal_offload.py",),
+    "wal/archive": ("wal/test_wal_offload.py",),
+    "plan/nearby": ("views/test_nearby_rows.py",),
+    "plan/covered": ("plan/test_covered.py",),
+    "views/window_reach": ("views/test_window_reach.py",),
+    "views/rule_top": VIEWS,
+    "views/rule_extreme": VIEWS,
+    "views/rule_outer": VIEWS,
+    "views/rule_one_row": VIEWS,
+    "views/rule_expansion": VIEWS,
+    "views/rule_distinct": VIEWS,
+    "views/rule_temporal": VIEWS,
+    "views/rule_kept": VIEWS,
 }
 """The rules' modules, and the tests that must notice when a rule is taken out."""
 KNOWN: Final[dict[tuple[str, str], str]] = {
-    ("registry", "slot == len(self._slots) | always True"): "one slot more stays empty",
+    ("wal/registry", "slot == len(self._slots) | always True"): "one slot more stays empty",
 }
 """(module, mutation as printed without its line) -> why nothing can notice it."""
 UNTOLD: Final = {"validate", "describe", "history_text", "positions", "_tell_election"}
@@ -184,22 +204,22 @@ def _shown(node: ast.AST) -> str:
 
 
 class Copy:
-    """The sources with one module of the WAL replaced; the rest are links."""
+    """The sources with one module of a room replaced; the other rooms are links."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, room: str) -> None:
         self._sources = place / "src"
         self.timeout_s: float | None = None
         actors = self._sources / "actors"
         actors.mkdir(parents=True)
         for each in (ROOT / "src" / "actors").iterdir():
-            if each.name not in ("wal", "__pycache__"):
+            if each.name not in (room, "__pycache__"):
                 (actors / each.name).symlink_to(each)
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "src" / WAL, self._sources / WAL, ignore=ignored)
+        shutil.copytree(ROOT / "src" / "actors" / room, actors / room, ignore=ignored)
 
     def survives(self, mutation: Mutation) -> bool:
         """Return whether the module's tests pass all the same."""
-        place = self._sources / WAL / f"{mutation.module}.py"
+        place = self._sources / "actors" / f"{mutation.module}.py"
         original = place.read_text()
         place.write_text(mutation.source)
         try:
@@ -209,7 +229,7 @@ class Copy:
 
     def passes(self, module: str) -> bool:
         """Run a module's tests against the copy."""
-        files = [str(ROOT / "tests" / "wal" / name) for name in TESTS[module]]
+        files = [str(ROOT / "tests" / name) for name in TESTS[module]]
         plain = ("-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=1")
         env = {**os.environ, "PYTHONPATH": str(self._sources), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
@@ -230,17 +250,21 @@ class Copy:
 
 def main() -> int:
     """Mutate the modules that are named, or all."""
-    parser = argparse.ArgumentParser(description="Takes rules of the WAL out, one at a time.")
+    parser = argparse.ArgumentParser(description="Takes rules out, one at a time.")
     parser.add_argument("--list", action="store_true", help="only print them")
     parser.add_argument("--only", default="", help="mutations with this text")
+    parser.add_argument("--sample", type=int, default=0, help="so many of a module; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="which are in the sample")
     parser.add_argument("modules", nargs="*", default=list(TESTS))
     given = parser.parse_args()
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="penstock-mutations-") as place:
-        trial = Copy(Path(place))
-        for module in given.modules:
-            source = (ROOT / "src" / WAL / f"{module}.py").read_text()
+    for module in given.modules:
+        with tempfile.TemporaryDirectory(prefix="penstock-mutations-") as place:
+            trial = Copy(Path(place), module.split("/", maxsplit=1)[0])
+            source = (ROOT / "src" / "actors" / f"{module}.py").read_text()
             found = [each for each in mutations(module, source) if given.only in each.what]
+            if 0 < given.sample < len(found):
+                found = random.Random(given.seed).sample(found, given.sample)
             if given.list:
                 print(*(f"{each.module}:{each.line}: {each.what}" for each in found), sep="\n")
                 continue
