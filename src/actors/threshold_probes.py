@@ -209,8 +209,8 @@ FEW_ROWS: Final = KernelLimit(
 )  # fmt: skip
 SAMPLED_ROWS: Final = KernelLimit(
     "updates_sampled_rows", 8_191,
-    "a step's changes go to the engine as they are",
-    "a sample of them tells whether to consolidate them first",
+    "a step's changes are summed up before anything is looked up",
+    "a sample of them tells whether to sum them up",
 )  # fmt: skip
 SHORT_STREAM: Final = KernelLimit(
     "updates_short_stream_bytes", 16 * 1024,

@@ -42,7 +42,9 @@ from actors.protocol.relations import RELATIONS, is_relation, relation_of, worke
 from cluster_house import index, subscribe  # type: ignore[import-not-found]
 
 BY_WORKERS = [name for name, each in RELATIONS.items() if each.kept_by == "workers"]
-SHARED = SharedStatistics("s9", ("a", "b"), 3, 1, 5, ArrangementStatistics(7, 2, 700, 70, 0))
+SHARED = SharedStatistics(
+    "s9", ("a", "b"), 3, 1, 5, ArrangementStatistics(7, 2, 700, 70, 0), ("a", "b", "c")
+)
 
 
 class Room:

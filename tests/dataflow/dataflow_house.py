@@ -26,7 +26,7 @@ from actors.fetch_task import FetchTask
 from actors.kernel import Actor, Address, System, SystemClock
 from actors.listen_task import ListenTask
 from actors.persist import Append, Appended, NewShard, PersistClient
-from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum
+from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum, Union
 from actors.plan.jobs import (
     CancelJob,
     Difference,
@@ -409,7 +409,8 @@ def join_plan() -> DeltaPlan:
         Lookup("s1", ("k",), (("d0", ("k",)),)),
         Lookup("s0", ("k",), (("d1", ("k",)),)),
     )
-    stratum = Stratum(lookups, Input("d0", ("k", "v")), ("d0", "d1", "s0", "s1"))
+    names = ("d0", "d1", "s0", "s1")
+    stratum = Stratum(lookups, Union(tuple(Input(name, ("k", "v")) for name in names)), names)
     return DeltaPlan(("l", "r"), (PAIRS, PAIRS), JOINED, "", "incremental", "", (stratum,))
 
 

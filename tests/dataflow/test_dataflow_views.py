@@ -184,7 +184,7 @@ async def _live(
 
 async def test_while_steps_change_nothing_the_first_stratum_runs_alone(tmp_path: Path) -> None:
     """A view of the large values, in two strata of which the second reads the first alone."""
-    small = Consolidate(Where(Input("d0", ("k", "v")), "v > 5"))
+    small = Consolidate(Where(Input("d0", ("k", "v")), "v + 0 > 5"))
     strata = (Stratum((), small, ("d0",)), Stratum((), Input("r0", ("k", "v")), ("r0",)))
     plan = DeltaPlan(("l",), (PAIRS,), PAIRS, "", "incremental", "", strata)
     jobs: list[tuple[int, int]] = []

@@ -26,13 +26,14 @@ from actors.dataflow.filling import make_ready
 from actors.dataflow.touched import Imports
 from actors.errors import ReadBelowSince
 from actors.persist import PersistClient
-from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum
+from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum, Union
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import error_update
 from actors.protocol.compute import SourceImport
 from actors.settings import Settings
 
-STRATUM = Stratum((Lookup("s0", ("k",), (("d0", ("k",)),)),), Input("d0", ("k", "v")), ("d0",))
+READ = Union((Input("d0", ("k", "v")), Input("s0", ("k", "v"))))
+STRATUM = Stratum((Lookup("s0", ("k",), (("d0", ("k",)),)),), READ, ("d0", "s0"))
 PLAN = DeltaPlan(("t",), (PAIRS,), PAIRS, "", "incremental", "", (STRATUM,))
 
 

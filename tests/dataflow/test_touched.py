@@ -12,7 +12,7 @@ from dataflow_house import PAIRS, listed, table  # type: ignore[import-not-found
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow.touched import Lookups, Touched
-from actors.plan.delta import DeltaPlan, Hidden, Input, Lookup, Stratum
+from actors.plan.delta import DeltaPlan, Hidden, Input, Lookup, Stratum, Union
 from actors.plan.schema import Column, Schema
 from actors.threshold_probes import DUE_BUCKETS
 
@@ -20,7 +20,8 @@ Make: TypeAlias = Callable[..., Touched]
 
 
 def plan_of(*lookups: Lookup, hidden: tuple[Hidden, ...] = ()) -> DeltaPlan:
-    stratum = Stratum(lookups, Input("d0", ("k", "v")), ("d0",))
+    names = ("d0", "s0", "s1")
+    stratum = Stratum(lookups, Union(tuple(Input(name, ("k", "v")) for name in names)), names)
     return DeltaPlan(
         ("l", "r"), (PAIRS, PAIRS), PAIRS, "", "incremental", "", (stratum,), hidden=hidden
     )

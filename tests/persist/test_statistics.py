@@ -139,7 +139,7 @@ def test_no_row_that_passes_is_in_a_discarded_part(
         part = replace(part, statistics=of_footer(footer, table.schema, schema, 4096))
     filter_ = PartFilter(schema, [condition("a", op, *each, kind=kind) for op, each in wanted])
     right = [all(passes(v, op, each) for op, each in wanted) for v in table["a"].to_pylist()]
-    assert filter_.passing(table) == sum(right)
+    assert filter_.passing(table).num_rows == sum(right)
     assert filter_.verdict(part) is Verdict.KEEP or not any(right)
 
 
@@ -182,8 +182,8 @@ def test_one_condition_that_cannot_hold_is_enough() -> None:
     one, other = condition("a", "<", 10), condition("a", ">", 19)
     assert PartFilter(NUMBERS, [one], [other]).verdict(part) is Verdict.KEEP
     assert PartFilter(NUMBERS, [one], both).verdict(part) is Verdict.DISCARD
-    assert PartFilter(NUMBERS, [one], [other]).passing(table_of(NUMBERS, ROWS)) == 1
-    assert PartFilter(NUMBERS, [one], []).passing(table_of(NUMBERS, ROWS)) == 3
+    assert PartFilter(NUMBERS, [one], [other]).passing(table_of(NUMBERS, ROWS)).num_rows == 1
+    assert PartFilter(NUMBERS, [one], []).passing(table_of(NUMBERS, ROWS)).num_rows == 3
 
 
 def test_a_column_of_nulls_has_no_values() -> None:
@@ -314,7 +314,8 @@ def test_a_filter_of_a_peek_takes_what_helps() -> None:
     assert str(by_key) == "a in 1 2 AND f in nan -0.0"
     part = written(NUMBERS, table_of(NUMBERS, [(1, 0.0, "x"), (9, 1.0, "x")]))
     assert by_key.verdict(part) is Verdict.KEEP
-    assert by_key.passing(table_of(NUMBERS, [(1, 0.0, "x"), (2, math.nan, "x"), (2, 1.0, "")])) == 2
+    rows = [(1, 0.0, "x"), (2, math.nan, "x"), (2, 1.0, "")]
+    assert by_key.passing(table_of(NUMBERS, rows)).num_rows == 2
     assert PartFilter.of(NUMBERS, [], pa.table({"a": list(range(65))})) is None
 
 

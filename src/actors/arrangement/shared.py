@@ -1,11 +1,14 @@
-"""Arrangements that the dataflows of a process share, by (shard, key columns, schema).
+"""Arrangements that the dataflows of a process share, by (shard, key columns, columns, filter).
 
 Theory of operation. `open` hands out a `Handle`: one user's view of an arrangement. It has a
 `lo`; the user reads what lies before it, and lets go of what lies before ``lo - 1`` when it
-moves on. The arrangement keeps real times; its since follows the least `lo` of its users, a
-little behind, so that a view which has just been made still finds its first time here.
+moves on. An arrangement holds the columns, and the rows that pass the filter, of the user that it
+was made for, so that changes of other columns and rows take no room and no time in it; whoever
+needs no more of both may use it, too, and gets what passes its own filter. The arrangement keeps
+real times; its since follows the least `lo` of its users, a little behind, so that a view which has
+just been made still finds its first time here.
 
-Every user offers the deltas that it went through. They are deltas of one shard, so they agree:
+Every user offers the deltas that it went through, whole. They are of one shard, so they agree:
 of ``[lower, hi)`` what lies beyond the upper is inserted, and the rest was there before. Whoever
 is first brings the arrangement on for all; nobody reads anything twice.
 
@@ -51,14 +54,15 @@ from actors.arrangement.arrangement import (
 )
 from actors.errors import Closed, InvalidUsage, ReadBelowSince, StorageError
 from actors.memory_ledger import MemoryUse
+from actors.persist.filtering import PartFilter
 from actors.plan.schema import Schema
-from actors.plan.updates import between
+from actors.plan.updates import between, condensed
 from actors.progress import Frontier, ShardId, Time
 from actors.threshold_probes import ARRANGEMENT_LAG
 
 log = logging.getLogger("penstock.arrangement")
 
-_Name: TypeAlias = tuple[ShardId, tuple[str, ...], Schema]
+_Name: TypeAlias = tuple[ShardId, tuple[str, ...]]
 
 
 class SharedStatistics(msgspec.Struct, frozen=True):
@@ -71,6 +75,9 @@ class SharedStatistics(msgspec.Struct, frozen=True):
     upper: Frontier
     """0: not filled yet."""
     arrangement: ArrangementStatistics
+    columns: tuple[str, ...]
+    filter: str = ""
+    """Which rows it holds; empty: all."""
     private: bool = False
     """True for one that a single dataflow owns (`SharedArrangements.note_private`)."""
 
@@ -100,17 +107,37 @@ class SharedArrangements:
         self._due: dict[Arrangement, None] = {}
         self._merging = False
 
-    def open(self, shard: ShardId, key: tuple[str, ...], schema: Schema, lo: Frontier) -> Handle:
-        """A user that stands at `lo`. Raises `InvalidUsage` for a key that has no equality."""
+    def open(
+        self,
+        shard: ShardId,
+        key: tuple[str, ...],
+        schema: Schema,
+        lo: Frontier,
+        rows: PartFilter | None = None,
+    ) -> Handle:
+        """Add a user that stands at `lo`.
+
+        Args:
+            shard: Whose updates it reads.
+            key: By which columns.
+            schema: The columns that it needs, the key's and those of `rows` among them.
+            lo: It reads what lies before.
+            rows: Which rows it needs; None: all.
+
+        Raises `InvalidUsage` for a key that has no equality.
+        """
         check_key(schema, key)
-        name = (shard, key, schema)
+        name = (shard, key)
         with self._lock:
             entries = self._entries.setdefault(name, [])
-            entry = next((entry for entry in reversed(entries) if entry.good_for(lo)), None)
-            if entry is None:
-                entry = _Entry(name, self._directory / str(next(self._numbers)))
-                entries.append(entry)
-            handle = Handle(self, entry, lo)
+            good = [each for each in entries if each.serves(schema, rows) and each.good_for(lo)]
+            if not good:
+                place = self._directory / str(next(self._numbers))
+                entries.append(_Entry(name, schema, rows, place))
+                good = entries[-1:]
+            # The narrowest, and of those the newest.
+            entry = min(reversed(good), key=lambda each: (each.rows is None, len(each.columns)))
+            handle = Handle(self, entry, lo, rows)
             entry.users.add(handle)
         return handle
 
@@ -170,7 +197,7 @@ class SharedArrangements:
             found = [entry.statistics() for entry in entries]
             for held, shard in self._private.items():
                 if not held.closed:
-                    own = held.since, held.upper, held.statistics()
+                    own = held.since, held.upper, held.statistics(), tuple(held.schema.names)
                     found.append(SharedStatistics(shard, held.key, 1, *own, private=True))
             return found
 
@@ -179,8 +206,13 @@ class _Entry:
     """One arrangement and its users. Everything here is guarded by the registry's lock, but for
     inserts, which `inserting` keeps apart."""
 
-    def __init__(self, name: _Name, directory: Path) -> None:
+    def __init__(
+        self, name: _Name, schema: Schema, rows: PartFilter | None, directory: Path
+    ) -> None:
         self.name = name
+        self.schema = schema
+        self.columns = frozenset(schema.columns)
+        self.rows = rows
         self.directory = directory
         self.users: set[Handle] = set()
         self.arrangement: Arrangement | None = None
@@ -194,6 +226,20 @@ class _Entry:
         """Bytes offered and inserted."""
         self.marks: list[tuple[Frontier, int]] = []
         """(upper, bytes inserted when it was reached), ascending and a little apart."""
+
+    def serves(self, schema: Schema, rows: PartFilter | None) -> bool:
+        """Whether it holds these columns, and the rows that pass."""
+        same = self.rows is None or (rows is not None and rows.name == self.rows.name)
+        return same and self.columns.issuperset(schema.columns)
+
+    def own(self, updates: pa.Table) -> pa.Table:
+        """What it holds of updates that have all columns."""
+        if self.rows is not None:
+            updates = self.rows.passing(updates)
+        shape = self.schema.arrow_updates()
+        narrower = len(shape) < updates.num_columns
+        updates = updates.select(shape.names).cast(shape)
+        return condensed(updates) if narrower else updates
 
     def good_for(self, lo: Frontier) -> bool:
         if self.retired:
@@ -235,23 +281,33 @@ class _Entry:
         return late
 
     def statistics(self) -> SharedStatistics:
-        shard, key, _ = self.name
+        shard, key = self.name
+        what = tuple(self.schema.names), "" if self.rows is None else str(self.rows)
+        users = len(self.users)
         held = self.arrangement
         if held is None and self.filling is not None:
             held = self.filling.arrangement  # its upper is 0
         if held is None:
             nothing = ArrangementStatistics(0, 0, 0, 0, 0)
-            return SharedStatistics(shard, key, len(self.users), 0, 0, nothing)
+            return SharedStatistics(shard, key, users, 0, 0, nothing, *what)
         own = held.since, held.upper, held.statistics()
-        return SharedStatistics(shard, key, len(self.users), *own)
+        return SharedStatistics(shard, key, users, *own, *what)
 
 
 class Handle:
     """One user of a shared arrangement."""
 
-    def __init__(self, registry: SharedArrangements, entry: _Entry, lo: Frontier) -> None:
+    def __init__(
+        self,
+        registry: SharedArrangements,
+        entry: _Entry,
+        lo: Frontier,
+        rows: PartFilter | None,
+    ) -> None:
         self.lo = lo
         """What the user reads lies before it."""
+        self._rows = None if entry.rows is not None else rows
+        """What of the arrangement's rows passes; None: all."""
         self._registry = registry
         self._entry = entry
         self._refused: str | None = None
@@ -269,8 +325,13 @@ class Handle:
 
     @property
     def schema(self) -> Schema:
-        """Columns of the updates."""
-        return self._entry.name[2]
+        """Columns of what is read, which may be more than were asked for."""
+        return self._entry.schema
+
+    @property
+    def rows(self) -> PartFilter | None:
+        """Which rows the arrangement holds; None: all."""
+        return self._entry.rows
 
     @property
     def upper(self) -> Frontier:
@@ -316,7 +377,8 @@ class Handle:
     # -- going on ---------------------------------------------------------------------------------
 
     def offer(self, updates: pa.Table, lower: Frontier, upper: Frontier) -> None:
-        """All updates of the shard with ``lower <= time < upper``: what is new is inserted.
+        """All updates of the shard with ``lower <= time < upper``, all columns: what is new, and
+        is for the arrangement, is inserted.
 
         An offer that would leave a gap is passed over. Raises `ReadBelowSince` (detached),
         `Closed` and `StorageError` (then nothing was inserted).
@@ -332,6 +394,7 @@ class Handle:
             new = updates
             if updates.num_rows and arrangement.upper > lower:
                 new = between(updates, arrangement.upper, upper)
+            new = entry.own(new)
             arrangement.insert(new, upper)
             with registry._lock:
                 entry.inserted += new.nbytes if new.num_rows else 0
@@ -375,11 +438,14 @@ class Handle:
         Raises `ReadBelowSince` when the user was detached, `InvalidUsage` when it is not
         `ready`, and `Closed`.
         """
-        return self._readable().lookup_all(tables, self.lo)
+        return self._passing(self._readable().lookup_all(tables, self.lo))
 
     def scan(self) -> pa.Table:
         """All updates before `lo`. Raises as `lookup` does."""
-        return self._readable().scan(self.lo)
+        return self._passing(self._readable().scan(self.lo))
+
+    def _passing(self, found: pa.Table) -> pa.Table:
+        return found if self._rows is None else self._rows.passing(found)
 
     def _readable(self) -> Arrangement:
         self._check()
@@ -431,9 +497,8 @@ class Filling:
         """Begins: whoever holds the shard readable from `shard_since` on will give its updates.
         From now on a newcomer that needs earlier times gets another arrangement. Raises `Closed`
         after the end."""
-        _, key, schema = self._entry.name
-        registry = self._registry
-        arrangement = Arrangement(self._place, schema, key, registry._limits)
+        entry, registry = self._entry, self._registry
+        arrangement = Arrangement(self._place, entry.schema, entry.name[1], registry._limits)
         with registry._lock:
             ended = self._ended
             if not ended:
@@ -445,9 +510,10 @@ class Filling:
             raise Closed("the filling was given up before it began")
 
     def insert(self, updates: pa.Table) -> None:
-        """Adds updates, in any order. Raises `StorageError`, and `Closed` after the end."""
+        """Adds what is for the arrangement of updates with all columns, in any order. Raises
+        `StorageError`, and `Closed` after the end."""
         assert self.arrangement is not None, "start comes first"
-        self.arrangement.fill(updates)
+        self.arrangement.fill(self._entry.own(updates))
 
     def publish(self, upper: Frontier) -> None:
         """All updates before `upper` are in: everybody may read. Raises `StorageError`."""

@@ -253,14 +253,16 @@ class Logs:
             key = ", ".join(live.description.export.key)
             users = len(self._state.reads.pending.of(live.number))
             sizes = held.rows, held.runs, held.bytes_memory, held.bytes_mapped
-            yield (worker, "index", held.id, key, *sizes, users)
+            columns = ", ".join(live.description.export.schema.names)
+            yield (worker, "index", held.id, key, columns, "", *sizes, users)
         if worker != 0:
             return
         for shared in self._shared():
             inner = shared.arrangement
             sizes = inner.rows, inner.runs, inner.bytes_memory, inner.bytes_mapped
             kind = "hidden" if shared.private else "shared"
-            yield (worker, kind, shared.shard, ", ".join(shared.key), *sizes, shared.users)
+            what = ", ".join(shared.key), ", ".join(shared.columns), shared.filter
+            yield (worker, kind, shared.shard, *what, *sizes, shared.users)
 
     def memory(self) -> Iterator[MemoryUse]:
         """Tell what the partitions of indexes take here, for a `MemoryLedger`."""

@@ -16,7 +16,7 @@ from actors.errors import ActorDead
 from actors.kernel import STOP, Address
 from actors.protocol.compute import SourceImport, ViewExport
 from actors.protocol.internal import ListenFailed, SourceStarted, StartSources
-from actors.views.source_filters import source_filter
+from actors.views.source_uses import source_filter
 
 
 class Tasks:

@@ -27,6 +27,7 @@ from actors.dataflow.engine import Engine
 from actors.dataflow.touched import Imports
 from actors.errors import ReadBelowSince
 from actors.persist import PersistClient
+from actors.persist.filtering import Verdict
 from actors.plan.schema import Schema
 from actors.plan.updates import between, concat
 from actors.progress import Frontier, Time
@@ -83,23 +84,24 @@ async def _fill(
         upper = max(handle.lo, await persist.upper(handle.shard))
         parts, _ = await reader.snapshot(upper - 1)
         for part in parts:
+            if handle.rows is not None and handle.rows.verdict(part) is Verdict.DISCARD:
+                reader.release([part.key])
+                continue
             rows = await persist.fetch(part, schema)
-            await engine.clock.run_blocking(partial(_insert, filling, handle, rows, upper))
+            await engine.clock.run_blocking(partial(_insert, filling, rows, upper))
             reader.release([part.key])
     finally:
         await reader.close()
     filling.publish(upper)
 
 
-def _insert(filling: Filling, handle: Handle, rows: pa.Table, upper: Frontier) -> None:
-    filling.insert(_plain(handle, rows, 0, upper))
+def _insert(filling: Filling, rows: pa.Table, upper: Frontier) -> None:
+    filling.insert(_plain(rows, 0, upper))
 
 
-def _plain(handle: Handle, rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:
-    """The plain updates of an interval, as the arrangement has them."""
-    plain, _ = split_errors(between(rows, lower, upper))
-    shape = handle.schema.arrow_updates()
-    return plain.select(shape.names).cast(shape)
+def _plain(rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:
+    """The plain updates of an interval."""
+    return split_errors(between(rows, lower, upper))[0]
 
 
 async def _close_gap(
@@ -125,8 +127,7 @@ async def _close_gap(
         fetched = [await persist.fetch(part, schema) for part in parts]
 
         def offer() -> None:
-            shape = handle.schema.arrow_updates()
-            rows = concat((_plain(handle, rows, lower, lo) for rows in fetched), shape)
+            rows = concat((_plain(rows, lower, lo) for rows in fetched), schema.arrow_updates())
             handle.offer(rows, lower, lo)
 
         await engine.clock.run_blocking(offer)

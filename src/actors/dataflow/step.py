@@ -150,11 +150,13 @@ def interval_rows(lo: Time, hi: Frontier) -> Rows:
 
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
-    """The schema of a named input; a stratum's output is read off its Arrow columns."""
+    """The schema of a named input, as far as its columns are in the rows; a stratum's output is read
+    off its Arrow columns."""
     known = plan.input_schema(name)
-    if known is not None:
-        return known
     fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
+    if known is not None:
+        given = {field.name for field in fields}
+        return Schema(tuple(column for column in known.columns if column.name in given))
     return Schema(tuple(Column(field.name, spark_type(field.type)) for field in fields))
 
 
@@ -247,8 +249,9 @@ async def _made(
                 inputs[input_name] = await stack.enter_async_context(given)
                 continue
             schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
+            narrower = len(schema.names) + 2 < rows.num_columns
             rows = rows.select([*schema.names, TIME, DIFF])
-            if input_name[0] in CHANGED:
+            if narrower and input_name[0] in CHANGED:
                 rows = await engine.work(rows.num_rows, partial(condensed, rows))
             packed = await engine.pack(schema, rows)
             stack.push_async_callback(engine.discard, packed)
@@ -273,13 +276,17 @@ async def delta_step(
 ) -> Deltas:
     """Runs the strata over the deltas ``lo <= time < hi`` and what they touch.
 
-    `name` is (incarnation, number). An import of which more than `lookup_rows_max` rows are
-    touched is given whole, as files that Spark scans: ``whole_state(import)``. `quiet`: changes
-    like these changed nothing of late, so the first stratum runs by itself first: where it makes
-    nothing, the others that read no other changes need no run. Raises what the engine, the
+    `deltas` are what the plan looks at of its imports' changes (`views.source_uses`); without any
+    nothing is looked up or run. `name` is (incarnation, number). An import of which more than
+    `lookup_rows_max` rows are touched is given whole, as files that Spark scans:
+    ``whole_state(import)``. `quiet`: changes like these changed nothing of late, so the first
+    stratum runs by itself first: where it makes nothing, the others that read no other changes need
+    no run. Raises what the engine, the
     arrangements and the stores raise, and `DefiniteError` for more times than fit.
     """
     lo, hi = interval
+    if not plan.temporal and not any(rows.num_rows for rows in deltas):
+        return empty_deltas(plan)
     due = await engine.clock.run_blocking(partial(touched.due, lo, hi)) if plan.temporal else {}
     due_bytes = sum(rows.nbytes for rows in due.values())
     bytes_max = engine.settings.inflight_bytes_per_dataflow_max

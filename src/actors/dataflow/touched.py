@@ -31,6 +31,7 @@ from actors.plan.schema import DIFF, TIME, Schema
 from actors.plan.updates import concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
 from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS
+from actors.views.source_uses import source_uses
 
 
 class Imports:
@@ -46,16 +47,17 @@ class Imports:
         """Takes them at `lo`, at once; that they are filled is another's business (`filling`).
         `shards`: of the plan's sources, in order."""
         self.lo = lo
+        uses = source_uses(plan)
         self.handles: dict[tuple[str, tuple[str, ...]], Handle] = {}
         """By (``s{n}``, key); the empty key where any arrangement will do."""
         for target, key in _wanted(plan, "s"):
             source = int(target[1:])
-            shard, schema = shards[source], plan.source_schemas[source]
+            shard, use = shards[source], uses[source]
             try:
-                handle = arrangements.open(shard, key, schema, lo)
+                handle = arrangements.open(shard, key, use.schema, lo, use.state)
             except InvalidUsage:
                 # A key that cannot be compared by hash: every lookup is a scan.
-                handle = arrangements.open(shard, (), schema, lo)
+                handle = arrangements.open(shard, (), use.schema, lo, use.state)
             self.handles[target, key] = handle
 
     @property
@@ -85,7 +87,7 @@ class Touched:
         """`hidden`: the shards of the hidden states, in order."""
         self.imports = Imports(plan, shards, arrangements, lo)
         self._arrangements = arrangements
-        self._schemas = {f"s{i}": schema for i, schema in enumerate(plan.source_schemas)}
+        self._schemas = {f"s{i}": use.schema for i, use in enumerate(source_uses(plan))}
         self._schemas |= {f"h{k}": state.schema for k, state in enumerate(plan.hidden)}
         self.covered = plan.covered
         self._due = {f"h{k}": state for k, state in enumerate(plan.hidden) if state.due}
@@ -125,12 +127,11 @@ class Touched:
         self.hidden_groups += pc.sum(updates[DIFF]).as_py() or 0
 
     def step(self, imports: Sequence[pa.Table], hidden: Sequence[pa.Table], hi: Frontier) -> None:
-        """The view has committed ``[lo, hi)``: with these plain updates of its imports (none
-        given: there were none) and these of its hidden states."""
+        """The view has committed ``[lo, hi)``: with these plain updates of its imports, all columns
+        (none given: there were none) and these of its hidden states."""
         for (target, _), handle in self.imports.handles.items():
-            shape = self._schemas[target].arrow_updates()
-            updates = imports[int(target[1:])] if imports else shape.empty_table()
-            handle.step(updates.select(shape.names).cast(shape), hi)
+            nothing = handle.schema.arrow_updates().empty_table()
+            handle.step(imports[int(target[1:])] if imports else nothing, hi)
         for index, delta in enumerate(hidden):
             self.insert(f"h{index}", delta)
         self.imports.lo = hi

@@ -42,6 +42,7 @@ from actors.plan.updates import concat
 from actors.progress import Frontier, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ViewExport
 from actors.threshold_probes import COLD_STEPS, QUIET_STEPS
+from actors.views.source_uses import source_uses
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -88,6 +89,8 @@ class View:
         self._touched: Touched | None = None
         self._plain_of: tuple[Step | None, list[pa.Table]] = (None, [])
         """The step at hand and its plain updates, which are wanted twice."""
+        self._uses = source_uses(export.plan)
+        self._used_of: tuple[Step | None, list[pa.Table]] = (None, [])
         self._suspension = Suspension(engine.settings)
         self._output_errors: tuple[str, ...] = ()
         self._source_errors: tuple[dict[str, int], ...] = ()
@@ -157,7 +160,8 @@ class View:
             deltas = await self._whole(step, time)
             changes = tuple(ErrorChange(text, time, -1) for text in self._output_errors)
             return Outcome(deltas, changes, recomputed=True)
-        rows = sum(table.num_rows for tables in step.deltas for table in tables)
+        used = await self._used(step)
+        rows = sum(table.num_rows for table in used)
         choice = self._chooser.choose(rows, self._state_rows, len(step.times))
         # What changes with the clock changes at many times: it is never cheaper computed whole.
         if choice.full and not self._export.plan.temporal:
@@ -222,7 +226,7 @@ class View:
             self._engine,
             self._export.plan,
             touched,
-            await self._plain(step),
+            await self._used(step),
             (step.lo, step.hi),
             name,
             partial(self._whole_state, step),
@@ -259,6 +263,20 @@ class View:
         rows = sum(table.num_rows for tables in step.deltas for table in tables)
         found = await self._engine.work(rows, together)
         self._plain_of = step, found
+        return found
+
+    async def _used(self, step: Step) -> list[pa.Table]:
+        """Per source, what the view looks at of the step's plain updates."""
+        known, found = self._used_of
+        if known is step:
+            return found
+        plain = await self._plain(step)
+
+        def kept() -> list[pa.Table]:
+            return [use.kept(rows) for use, rows in zip(self._uses, plain, strict=True)]
+
+        found = await self._engine.work(sum(rows.num_rows for rows in plain), kept)
+        self._used_of = step, found
         return found
 
     def without_change(self, step: Step) -> Outcome:
@@ -301,7 +319,7 @@ class View:
         if touched is None or touched.empty:
             return
         plain = await self._plain(step) if step.times else ()
-        self._plain_of = None, []
+        self._plain_of = self._used_of = None, []
         hidden = outcome.deltas.hidden if step.times or step.followed else ()
         await self._engine.clock.run_blocking(partial(touched.step, plain, hidden, step.hi))
 

@@ -117,8 +117,18 @@ class PartFilter:
         may = any(_may_pass(conjunction, part) for conjunction in self._stored)
         return Verdict.KEEP if may else Verdict.DISCARD
 
-    def passing(self, rows: pa.Table) -> int:
-        """How many of the rows pass. Reads every value."""
+    @property
+    def name(self) -> tuple[object, ...]:
+        """Names the filter: two of one schema with equal names let the same rows pass."""
+        return tuple(tuple(each) for each in self._stored)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that it looks at."""
+        return frozenset(each.column for one in self.conjunctions for each in one)
+
+    def passing(self, rows: pa.Table) -> pa.Table:
+        """Return the rows that pass. Reads every value."""
         passed: Any = pa.scalar(False)
         for conjunction in self.conjunctions:
             mask: Any = pa.scalar(True)
@@ -126,8 +136,8 @@ class PartFilter:
                 mask = pc.and_(mask, _mask(condition, rows[condition.column]))
             passed = pc.or_(passed, mask)
         if isinstance(passed, pa.Scalar):
-            return rows.num_rows if passed.as_py() else 0
-        return pc.sum(passed).as_py() or 0
+            return rows if passed.as_py() else rows.slice(0, 0)
+        return rows.filter(passed)
 
 
 def _check(condition: Condition, kinds: Mapping[str, tuple[str, pa.DataType]]) -> None:

@@ -227,16 +227,17 @@ def _found_by_value(kind: pa.DataType) -> bool:
 
 
 def condensed(updates: pa.Table) -> pa.Table:
-    """The same updates in one piece, consolidated if that makes them far fewer.
+    """The same updates, consolidated; many only if that makes them far fewer.
 
-    Rows of one time stand together, so a stretch of them tells. Fewer columns than were written
-    often leave many equal rows.
+    Fewer columns than were written leave equal rows, and such as cancel one another. Rows of one
+    time stand together, so a stretch of many tells.
     """
     names = [name for name in updates.column_names if name != DIFF]
     rows = updates.num_rows
+    plain = all(_groupable(updates.schema.field(n).type) for n in names)
     if not SAMPLED_ROWS.exceeded_by(rows):
-        return updates
-    if not all(_groupable(updates.schema.field(n).type) for n in names):
+        return consolidate(updates) if plain or not FEW_ROWS.exceeded_by(rows) else updates
+    if not plain:
         return updates
     updates, size = updates.combine_chunks(), SAMPLED_ROWS.limit
     sample = consolidate(updates.slice((rows - size) // 2, size))

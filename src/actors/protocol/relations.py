@@ -109,6 +109,8 @@ _BY_WORKERS: Final = (
         ("kind", "string", "index, shared, hidden or upserts"),
         ("id", "string", "of the index, of the shard that is arranged, or of the source's table"),
         ("key", "string", "key columns, with commas between"),
+        ("columns", "string", "columns that are held, with commas between"),
+        ("filter", "string", "which rows are held; empty: all"),
         ("rows", "bigint", "updates held, before equal ones are summed up"),
         ("runs", "bigint", "sorted runs, which merging makes fewer"),
         ("bytes_memory", "bigint", "bytes in memory"),

@@ -139,7 +139,8 @@ def arrangement_rows(
         if kept is not None:
             key = ", ".join(export.schema.key)
             sizes = kept.rows, kept.runs, kept.bytes_memory, kept.bytes_mapped
-            yield (worker, "upserts", export.id, key, *sizes, 1)
+            columns = ", ".join(export.schema.names)
+            yield (worker, "upserts", export.id, key, columns, "", *sizes, 1)
 
 
 def dataflow_rows(worker: int, description: Described, state: str) -> Iterator[tuple[Any, ...]]:

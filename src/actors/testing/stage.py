@@ -51,7 +51,7 @@ from actors.testing.engine import table_of
 from actors.testing.maintain import updates_of
 from actors.testing.nodes import Relation
 from actors.testing.nodes import Update as Row
-from actors.views.source_filters import source_filter
+from actors.views.source_uses import source_filter
 
 RETAIN: Final = "retain"
 WAIT_SECONDS: Final = 120.0

@@ -2,7 +2,7 @@
 
 Spark reads views and queries. Two things cannot wait for it: a query that is a mere read of one
 object is answered without an engine (`simple`), and a condition that the engine wrote itself says
-which parts of a source need not be fetched (`source_filters`). For both, a reader that knows little
+which parts of a source need not be fetched (`source_uses`). For both, a reader that knows little
 and refuses the rest is enough: what is not surely read as Spark reads it raises `NotPlain`.
 
 A literal stands for a value of a column's type when Spark's comparison of both has no cast that

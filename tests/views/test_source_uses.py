@@ -7,7 +7,7 @@ import pytest
 from actors.plan.schema import Column, Schema
 from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
-from actors.views.source_filters import source_filter
+from actors.views.source_uses import source_filter
 
 TABLES = {
     "t": Schema(
