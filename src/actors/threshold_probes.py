@@ -497,6 +497,11 @@ SLOT_BYTES: Final = SettingThreshold(
     "a step's rows fit a prepared plan's slots",
     "the step is planned anew",
 )
+WIDER_USES: Final = KernelLimit(
+    "prepared_wider_uses", 50,
+    "a step without a plan of its own uses one that does more",
+    "it has done so often: a plan is made for it",
+)  # fmt: skip
 PREPARED_PLANS: Final = SettingThreshold(
     "prepared_plans_max",
     "a prepared plan finds room",

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
-from anyio import create_task_group, get_cancelled_exc_class
+from anyio import Lock, create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
 
 from actors.errors import (
@@ -95,6 +95,7 @@ class Engine:
         self._announced: Prepare | None = None
         """Not known to the engine yet."""
         self._prepared = False
+        self._preparing = Lock()
         self._told = False
         """It may know the plan, prepared or not."""
 
@@ -111,8 +112,10 @@ class Engine:
 
     async def prepared(self) -> None:
         """The plan is known from here on. Raises what the executor answers with."""
-        job = self._announced
-        if job is not None:
+        async with self._preparing:
+            job = self._announced
+            if job is None:
+                return
             self._told = True  # a check that is given up, or lost with the engine, leaves it there
             answer = await self._ask(job)
             if not isinstance(answer, Prepared):
@@ -145,9 +148,12 @@ class Engine:
             raise refused[0]
         return answers[0]
 
-    async def rehearse(self, runs: Sequence[LikelyRun], incarnation: int) -> None:
-        """Makes the engine ready for such runs. Raises what it answers with."""
-        job_id = self.job_id(incarnation, 0, "rehearse")
+    async def rehearse(
+        self, runs: Sequence[LikelyRun], incarnation: int, what: str = "again"
+    ) -> None:
+        """Makes the engine ready for such runs; `what` tells the times that it is asked to apart.
+        Raises what it answers with."""
+        job_id = self.job_id(incarnation, 0, f"rehearse-{what}")
         await self._ask(Rehearse(job_id, self.dataflow, tuple(runs)))
 
     async def work(self, rows: int, run: Callable[[], T]) -> T:

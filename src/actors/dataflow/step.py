@@ -44,6 +44,8 @@ from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, TOUCHED_ROWS
 WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[Rows]]
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
+CHANGED_TOGETHER_MAX: Final = 4
+"""A join of n imports that all change has n terms."""
 
 
 class Deltas(msgspec.Struct, frozen=True):
@@ -123,14 +125,17 @@ def input_names(plan: DeltaPlan, first: int, last: int, *, optimistic: bool = Fa
 
 
 def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
-    """The runs of steps with changes of one import, or of the clock; first those with all changes
-    at one time."""
+    """The runs of steps with changes of all imports and of the clock at several times, whose plans
+    serve steps with fewer; of more imports than `CHANGED_TOGETHER_MAX`, those with changes of one,
+    for a plan of all would have too many terms."""
     found: dict[tuple[int, int, tuple[str, ...]], None] = {}
     optimistic = plan.optimistic
     covered = {f"k{n}": f"d{each.source}" for n, each in enumerate(plan.covered)}
+    origins = [f"d{source}" for source in range(len(plan.sources))]
     clocks = [f"c{k}" for k, state in enumerate(plan.hidden) if state.due]
-    for origin in (*(f"d{source}" for source in range(len(plan.sources))), *clocks):
-        made, first = {origin, *(k for k, d in covered.items() if d == origin)}, 0
+    together = [[*origins, *clocks]] if len(origins) <= CHANGED_TOGETHER_MAX else []
+    for changes in together or [[each] for each in (*origins, *clocks)]:
+        made, first = {*changes, *(k for k, d in covered.items() if d in changes)}, 0
         while first < len(plan.strata):
             last = fused(plan, first, hidden_whole=hidden_whole, optimistic=optimistic)
             names = input_names(plan, first, last, optimistic=optimistic)
@@ -139,7 +144,7 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
                 found[first, last, changed] = None
                 made.add(f"r{last}")
             first = last + 1
-    return [LikelyRun(*run, one_time, optimistic) for one_time in (True, False) for run in found]
+    return [LikelyRun(*run, False, optimistic) for run in found]
 
 
 def interval_rows(lo: Time, hi: Frontier) -> Rows:
@@ -150,8 +155,8 @@ def interval_rows(lo: Time, hi: Frontier) -> Rows:
 
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> Schema:
-    """The schema of a named input, as far as its columns are in the rows; a stratum's output is read
-    off its Arrow columns."""
+    """The schema of a named input, as far as its columns are in the rows; a stratum's output is
+    read off its Arrow columns."""
     known = plan.input_schema(name)
     fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
     if known is not None:

@@ -117,8 +117,8 @@ class LikelyRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rehearse(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Makes ready for such runs of steps to come, the likeliest first. Answered with `Prepared`,
-    also when nothing can be made ready."""
+    """Makes ready for such runs of steps to come, and for those with fewer changes. Answered with
+    `Prepared`, also when nothing can be made ready."""
 
     job_id: str
     dataflow: str

@@ -11,8 +11,11 @@ Variants. A plan is good for the same strata and the same set of changed inputs 
 outputs of earlier strata that have rows), at one time or at several: terms that read none of
 the others are not in its text, and are neither planned nor run, and what is at one time needs
 no window. State that happens to be empty gets an empty slot instead, so that hot and cold
-groups do not make variants of their own. Settings belong to the dataflow. Variants are bounded,
-for each dataflow and in all; the least recently used go first.
+groups do not make variants of their own. A step without a plan of its own first uses a *wider* one,
+of more changed inputs or of several times, whose further inputs are empty then: to plan takes the
+most when the JVM has just begun, and most sets of changes are seldom. One that has done so often
+gets its own. Settings belong to the dataflow. Variants are bounded, for each dataflow and in all;
+the least recently used go first.
 
 Never stale. Executing a frame again runs its physical plan again, but whatever that plan keeps
 is kept: the files of a shuffle, a broadcast table, a cached relation, the result of a subquery,
@@ -59,7 +62,7 @@ from actors.spark.rounds import RoundFailed, Rounds, Runnable
 from actors.spark.session import local_cores
 from actors.spark.slots import SlotBusy, SlotOverflow, SlotSet, positional
 from actors.spark.translate import Relation
-from actors.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES
+from actors.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES, WIDER_USES
 
 KEEPS_NOTHING: Final = frozenset(
     {
@@ -89,6 +92,8 @@ KEEPS_NOTHING: Final = frozenset(
 
 _NODE: Final = re.compile(r"^[ :+|-]*(?:\* ?)?(.*?) *\((?:unknown|\d+)\)$")
 _REASON_CHARS_MAX: Final = 300
+WIDER_KEPT_MAX: Final = 4_096
+"""Steps of which it is counted how often they used a wider plan."""
 
 
 class Refused(Exception):
@@ -143,6 +148,8 @@ class Variant(msgspec.Struct, frozen=True):
     bridge: ClassicBridge
     runnable: Runnable
     slots: SlotSet
+    schemas: Mapping[str, Schema]
+    """Of the slots."""
 
 
 Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
@@ -206,6 +213,8 @@ class PreparedSteps:
         self._lock = threading.RLock()
         self._variants: OrderedDict[VariantKey, Variant] = OrderedDict()
         self._refused: dict[VariantKey, str] = {}
+        self._wide_uses: dict[VariantKey, int] = {}
+        """How often a step that has no plan of its own has used a wider one."""
         self._rehearsed: dict[VariantKey, threading.Event] = {}
         """Set when the plan is there, or will not be."""
 
@@ -215,9 +224,12 @@ class PreparedSteps:
         Raises `Canceled`, or Spark's own error of the data.
         """
         key = _key(request)
-        rehearsal = self._rehearsed.get(key)
-        if rehearsal is not None:
-            rehearsal.wait()  # sooner than building a second one
+        with self._lock:
+            known = key in self._variants
+            going = () if known else tuple(self._rehearsed.items())
+        for other, rehearsal in going:
+            if _is_wider(other, key):
+                rehearsal.wait()  # sooner than building a second one
         return self._run(key, request)
 
     def rehearse(self, request: Request) -> None:
@@ -235,7 +247,8 @@ class PreparedSteps:
         try:
             self._run(key, request)
         finally:
-            del self._rehearsed[key]
+            with self._lock:
+                del self._rehearsed[key]
             done.set()
 
     def _run(self, key: VariantKey, request: Request) -> pa.Table | None:
@@ -245,8 +258,8 @@ class PreparedSteps:
         if SLOT_BYTES.crossed(largest > self._capacity):
             return None  # its file may be smaller, but is not worth a plan
         try:
-            tables = _in_order(request)
-            variant = self._find(key) or self._build(key, request)
+            variant = self._find(key) or self._wider(key, request) or self._build(key, request)
+            tables = _in_order(request.tables, variant.schemas)
             with variant.slots.use(tables):
                 request.check()
                 return self.rounds.collect(
@@ -283,8 +296,9 @@ class PreparedSteps:
         with self._lock:
             for key in [key for key in self._variants if key.owner == owner]:
                 self._drop(key)
-            for key in [key for key in self._refused if key.owner == owner]:
-                del self._refused[key]
+            for kept in (self._refused, self._wide_uses):
+                for key in [key for key in kept if key.owner == owner]:
+                    del kept[key]
 
     def reasons(self, owner: int) -> tuple[str, ...]:
         """Why steps of a plan were refused."""
@@ -322,7 +336,9 @@ class PreparedSteps:
         except BaseException:
             slots.abandon()
             raise
-        variant = Variant(bridge, Runnable(bridge, frame, sociable=request.sociable), slots)
+        runnable = Runnable(bridge, frame, sociable=request.sociable)
+        schemas = {name: request.schemas[name] for name in viewed}
+        variant = Variant(bridge, runnable, slots, schemas)
         self._keep(key, variant)
         return variant
 
@@ -332,6 +348,20 @@ class PreparedSteps:
             if found is not None:
                 self._variants.move_to_end(key)
             return found
+
+    def _wider(self, key: VariantKey, request: Request) -> Variant | None:
+        """A plan that does more than is wanted; None when there is none, or the step has used one
+        so often that its own pays."""
+        with self._lock:
+            found = [other for other in self._variants if _is_wider(other, key)]
+            found = [other for other in found if _has_room(self._variants[other], request.tables)]
+            uses = self._wide_uses.pop(key, 0) + 1
+            if not found or WIDER_USES.exceeded_by(uses):
+                return None
+            if len(self._wide_uses) >= WIDER_KEPT_MAX:
+                del self._wide_uses[next(iter(self._wide_uses))]
+            self._wide_uses[key] = uses
+            return self._find(min(found, key=lambda other: (len(other.changed), other.one_time)))
 
     def _keep(self, key: VariantKey, variant: Variant) -> None:
         with self._lock:
@@ -365,15 +395,36 @@ class PreparedSteps:
         )
 
 
+def _is_wider(other: VariantKey, key: VariantKey) -> bool:
+    """Whether a plan makes what another one would, where its further inputs are empty."""
+    return (
+        other.owner == key.owner
+        and other.strata[-1] == key.strata[-1]
+        and set(other.strata) >= set(key.strata)
+        and other.changed >= key.changed
+        and (other.one_time == key.one_time or not other.one_time)
+    )
+
+
+def _has_room(variant: Variant, tables: Mapping[str, pa.Table]) -> bool:
+    """Whether a plan has a slot for each of these tables, whose columns are among theirs."""
+    return all(
+        name in variant.schemas and set(variant.schemas[name].names) <= set(table.column_names)
+        for name, table in tables.items()
+    )
+
+
 def _key(request: Request) -> VariantKey:
     return VariantKey(request.owner, request.strata, request.changed, request.one_time)
 
 
-def _in_order(request: Request) -> Mapping[str, pa.Table]:
+def _in_order(
+    given: Mapping[str, pa.Table], schemas: Mapping[str, Schema]
+) -> Mapping[str, pa.Table]:
     """The rows, their columns as the plan orders them. Raises `Refused`."""
     tables = {}
-    for name, table in request.tables.items():
-        wanted = request.schemas[name].arrow_updates()
+    for name, table in given.items():
+        wanted = schemas[name].arrow_updates()
         if not table.schema.equals(wanted):
             missing = [column for column in wanted.names if column not in table.column_names]
             if missing:

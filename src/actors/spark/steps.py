@@ -325,32 +325,36 @@ class _Work(msgspec.Struct, frozen=True):
 
 def rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse) -> Prepared:
     """Builds the plans of such steps, and executes them on no rows: that compiles them."""
-    plan = prepared.plan
     for run in job.runs:
         slot.check()
-        _check_range(plan, run)
-        step = Step(
-            job.job_id, job.dataflow, run.first, run.last, {}, 1, 2, optimistic=run.optimistic
-        )
-        first, last = prepared.bounds(run.first, run.last)
-        changed = frozenset(run.changed)
-        *earlier, chosen = prepared.pieces(
-            first, last, changed, slot.plan_nodes_max, fresh=False, optimistic=run.optimistic
-        )
-        if earlier:
-            continue  # what a later piece gets is known when the earlier ones have run
-        root = prepared.strata[last]
-        bare = _peel(root) if isinstance(root, Consolidate) else None
-        work = _work(slot, prepared, step, chosen, {}, bare)
-        work = msgspec.structs.replace(work, one_time=run.one_time)
-        request = _request(slot, slot.sessions.get(plan.conf, small=True), work)
-        nothing = {
-            name: empty_updates(schema)
-            for name, schema in request.schemas.items()
-            if name in changed
-        }
-        slot.steps.rehearse(msgspec.structs.replace(request, tables=nothing))
+        _check_range(prepared.plan, run)
+        # A plan of all changes may be too large where those of one are not.
+        if not _rehearse(slot, prepared, job, run) and len(run.changed) > 1:
+            for name in run.changed:
+                _rehearse(slot, prepared, job, msgspec.structs.replace(run, changed=(name,)))
     return Prepared(job.job_id)
+
+
+def _rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse, run: LikelyRun) -> bool:
+    """Build the plan of such steps; return whether they have one."""
+    step = Step(job.job_id, job.dataflow, run.first, run.last, {}, 1, 2, optimistic=run.optimistic)
+    first, last = prepared.bounds(run.first, run.last)
+    changed = frozenset(run.changed)
+    *earlier, chosen = prepared.pieces(
+        first, last, changed, slot.plan_nodes_max, fresh=False, optimistic=run.optimistic
+    )
+    if earlier:
+        return False  # what a later piece gets is known when the earlier ones have run
+    root = prepared.strata[last]
+    bare = _peel(root) if isinstance(root, Consolidate) else None
+    work = _work(slot, prepared, step, chosen, {}, bare)
+    work = msgspec.structs.replace(work, one_time=run.one_time)
+    request = _request(slot, slot.sessions.get(prepared.plan.conf, small=True), work)
+    nothing = {
+        name: empty_updates(schema) for name, schema in request.schemas.items() if name in changed
+    }
+    slot.steps.rehearse(msgspec.structs.replace(request, tables=nothing))
+    return True
 
 
 def _check_range(plan: DeltaPlan, run: Step | LikelyRun) -> None:
