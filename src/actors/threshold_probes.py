@@ -500,7 +500,7 @@ SLOT_BYTES: Final = SettingThreshold(
 WIDER_USES: Final = KernelLimit(
     "prepared_wider_uses", 50,
     "a step without a plan of its own uses one that does more",
-    "it has done so often: a plan is made for it",
+    "such steps have done so often: a plan is made for them",
 )  # fmt: skip
 PREPARED_PLANS: Final = SettingThreshold(
     "prepared_plans_max",

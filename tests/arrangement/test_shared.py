@@ -5,23 +5,34 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.arrangement import Handle, Limits, SharedArrangements
 from actors.errors import Closed, InvalidUsage, ReadBelowSince
+from actors.persist.filtering import Condition, PartFilter
 from actors.plan.schema import DIFF, TIME, Column, Schema
 
 PAIRS = Schema((Column("k", "bigint"), Column("v", "bigint")))
 TINY = Limits(memory_run_bytes_max=300, memory_bytes_max=900, memory_runs_max=2, block_bytes=200)
+
+KEYS = Schema(PAIRS.columns[:1])
+LARGE = PartFilter(PAIRS, [Condition("v", ">=", (pa.scalar(1, pa.int64()),))])
+KINDS: tuple[tuple[Schema, PartFilter | None], ...] = (
+    (PAIRS, None),
+    (KEYS, None),
+    (PAIRS, LARGE),
+)
+"""What users look at: all, one column, some rows."""
 
 Update = tuple[int, int, int, int]
 """k, v, time, diff."""
@@ -37,10 +48,10 @@ def keys(*values: int | None) -> pa.Table:
     return pa.table({"k": pa.array(values, pa.int64())})
 
 
-def sums(found: pa.Table) -> Counter[tuple[int, int]]:
-    counted: Counter[tuple[int, int]] = Counter()
+def sums(found: pa.Table, names: Sequence[str] = PAIRS.names) -> Counter[tuple[int, ...]]:
+    counted: Counter[tuple[int, ...]] = Counter()
     for row in found.to_pylist():
-        counted[row["k"], row["v"]] += row[DIFF]
+        counted[tuple(row[name] for name in names)] += row[DIFF]
     return Counter({row: diff for row, diff in counted.items() if diff})
 
 
@@ -65,17 +76,21 @@ class Shard:
         to = self.since - 1
         self.updates = [(k, v, max(time, to, 0), diff) for k, v, time, diff in self.updates]
 
-    def at(self, before: int) -> Counter[tuple[int, int]]:
-        return sums(self.between(0, before))
+    def at(self, before: int, kind: int = 0) -> Counter[tuple[int, ...]]:
+        schema, rows = KINDS[kind]
+        found = self.between(0, before)
+        kept = found if rows is None else found.filter(pc.greater_equal(found["v"], 1))
+        return sums(kept, schema.names)
 
-    def check(self, handle: Handle, some: list[int]) -> None:
-        """What the user reads is the shard before its `lo`."""
-        whole = self.at(handle.lo)
-        assert sums(handle.scan()) == whole
+    def check(self, handle: Handle, some: list[int], kind: int = 0) -> None:
+        """What the user reads is the shard before its `lo`, as far as it looks at it."""
+        whole, names = self.at(handle.lo, kind), KINDS[kind][0].names
+        assert sums(handle.scan(), names) == whole
         found = handle.lookup([keys(*some[:1]), keys(*some[1:], *some[:1])])
         assert found.num_rows == 0 or found[TIME].to_numpy().max() < handle.lo
         wanted = {row: diff for row, diff in whole.items() if row[0] in some}
-        assert {row: diff for row, diff in sums(found).items() if row[0] in some} == wanted
+        read = sums(found, names).items()
+        assert {row: diff for row, diff in read if row[0] in some} == wanted
 
 
 def fill(handle: Handle, shard: Shard) -> bool:
@@ -135,12 +150,13 @@ actions = st.one_of(
 
 
 class Play:
-    """Users at a shard; each is a dataflow in small."""
+    """Users at a shard; each is a dataflow in small. `kinds`: what each looks at."""
 
-    def __init__(self, shared: SharedArrangements) -> None:
+    def __init__(self, shared: SharedArrangements, kinds: Sequence[int]) -> None:
         self.shared = shared
         self.shard = Shard()
-        self.handles = {user: self.open(1) for user in range(2)}
+        self.kinds = kinds
+        self.handles = {user: self.open(user, 1) for user in range(2)}
         self.detached = 0
         self.front = 1
         assert fill(self.handles[0], self.shard)
@@ -157,12 +173,13 @@ class Play:
             shard.compact(min(shard.since + second, *most))
         elif word == "open":
             self.close(first)
-            self.handles[first] = self.open(max(shard.since + 1, shard.upper - second))
+            self.handles[first] = self.open(first, max(shard.since + 1, shard.upper - second))
         elif first in self.handles:
             self.use(word, first, second)
 
-    def open(self, lo: int) -> Handle:
-        return self.shared.open("s", ("k",), PAIRS, lo)
+    def open(self, user: int, lo: int) -> Handle:
+        schema, rows = KINDS[self.kinds[user]]
+        return self.shared.open("s", ("k",), schema, lo, rows)
 
     def close(self, user: int) -> None:
         if user in self.handles:
@@ -199,7 +216,7 @@ class Play:
         """A new incarnation."""
         lo = self.handles[user].lo
         self.close(user)
-        self.handles[user] = self.open(lo)
+        self.handles[user] = self.open(user, lo)
         return self.handles[user]
 
     def read(self, user: int, some: list[int]) -> None:
@@ -207,16 +224,24 @@ class Play:
         if not ready(handle, self.shard):
             handle = self.again(user)
             assert ready(handle, self.shard)
-        self.shard.check(handle, some)
+        self.shard.check(handle, some, self.kinds[user])
 
 
-@given(st.lists(actions, max_size=60), st.sampled_from([1 << 20, 60]), st.integers(0, 3))
+@given(
+    st.lists(actions, max_size=60),
+    st.sampled_from([1 << 20, 60]),
+    st.integers(0, 3),
+    st.tuples(*[st.integers(0, len(KINDS) - 1)] * 3) | st.just((0, 0, 0)),
+)
 @settings(max_examples=250, deadline=None)
 def test_every_user_reads_what_its_shard_held(
-    history: list[tuple[str, Any, int]], lag_bytes_max: int, slack: int
+    history: list[tuple[str, Any, int]],
+    lag_bytes_max: int,
+    slack: int,
+    kinds: tuple[int, int, int],
 ) -> None:
     with registry(lag_bytes_max=lag_bytes_max, slack=slack) as shared:
-        play = Play(shared)
+        play = Play(shared, kinds)
         for word, first, second in history:
             play.act(word, first, second)
         for user in list(play.handles):
@@ -245,6 +270,43 @@ def test_views_that_start_together_share_however_far_each_had_got(
             assert handle.ready
             shard.check(handle, [0, 1])
             assert handle.claim() is None
+        for handle in handles:
+            handle.close()
+
+
+def test_a_wider_arrangement_serves_who_needs_less() -> None:
+    """It is taken when it is there, whole; a narrower one is made where there is none."""
+    shard = Shard()
+    shard.write([(1, 0, 1, 1), (1, 1, 1, 1), (2, 2, 1, 1)], 2)
+    with registry() as shared:
+        handles = []
+        for kind in (1, 0, 1, 2):
+            schema, rows = KINDS[kind]
+            handles.append((kind, shared.open("s", ("k",), schema, 2, rows)))
+        for kind, handle in handles:
+            if not handle.ready:
+                assert fill(handle, shard)
+            shard.check(handle, [1, 2], kind)
+        held = {(each.columns, each.filter): each.users for each in shared.statistics()}
+        # The one of keys came first; the whole one serves large rows.
+        assert held == {(("k",), ""): 2, (("k", "v"), ""): 2}
+        for _, handle in handles:
+            handle.close()
+
+
+def test_changes_of_other_columns_and_rows_take_no_room() -> None:
+    shard = Shard()
+    shard.write([(1, 0, 1, 1), (2, 5, 1, 1)], 2)
+    with registry() as shared:
+        handles = [shared.open("s", ("k",), *KINDS[1][:1], 2), shared.open("s", ("k",), PAIRS, 2)]
+        handles.append(shared.open("s", ("k",), PAIRS, 2, LARGE))
+        for handle in handles[:2]:
+            assert fill(handle, shard)
+        shard.write([(1, 0, 3, -1), (1, 9, 3, 1)], 4)
+        for handle in handles:
+            handle.step(shard.between(2, 4), 4)
+        rows = {each.columns: each.arrangement.rows for each in shared.statistics()}
+        assert rows == {("k",): 2, ("k", "v"): 4}
         for handle in handles:
             handle.close()
 

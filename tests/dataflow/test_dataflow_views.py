@@ -182,6 +182,38 @@ async def _live(
             assert found == expected(plan, tables, time), f"at {time}"
 
 
+async def test_changes_that_no_view_looks_at_run_no_job(tmp_path: Path) -> None:
+    """Of another column, of rows that WHERE drops, and such as cancel one another."""
+    strata = (Stratum((), Where(Input("d0", ("k",)), "k > 5"), ("d0",)),)
+    keys = Schema(PAIRS.columns[:1])
+    plan = DeltaPlan(("l",), (PAIRS,), keys, "", "incremental", "", strata)
+    jobs: list[int] = []
+
+    def passed(job: Step) -> pa.Table:
+        jobs.append(rows_of(job.inputs["d0"]).num_rows)
+        return rows_of(job.inputs["d0"])
+
+    async with surroundings(None, SETTINGS) as (system, persist):
+        await shard(persist, "l", PAIRS)
+        await shard(persist, "out", keys)
+        await write(persist, "l", 1, table(PAIRS, (9, 1, 0, 1)))
+        imports, export = (SourceImport("l", PAIRS),), ViewExport(plan, "out", ())
+        description = DataflowDescription("u1", "view", imports, export, 0)
+        house = House(system, persist, tmp_path, description, view=passed)
+        await house.start()
+        await house.reported(1)
+        jobs.clear()
+        await write(persist, "l", 2, table(PAIRS, (9, 1, 1, -1), (9, 2, 1, 1)))
+        await write(persist, "l", 3, table(PAIRS, (4, 1, 2, 1), (3, 1, 2, 1)))
+        await write(persist, "l", 4, table(PAIRS, (7, 1, 3, 1), (7, 1, 3, -1)))
+        await house.reported(4)
+        assert jobs == []
+        await write(persist, "l", 5, table(PAIRS, (4, 1, 4, -1), (8, 1, 4, 1)))
+        await house.reported(5)
+        assert jobs == [1]
+        assert await contents(persist, "out", keys, 4) == [(8, 1), (9, 1)]
+
+
 async def test_while_steps_change_nothing_the_first_stratum_runs_alone(tmp_path: Path) -> None:
     """A view of the large values, in two strata of which the second reads the first alone."""
     small = Consolidate(Where(Input("d0", ("k", "v")), "v + 0 > 5"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.dataflow.step import fused
-from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum
+from actors.dataflow.step import CHANGED_TOGETHER_MAX, fused, likely_runs
+from actors.plan.delta import DeltaPlan, Input, Lookup, Stratum, Union
+from actors.plan.jobs import LikelyRun
 from actors.plan.schema import Column, Schema
 
 KEY = Schema((Column("k", "int"),))
@@ -55,3 +56,25 @@ def test_what_seldom_makes_a_row_runs_with_the_last_as_if_it_made_none() -> None
     of = msgspec.structs.replace(of, strata=(seldom, of.strata[1]))
     assert runs(of, hidden_whole=False, optimistic=True) == [(0, 1)]
     assert runs(of, hidden_whole=False) == [(0, 0), (1, 1)]
+
+
+def test_likely_are_runs_with_all_changes_or_one_by_one_where_these_are_many() -> None:
+    for count in (2, CHANGED_TOGETHER_MAX + 1):
+        names = tuple(f"d{n}" for n in range(count))
+        read = Union(tuple(Input(name, ("k",)) for name in names))
+        later = Stratum((Lookup("h0", ("k",), (("r0", ("k",)),)),), Input("r0", ("k",)), ("r0",))
+        of = DeltaPlan(
+            tuple(f"t{n}" for n in range(count)), (KEY,) * count, KEY, "", "incremental", "",
+            (Stratum((), read, names), later),
+        )  # fmt: skip
+        wanted: list[tuple[str, ...]] = [(name,) for name in names]
+        if count <= CHANGED_TOGETHER_MAX:
+            wanted = [names]
+        found = likely_runs(of, hidden_whole=False)
+        assert [run for run in found if run.first == 0] == [
+            LikelyRun(0, 0, each, one_time=False) for each in wanted
+        ]
+        assert [run for run in found if run.first] == [LikelyRun(1, 1, ("r0",), one_time=False)]
+        assert likely_runs(of, hidden_whole=True) == [
+            LikelyRun(0, 1, each, one_time=False) for each in wanted
+        ]

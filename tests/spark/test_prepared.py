@@ -523,6 +523,39 @@ def test_a_rehearsed_plan_is_there_and_a_step_waits_for_it(child: ChildProcess) 
     child.send(Forget(job_id(), name))
 
 
+def test_a_step_uses_a_wider_plan_until_its_own_pays(tmp_path: Path, java: JavaHome) -> None:
+    """One of more changes and of several times serves it, with the same rows."""
+    settings = Settings(spark_master="local[1]", kernel_limits={"prepared_wider_uses": 2})
+    child = ChildProcess(tmp_path, for_short_lives(settings), java)
+    for plan, last, inputs in (("union", 0, "d0 d1"), ("three", 1, "d0 d1 d2 s0 s1 s2")):
+        name = prepare(child, plan_of(*PLANS[plan]))
+        before = slots_of(child)
+        changes = tuple(each for each in inputs.split() if each[0] == "d")
+        all_changes = LikelyRun(0, last, changes, False)
+        assert isinstance(child.ask(Rehearse(job_id(), name, (all_changes,))), Prepared)
+        made = slots_of(child)
+        assert len(made - before) == 1
+        own = LikelyRun(0, last, ("d0",), True)
+        for turn in range(5):
+            given = {}
+            for each in ("d0", *(each for each in inputs.split() if each[0] != "d")):
+                times = (LO, LO + 1) if each == "d0" else (0, LO)
+                rows = random_rows(random.Random(turn), SCHEMAS[each], 9, times)
+                given[each] = rows_of(SCHEMAS[each], rows)
+            answer = step(child, name, last, given)
+            anew = step(child, name, last, given, lo=0)
+            assert answer.prepared
+            assert consolidated(from_table(table_of(answer))) == consolidated(
+                from_table(table_of(anew))
+            )
+            assert answer.frequent == (own if turn == 2 else None)
+            if turn == 2:
+                assert slots_of(child) == made
+                child.ask(Rehearse(job_id(), name, (own,)))
+                assert len(slots_of(child) - made) == 1
+    child.close()
+
+
 # -- failures and cancels -----------------------------------------------------------------------
 
 

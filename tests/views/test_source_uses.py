@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from actors.plan.schema import Column, Schema
 from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
-from actors.views.source_uses import source_filter
+from actors.views.source_uses import SourceUse, source_filter, source_uses
 
 TABLES = {
     "t": Schema(
@@ -93,3 +94,44 @@ async def test_a_source_whose_state_is_looked_up_is_read_whole() -> None:
     sql = "select t.id from t join u on t.id = u.id where t.n > 5 and u.x > 3"
     assert await filter_of(sql, 0) is None
     assert await filter_of(sql, 1) is None
+
+
+async def uses_of(sql: str) -> tuple[SourceUse, ...]:
+    return source_uses(await compile_view(sql, TABLES, analyze_in_memory))
+
+
+async def test_columns_are_those_that_anything_reads() -> None:
+    """Of one whose PRIMARY KEY is not among them, none tells rows apart."""
+    sql = "select t.n, sum(u.x) as s from t join u on t.id = u.id where t.ok group by t.n"
+    t, u = await uses_of(sql)
+    assert t.schema.names == ("id", "n", "ok")
+    assert u.schema.names == ("id", "x")
+    (counted,) = await uses_of("select count(*) as c from t")
+    assert counted.schema.names == TABLES["t"].names
+
+
+async def test_state_and_changes_have_filters_of_their_own() -> None:
+    sql = "select t.id, u.x from t join u on t.id = u.id where t.n > 5 and u.x is not null"
+    t, u = await uses_of(sql)
+    assert (str(t.changes), str(t.state)) == ("n > 5", "n > 5")
+    assert (str(u.changes), str(u.state)) == ("x is not null", "x is not null")
+    t, _ = await uses_of("select t.id from t join u on t.id = u.id where t.n + u.x > 5")
+    assert (t.changes, t.state) == (None, None)
+
+
+async def test_changes_are_filtered_narrowed_and_summed_up() -> None:
+    (use,) = await uses_of("select id, n from t where n > 5")
+    shape = TABLES["t"].arrow_updates()
+    row = dict.fromkeys(shape.names) | {"id": 1, "n": 7, "__time": 3}
+    rows = [
+        row | {"Name": "a", "__diff": -1},  # an update of another column
+        row | {"Name": "b", "__diff": 1},
+        row | {"id": 2, "n": 5, "__diff": 1},
+        row | {"id": 3, "n": 8, "__diff": 1},
+        row | {"id": 3, "n": 8, "__time": 4, "__diff": -1},  # another time
+    ]
+    kept = use.kept(pa.Table.from_pylist(rows, shape)).to_pylist()
+    assert sorted((each["id"], each["__time"], each["__diff"]) for each in kept) == [
+        (3, 3, 1),
+        (3, 4, -1),
+    ]

@@ -274,6 +274,7 @@ class Dataflow(Actor[_Message]):
                 self._traces.installed(machine.step, self._measures)
                 if self._upkeep is not None:
                     self._upkeep.merge()
+                    self._upkeep.rehearse(machine.incarnation)
             case m.Unclaimed() | m.Mismatched() if current and machine.state is State.STANDING_BY:
                 self._end_stage()
             case m.Computed() | m.Followed() if current:

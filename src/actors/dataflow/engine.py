@@ -96,6 +96,9 @@ class Engine:
         """Not known to the engine yet."""
         self._prepared = False
         self._preparing = Lock()
+        self.frequent: LikelyRun | None = None
+        """The last runs of which the engine said that a rehearsal pays; whoever has it done takes
+        it."""
         self._told = False
         """It may know the plan, prepared or not."""
 
@@ -199,6 +202,8 @@ class Engine:
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
             if opened is not None:
                 _take_over(opened, answer)
+            if answer.frequent is not None:
+                self.frequent = answer.frequent
         inline, path = answer.arrow, answer.arrow_file
         if answer.files is not None:
             return MadeFiles(answer.files)

@@ -1,9 +1,11 @@
 """What a view's actor does beside its steps, one of a kind at a time: readying state before the
-first one, merging what steps have put into arrangements, moving the holds on its inputs."""
+first one, having plans made of those that come often, merging what steps have put into
+arrangements, moving the holds on its inputs."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from actors.dataflow.view import View
@@ -21,7 +23,7 @@ class Upkeep:
         self._view = view
         self._holds_interval_ms = holds_interval_ms
         self._warming: Effect | None = None
-        self._merging = False
+        self._merging = self._rehearsing = False
         self._moving_holds = False
         self._holds_moved_ms = float("-inf")
 
@@ -39,6 +41,18 @@ class Upkeep:
         if self._warming is not None:
             self._warming.cancel()
         self._warming = None
+
+    def rehearse(self, incarnation: int) -> None:
+        """Has the engine make a plan, where it said that this pays."""
+        if self._rehearsing or not self._view.rehearsal_due:
+            return
+        self._rehearsing = True
+
+        def rehearsed(_: Any) -> None:
+            self._rehearsing = False
+
+        make = partial(self._view.rehearse, incarnation)
+        self._ctx.effect(make, done=rehearsed, failed=rehearsed)
 
     def merge(self) -> None:
         """Off the path of the steps."""

@@ -142,6 +142,17 @@ class View:
             if runs:
                 await self._engine.rehearse(runs, incarnation)
 
+    @property
+    def rehearsal_due(self) -> bool:
+        """Whether `rehearse` would find something to do."""
+        return self._engine.frequent is not None
+
+    async def rehearse(self, incarnation: int) -> None:
+        """Lets the engine build the plan of steps that came often; runs beside the steps."""
+        run, self._engine.frequent = self._engine.frequent, None
+        if run is not None:
+            await self._engine.rehearse([run], incarnation, "own")
+
     async def _make_ready(self, incarnation: int) -> None:
         touched = self._touched
         if touched is None or touched.imports.ready:

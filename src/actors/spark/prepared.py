@@ -7,15 +7,15 @@ the same frame. It is built for the first step that wants it: building costs wha
 step anew would have cost, and a stream of steps has one slow step and not two; or before, in a
 *rehearsal*: then it has none.
 
-Variants. A plan is good for the same strata and the same set of changed inputs (deltas and
-outputs of earlier strata that have rows), at one time or at several: terms that read none of
-the others are not in its text, and are neither planned nor run, and what is at one time needs
-no window. State that happens to be empty gets an empty slot instead, so that hot and cold
-groups do not make variants of their own. A step without a plan of its own first uses a *wider* one,
-of more changed inputs or of several times, whose further inputs are empty then: to plan takes the
-most when the JVM has just begun, and most sets of changes are seldom. One that has done so often
-gets its own. Settings belong to the dataflow. Variants are bounded, for each dataflow and in all;
-the least recently used go first.
+Variants. A plan is good for the same strata and the same set of changed inputs (deltas and outputs
+of earlier strata that have rows), at one time or at several: terms that read none of the others are
+not in its text, and are neither planned nor run, and what is at one time needs no window. State
+that happens to be empty gets an empty slot instead, so that hot and cold groups do not make
+variants of their own. A step without a plan of its own first uses a *wider* one, of more changed
+inputs or of several times, whose further inputs are empty then: to plan takes the most when the JVM
+has just begun, and most sets of changes are seldom. Where steps have done so often, the answer says
+that a rehearsal pays. Settings belong to the dataflow. Variants are bounded, for each dataflow and
+in all; the least recently used go first.
 
 Never stale. Executing a frame again runs its physical plan again, but whatever that plan keeps
 is kept: the files of a shuffle, a broadcast table, a cached relation, the result of a subquery,
@@ -225,12 +225,21 @@ class PreparedSteps:
         """
         key = _key(request)
         with self._lock:
-            known = key in self._variants
-            going = () if known else tuple(self._rehearsed.items())
-        for other, rehearsal in going:
-            if _is_wider(other, key):
+            going = [done for other, done in self._rehearsed.items() if _is_wider(other, key)]
+        if going and self._find(key) is None and self._wider(key, request) is None:
+            for rehearsal in going:
                 rehearsal.wait()  # sooner than building a second one
         return self._run(key, request)
+
+    def is_frequent(self, request: Request) -> bool:
+        """Whether steps like this one have used a wider plan so often that their own would pay;
+        once for so many steps."""
+        key = _key(request)
+        with self._lock:
+            frequent = WIDER_USES.exceeded_by(self._wide_uses.get(key, 0))
+            if frequent:
+                del self._wide_uses[key]
+            return frequent
 
     def rehearse(self, request: Request) -> None:
         """Builds a plan for steps to come and executes it, if there is room without another's.
@@ -245,20 +254,25 @@ class PreparedSteps:
                 return
             done = self._rehearsed[key] = threading.Event()
         try:
-            self._run(key, request)
+            self._run(key, request, rehearsing=True)
         finally:
             with self._lock:
                 del self._rehearsed[key]
             done.set()
 
-    def _run(self, key: VariantKey, request: Request) -> pa.Table | None:
+    def _run(
+        self, key: VariantKey, request: Request, *, rehearsing: bool = False
+    ) -> pa.Table | None:
         if not self._local or key in self._refused:
             return None
         largest = max((table.nbytes for table in request.tables.values()), default=0)
         if SLOT_BYTES.crossed(largest > self._capacity):
             return None  # its file may be smaller, but is not worth a plan
         try:
-            variant = self._find(key) or self._wider(key, request) or self._build(key, request)
+            variant = None
+            if not rehearsing:
+                variant = self._find(key) or self._wider(key, request)
+            variant = variant or self._build(key, request)
             tables = _in_order(request.tables, variant.schemas)
             with variant.slots.use(tables):
                 request.check()
@@ -343,21 +357,22 @@ class PreparedSteps:
         return variant
 
     def _find(self, key: VariantKey) -> Variant | None:
+        """The step's own plan, unless it is being rehearsed: its slots are in use then."""
         with self._lock:
-            found = self._variants.get(key)
+            found = None if key in self._rehearsed else self._variants.get(key)
             if found is not None:
                 self._variants.move_to_end(key)
             return found
 
     def _wider(self, key: VariantKey, request: Request) -> Variant | None:
-        """A plan that does more than is wanted; None when there is none, or the step has used one
-        so often that its own pays."""
+        """A plan that does more than is wanted; None when there is none."""
         with self._lock:
             found = [other for other in self._variants if _is_wider(other, key)]
+            found = [other for other in found if other not in self._rehearsed]
             found = [other for other in found if _has_room(self._variants[other], request.tables)]
-            uses = self._wide_uses.pop(key, 0) + 1
-            if not found or WIDER_USES.exceeded_by(uses):
+            if not found:
                 return None
+            uses = self._wide_uses.pop(key, 0) + 1
             if len(self._wide_uses) >= WIDER_KEPT_MAX:
                 del self._wide_uses[next(iter(self._wide_uses))]
             self._wide_uses[key] = uses

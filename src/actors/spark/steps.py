@@ -104,6 +104,8 @@ class Slot(msgspec.Struct):
     group: str = ""
     """Of the job at hand, in Spark."""
     pool: str = ""
+    frequent: bool = False
+    """Whether a plan of its own would pay for the step at hand."""
 
     def check(self) -> None:
         """Raises `Canceled` when the job was canceled: called before each longer stretch."""
@@ -165,6 +167,7 @@ def _run_strata(
     slot: Slot, prepared: PreparedPlan, job: Step, loaded: dict[str, Loaded]
 ) -> RowsDone:
     started = time.perf_counter()
+    slot.frequent = False
     plan = prepared.plan
     small = is_small(loaded.values())
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty) - {INTERVAL}
@@ -196,7 +199,16 @@ def _run_strata(
     if peeled:
         made = consolidate(made)
         elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+    answer = done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+    if slot.frequent and not earlier:
+        changed = tuple(
+            name
+            for name in job.inputs
+            if name[0] in CHANGED and not loaded[prepared.named(name)].empty
+        )
+        own = LikelyRun(job.first, job.last, changed, work.one_time, job.optimistic)
+        answer = msgspec.structs.replace(answer, frequent=own)
+    return answer
 
 
 def is_small(inputs: Iterable[Loaded]) -> bool:
@@ -339,7 +351,7 @@ def _rehearse(slot: Slot, prepared: PreparedPlan, job: Rehearse, run: LikelyRun)
     """Build the plan of such steps; return whether they have one."""
     step = Step(job.job_id, job.dataflow, run.first, run.last, {}, 1, 2, optimistic=run.optimistic)
     first, last = prepared.bounds(run.first, run.last)
-    changed = frozenset(run.changed)
+    changed = frozenset(map(prepared.named, run.changed))
     *earlier, chosen = prepared.pieces(
         first, last, changed, slot.plan_nodes_max, fresh=False, optimistic=run.optimistic
     )
@@ -372,7 +384,10 @@ def _needed(plan: DeltaPlan, job: Step) -> frozenset[str]:
 def _run_prepared(slot: Slot, work: _Work) -> pa.Table | None:
     """Executes the step's plan again; None when it has none and can have none."""
     bridge = slot.sessions.get(work.prepared.plan.conf, small=True)
-    return slot.steps.run(_request(slot, bridge, work))
+    request = _request(slot, bridge, work)
+    made = slot.steps.run(request)
+    slot.frequent = slot.steps.is_frequent(request)
+    return made
 
 
 def _request(slot: Slot, bridge: Bridge, work: _Work) -> Request:

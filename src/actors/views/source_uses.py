@@ -97,13 +97,13 @@ def _passing(plan: DeltaPlan, schema: Schema, names: Set[str]) -> PartFilter | N
     """Which rows of some inputs of one source the strata look at; None: any."""
     if any("collation" in name.lower() for name, _ in plan.conf):
         return None
-    uses = []
+    uses: dict[tuple[Condition, ...], None] = {}
     for stratum in plan.strata:
         for path in _paths(stratum.node, names):
             found = _use(path, schema)
             if not found:
                 return None
-            uses.append(found)
+            uses[tuple(found)] = None
     return PartFilter(schema, *uses) if uses else None
 
 
