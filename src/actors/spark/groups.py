@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
@@ -181,12 +182,21 @@ class Groups(ABC):
     def _calls(self, node: Recompute, sides: str, values: Sequence[str]) -> str:
         """The aggregates over rows that count ``__w`` times, for each group, time and diff."""
         keys = [quote(key) for key in node.keys]
-        repeated = self._repeated(sides, [*keys, *values])
+        texts = [call.text for call in node.calls]
+        weighed = [_weighed(text) for text in texts]
+        if keys and all(weighed):
+            # A value that many rows share is counted so often, not repeated.
+            rows, texts = sides, weighed
+        else:
+            rows = self._repeated(sides, [*keys, *values])
         if not keys:
-            repeated = self._with_empty_sides(node, repeated, values)
-        calls = [f"CAST({call.text} AS {call.type}) AS {quote(call.name)}" for call in node.calls]
+            rows = self._with_empty_sides(node, rows, values)
+        calls = [
+            f"CAST({text} AS {call.type}) AS {quote(call.name)}"
+            for text, call in zip(texts, node.calls, strict=True)
+        ]
         return (
-            f"SELECT {', '.join([*keys, *calls, TIME, DIFF])} {from_rows(repeated)} "
+            f"SELECT {', '.join([*keys, *calls, TIME, DIFF])} {from_rows(rows)} "
             f"GROUP BY {', '.join([*keys, TIME, DIFF])}"
         )
 
@@ -354,6 +364,20 @@ class Groups(ABC):
         names = columns_of(node)
         kinds = self._types(node.input)
         return consolidated(self.text(node.input), names, exact_keys(kinds))
+
+
+def _weighed(text: str) -> str:
+    """An aggregate of rows that count ``__w`` times; empty where Spark has none such.
+
+    >>> _weighed("percentile(__a0, 0.5BD, 1L)"), _weighed("median(__a1)")
+    ('percentile(__a0, 0.5BD, __w)', 'percentile(__a1, 0.5D, __w)')
+    >>> _weighed("percentile(DISTINCT __a0, 0.5BD, 1L)"), _weighed("max(__a0)")
+    ('', '')
+    """
+    if found := re.fullmatch(r"(percentile\(__a\d+, .*, )1L\)", text, re.DOTALL):
+        return f"{found[1]}__w)"
+    found = re.fullmatch(r"median\((__a\d+)\)", text)
+    return f"percentile({found[1]}, 0.5D, __w)" if found else ""
 
 
 def _with_calls(
