@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,12 +26,12 @@ class Plan:
 
     sociable = True
 
-    def __init__(self, gate: threading.Event, expected_ms: float = 0.0) -> None:
+    def __init__(self, gate: threading.Event, expected_ms: float | None = 0.0) -> None:
         self.running = threading.Event()
         self._gate = gate
         self._expected_ms = expected_ms
 
-    def expected_ms(self, rows: int) -> float:
+    def expected_ms(self, rows: int) -> float | None:
         return self._expected_ms
 
     def took(self, rows: int, ms: float) -> None:
@@ -117,6 +118,31 @@ def test_heavy_steps_leave_a_core(pool: ThreadPoolExecutor) -> None:
     assert [each.result(WAIT_SECONDS) for each in answers] == [EMPTY, EMPTY]
 
 
+def test_a_heavy_step_does_not_wait_long_behind_a_heavier_one(pool: ThreadPoolExecutor) -> None:
+    rounds = Rounds(2, Settings(engine_short_step_ms=1))
+    gate, opened = threading.Event(), threading.Event()
+    opened.set()
+    heavier = Plan(gate, 10_000_000.0)
+    answer = begun(pool, rounds, heavier, "a")
+    assert heavier.running.wait(WAIT_SECONDS)
+    assert begun(pool, rounds, Plan(opened, 10.0), "b").result(WAIT_SECONDS) == EMPTY
+    gate.set()
+    assert answer.result(WAIT_SECONDS) == EMPTY
+
+
+def test_a_plan_of_which_nothing_is_known_runs_by_itself(pool: ThreadPoolExecutor) -> None:
+    """It may be heavy: nobody stands behind it, nor does it wait."""
+    rounds = Rounds(1, Settings(engine_round_wait_ms_max=WAIT_SECONDS * 1_000))
+    gate, opened = threading.Event(), threading.Event()
+    opened.set()
+    unknown = [Plan(gate, None) for _ in range(2)]
+    answers = [begun(pool, rounds, each, name) for name, each in zip("ab", unknown, strict=True)]
+    assert all(each.running.wait(WAIT_SECONDS) for each in unknown)
+    assert begun(pool, rounds, Plan(opened), "c").result(WAIT_SECONDS) == EMPTY
+    gate.set()
+    assert [each.result(WAIT_SECONDS) for each in answers] == [EMPTY, EMPTY]
+
+
 def test_a_heavy_step_that_waits_is_cancelled(pool: ThreadPoolExecutor) -> None:
     rounds = Rounds(1, Settings())
     gate = threading.Event()
@@ -136,8 +162,13 @@ def test_a_heavy_step_that_waits_is_cancelled(pool: ThreadPoolExecutor) -> None:
 
 def test_a_step_is_expected_to_take_what_it_took_and_less_for_fewer_rows() -> None:
     plan = Runnable.__new__(Runnable)
-    plan._cost = None
-    assert plan.expected_ms(10**6) == 0, "nobody knows"
+    plan._costs = deque(maxlen=2)
+    plan.took(0, 900.0)
+    assert plan.expected_ms(10**6) is None, "nobody knows, for a rehearsal says nothing"
     plan.took(1_000, 300.0)
     assert plan.expected_ms(100) == pytest.approx(30)
     assert plan.expected_ms(2_000) == pytest.approx(300)
+    plan.took(1_000, 900.0)
+    assert plan.expected_ms(2_000) == pytest.approx(300), "one that was slow says little"
+    plan.took(1_000, 800.0)
+    assert plan.expected_ms(2_000) == pytest.approx(800), "two say more"

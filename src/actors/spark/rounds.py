@@ -20,10 +20,13 @@ Rules
 - Plans with settings of their own go alone: a job has one set of settings.
 - A step that is expected to take more than `engine_short_step_ms` of a core is *heavy*: its task
   would keep its core from all others until it ends. Of those one core fewer are out than there are,
-  one at least, each by itself. The others wait for as long as it takes, but half of the engine's
-  threads are left to short steps: then a heavy one goes with them. What is expected is what the
-  plan took last, and less for fewer rows. (More rows do not say that it takes longer: much of a
-  step is fixed.)
+  one at least, each by itself. The others wait `HEAVY_WAITS` times as long as they are expected to
+  take, and go with the short ones then: who takes half a second does not stand behind who takes
+  half a minute. Half of the engine's threads are left to short steps, too.
+- What is expected is the less of what the plan took the last two times with rows, and less for
+  fewer rows: a first run, or one beside much else, says little. (More rows do not say that it takes
+  longer: much of a step is fixed.) A plan of which nothing is known runs by itself, so that nobody
+  stands behind it.
 
 What it does not do: it does not look at plans; what is unfit for being executed again never
 comes here (`actors.spark.prepared`).
@@ -51,6 +54,7 @@ _MARKER: Final = b"\0penstock:"
 """No Arrow message begins so: they begin with 0xFFFFFFFF."""
 _NUMBERS: Final = itertools.count()
 _ENDED_MAX: Final = 256
+HEAVY_WAITS: Final = 2
 _CHECK_SECONDS: Final = 0.1
 
 
@@ -79,19 +83,18 @@ class Runnable:
         self._schema = bridge.arrow_schema(frame)
         self._batches: Any = bridge.resident(frame._jdf.toArrowBatchRdd())
         self._marked: Any = None
-        self._cost: tuple[int, float] | None = None
-        """Keeps the rows and the ms of its last run alone."""
+        self._costs: deque[tuple[int, float]] = deque(maxlen=2)
+        """Keeps the rows and the ms of its last runs alone."""
 
-    def expected_ms(self, rows: int) -> float:
-        """Return about how long it takes alone with so many rows: 0 if nobody knows yet."""
-        if self._cost is None:
-            return 0.0
-        known, ms = self._cost
-        return ms * min(1.0, max(1, rows) / max(1, known))
+    def expected_ms(self, rows: int) -> float | None:
+        """Return about how long it takes alone with so many rows; None: nobody knows yet."""
+        costs = [ms * min(1.0, max(1, rows) / known) for known, ms in self._costs]
+        return min(costs, default=None)
 
     def took(self, rows: int, ms: float) -> None:
-        """Note what a run alone took."""
-        self._cost = rows, ms
+        """Note what a run alone took. One of no rows, a rehearsal, says nothing."""
+        if rows:
+            self._costs.append((rows, ms))
 
     def alone(self, wanted: pa.Schema, group: str) -> pa.Table:
         """Executes the plan by itself. Raises Spark's own error."""
@@ -179,19 +182,19 @@ class Rounds:
             Canceled: From `check`.
             Exception: Spark's own error.
         """
-        heavy = HEAVY_STEP.crossed(runnable.expected_ms(rows) > self._short_ms)
+        expected = runnable.expected_ms(rows)
+        if expected is None or not runnable.sociable:
+            return self._alone(runnable, wanted, group, rows)
+        heavy = HEAVY_STEP.crossed(expected > self._short_ms)
         if heavy and self._places.acquire(blocking=False):
             try:
-                while not self._heavy.acquire(timeout=_CHECK_SECONDS):
-                    check()
-                try:
-                    return self._alone(runnable, wanted, group, rows)
-                finally:
-                    self._heavy.release()
+                if self._heavy_turn(expected, check):
+                    try:
+                        return self._alone(runnable, wanted, group, rows)
+                    finally:
+                        self._heavy.release()
             finally:
                 self._places.release()
-        if not runnable.sociable:
-            return self._alone(runnable, wanted, group, rows)
         runnable.batches()  # of this thread's time, and once, not of the round's
         member = _Member(runnable, wanted, group)
         with self._lock:
@@ -213,6 +216,16 @@ class Rounds:
         if isinstance(member.result, RoundFailed):
             raise member.result
         return member.result
+
+    def _heavy_turn(self, expected_ms: float, check: Callable[[], None]) -> bool:
+        """Wait until a heavy step may go out; return whether one may before it is short beside
+        those that are out. Raises what `check` does."""
+        until = time.monotonic() + HEAVY_WAITS * expected_ms / 1000
+        while not self._heavy.acquire(timeout=_CHECK_SECONDS):
+            check()
+            if time.monotonic() >= until:
+                return False
+        return True
 
     def _alone(self, runnable: Runnable, wanted: pa.Schema, group: str, rows: int) -> pa.Table:
         started = time.monotonic()
